@@ -1,0 +1,46 @@
+# make baseline   install, then run the whole chain on the embedded dataset
+# make test       install, then lint and run the test suite
+# make lint       install, then lint only
+# make install    everything from requirements.txt, into .venv
+#
+# PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`.
+
+PYTHON ?= python3.11
+ACTIVATE = . .venv/bin/activate
+
+.PHONY: install baseline test lint
+
+ifneq "$(words $(CURDIR))" "1"
+$(error The path of this folder has a space in it, with which PyTorch cannot compile DeepSpeed's optimizer: $(CURDIR). \
+    Move the project to a path without spaces; folders of your data may have them)
+endif
+
+install: .venv/installed
+
+baseline: install
+	$(ACTIVATE) && snakemake --cores 1 baseline
+
+test: lint
+	$(ACTIVATE) && python -m pytest
+
+lint: install
+	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint
+
+# A virtual environment holds absolute paths: after the project was moved it is made anew.
+ifneq "$(file < .venv/installed)" "$(CURDIR)"
+.PHONY: .venv/installed
+endif
+
+# --clear: what requirements.txt no longer lists must not linger. DeepSpeed compiles its CPU optimizer at first use, which
+# takes a minute that no training stage should spend.
+.venv/installed: requirements.txt
+	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+	    && command -v g++ > /dev/null \
+	    || { echo "make: this needs Python 3.11 with its venv module and headers, and g++." \
+	        "On Debian: apt-get install python3.11-venv python3.11-dev g++" >&2; exit 1; }
+	@echo "Installing requirements.txt into .venv: once, some minutes"
+	@$(PYTHON) -m venv --clear .venv
+	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --requirement requirements.txt
+	@echo "Compiling DeepSpeed's CPU optimizer: once, about a minute"
+	@$(ACTIVATE) && python -c "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load(verbose=False)"
+	@echo "$(CURDIR)" > $@

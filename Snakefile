@@ -1,0 +1,24 @@
+# Data to model: `snakemake --cores 1 baseline`. Every experiment in config/experiments/ is a target.
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+include: "rules/common.smk"
+include: "rules/dataset.smk"
+include: "rules/foundation.smk"
+include: "rules/filter.smk"
+include: "rules/jsonl.smk"
+include: "rules/train.smk"
+include: "rules/evaluate.smk"
+include: "rules/report.smk"
+
+
+for name in EXPERIMENTS:
+
+    rule:
+        name:
+            name
+        input:
+            f"results/{name}/report/report.html",
+        localrule: True

@@ -1,0 +1,119 @@
+# The models a run starts from: tiny ones trained here, or folders and hub ids; put together into one MGM folder.
+wildcard_constraints:
+    part="clip|language_model",
+
+
+rule configure_foundation:
+    input:
+        code=code("resolve_config.py"),
+    output:
+        "results/foundation/{model}/{part}.yaml",
+    params:
+        settings=lambda w: json.dumps(foundation_settings(MODELS[w.model], w.part)),
+    log:
+        "results/foundation/{model}/{part}.config.log",
+    conda:
+        "../envs/dataset.yaml"
+    localrule: True
+    shell:
+        "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
+
+
+rule train_clip:
+    input:
+        config="results/foundation/{model}/clip.yaml",
+        code=code("train_clip.py"),
+    output:
+        clip=multiext(
+            "results/foundation/{model}/clip/",
+            "config.json",
+            "model.safetensors",
+            "processor_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ),
+        convnext=multiext("results/foundation/{model}/convnext/", "config.json", "model.safetensors"),
+    log:
+        "results/foundation/{model}/train_clip.log",
+    benchmark:
+        "results/foundation/{model}/train_clip.benchmark.tsv"
+    conda:
+        "../envs/foundation.yaml"
+    threads: 2
+    resources:
+        mem_mb=6000,
+        runtime=60,
+    shell:
+        "python workflow_scripts/train_clip.py --config {input.config:q}"
+        " --output-dir results/foundation/{wildcards.model:q} 2>&1 | tee {log:q}"
+
+
+rule train_language_model:
+    input:
+        config="results/foundation/{model}/language_model.yaml",
+        code=code("train_language_model.py"),
+    output:
+        multiext(
+            "results/foundation/{model}/language_model/",
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ),
+    log:
+        "results/foundation/{model}/train_language_model.log",
+    benchmark:
+        "results/foundation/{model}/train_language_model.benchmark.tsv"
+    conda:
+        "../envs/foundation.yaml"
+    threads: 2
+    resources:
+        mem_mb=6000,
+        runtime=60,
+    shell:
+        "python workflow_scripts/train_language_model.py --config {input.config:q}"
+        " --output-dir results/foundation/{wildcards.model:q}/language_model 2>&1 | tee {log:q}"
+
+
+rule configure_model:
+    input:
+        code=code("resolve_config.py"),
+    output:
+        "results/models/{model}/config.yaml",
+    params:
+        settings=lambda w: json.dumps(assemble_settings(MODELS[w.model])),
+    log:
+        "results/models/{model}/config.log",
+    conda:
+        "../envs/dataset.yaml"
+    localrule: True
+    shell:
+        "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
+
+
+rule assemble_model:
+    input:
+        lambda w: foundation_files(w.model),
+        config="results/models/{model}/config.yaml",
+        code=code("assemble_model.py"),
+    output:
+        multiext(
+            "results/models/{model}/mgm/",
+            "config.json",
+            "model.safetensors",
+            "processor_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ),
+    log:
+        "results/models/{model}/assemble_model.log",
+    benchmark:
+        "results/models/{model}/assemble_model.benchmark.tsv"
+    conda:
+        "../envs/train.yaml"
+    resources:
+        mem_mb=16000,
+        runtime=60,
+    shell:
+        "python workflow_scripts/assemble_model.py --config {input.config:q}"
+        " --output-dir results/models/{wildcards.model:q}/mgm 2>&1 | tee {log:q}"

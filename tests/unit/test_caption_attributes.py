@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+
+from evaluation.caption_attributes import attribute_metrics, count_extra, judge_caption, parse_caption
+from shapes.dataset import scene_of
+from shapes.scenes import describe
+
+SCENES = [scene_of(seed=1, split="evaluation", index=index) for index in range(300)]
+RED_AND_BLUE = [
+    {"color": "red", "shape": "circle", "position": "top left"},
+    {"color": "blue", "shape": "star", "position": "bottom right"},
+]
+
+
+def attributes(scene) -> list[dict]:
+    return [item.attributes() for item in scene.objects]
+
+
+@pytest.mark.parametrize("scene", SCENES[:60])
+def test_parsing_undoes_describing(scene):
+    assert parse_caption(describe(scene)) == attributes(scene)
+
+
+def test_a_described_scene_is_right_in_everything():
+    for scene in SCENES:
+        assert judge_caption(describe(scene), attributes(scene)).all()
+        assert count_extra(describe(scene), attributes(scene)) == 0
+
+
+def test_changing_one_word_costs_exactly_that_attribute():
+    caption = "a red circle at the top left and a blue star at the bottom right"
+    assert judge_caption(caption.replace("red", "green"), RED_AND_BLUE).tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert judge_caption(caption.replace("star", "cross"), RED_AND_BLUE).tolist() == [[1, 1, 1], [1, 0, 1]]
+
+
+def test_a_misplaced_object_is_wrong_in_all_three_and_counts_as_extra():
+    caption = "a red circle at the top left and a blue star at the bottom left"
+    assert judge_caption(caption, RED_AND_BLUE).tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert count_extra(caption, RED_AND_BLUE) == 1
+
+
+@pytest.mark.parametrize("caption", ["", "   ", "red circle", "a picture of something", "at the top left"])
+def test_captions_outside_the_grammar_get_nothing_right(caption):
+    assert not judge_caption(caption, RED_AND_BLUE).any()
+    assert count_extra(caption, RED_AND_BLUE) == 0
+
+
+def test_stating_a_position_twice_does_not_hedge():
+    caption = "a green circle at the top left and a red circle at the top left"
+    assert judge_caption(caption, RED_AND_BLUE).tolist() == [[0, 1, 1], [0, 0, 0]]
+    assert count_extra(caption, RED_AND_BLUE) == 1
+
+
+def test_capitals_and_final_stop_do_not_matter():
+    caption = "A red circle at the top left, and a blue star at the bottom right."
+    assert judge_caption(caption, RED_AND_BLUE).all()
+
+
+def test_metrics_weigh_attributes_and_skip_rows_without_objects():
+    rows = [
+        {"id": "1", "objects": RED_AND_BLUE, "captions": ["a red circle at the top left"]},
+        {"id": "2", "objects": RED_AND_BLUE[:1], "captions": ["other", "a red circle at the top left"]},
+        {"id": "3", "objects": [], "captions": ["a cat"]},
+    ]
+    metrics = attribute_metrics(["a red circle at the top left", "a red square at the top left", "a cat"], rows)
+    means = {name: measured.values.mean() for name, measured in metrics.items()}
+    # 3 of 6 attributes of the first row, 2 of 3 of the second
+    assert means == pytest.approx(
+        {
+            "attribute_accuracy": 5 / 9,
+            "color_accuracy": 2 / 3,
+            "shape_accuracy": 1 / 3,
+            "position_accuracy": 2 / 3,
+            "exact_match": 1 / 2,
+            "extra_objects": 0,
+        }
+    )
+    assert set(metrics["attribute_accuracy"].units) == {"1", "2"}
+
+
+def test_accuracy_is_the_mean_of_its_three_kinds():
+    rows = [{"id": str(i), "objects": attributes(scene), "captions": ["-"]} for i, scene in enumerate(SCENES)]
+    captions = [describe(scene) for scene in SCENES[1:] + SCENES[:1]]  # each one about the next scene
+    means = {name: measured.values.mean() for name, measured in attribute_metrics(captions, rows).items()}
+    kinds = [means[f"{kind}_accuracy"] for kind in ("color", "shape", "position")]
+    assert means["attribute_accuracy"] == pytest.approx(np.mean(kinds))
+    assert means["attribute_accuracy"] < 0.5
+
+
+def test_no_objects_no_metrics():
+    assert attribute_metrics(["a cat"], [{"id": "1", "objects": [], "captions": ["a cat"]}]) == {}

@@ -1,0 +1,207 @@
+"""CLIPScore against a computation by hand, with a random CLIP small enough to build in a second."""
+
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from transformers import (
+    AutoTokenizer,
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPProcessor,
+    CLIPTokenizer,
+)
+
+import evaluate_clip
+from evaluation.clip_score import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
+from files import read_json, write_jsonl
+
+TOKEN_LIMIT = 24
+PROMPT = "a photo "
+CAPTIONS = {"1": "a red circle at the top left", "2": "a blue star at the top right", "3": "two cats"}
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory):
+    """A random CLIP, saved as `save_pretrained` leaves it, whose tokens are single letters."""
+    folder = tmp_path_factory.mktemp("clip")
+    letters = [chr(code) for code in range(33, 127)]
+    tokens = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    tokenizer = CLIPTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=[])
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {"vocab_size": len(tokens), "max_position_embeddings": TOKEN_LIMIT, "eos_token_id": 1, "bos_token_id": 0}
+    vision = {"image_size": 32, "patch_size": 8}
+    torch.manual_seed(0)
+    config = CLIPConfig(
+        text_config=tower | text, vision_config=tower | vision, projection_dim=16, initializer_factor=5.0
+    )
+    CLIPModel(config).save_pretrained(folder)
+    images = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    CLIPProcessor(image_processor=images, tokenizer=tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Three evaluation rows (the third with two references and no objects) and their images of different sizes."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for identifier, caption in CAPTIONS.items():
+        size = 40 + 10 * int(identifier)
+        pixels = rng.integers(0, 255, (size, size + 7, 3), dtype=np.uint8)
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{identifier}.png")
+        rows.append({"id": identifier, "image": f"images/{identifier}.png", "captions": [caption]})
+    rows[0]["objects"] = [{"color": "red", "shape": "circle", "position": "top left"}]
+    rows[1]["objects"] = [{"color": "blue", "shape": "star", "position": "top right"}]
+    rows[2]["captions"].append("a dog and a cat")
+    write_jsonl(tmp_path / "evaluation.jsonl", rows)
+    return tmp_path
+
+
+def caption_rows(own: list[str], shuffled: list[str], model: str = "finetune") -> list[dict]:
+    return [
+        {"id": str(number), "image": f"images/{number}.png", "model": model, "images": images, "caption": caption}
+        for images, captions in (("own", own), ("shuffled", shuffled))
+        for number, caption in enumerate(captions, start=1)
+    ]
+
+
+def evaluate(dataset, clip, rows, monkeypatch, **changes) -> dict:
+    write_jsonl(dataset / "captions.jsonl", rows)
+    config = {"clip": str(clip), "prompt": PROMPT, "image_root": str(dataset), "batch_size": 2}
+    config |= {"bootstrap_samples": 200, "seed": 0, "cpu_threads": 1} | changes
+    (dataset / "config.yaml").write_text(yaml.safe_dump(config))
+    flags = {"config": "config.yaml", "captions": "captions.jsonl", "evaluation": "evaluation.jsonl"}
+    flags["output"] = "metrics.json"
+    arguments = [part for flag, name in flags.items() for part in (f"--{flag}", str(dataset / name))]
+    monkeypatch.setattr(sys, "argv", ["evaluate_clip.py", *arguments])
+    evaluate_clip.main()
+    return read_json(dataset / "metrics.json")
+
+
+def by_hand(clip_folder, image_path, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Image (D) and text (n, D) features, one at a time, from the towers and projections themselves."""
+    model, tokenizer = CLIPModel.from_pretrained(clip_folder).eval(), AutoTokenizer.from_pretrained(clip_folder)
+    processor = CLIPImageProcessorPil.from_pretrained(clip_folder)
+    with torch.no_grad():
+        pixels = processor(Image.open(image_path), return_tensors="pt").pixel_values
+        image = model.visual_projection(model.vision_model(pixels).pooler_output)[0]
+        texts = []
+        for caption in captions:
+            ids = tokenizer(PROMPT + caption).input_ids
+            ids = torch.tensor([ids[: TOKEN_LIMIT - 1] + [tokenizer.eos_token_id] if len(ids) > TOKEN_LIMIT else ids])
+            texts.append(model.text_projection(model.text_model(ids).pooler_output)[0])
+    return image, torch.stack(texts)
+
+
+def test_scores_equal_a_computation_by_hand(clip_folder, dataset, monkeypatch):
+    own = ["red", "a star", "a long caption that does not fit into the text tower at all"]
+    metrics = evaluate(dataset, clip_folder, caption_rows(own, own[::-1]), monkeypatch)
+    references = [["a red circle at the top left"], ["a blue star at the top right"], ["two cats", "a dog and a cat"]]
+    cosine = torch.nn.functional.cosine_similarity
+    for group, captions in (("finetune/own", own), ("finetune/shuffled", own[::-1])):
+        scores, ref_scores = [], []
+        for number, (caption, refs) in enumerate(zip(captions, references, strict=True), start=1):
+            image, texts = by_hand(clip_folder, dataset / f"images/{number}.png", [caption, *refs])
+            score = 2.5 * max(cosine(image, texts[0], dim=0).item(), 0)
+            similarity = max(cosine(texts[:1], texts[1:]).max().item(), 0)
+            scores.append(score)
+            ref_scores.append(2 / (1 / score + 1 / similarity) if score and similarity else 0)
+        found = metrics["groups"][group]
+        assert found["clip_score"]["mean"] == pytest.approx(np.mean(scores), abs=1e-5)
+        assert found["ref_clip_score"]["mean"] == pytest.approx(np.mean(ref_scores), abs=1e-5)
+    assert any(score > 0 for score in scores)
+    # "a red circle at the top left" alone has more letters than the tower has places
+    counts = {name: value["truncated"] for name, value in metrics["counts"].items()}
+    assert counts == {"finetune/own": 1, "finetune/shuffled": 1, "reference": 2}
+
+
+def test_batch_size_changes_nothing(clip_folder, dataset, monkeypatch):
+    rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
+    one, many = (evaluate(dataset, clip_folder, rows, monkeypatch, batch_size=size) for size in (1, 64))
+    for group, estimates in one["groups"].items():
+        for name, estimate in estimates.items():
+            assert estimate == pytest.approx(many["groups"][group][name], abs=1e-5)
+
+
+def test_reference_control_is_the_ceiling(clip_folder, dataset, monkeypatch):
+    rows = caption_rows(list(CAPTIONS.values()), ["a", "b", "c"])
+    groups = evaluate(dataset, clip_folder, rows, monkeypatch)["groups"]
+    assert groups["reference"] == groups["finetune/own"]
+    assert groups["reference"]["attribute_accuracy"]["mean"] == groups["reference"]["exact_match"]["mean"] == 1
+    assert groups["reference"]["attribute_accuracy"]["n"] == 6  # only two rows have objects
+    difference = groups["finetune/difference"]["clip_score"]["mean"]
+    means = [groups[f"finetune/{images}"]["clip_score"]["mean"] for images in ("own", "shuffled")]
+    assert difference == pytest.approx(means[0] - means[1])
+
+
+def test_empty_captions_score_nothing_and_are_counted(clip_folder, dataset, monkeypatch):
+    metrics = evaluate(dataset, clip_folder, caption_rows(["", " ", ""], list(CAPTIONS.values())), monkeypatch)
+    assert metrics["counts"]["finetune/own"] == {"captions": 3, "empty": 3, "truncated": 0}
+    assert all(estimate["mean"] == 0 for estimate in metrics["groups"]["finetune/own"].values())
+
+
+def test_same_input_same_metrics(clip_folder, dataset, monkeypatch):
+    rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
+    first, second = (evaluate(dataset, clip_folder, rows, monkeypatch) for _ in range(2))
+    assert first | {"seconds": 0} == second | {"seconds": 0}
+
+
+def failure(capsys, *arguments, **changes) -> str:
+    with pytest.raises(SystemExit) as stop:
+        evaluate(*arguments, **changes)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_bad_input_is_one_sentence(clip_folder, dataset, monkeypatch, capsys, tmp_path):
+    good = caption_rows(["a", "b", "c"], ["a", "b", "c"])
+    empty = tmp_path / "no clip"
+    empty.mkdir()
+    message = failure(capsys, dataset, empty, good, monkeypatch)
+    assert "no clip" in message and "key clip" in message
+    unknown = [row | {"id": "9" + row["id"]} for row in good]
+    assert "'91': the evaluation split has no such id" in failure(capsys, dataset, clip_folder, unknown, monkeypatch)
+    assert "no captions to evaluate" in failure(capsys, dataset, clip_folder, [], monkeypatch)
+    uneven = good + caption_rows(["a"], ["b"], model="pretrain")
+    assert "captioned different images" in failure(capsys, dataset, clip_folder, uneven, monkeypatch)
+    (dataset / "images" / "2.png").write_bytes(b"no image")
+    message = failure(capsys, dataset, clip_folder, good, monkeypatch)
+    assert "2.png" in message and "restore the image" in message
+    assert not (dataset / "metrics.json").exists()
+
+
+def test_pickled_weights_are_refused(clip_folder, dataset, monkeypatch, capsys, tmp_path):
+    pickled = tmp_path / "pickled"
+    shutil.copytree(clip_folder, pickled)
+    (pickled / "model.safetensors").unlink()
+    torch.save(CLIPModel.from_pretrained(clip_folder).state_dict(), pickled / "pytorch_model.bin")
+    rows = caption_rows(["a", "b", "c"], ["a", "b", "c"])
+    assert "safetensors" in failure(capsys, dataset, pickled, rows, monkeypatch)
+
+
+def test_formulas_on_vectors_with_known_angles():
+    images = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    captions = np.array([[0.6, 0.8], [-1.0, 0.0], [1.0, 0.0]])  # cosine 0.6, -1, 1
+    score = clip_score(images, captions)
+    assert score == pytest.approx([1.5, 0, 2.5])
+    references = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    similarity = reference_similarity(captions, references, np.array([0, 0, 1, 2]))
+    assert similarity == pytest.approx([0.8, 0, 0])
+    assert ref_clip_score(score, similarity) == pytest.approx([2 * 1.5 * 0.8 / 2.3, 0, 0])
+
+
+def test_texts_keep_their_order_and_repeat(clip_folder):
+    embedder = ClipEmbedder(str(clip_folder), batch_size=2)
+    texts = ["b", "a", "b", "cc", "a"]
+    features = embedder.embed_texts(texts)
+    alone = np.concatenate([embedder.embed_texts([text]) for text in texts])
+    assert features == pytest.approx(alone, abs=1e-5)
+    assert np.linalg.norm(features, axis=1) == pytest.approx(np.ones(5), abs=1e-5)
+    assert features.dtype == np.float32

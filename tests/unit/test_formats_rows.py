@@ -1,0 +1,194 @@
+"""Malformed rows of each format: the message names the file, the line or row, and what to do."""
+
+import json
+
+import pytest
+
+from errors import InputError
+from formats.dj_jsonl import caption_of, read_dj_jsonl, text_of
+from formats.evaluation_jsonl import read_evaluation
+from formats.llava import conversation, read_llava
+
+PAIR = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
+TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]
+TALK = {"id": "1", "image": "a.png", "conversations": TURNS}
+HELD_OUT = {"id": "1", "image": "a.png", "captions": ["a red circle"]}
+
+
+def turns(*values: str) -> list[dict]:
+    return [{"from": ("human", "gpt")[index % 2], "value": value} for index, value in enumerate(values)]
+
+
+def without(row: dict, key: str) -> dict:
+    return {name: value for name, value in row.items() if name != key}
+
+
+def write_lines(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def message(reader, path) -> str:
+    with pytest.raises(InputError) as error:
+        list(reader(path))
+    assert str(path) in str(error.value)
+    return str(error.value)
+
+
+READERS = [(read_dj_jsonl, PAIR), (read_llava, TALK), (read_evaluation, HELD_OUT)]
+READER_NAMES = ["dj_jsonl", "llava", "evaluation_jsonl"]
+
+
+@pytest.mark.parametrize(("reader", "row"), READERS, ids=READER_NAMES)
+class TestEveryJsonl:
+    def test_good_rows_are_yielded_as_they_are(self, reader, row, tmp_path):
+        rows = [row, row | {"id": "zwei 二", "extra": {"kept": True}}]
+        path = write_lines(tmp_path / "Ordner mit Leerzeichen é" / "a.jsonl", *rows)
+        assert [without(without(r, "objects"), "questions") for r in reader(path)] == rows
+
+    @pytest.mark.parametrize(
+        "line", ["{", "", "nonsense", '{"id": "2"} {"id": "3"}', "[" * 100_000, '{"id": ' + "9" * 5000 + "}"]
+    )
+    def test_a_line_that_is_not_json_is_named(self, reader, row, tmp_path, line):
+        error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
+        assert "line 2" in error and "mend or delete the line" in error
+
+    def test_a_line_that_is_not_utf8_is_named(self, reader, row, tmp_path):
+        path = tmp_path / "a.jsonl"
+        path.write_bytes(json.dumps(row).encode() + b'\n{"id": "caf\xe9"}\n')
+        error = message(reader, path)
+        assert "line 2" in error and "UTF-8" in error and "mend or delete the line" in error
+
+    @pytest.mark.parametrize("line", ["[]", "3", "null", '"text"'])
+    def test_a_line_that_is_no_object_is_named(self, reader, row, tmp_path, line):
+        error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
+        assert "line 2" in error and "expected a JSON object" in error
+
+    def test_half_of_a_surrogate_pair_is_refused_wherever_it_stands(self, reader, row, tmp_path):
+        for bad in (row | {"id": "\ud800"}, row | {"id": "2", "extra": [{"deep": "x\udc00"}]}, row | {"\ud834": 1}):
+            error = message(reader, write_lines(tmp_path / "a.jsonl", row | {"id": "0"}, bad))
+            assert "line 2" in error and "surrogate" in error and "mend or delete" in error
+            assert error.isprintable()
+
+    def test_a_whole_surrogate_pair_is_a_character(self, reader, row, tmp_path):
+        path = write_lines(tmp_path / "a.jsonl", json.dumps(row | {"id": "🏔"}))
+        assert "\\ud83c" in path.read_text()
+        assert next(iter(reader(path)))["id"] == "🏔"
+
+    def test_a_repeated_id_names_both_places(self, reader, row, tmp_path):
+        error = message(reader, write_lines(tmp_path / "a.jsonl", row, row | {"id": "2"}, row))
+        assert "row 3" in error and "in row 1" in error and "ids must be unique" in error
+
+    def test_a_missing_file_says_where_paths_are_set(self, reader, row, tmp_path):
+        assert "config/datasets/" in message(reader, tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (without(PAIR, "id"), "'id' is missing"),
+        (without(PAIR, "text"), "'text' is missing"),
+        (without(PAIR, "images"), "'images' is missing"),
+        (PAIR | {"id": 7}, "'id' must be a str, found int"),
+        (PAIR | {"text": None}, "'text' must be a str, found NoneType"),
+        (PAIR | {"images": "a.png"}, "'images' must be a list, found str"),
+        (PAIR | {"images": []}, "exactly one path"),
+        (PAIR | {"images": ["a.png", "b.png"]}, "exactly one path"),
+        (PAIR | {"images": [3]}, "exactly one path"),
+        (PAIR | {"text": "a red circle"}, "exactly once, found 0; write <__dj__image>"),
+        (PAIR | {"text": "<__dj__image>" * 2}, "exactly once, found 2; write <__dj__image>"),
+    ],
+)
+def test_a_bad_pair_is_named_with_its_fault(tmp_path, row, says):
+    error = message(read_dj_jsonl, write_lines(tmp_path / "a.jsonl", PAIR | {"id": "0"}, row))
+    assert "line 2" in error and says in error
+
+
+def test_a_caption_survives_data_juicers_text():
+    for caption in ("a red circle", "", "two\nlines", "größer 山"):
+        assert caption_of(text_of(caption)) == caption
+    assert text_of("a white chandelier") == "<__dj__image>\na white chandelier <|__dj__eoc|>"
+
+
+BAD_TALKS = [
+    (without(TALK, "id"), "'id' must be a string"),
+    (TALK | {"id": 1}, "'id' must be a string"),
+    (TALK | {"image": ["a.png"]}, "leave it out for text-only rows"),
+    (TALK | {"image": None}, "leave it out for text-only rows"),
+    (without(TALK, "conversations"), "must alternate human and gpt turns"),
+    (TALK | {"conversations": []}, "must alternate human and gpt turns"),
+    (TALK | {"conversations": "text"}, "must alternate human and gpt turns"),
+    (TALK | {"conversations": turns("<image>\nQ")}, "ending with gpt"),
+    (TALK | {"conversations": turns("<image>\nQ", "A", "Q")}, "ending with gpt"),
+    (TALK | {"conversations": TURNS[::-1]}, "turn 1 must be {'from': 'human'"),
+    (TALK | {"conversations": [TURNS[0], TURNS[0]]}, "turn 2 must be {'from': 'gpt'"),
+    (TALK | {"conversations": [TURNS[0], {"from": "gpt"}]}, "turn 2 must be"),
+    (TALK | {"conversations": [TURNS[0], "A"]}, "turn 2 must be"),
+    (TALK | {"conversations": turns("Q", "A")}, "expected 1 image token <image> in the conversation, found 0"),
+    (TALK | {"conversations": turns("<image><image>Q", "A")}, "expected 1 image token <image>"),
+    (TALK | {"conversations": turns("<image>Q", "A", "<image>Q", "A")}, "found 2"),
+    (without(TALK, "image"), "expected 0 image token <image> in the conversation, found 1"),
+]
+
+
+@pytest.mark.parametrize(("row", "says"), BAD_TALKS)
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_a_bad_conversation_is_named_with_its_fault(tmp_path, row, says, suffix):
+    rows = [TALK | {"id": "0"}, row]
+    path = tmp_path / f"a.{suffix}"
+    path.write_text(json.dumps(rows) if suffix == "json" else "".join(json.dumps(r) + "\n" for r in rows))
+    error = message(read_llava, path)
+    assert "row 2" in error and says in error
+
+
+def test_a_json_list_reads_as_its_lines_do(tmp_path):
+    rows = [TALK, {"id": "2", "conversations": turns("Q", "A", "Q", "A")}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    assert list(read_llava(tmp_path / "a.json")) == rows == list(read_llava(write_lines(tmp_path / "a.jsonl", *rows)))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"id": "1"}', "expected a JSON list"),
+        ('[{"id": "\\ud800"}]', "row 1: half of a surrogate pair (\\ud800)"),
+        ("[3]", "row 1: expected a JSON object, found int"),
+    ],
+)
+def test_a_bad_json_file_is_named_with_its_fault(tmp_path, content, says):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    assert says in message(read_llava, path)
+
+
+def test_what_conversation_makes_is_read_back(tmp_path):
+    rows = [conversation("1", "a.png", "What?", "A cat."), conversation("2", "b.png", "", "a cat")]
+    assert rows[1]["conversations"][0]["value"] == "<image>"
+    assert list(read_llava(write_lines(tmp_path / "a.jsonl", *rows))) == rows
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (without(HELD_OUT, "id"), "'id' and 'image' must be strings"),
+        (HELD_OUT | {"image": None}, "'id' and 'image' must be strings"),
+        (without(HELD_OUT, "captions"), "at least one reference caption"),
+        (HELD_OUT | {"captions": []}, "at least one reference caption"),
+        (HELD_OUT | {"captions": [""]}, "at least one reference caption"),
+        (HELD_OUT | {"captions": "a cat"}, "at least one reference caption"),
+        (HELD_OUT | {"objects": [{"color": "red"}]}, "'color', 'position', 'shape'"),
+        (HELD_OUT | {"objects": {}}, "'objects' must be a list"),
+        (HELD_OUT | {"questions": [{"question": "Q", "answer": "A"}]}, "'answer', 'question', 'type'"),
+    ],
+)
+def test_a_bad_held_out_row_is_named_with_its_fault(tmp_path, row, says):
+    error = message(read_evaluation, write_lines(tmp_path / "a.jsonl", HELD_OUT | {"id": "0"}, row))
+    assert "line 2" in error and says in error
+
+
+def test_held_out_rows_without_questions_get_empty_lists(tmp_path):
+    (row,) = read_evaluation(write_lines(tmp_path / "a.jsonl", HELD_OUT))
+    assert row["objects"] == row["questions"] == []

@@ -1,0 +1,103 @@
+import pytest
+import torch
+from tiny_models import pixels, randomize, save_image, tiny_mgm, tiny_processor
+
+from evaluation.generation import Generator, image_paths, other_images
+from finetune import add_lora, save_adapter_and_projector
+from formats.images import BadImage
+from formats.prompts import prompt_of
+from pretrain import save_projector
+from training.settings import LoraSettings
+from training.trained_weights import gather
+
+LORA = LoraSettings(r=4, alpha=8, dropout=0.1, bias="none", targets=["q_proj", "v_proj", "o_proj"])
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 500])
+def test_every_image_gets_another_one_and_each_is_used_once(count):
+    order = other_images(count, seed=0)
+    assert sorted(order) == list(range(count))
+    assert all(other != index for index, other in enumerate(order))
+
+
+def test_the_other_images_follow_the_seed():
+    assert other_images(50, 1) == other_images(50, 1) != other_images(50, 2)
+
+
+def test_every_other_image_is_equally_likely():
+    counts = [[0] * 4 for _ in range(4)]
+    for seed in range(3000):
+        for index, other in enumerate(other_images(4, seed)):
+            counts[index][other] += 1
+    for index, row in enumerate(counts):
+        assert row[index] == 0
+        assert all(900 < count < 1100 for other, count in enumerate(row) if other != index)
+
+
+def test_image_paths_keep_the_order_of_rows_and_refuse_what_is_not_there(tmp_path):
+    for name in ("b.png", "a.png"):
+        save_image(tmp_path / name)
+    rows = [{"image": "b.png"}, {"image": "a.png"}]
+    assert image_paths(tmp_path, rows) == [tmp_path / "b.png", tmp_path / "a.png"]
+    with pytest.raises(BadImage, match="missing"):
+        image_paths(tmp_path, [{"image": "c.png"}])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A base model, and what the two stages would have saved of it: folders, and the wrapped model of stage 2."""
+    root = tmp_path_factory.mktemp("trained")
+    base = tiny_mgm()
+    base.save_pretrained(root / "base")
+    tiny_processor().save_pretrained(root / "base")
+    randomize(base.model.projector, seed=4)
+    save_projector(base, gather(projector_of(base)), root / "pretrain")
+    wrapped = add_lora(base, LORA, root / "pretrain" / "projector.safetensors").eval()
+    moved = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
+    generator = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for parameter in moved.values():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    save_adapter_and_projector(wrapped, gather(moved), root / "finetune")
+    return root, wrapped
+
+
+def projector_of(model) -> dict[str, torch.nn.Parameter]:
+    return {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
+
+
+def test_a_fine_tuned_stage_comes_back_from_its_files_as_it_was_trained(trained):
+    root, wrapped = trained
+    inputs = tiny_processor().prompts([prompt_of("gemma", "How many?")]) | {"pixel_values": pixels(1)}
+    with torch.inference_mode():
+        loaded = Generator(root / "base", root / "finetune").model(**inputs).logits
+        before = Generator(root / "base", root / "pretrain").model(**inputs).logits
+        torch.testing.assert_close(loaded, wrapped(**inputs).logits, rtol=1e-3, atol=1e-3)
+    assert (loaded - before).abs().max() > 0.1
+
+
+def test_the_stages_files_are_small_and_safe(trained):
+    root, _ = trained
+    names = {path.name for path in (root / "finetune").rglob("*") if path.is_file()}
+    assert names >= {"projector.safetensors", "adapter_model.safetensors", "adapter_config.json"}
+    assert not any(name.endswith((".bin", ".pt", ".pth")) for name in names)
+
+
+@pytest.mark.parametrize(("stage", "template"), [("pretrain", "plain"), ("finetune", "gemma")])
+def test_answers_do_not_depend_on_the_batch_they_came_in(trained, tmp_path, stage, template):
+    root, _ = trained
+    generator = Generator(root / "base", root / stage)
+    colors = [(200, 30, 30), (20, 40, 200), (30, 200, 40)]
+    images = [save_image(tmp_path / f"{index}.png", color) for index, color in enumerate(colors)]
+    questions = [""] * 3 if template == "plain" else ["How many?", "", "What color is the circle?"]
+    arguments = {"template": template, "max_new_tokens": 6}
+    together = list(generator.answer(images, questions, batch_size=3, **arguments))
+    assert len(together) == 3 and len(set(together)) > 1
+    assert list(generator.answer(images, questions, batch_size=2, **arguments)) == together
+    assert list(generator.answer(images[::-1], questions[::-1], batch_size=1, **arguments)) == together[::-1]
+
+
+def test_no_images_no_answers(trained):
+    root, _ = trained
+    generator = Generator(root / "base", root / "pretrain")
+    assert list(generator.answer([], [], template="plain", max_new_tokens=4, batch_size=2)) == []

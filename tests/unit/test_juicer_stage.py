@@ -1,0 +1,236 @@
+"""The filter stage accounts for every row, whatever the operators do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PROJECT
+from PIL import Image
+
+from errors import InputError
+from files import read_jsonl, sha256_of, write_jsonl, write_yaml
+from formats.dj_jsonl import text_of
+from juicer.library import OPERATORS, Fields, Filter, Mapper
+from juicer.settings import FilterSettings
+from juicer.stage import filter_dataset
+
+CAPTIONS = ["a red circle", "no", "a blue square on a lawn", "x", "a red circle", "three green stars"]
+
+
+def write_dataset(folder: Path, captions: list[str] = CAPTIONS, **extra) -> Path:
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, caption in enumerate(captions):
+        Image.new("RGB", (40, 40), (len(caption), 0, 0)).save(folder / f"images/{number}.png")
+        rows.append({"id": f"r{number}", "text": text_of(caption), "images": [f"images/{number}.png"]} | extra)
+    write_jsonl(folder / "pretrain.jsonl", rows)
+    return folder / "pretrain.jsonl"
+
+
+def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
+    return filter_dataset(FilterSettings(data.parent.resolve(), processes, process), data, output)
+
+
+def rows_of(path: Path) -> list[dict]:
+    return list(read_jsonl(path))
+
+
+def ids(path: Path) -> list[str]:
+    return [row["id"] for row in rows_of(path)]
+
+
+LENGTH = {"text_length_filter": {"min_len": 28 + 5}}
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Register an operator for one test."""
+
+    def add(name: str, operator: type) -> None:
+        operator._name = name
+        monkeypatch.setitem(OPERATORS.modules, name, operator)
+
+    return add
+
+
+def test_every_row_is_kept_or_named_with_the_operator_that_dropped_it(tmp_path):
+    data = write_dataset(tmp_path, source="web", tags=["a", 1, None])
+    (tmp_path / "images/2.png").unlink()
+    (tmp_path / "images/5.png").write_bytes(b"")
+    summary = run(data, tmp_path / "out", [{"image_integrity_filter": None}, LENGTH, {"image_text_deduplicator": None}])
+
+    dropped = rows_of(tmp_path / "out/dropped.jsonl")
+    assert [(row["id"], row["step"], row["operator"]) for row in dropped] == [
+        ("r2", 1, "image_integrity_filter"),
+        ("r5", 1, "image_integrity_filter"),
+        ("r1", 2, "text_length_filter"),
+        ("r3", 2, "text_length_filter"),
+        ("r4", 3, "image_text_deduplicator"),
+    ]
+    assert dropped[0]["stats"] == {"image_integrity": "missing"}
+    assert dropped[2]["stats"] == {"image_integrity": "ok", "text_len": len(text_of("no"))}
+    assert rows_of(tmp_path / "out/filtered.jsonl") == rows_of(data)[:1]  # relative path and other keys as they were
+    assert rows_of(tmp_path / "out/stats.jsonl") == [
+        {"id": "r0", "image_integrity": "ok", "text_len": len(text_of(CAPTIONS[0]))}
+    ]
+    assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"], summary["errors"]) == (6, 1, 5, 0)
+    counts = [(step["rows_in"], step["rows_out"], step["dropped"]) for step in summary["operators"]]
+    assert counts == [(6, 4, 2), (4, 2, 2), (2, 1, 1)]
+    assert summary["broken_images"] == {"missing": 1, "outside": 0, "empty": 1, "undecodable": 0}
+    assert summary["input"]["sha256"] == sha256_of(data)
+    assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
+
+
+def test_the_number_of_processes_changes_no_byte(tmp_path):
+    data = write_dataset(tmp_path, CAPTIONS * 5)
+    process = [{"image_integrity_filter": None}, LENGTH, {"image_shape_filter": {}}, {"image_text_deduplicator": None}]
+    for processes in (1, 3):
+        run(data, tmp_path / f"out{processes}", process, processes)
+    for name in ("filtered.jsonl", "stats.jsonl", "dropped.jsonl"):
+        assert (tmp_path / "out1" / name).read_bytes() == (tmp_path / "out3" / name).read_bytes()
+
+
+def test_a_second_run_looks_at_the_images_again(tmp_path):
+    data = write_dataset(tmp_path)
+    run(data, tmp_path / "out", [{"image_integrity_filter": None}])
+    (tmp_path / "images/0.png").write_text("no image any more")
+    run(data, tmp_path / "out", [{"image_integrity_filter": None}])
+    assert ids(tmp_path / "out/dropped.jsonl") == ["r0"]
+
+
+def test_stats_of_an_earlier_run_in_the_input_are_not_believed(tmp_path):
+    data = write_dataset(tmp_path, **{Fields.stats: {"text_len": 10_000}})
+    run(data, tmp_path / "out", [LENGTH])
+    assert ids(tmp_path / "out/dropped.jsonl") == ["r1", "r3"]
+
+
+def test_a_mappers_edits_reach_the_rows_and_the_trace(tmp_path):
+    data = write_dataset(tmp_path, ["see https://a.example/b now", "nothing to clean"])
+    summary = run(data, tmp_path / "out", [{"clean_links_mapper": {}}])
+    [change] = rows_of(tmp_path / "out/dropped.jsonl")
+    assert (change["id"], change["event"], change["operator"]) == ("r0", "changed", "clean_links_mapper")
+    texts = [row["text"] for row in rows_of(tmp_path / "out/filtered.jsonl")]
+    assert texts[0] == change["text_after"] != change["text_before"] == text_of("see https://a.example/b now")
+    assert "https" not in texts[0] and texts[1] == text_of("nothing to clean")
+    assert (summary["rows_kept"], summary["operators"][0]["changed"]) == (2, 1)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_operator_that_raises_fails_the_stage_and_names_the_row(tmp_path, register, processes):
+    class FussyFilter(Filter):
+        _batched_op = True
+
+        def compute_stats_batched(self, samples):
+            for text in samples[self.text_key]:
+                if "square" in text:
+                    raise ValueError("no squares, please")
+            return samples
+
+        def process_batched(self, samples):
+            return [True] * len(samples["id"])
+
+    register("fussy_filter", FussyFilter)
+    data = write_dataset(tmp_path)
+    with pytest.raises(InputError, match="fussy_filter failed on row 'r2': ValueError: no squares, please"):
+        run(data, tmp_path / "out", [LENGTH, {"fussy_filter": None}], processes)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_operator_that_adds_rows_is_refused(tmp_path, register):
+    class TwiceMapper(Mapper):
+        _batched_op = True
+
+        def process_batched(self, samples):
+            return {key: values * 2 for key, values in samples.items()}
+
+    register("twice_mapper", TwiceMapper)
+    with pytest.raises(InputError, match="twice_mapper added rows"):
+        run(write_dataset(tmp_path), tmp_path / "out", [{"twice_mapper": None}])
+
+
+def test_an_operator_that_swaps_images_is_refused(tmp_path, register):
+    class SwapMapper(Mapper):
+        def process_single(self, sample):
+            return sample | {"images": ["/elsewhere.png"]}
+
+    register("swap_mapper", SwapMapper)
+    with pytest.raises(InputError, match="replaced the image of row 'r0'"):
+        run(write_dataset(tmp_path), tmp_path / "out", [{"swap_mapper": None}])
+
+
+def test_an_empty_result_names_the_operator_that_dropped_most(tmp_path):
+    process = [LENGTH, {"text_length_filter": {"min_len": 9000}}]
+    with pytest.raises(InputError, match=r"kept none of 6 rows; text_length_filter \(step 2\) dropped most, 4 of 4"):
+        run(write_dataset(tmp_path), tmp_path / "out", process)
+
+
+def test_a_failed_run_leaves_no_outputs_of_the_run_before(tmp_path):
+    data = write_dataset(tmp_path)
+    run(data, tmp_path / "out", [LENGTH])
+    with pytest.raises(InputError):
+        run(data, tmp_path / "out", [{"text_length_filter": {"min_len": 9000}}])
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "r9"', "line 7: not one JSON object"),
+        ('{"id": "r0", "text": "<__dj__image>", "images": ["a"]}', "row 7: id 'r0' was used before, in row 1"),
+        ('{"id": "r9", "text": "no token", "images": ["a"]}', "line 7: 'text' must hold the image token"),
+        ('{"id": "r9", "text": "<__dj__image>\\ud800", "images": ["a"]}', "row 'r9': half a surrogate pair"),
+    ],
+)
+def test_bad_rows_are_named_before_any_operator_runs(tmp_path, line, message):
+    data = write_dataset(tmp_path)
+    data.write_text(data.read_text() + line + "\n")
+    with pytest.raises(InputError, match=message):
+        run(data, tmp_path / "out", [LENGTH])
+
+
+def test_an_empty_input_is_an_error(tmp_path):
+    (tmp_path / "pretrain.jsonl").touch()
+    with pytest.raises(InputError, match="holds no rows"):
+        run(tmp_path / "pretrain.jsonl", tmp_path / "out", [LENGTH])
+
+
+def command(data: Path, output: Path, process: list, processes: int) -> list[str]:
+    config = data.parent / "config.yaml"
+    settings = {"image_root": str(data.parent), "processes": processes, "recipe": {"process": process}}
+    write_yaml(config, settings)
+    script = PROJECT / "workflow_scripts/filter_data.py"
+    return [sys.executable, str(script), "--config", str(config), "--data", str(data), "--output-dir", str(output)]
+
+
+def test_nothing_is_written_outside_the_output_folder(tmp_path):
+    data = write_dataset(tmp_path / "data")
+    for name in ("home", "tmp", "cwd"):
+        (tmp_path / name).mkdir()
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE"):
+        environment.pop(name, None)
+    process = [{"image_integrity_filter": None}, LENGTH, {"image_text_deduplicator": None}]
+    arguments = command(data, tmp_path / "out", process, 2)
+    subprocess.run(arguments, cwd=tmp_path / "cwd", env=environment, check=True, capture_output=True)
+    assert [path for name in ("home", "tmp", "cwd") for path in (tmp_path / name).rglob("*")] == []
+    assert sorted(os.listdir(tmp_path / "out")) == ["dropped.jsonl", "filtered.jsonl", "stats.jsonl", "summary.json"]
+
+
+def test_killed_in_the_middle_and_run_again_it_gives_the_same_result(tmp_path):
+    data = write_dataset(tmp_path, CAPTIONS * 50)
+    arguments = command(data, tmp_path / "out", [{"image_integrity_filter": None}] + [LENGTH] * 4, 2)
+    victim = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    assert "[1/5]" in victim.stderr.readline()
+    victim.kill()
+    victim.stderr.read()  # returns only when the workers, which share the pipe, are gone too
+    victim.wait()
+    assert [name.startswith(".data_juicer-") for name in os.listdir(tmp_path / "out")] == [True]
+
+    subprocess.run(arguments, check=True, capture_output=True)
+    run(data, tmp_path / "whole", [{"image_integrity_filter": None}] + [LENGTH] * 4)
+    for name in ("filtered.jsonl", "stats.jsonl", "dropped.jsonl"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert len(os.listdir(tmp_path / "out")) == 4

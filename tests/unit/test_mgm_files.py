@@ -1,0 +1,213 @@
+"""Saving, loading and assembling: the same model comes back, from safetensors only."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tiny_models import (
+    IMAGE_SIDE,
+    IMAGE_TOKEN,
+    NUM_IMAGE_TOKENS,
+    pixels,
+    randomize,
+    save_image,
+    text_config,
+    tiny_mgm,
+    tiny_processor,
+    tiny_tokenizer,
+    vision_aux_config,
+    vision_config,
+)
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPVisionModel,
+    ConvNextModel,
+)
+
+from errors import InputError
+from mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+from mgm.assemble import assemble
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+def logits(model, images: int = 1) -> torch.Tensor:
+    inputs = tiny_processor().prompts(["<image>\nHow many objects are there?"] * images)
+    with torch.inference_mode():
+        return model(**inputs, pixel_values=pixels(images, dtype=model.dtype)).logits
+
+
+@pytest.mark.parametrize("family", ["gemma", "qwen2"])
+def test_a_saved_model_comes_back_through_the_auto_classes_with_the_same_logits(tmp_path, family):
+    model = tiny_mgm(family)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    assert type(again) is MGMForConditionalGeneration and type(AutoConfig.from_pretrained(tmp_path)) is MGMConfig
+    assert torch.equal(logits(again.eval()), logits(model))
+    assert {name: p.shape for name, p in again.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+
+
+def test_only_safetensors_are_written_and_no_weight_twice(tmp_path):
+    model = tiny_mgm()
+    model.save_pretrained(tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json"}
+    stored = load_file(tmp_path / "model.safetensors")
+    assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters())
+
+
+def test_tied_and_untied_heads_stay_what_they_were(tmp_path):
+    for family, tied in (("gemma", True), ("qwen2", False)):
+        tiny_mgm(family).save_pretrained(tmp_path / family)
+        again = AutoModelForImageTextToText.from_pretrained(tmp_path / family)
+        assert (again.lm_head.weight is again.get_input_embeddings().weight) == tied
+
+
+def test_a_saved_configuration_keeps_every_part(tmp_path):
+    config = tiny_mgm().config
+    config.save_pretrained(tmp_path)
+    again = MGMConfig.from_pretrained(tmp_path)
+    parts = ("text_config", "vision_config", "vision_aux_config")
+    assert [getattr(again, part).model_type for part in parts] == ["gemma", "clip_vision_model", "convnext"]
+    for part in parts:
+        assert getattr(again, part).to_dict() == getattr(config, part).to_dict()
+    assert (again.image_size_aux, again.image_token_id) == (config.image_size_aux, config.image_token_id)
+    assert not json.loads((tmp_path / "config.json").read_text()).get("auto_map")  # no remote code
+
+
+def test_a_saved_processor_comes_back_and_prepares_the_same(tmp_path):
+    processor = tiny_processor()
+    processor.save_pretrained(tmp_path / "p")
+    again = AutoProcessor.from_pretrained(tmp_path / "p")
+    assert type(again) is MGMProcessor
+    assert (again.image_token_id, again.num_image_tokens) == (processor.image_token_id, NUM_IMAGE_TOKENS)
+    segments = [("<image>\nHow many?", False), ("two\n", True)]
+    assert again.encode(segments) == processor.encode(segments)
+    image = Image.open(save_image(tmp_path / "a.png")).convert("RGB")
+    assert torch.equal(again.pixels([image]), processor.pixels([image]))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Three folders as they come from a hub: language model, CLIP, ConvNeXt."""
+    root = tmp_path_factory.mktemp("parts")
+    torch.manual_seed(3)
+    for family in ("gemma", "qwen2"):
+        language = AutoModelForCausalLM.from_config(text_config(family))
+        randomize(language)
+        language.save_pretrained(root / family)
+        tiny_tokenizer().save_pretrained(root / family)
+    for name, model in (("clip", CLIPVisionModel(vision_config())), ("convnext", ConvNextModel(vision_aux_config()))):
+        randomize(model)
+        model.save_pretrained(root / name)
+    size = vision_config().image_size
+    CLIPImageProcessorPil(size={"shortest_edge": size}, crop_size={"height": size, "width": size}).save_pretrained(
+        root / "clip"
+    )
+    return root
+
+
+def assembled(parts, family: str = "gemma", **changes):
+    arguments = {
+        "language_model": str(parts / family),
+        "vision_tower": str(parts / "clip"),
+        "vision_tower_aux": str(parts / "convnext"),
+        "image_size_aux": IMAGE_SIDE,
+        "image_token": IMAGE_TOKEN,
+        "dtype": "float32",
+    }
+    return assemble(**arguments | changes)
+
+
+@pytest.mark.parametrize("family", ["gemma", "qwen2"])
+def test_an_assembled_model_is_made_of_its_parts(parts, family):
+    model, processor = assembled(parts, family)
+    sources = (
+        (model.model.vision_tower, CLIPVisionModel.from_pretrained(parts / "clip")),
+        (model.model.vision_tower_aux, ConvNextModel.from_pretrained(parts / "convnext")),
+        (model.model.language_model, AutoModelForCausalLM.from_pretrained(parts / family).model),
+    )
+    for module, source in sources:
+        found, expected = module.state_dict(), source.state_dict()
+        assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert processor.num_image_tokens == NUM_IMAGE_TOKENS
+    assert model.config.image_token_id == processor.image_token_id
+
+
+@pytest.mark.parametrize("family", ["gemma", "qwen2"])
+def test_an_assembled_model_survives_saving_and_reads_text_as_the_language_model_does(parts, family, tmp_path):
+    model, processor = assembled(parts, family)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    again = MGMForConditionalGeneration.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(again), logits(model.eval()))
+    assert not [path for pattern in PICKLES for path in tmp_path.rglob(pattern)]
+    ids = torch.randint(10, 200, (1, 7))
+    with torch.inference_mode():
+        text = AutoModelForCausalLM.from_pretrained(parts / family).eval()(input_ids=ids).logits
+        torch.testing.assert_close(again(input_ids=ids).logits, text)
+
+
+def test_the_image_processor_is_clips_at_the_high_resolution(parts, tmp_path):
+    _, processor = assembled(parts)
+    image = Image.new("RGB", (50, 20), (255, 0, 0))
+    values = processor.pixels([image])[0]
+    assert values.shape == (3, IMAGE_SIDE, IMAGE_SIDE)
+    mean, std = (torch.tensor(v) for v in (processor.image_processor.image_mean, processor.image_processor.image_std))
+    centre = values[:, IMAGE_SIDE // 2, IMAGE_SIDE // 2] * std + mean
+    torch.testing.assert_close(centre, torch.tensor([1.0, 0.0, 0.0]), atol=1e-3, rtol=0)
+    assert values[:, 2].abs().max() < 0.05  # padded with the mean colour
+
+
+def test_the_new_layers_follow_the_seed(parts):
+    def weights(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        model, _ = assembled(parts)
+        return [*model.model.projector.parameters(), *model.model.patch_info_mining.parameters()]
+
+    first, same, other = weights(0), weights(0), weights(1)
+    assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_dtype_holds_for_every_weight(parts):
+    model, _ = assembled(parts, dtype="bfloat16")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_an_image_token_that_the_tokenizer_lacks_is_refused(parts):
+    for token in ("<unused12345>", "no token at all"):
+        with pytest.raises(InputError, match=f"image_token '{token}' is not in the tokenizer of .*; name one that is"):
+            assembled(parts, image_token=token)
+
+
+def test_a_whole_clip_with_its_text_tower_serves_as_the_vision_tower(parts, tmp_path):
+    text = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    whole = CLIPModel(CLIPConfig(vision_config=vision_config().to_dict(), text_config=text, projection_dim=8))
+    randomize(whole)
+    whole.save_pretrained(tmp_path)
+    CLIPImageProcessorPil.from_pretrained(parts / "clip").save_pretrained(tmp_path)
+    model, _ = assembled(parts, vision_tower=str(tmp_path))
+    images = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            model.model.vision_tower.eval()(images).last_hidden_state,
+            whole.eval().vision_model(images).last_hidden_state,
+        )
+
+
+def test_pickled_weights_are_refused(parts, tmp_path):
+    source = ConvNextModel.from_pretrained(parts / "convnext")
+    source.config.save_pretrained(tmp_path)
+    torch.save(source.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        assembled(parts, vision_tower_aux=str(tmp_path))

@@ -1,0 +1,155 @@
+"""The loss at supervised positions only equals the usual one over all logits."""
+
+import pytest
+import torch
+from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm
+from transformers import AutoModelForCausalLM
+
+from mgm.modeling_mgm import IGNORED
+
+LENGTH = NUM_IMAGE_TOKENS + 12
+
+
+def batch(model, rows: int = 3) -> dict[str, torch.Tensor]:
+    """Image, question, answer of a different length in each row, right padding."""
+    generator = torch.Generator().manual_seed(2)
+    config = model.config
+    input_ids = torch.randint(10, config.text_config.vocab_size, (rows, LENGTH), generator=generator)
+    input_ids[:, 1 : 1 + NUM_IMAGE_TOKENS] = config.image_token_id
+    labels, mask = torch.full_like(input_ids, IGNORED), torch.ones_like(input_ids)
+    for row in range(rows):
+        end = LENGTH - row
+        mask[row, end:] = 0
+        input_ids[row, end:] = config.pad_token_id
+        labels[row, LENGTH - 7 : end] = input_ids[row, LENGTH - 7 : end]
+    return {
+        "input_ids": input_ids,
+        "attention_mask": mask,
+        "labels": labels,
+        "pixel_values": pixels(rows, dtype=model.dtype),
+    }
+
+
+def full_logits_loss(model, inputs: dict) -> torch.Tensor:
+    """transformers' own causal language model on the same embeddings, with its own loss over all logits."""
+    captured = {}
+    hook = model.model.language_model.register_forward_pre_hook(
+        lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True
+    )
+    model(**inputs)
+    hook.remove()
+    language = AutoModelForCausalLM.from_config(model.config.text_config).to(model.dtype).eval()
+    language.model, language.lm_head = model.model.language_model, model.lm_head
+    return language(
+        inputs_embeds=captured["inputs_embeds"], attention_mask=inputs["attention_mask"], labels=inputs["labels"]
+    ).loss
+
+
+@pytest.mark.parametrize("family", ["gemma", "qwen2"])
+def test_the_loss_and_its_gradients_equal_the_full_logits_cross_entropy(family):
+    model = tiny_mgm(family)
+    inputs = batch(model)
+    loss, reference = model(**inputs).loss, full_logits_loss(model, inputs)
+    torch.testing.assert_close(loss, reference)
+    trained = [*model.model.projector.parameters(), *model.model.patch_info_mining.parameters(), model.lm_head.weight]
+    for a, b in zip(torch.autograd.grad(loss, trained), torch.autograd.grad(reference, trained), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_models_own_logits():
+    model = tiny_mgm()
+    inputs = batch(model)
+    labels = inputs["labels"]
+    with torch.inference_mode():
+        loss = model(**inputs).loss
+        logits = model(**{**inputs, "labels": None}).logits.log_softmax(-1)
+    picked = [
+        -logits[row, position - 1, labels[row, position]] for row, position in (labels != IGNORED).nonzero().tolist()
+    ]
+    torch.testing.assert_close(loss, torch.stack(picked).mean())
+
+
+def test_micro_batches_with_the_batchs_token_count_add_up_to_the_whole_batch():
+    model = tiny_mgm()
+    inputs = batch(model, rows=4)
+    items = (inputs["labels"] != IGNORED).sum()
+    with torch.inference_mode():
+        whole = model(**inputs).loss
+        micro = [
+            model(**{key: value[start:end] for key, value in inputs.items()}, num_items_in_batch=items).loss
+            for start, end in ((0, 1), (1, 3), (3, 4))
+        ]
+    torch.testing.assert_close(sum(micro), whole)
+
+
+def test_padding_carries_no_loss_and_changes_none():
+    model = tiny_mgm()
+    inputs = batch(model)
+    pad = torch.full((3, 5), model.config.pad_token_id)
+    wider = {
+        "input_ids": torch.cat([inputs["input_ids"], pad], 1),
+        "attention_mask": torch.cat([inputs["attention_mask"], torch.zeros_like(pad)], 1),
+        "labels": torch.cat([inputs["labels"], torch.full_like(pad, IGNORED)], 1),
+        "pixel_values": inputs["pixel_values"],
+    }
+    with torch.inference_mode():
+        torch.testing.assert_close(model(**wider).loss, model(**inputs).loss)
+
+
+def test_with_labels_no_full_logits_are_made():
+    model = tiny_mgm()
+    inputs = batch(model)
+    rows = []
+    model.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape))
+    with torch.inference_mode():
+        assert model(**inputs).logits is None
+    assert rows == [(int((inputs["labels"] != IGNORED).sum()), model.config.text_config.vocab_size)]
+
+
+@pytest.mark.parametrize("change", [-1, 1, -NUM_IMAGE_TOKENS])
+def test_a_wrong_number_of_image_tokens_is_refused_with_both_numbers(change):
+    model = tiny_mgm()
+    inputs = batch(model, rows=2)
+    ids = inputs["input_ids"]
+    start = 1 + NUM_IMAGE_TOKENS
+    if change > 0:
+        ids[0, start : start + change] = model.config.image_token_id
+    else:
+        ids[0, start + change : start] = 11
+    with pytest.raises(ValueError, match=f"2 images need 32 image tokens in input_ids, found {32 + change}$"):
+        model(**inputs)
+
+
+def test_text_alone_works_without_an_image():
+    model = tiny_mgm()
+    ids = torch.randint(10, 200, (2, 9))
+    with torch.inference_mode():
+        own = model(input_ids=ids, labels=ids).loss
+        language = AutoModelForCausalLM.from_config(model.config.text_config).eval()
+        language.model, language.lm_head = model.model.language_model, model.lm_head
+        torch.testing.assert_close(own, language(input_ids=ids, labels=ids).loss)
+
+
+def test_each_image_goes_into_its_own_row():
+    model = tiny_mgm()
+    inputs = batch(model)
+    with torch.inference_mode():
+        together = model(**{**inputs, "labels": None}).logits
+        for row in range(3):
+            alone = model(**{key: value[row : row + 1] for key, value in inputs.items() if key != "labels"}).logits
+            valid = inputs["attention_mask"][row].bool()
+            torch.testing.assert_close(together[row][valid], alone[0][valid], rtol=1e-4, atol=1e-4)
+
+
+def test_activation_checkpointing_changes_neither_loss_nor_gradients():
+    model = tiny_mgm().train()
+    inputs = batch(model)
+    trained = list(model.model.projector.parameters())
+    plain = model(**inputs).loss
+    expected = torch.autograd.grad(plain, trained)
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    assert model.model.language_model.is_activation_checkpointing
+    again = model(**inputs).loss
+    torch.testing.assert_close(again, plain)
+    for a, b in zip(torch.autograd.grad(again, trained), expected, strict=True):
+        torch.testing.assert_close(a, b)

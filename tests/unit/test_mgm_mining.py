@@ -1,0 +1,189 @@
+"""Patch info mining and the visual features, against slow computations that go patch by patch."""
+
+import math
+
+import pytest
+import torch
+from tiny_models import (
+    IMAGE_SIDE,
+    PATCHES,
+    mgm_config,
+    pixels,
+    randomize,
+    text_config,
+    tiny_mgm,
+    vision_aux_config,
+    vision_config,
+)
+from transformers import CLIPVisionConfig, ConvNextModel
+
+from mgm.configuration_mgm import MGMConfig
+from mgm.modeling_mgm import PatchInfoMining
+
+
+def normalised_linear(sequential, vector: torch.Tensor) -> torch.Tensor:
+    """LayerNorm and linear layer of one vector, written out."""
+    norm, linear = sequential
+    centred = vector - vector.mean()
+    scaled = centred / torch.sqrt((centred**2).mean() + norm.eps)
+    return linear.weight @ (scaled * norm.weight + norm.bias) + linear.bias
+
+
+def mined_patch_by_patch(mining, patches: torch.Tensor, sub_patches: torch.Tensor) -> torch.Tensor:
+    images = []
+    for b in range(patches.shape[0]):
+        mined = []
+        for n in range(patches.shape[1]):
+            query = normalised_linear(mining.query, patches[b, n])
+            keys = [normalised_linear(mining.key, sub) for sub in sub_patches[b, n]]
+            values = [normalised_linear(mining.value, sub) for sub in sub_patches[b, n]]
+            weights = [torch.exp(query @ key / math.sqrt(len(query))) for key in keys]
+            mined.append(sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights))
+        images.append(torch.stack(mined))
+    return torch.stack(images)
+
+
+@pytest.fixture
+def mining():
+    torch.manual_seed(1)
+    module = PatchInfoMining(6, 10).double()
+    randomize(module)
+    patches = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    sub_patches = torch.randn(2, 5, 4, 10, dtype=torch.float64, requires_grad=True)
+    return module, patches, sub_patches
+
+
+def test_mining_equals_a_loop_over_patches_and_sub_patches(mining):
+    module, patches, sub_patches = mining
+    torch.testing.assert_close(
+        module(patches, sub_patches), mined_patch_by_patch(module, patches, sub_patches), rtol=0, atol=1e-10
+    )
+
+
+def test_minings_gradients_equal_those_of_the_loop(mining):
+    module, patches, sub_patches = mining
+    sources = [patches, sub_patches, *module.parameters()]
+    weight = torch.randn(2, 5, 6, dtype=torch.float64)
+    fast = torch.autograd.grad((module(patches, sub_patches) * weight).sum(), sources)
+    slow = torch.autograd.grad((mined_patch_by_patch(module, patches, sub_patches) * weight).sum(), sources)
+    for a, b in zip(fast, slow, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    reached = [gradient.abs().max() > 1e-3 for gradient in fast]
+    assert sum(reached) == len(sources) - 2  # what is added to every key alike cancels in the softmax: its two biases
+
+
+def test_a_patch_looks_only_into_its_own_sub_patches_in_any_order(mining):
+    module, patches, sub_patches = mining
+    before = module(patches, sub_patches)
+    other = sub_patches.detach().clone()
+    other[0, 3] *= torch.randn(4, 10, dtype=torch.float64)
+    changed = (module(patches, other) - before).abs().amax(dim=-1) > 1e-9
+    assert changed.nonzero().tolist() == [[0, 3]]
+    torch.testing.assert_close(module(patches, sub_patches[:, :, [2, 0, 3, 1]]), before)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_mgm(dtype=torch.float64).model
+
+
+def test_sub_patches_are_grouped_by_the_patch_they_lie_in(model):
+    images = pixels(2, dtype=torch.float64)
+    with torch.inference_mode():
+        grouped = model.sub_patch_features(images)
+        # transformers' own list of ConvNeXt stages; the first entry is the embedding
+        stages = model.vision_tower_aux(images, output_hidden_states=True).hidden_states[1:]
+    m = IMAGE_SIDE // 4 // PATCHES
+    assert grouped.shape == (2, PATCHES**2, m**2, 8 + 12 + 16 + 24)
+    first = stages[0]  # already at the full resolution, so exact wherever it lies
+    for patch in range(PATCHES**2):
+        for sub in range(m**2):
+            row = patch // PATCHES * m + sub // m
+            column = patch % PATCHES * m + sub % m
+            torch.testing.assert_close(grouped[:, patch, sub, :8], first[:, :, row, column])
+
+
+def bilinear(stage: torch.Tensor, size: int, row: int, column: int) -> torch.Tensor:
+    """(B, C, h, h) → (B, C): the value at a pixel of the (size, size) image, between pixel centres."""
+    side = stage.shape[-1]
+
+    def neighbours(index: int) -> list[tuple[int, float]]:
+        place = max(0.0, (index + 0.5) * side / size - 0.5)
+        low = int(place)
+        return [(low, 1 - (place - low)), (min(low + 1, side - 1), place - low)]
+
+    return sum(wr * wc * stage[:, :, r, c] for r, wr in neighbours(row) for c, wc in neighbours(column))
+
+
+def test_coarser_stages_are_upsampled_to_the_first_and_stand_behind_it(model):
+    images = pixels(1, dtype=torch.float64)
+    with torch.inference_mode():
+        grouped = model.sub_patch_features(images)
+        stages = model.vision_tower_aux(images, output_hidden_states=True).hidden_states[1:]
+    size, m, offset = IMAGE_SIDE // 4, IMAGE_SIDE // 4 // PATCHES, 8
+    for stage in stages[1:]:
+        for row, column in ((0, 0), (3, 4), (7, 8), (15, 15), (2, 13)):
+            patch, sub = row // m * PATCHES + column // m, row % m * m + column % m
+            found = grouped[:, patch, sub, offset : offset + stage.shape[1]]
+            # upsampled in float32, as in training
+            torch.testing.assert_close(found, bilinear(stage, size, row, column), rtol=1e-5, atol=1e-4)
+        offset += stage.shape[1]
+    assert offset == grouped.shape[-1]
+
+
+def test_clip_sees_the_small_image_and_gives_one_feature_a_patch(model):
+    flat = torch.full((1, 3, IMAGE_SIDE, IMAGE_SIDE), 0.7, dtype=torch.float64)  # the same at any resolution
+    small = torch.full((1, 3, 8 * PATCHES, 8 * PATCHES), 0.7, dtype=torch.float64)
+    with torch.inference_mode():
+        features = model.clip_features(flat)
+        layers = model.vision_tower(small, output_hidden_states=True).hidden_states
+    assert features.shape == (1, PATCHES**2, 24)
+    torch.testing.assert_close(features, layers[len(layers) - 2][:, 1:], rtol=1e-5, atol=1e-6)
+
+
+def test_visual_tokens_are_the_projected_sum_of_patch_and_mined_features(model):
+    images = pixels(2, dtype=torch.float64)
+    with torch.inference_mode():
+        tokens = model.get_image_features(images)
+        patches, subs = model.clip_features(images), model.sub_patch_features(images)
+        first, _, second = model.projector
+        inner = (patches + mined_patch_by_patch(model.patch_info_mining, patches, subs)) @ first.weight.T + first.bias
+        gelu = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+        torch.testing.assert_close(tokens, gelu @ second.weight.T + second.bias, rtol=1e-8, atol=1e-8)
+
+
+def test_high_resolution_detail_that_clip_cannot_see_moves_the_tokens(model):
+    """A checkerboard of single pixels averages out at CLIP's half resolution."""
+    flat = torch.zeros(1, 3, IMAGE_SIDE, IMAGE_SIDE, dtype=torch.float64)
+    index = torch.arange(IMAGE_SIDE)
+    checkers = flat + ((index[:, None] + index) % 2 * 2 - 1)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.clip_features(checkers), model.clip_features(flat))
+        assert (model.get_image_features(checkers) - model.get_image_features(flat)).abs().max() > 1e-3
+
+
+def test_the_configuration_derives_its_grids_and_refuses_ones_that_do_not_meet():
+    config = mgm_config()
+    assert (config.patches_per_side, config.num_image_tokens, config.sub_patches_per_side) == (4, 16, 4)
+    assert config.aux_channels == 60
+    parts = {
+        "text_config": text_config("gemma"),
+        "vision_config": vision_config(),
+        "vision_aux_config": vision_aux_config(),
+    }
+    for side in (66, 72):  # not a multiple of ConvNeXt's patch; 18 features a side for 4 patches
+        with pytest.raises(ValueError, match=f"image_size_aux {side}.*whole multiple"):
+            MGMConfig(**parts, image_size_aux=side)
+
+
+def test_the_sizes_of_mgm_2b_are_those_of_the_paper():
+    config = MGMConfig(
+        vision_config=CLIPVisionConfig(image_size=336, patch_size=14, hidden_size=1024, num_attention_heads=16),
+        vision_aux_config={"model_type": "convnext", "hidden_sizes": [192, 384, 768, 1536]},
+        image_size_aux=768,
+    )
+    assert (config.num_image_tokens, config.sub_patches_per_side**2, config.aux_channels) == (576, 64, 2880)
+
+
+def test_the_high_resolution_tower_is_transformers_own(model):
+    assert type(model.vision_tower_aux) is ConvNextModel

@@ -1,0 +1,164 @@
+"""Configuration layers: what wins, what is refused, and how the refusal reads."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from errors import InputError
+from settings.code import modules_of
+from settings.datasets import resolve_dataset
+from settings.layers import experiment_names, merge_experiment
+from settings.schema import check_merged
+from settings.stages import SETTINGS_OF
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A copy of config/ in a folder of its own, as the current folder."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_experiment(project, text):
+    (project / "config/experiments/mine.yaml").write_text(text, encoding="utf-8")
+
+
+def test_every_experiment_in_the_repository_is_valid_and_resolves_for_every_stage(project):
+    for name in experiment_names():
+        config = merge_experiment(name, {})
+        images = resolve_dataset(config["dataset"])["images"]
+        for settings_of in SETTINGS_OF.values():
+            json.dumps(settings_of(config, images))
+
+
+def test_defaults_and_schema_name_the_same_keys(project):
+    defaults = yaml.safe_load((project / "config/config.yaml").read_text(encoding="utf-8"))
+    schema = yaml.safe_load((project / "config/schemas/config.schema.yaml").read_text(encoding="utf-8"))
+
+    def keys(properties, prefix=""):
+        for key, value in properties.items():
+            yield prefix + key
+            if "properties" in value:
+                yield from keys(value["properties"], f"{prefix}{key}.")
+
+    def flat(values, prefix=""):
+        for key, value in values.items():
+            yield prefix + key
+            if isinstance(value, dict):
+                yield from flat(value, f"{prefix}{key}.")
+
+    assert set(keys(schema["properties"])) == set(flat(defaults))
+
+
+def test_layers_win_in_the_order_defaults_model_experiment_command_line(project):
+    assert merge_experiment("baseline", {})["pretrain"]["learning_rate"] == 3.0e-3  # the tiny model's, not the default
+    write_experiment(project, "pretrain: {learning_rate: 0.25, epochs: 2}")
+    merged = merge_experiment("mine", {"pretrain": {"epochs": 3}})
+    assert (merged["pretrain"]["learning_rate"], merged["pretrain"]["epochs"]) == (0.25, 3)
+    assert merged["pretrain"]["lr_scheduler"] == "cosine"
+
+
+def test_a_new_experiment_is_a_file_and_no_code(project):
+    write_experiment(project, "recipe: baseline\n")
+    assert "mine" in experiment_names()
+    assert merge_experiment("mine", {})["recipe"] == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("finetune: {lora: {rnk: 8}}", "config/experiments/mine.yaml: unknown key 'finetune.lora.rnk'"),
+        ("pretrain: {learning_rat: 0.1}", "did you mean 'learning_rate'?"),
+        ("sede: 1", "unknown key 'sede'; did you mean 'seed'?"),
+        ("finetune: {epochs: two}", "'finetune.epochs' must be a number, found 'two'"),
+        ("pretrain: {learning_rate: 1e-4}", "YAML reads 1e-4 as text, write 1.0e-4"),
+        ("jsonl: {on_bad_image: ignore}", "'jsonl.on_bad_image' must be one of refuse, drop, found 'ignore'"),
+        ("gpus: 0", "gpus"),
+        ("model: gemma-9000b", "known are"),
+        ("- a list", "expected keys and values, found a list"),
+        ("a: [1", "not valid YAML"),
+    ],
+)
+def test_a_mistake_in_an_experiment_is_refused_with_file_key_and_remedy(project, text, message):
+    write_experiment(project, text)
+    with pytest.raises(InputError) as error:
+        merge_experiment("mine", {})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value) or "YAML" in message
+
+
+def test_a_mistake_on_the_command_line_names_the_command_line(project):
+    with pytest.raises(InputError, match="command line's --config: unknown key 'modle'; did you mean 'model'"):
+        merge_experiment("baseline", {"modle": "tiny"})
+
+
+def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}})
+    with pytest.raises(InputError, match="recipe: there is no .*nosuch.yaml; known are .*baseline"):
+        SETTINGS_OF["filter"](config, images)
+    with pytest.raises(InputError, match="finetune.deepspeed: there is no .*zero9.json; known are .*zero3_offload"):
+        SETTINGS_OF["finetune"](config, images)
+
+
+def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
+    with pytest.raises(InputError, match="'nowhere' is neither a folder nor one of shapes"):
+        resolve_dataset("nowhere")
+
+
+def test_a_folder_is_a_dataset_when_it_holds_one_jsonl(project):
+    folder = project / "meine Fotos ä"
+    folder.mkdir()
+    with pytest.raises(InputError, match="exactly one Data-Juicer .jsonl"):
+        resolve_dataset(str(folder))
+    (folder / "captions.jsonl").touch()
+    (folder / "instructions.json").touch()
+    resolved = resolve_dataset(str(folder))
+    assert resolved["name"] == "meine Fotos ä"
+    assert resolved["settings"]["finetune"]["file"] == str(folder / "instructions.json")
+    assert "evaluation" not in resolved["settings"]
+    (folder / "more.jsonl").touch()
+    with pytest.raises(InputError, match="captions.jsonl, more.jsonl"):
+        resolve_dataset(str(folder))
+
+
+def test_dataset_files_are_checked_too(project):
+    (project / "config/datasets/mine.yaml").write_text("pretrain: {file: a.jsonl, imags: b}", encoding="utf-8")
+    with pytest.raises(InputError, match="unknown key 'pretrain.imags'; did you mean 'images'"):
+        resolve_dataset("mine")
+
+
+def test_the_training_files_settings_change_when_the_project_is_moved(project, tmp_path, monkeypatch):
+    config = merge_experiment("baseline", {})
+    images = resolve_dataset("shapes")["images"]
+    here = SETTINGS_OF["jsonl"](config, images)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert SETTINGS_OF["jsonl"](config, images) != here
+
+
+def test_a_scripts_modules_are_found_through_other_modules_and_stop_at_the_stage():
+    def names(script):
+        return {path.name for path in modules_of(PROJECT / "workflow_scripts" / script)}
+
+    assert {"finetune.py", "stage.py", "modeling_mgm.py", "llava.py", "errors.py"} <= names("finetune.py")
+    assert not names("finetune.py") & {"pretrain.py", "recipe.py", "scenes.py", "vqa.py"}
+    assert not names("filter_data.py") & {"trainer.py", "modeling_mgm.py"}
+
+
+def test_schemas_are_valid_json_schemas():
+    from jsonschema import Draft202012Validator
+
+    for path in (PROJECT / "config/schemas").glob("*.yaml"):
+        Draft202012Validator.check_schema(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def test_a_model_without_a_part_is_refused():
+    with pytest.raises(InputError, match="key 'language_model' is missing"):
+        check_merged("m.yaml", {}, "model")

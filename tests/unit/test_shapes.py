@@ -1,0 +1,279 @@
+"""The embedded dataset is what it claims to be, by looking at the written files and nothing else."""
+
+import hashlib
+import io
+import random
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+from PIL import Image
+
+from errors import InputError
+from files import read_jsonl
+from formats.dj_jsonl import caption_of, read_dj_jsonl
+from formats.evaluation_jsonl import read_evaluation
+from formats.images import BadImage, load_image, locate_image
+from formats.llava import read_llava
+from shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
+from shapes.faults import mismatched_caption
+from shapes.scenes import COLORS, IMAGE_SIZE, POSITIONS, QUESTION_TYPES, SHAPES, describe, draw_scene, render
+
+RATES = {
+    "mismatched": 0.4,
+    "junk_text": 0.05,
+    "short_text": 0.05,
+    "duplicate": 0.05,
+    "tiny_image": 0.05,
+    "extreme_aspect": 0.05,
+    "truncated_image": 0.05,
+    "not_an_image": 0.05,
+}
+SPEC = ShapesSpec(seed=5, pretrain_pairs=200, finetune_instructions=60, evaluation_images=20, fault_rates=RATES)
+PART = re.compile(rf"an? ({'|'.join(COLORS)}) ({'|'.join(SHAPES)}) at the ({'|'.join(POSITIONS)})")
+
+
+def objects_in(caption: str) -> list[tuple[str, str, str]]:
+    """(colour, shape, position) of each object that a caption names."""
+    return PART.findall(caption)
+
+
+def seen_in(image: Image.Image) -> dict[str, str]:
+    """The colour of each quadrant that is not background, read off the pixels."""
+    half, found = IMAGE_SIZE // 2, {}
+    for index, position in enumerate(POSITIONS):
+        row, column = divmod(index, 2)
+        quadrant = image.crop((column * half, row * half, (column + 1) * half, (row + 1) * half))
+        counts = {rgb: count for count, rgb in quadrant.getcolors(half * half)}
+        color = max(COLORS, key=lambda name: counts.get(COLORS[name], 0))
+        if counts.get(COLORS[color], 0) > 200:
+            found[position] = color
+    return found
+
+
+def tree_hash(folder) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    write_shapes(SPEC, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(shapes):
+    """(row, ground truth, bytes of the image's file) of each pretraining pair, in order."""
+    rows = list(read_dj_jsonl(shapes / "pretrain.jsonl"))
+    truths = list(read_jsonl(shapes / "ground_truth.jsonl"))
+    return [(row, truth, (shapes / row["images"][0]).read_bytes()) for row, truth in zip(rows, truths, strict=True)]
+
+
+def of_fault(pairs, *faults: str) -> list[tuple[dict, dict, bytes]]:
+    return [pair for pair in pairs if pair[1]["fault"] in faults]
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def test_writing_twice_gives_the_same_bytes_and_another_seed_gives_others(shapes, tmp_path):
+    write_shapes(SPEC, tmp_path / "again")
+    assert tree_hash(tmp_path / "again") == tree_hash(shapes)
+    write_shapes(ShapesSpec(6, 20, 3, 1, {}), tmp_path / "other")
+    write_shapes(ShapesSpec(5, 20, 3, 1, {}), tmp_path / "same seed")
+    assert tree_hash(tmp_path / "other") != tree_hash(tmp_path / "same seed")
+
+
+def test_a_larger_dataset_begins_with_the_same_clean_pairs(shapes, tmp_path):
+    """Each row has its own generator, so a row does not depend on how many there are."""
+    write_shapes(ShapesSpec(5, 10, 6, 2, {}), tmp_path)
+    assert (tmp_path / "evaluation.jsonl").read_bytes() in (shapes / "evaluation.jsonl").read_bytes()
+    for name in ("images/evaluation/e000001.png", "images/finetune/f000001.png"):
+        assert (tmp_path / name).read_bytes() == (shapes / name).read_bytes()
+
+
+def test_every_fault_occurs_exactly_at_its_rate(pairs):
+    found = Counter(truth["fault"] for _, truth, _ in pairs)
+    expected = {fault: round(rate * SPEC.pretrain_pairs) for fault, rate in RATES.items()}
+    assert found == expected | {"clean": SPEC.pretrain_pairs - sum(expected.values())}
+    assert count_faults(assign_faults(SPEC)) == dict(found)
+
+
+def test_faults_are_spread_over_the_whole_dataset(pairs):
+    thirds = [Counter(truth["fault"] == "clean" for _, truth, _ in pairs[start::3])[True] for start in range(3)]
+    halves = [sum(truth["fault"] == "clean" for _, truth, _ in part) for part in (pairs[:100], pairs[100:])]
+    assert min(thirds) > 8 and min(halves) > 12
+
+
+def test_the_files_hold_what_was_asked_for(shapes, pairs):
+    assert [row["id"] for row, _, _ in pairs] == [truth["id"] for _, truth, _ in pairs]
+    assert len(pairs) == SPEC.pretrain_pairs
+    assert len(list(read_llava(shapes / "finetune.json"))) == SPEC.finetune_instructions
+    assert len(list(read_evaluation(shapes / "evaluation.jsonl"))) == SPEC.evaluation_images
+    assert len(list((shapes / "images").rglob("*.png"))) == SPEC.pretrain_pairs + 60 // 3 + SPEC.evaluation_images
+
+
+def test_ground_truth_describes_the_image_of_every_pair_that_has_one(pairs):
+    for _, truth, data in of_fault(pairs, "clean", "mismatched", "junk_text", "short_text", "duplicate"):
+        told = {position: color for color, _, position in objects_in(truth["caption"])}
+        assert told == seen_in(opened(data)), truth
+
+
+def test_captions_are_true_exactly_where_only_the_image_is_damaged(pairs):
+    for row, truth, _ in pairs:
+        is_true = caption_of(row["text"]) == truth["caption"]
+        assert is_true == (truth["fault"] not in ("mismatched", "junk_text", "short_text")), truth
+
+
+def test_mismatched_captions_never_describe_their_image_not_even_in_part(pairs):
+    for row, truth, data in of_fault(pairs, "mismatched"):
+        named, there = objects_in(caption_of(row["text"])), objects_in(truth["caption"])
+        assert named and there and not set(named) <= set(there)
+        assert set(seen_in(opened(data))) == {position for _, _, position in there}
+
+
+def test_no_other_scene_is_mistaken_for_a_mismatch_among_many():
+    for seed in range(1500):
+        rng = random.Random(seed)
+        scene = draw_scene(rng)
+        assert not set(objects_in(mismatched_caption(scene, rng))) <= set(objects_in(describe(scene)))
+
+
+def test_a_duplicate_equals_an_earlier_clean_pair_byte_for_byte(pairs):
+    earlier = set()
+    for row, truth, data in pairs:
+        if truth["fault"] == "duplicate":
+            assert (row["text"], data) in earlier
+        if truth["fault"] == "clean":
+            earlier.add((row["text"], data))
+
+
+def test_truncated_and_replaced_files_do_not_decode_and_all_others_do(shapes, pairs):
+    for row, truth, data in pairs:
+        path = locate_image(shapes, row["images"][0])
+        if truth["fault"] in ("truncated_image", "not_an_image"):
+            with pytest.raises(BadImage):
+                load_image(path)
+            assert data.startswith(b"\x89PNG" if truth["fault"] == "truncated_image" else b"<html>")
+        else:
+            load_image(path)
+
+
+def test_tiny_and_extreme_images_have_their_documented_shapes(pairs):
+    for _, truth, data in pairs:
+        if truth["fault"] in ("truncated_image", "not_an_image"):
+            continue
+        width, height = opened(data).size
+        if truth["fault"] == "tiny_image":
+            assert 6 <= width == height <= 24
+        elif truth["fault"] == "extreme_aspect":
+            assert 5.5 < max(width, height) / min(width, height) < 12.5  # widths are whole pixels
+        else:
+            assert (width, height) == (IMAGE_SIZE, IMAGE_SIZE)
+
+
+def test_junk_and_short_captions_name_no_object(pairs):
+    for row, truth, _ in of_fault(pairs, "junk_text", "short_text"):
+        caption = caption_of(row["text"])
+        assert not objects_in(caption) and len(caption) <= (8 if truth["fault"] == "short_text" else 1000)
+
+
+def right_answers(question: str, objects: list[tuple[str, str, str]]) -> set[str]:
+    """Every answer that is right for these objects, found by trying each object: an oracle of its own."""
+    if question == "How many objects are there?":
+        return {["zero", "one", "two", "three"][len(objects)]}
+    if match := re.fullmatch(r"What color is the (\w+)\?", question):
+        return {color for color, shape, _ in objects if shape == match[1]}
+    if match := re.fullmatch(r"What shape is the (\w+) object\?", question):
+        return {shape for color, shape, _ in objects if color == match[1]}
+    if match := re.fullmatch(r"Where is the (\w+) (\w+)\?", question):
+        return {position for color, shape, position in objects if (color, shape) == match.groups()}
+    match = re.fullmatch(r"Is there an? (\w+) (\w+)\?", question)
+    return {"yes" if any((color, shape) == match.groups() for color, shape, _ in objects) else "no"}
+
+
+def test_every_held_out_question_has_one_right_answer_and_it_is_given(shapes):
+    for row in read_evaluation(shapes / "evaluation.jsonl"):
+        objects = [(item["color"], item["shape"], item["position"]) for item in row["objects"]]
+        assert objects_in(row["captions"][0]) == objects
+        assert {position: color for color, _, position in objects} == seen_in(load_image(shapes / row["image"]))
+        assert [question["type"] for question in row["questions"]] == list(QUESTION_TYPES)
+        for question in row["questions"]:
+            assert right_answers(question["question"], objects) == {question["answer"]}
+
+
+def test_every_instruction_has_the_one_right_answer_for_its_image(shapes):
+    kinds = Counter()
+    for row in read_llava(shapes / "finetune.json"):
+        question = row["conversations"][0]["value"].removeprefix("<image>\n")
+        answer = row["conversations"][1]["value"]
+        quadrants = seen_in(load_image(shapes / row["image"]))
+        kinds[question.split()[0], question.split()[1]] += 1
+        if "many" in question:
+            assert answer == ["zero", "one", "two", "three"][len(quadrants)]
+        elif "color" in question:
+            assert answer in quadrants.values()
+        elif match := re.match(r"Where is the (\w+)", question):
+            assert quadrants[answer] == match[1]
+        elif match := re.match(r"What shape is the (\w+)", question):
+            assert match[1] in quadrants.values()
+        elif answer == "yes":
+            assert re.match(r"Is there an? (\w+)", question)[1] in quadrants.values()
+    assert sorted(kinds.values()) == [12] * 5  # the five types in equal parts
+
+
+@cache
+def many_scenes() -> list:
+    return [draw_scene(random.Random(seed)) for seed in range(2000)]
+
+
+def test_scenes_keep_their_objects_apart_and_use_everything_there_is():
+    for scene in many_scenes():
+        for values in zip(*((o.color, o.shape, o.position) for o in scene.objects), strict=True):
+            assert len(set(values)) == len(scene.objects)
+    names = [item for scene in many_scenes() for item in scene.objects]
+    assert {(item.color, item.shape) for item in names} == {(c, s) for c in COLORS for s in SHAPES}
+    shares = [sum(len(scene.objects) == n for scene in many_scenes()) / 2000 for n in (1, 2, 3)]
+    assert shares == pytest.approx([0.45, 0.4, 0.15], abs=0.04)
+
+
+def test_a_caption_tells_everything_and_in_reading_order():
+    for scene in many_scenes():
+        told = [(item.color, item.shape, item.position) for item in scene.objects]
+        assert objects_in(describe(scene)) == told
+        assert [POSITIONS.index(position) for _, _, position in told] == sorted(
+            POSITIONS.index(position) for _, _, position in told
+        )
+        assert "a orange" not in describe(scene) and "an orange" in describe(scene) or "orange" not in describe(scene)
+
+
+def test_an_object_is_drawn_where_its_caption_says():
+    for scene in many_scenes()[:60]:
+        assert seen_in(render(scene)) == {item.position: item.color for item in scene.objects}
+
+
+@pytest.mark.parametrize(
+    ("rates", "says"),
+    [
+        ({"blurred": 0.1}, "unknown fault ['blurred']; known are"),
+        ({"mismatched": 0.7, "duplicate": 0.4}, "at least one pair must stay clean"),
+        ({"duplicate": 1.0}, "at least one pair must stay clean"),
+        ({"mismatched": -0.1}, "no rate may be negative"),
+    ],
+)
+def test_impossible_fault_rates_are_refused(rates, says):
+    with pytest.raises(InputError) as error:
+        ShapesSpec(0, 10, 0, 0, rates)
+    assert says in str(error.value)
+
+
+def test_nearly_everything_may_be_faulty(tmp_path):
+    write_shapes(ShapesSpec(0, 10, 1, 1, {"duplicate": 0.9}), tmp_path)
+    assert len({(tmp_path / row["images"][0]).read_bytes() for row in read_dj_jsonl(tmp_path / "pretrain.jsonl")}) == 1

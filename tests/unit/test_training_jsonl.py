@@ -1,0 +1,158 @@
+import json
+import sys
+from collections import Counter
+
+import pytest
+import yaml
+from tiny_models import save_image
+
+import write_jsonl
+from errors import InputError
+from files import read_json, read_jsonl, sha256_of
+from files import write_jsonl as write_rows
+from formats.dj_jsonl import text_of
+from formats.llava import conversation, read_llava
+from formats.training_jsonl import caption_rows, write_training_jsonl
+
+TEXT_ONLY = {"id": "text", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}
+FAULTS = {"missing.png": "missing", "../outside.png": "outside", "zero.png": "empty", "page.png": "undecodable"}
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "Bilder von heute é"
+    save_image(root / "a.png")
+    save_image(root / "b.png")
+    save_image(tmp_path / "outside.png")
+    (root / "zero.png").touch()
+    (root / "page.png").write_text("<html>")
+    return root
+
+
+def rows_about(*images: str) -> list[dict]:
+    return [conversation(f"r{index}", image, "Q", "A") for index, image in enumerate(images)]
+
+
+def write(rows, root, output, on_bad_image="refuse", max_samples=1000, seed=0) -> dict:
+    return write_training_jsonl(rows, root, output, on_bad_image, max_samples, seed, threads=2)
+
+
+def adds_up(summary: dict) -> bool:
+    return summary["rows_in"] == summary["rows_out"] + sum(summary["dropped"].values())
+
+
+def test_paths_become_absolute_and_everything_else_stays(root, tmp_path):
+    rows = rows_about("a.png", "b.png", "a.png")
+    summary = write(rows, root, tmp_path / "out.jsonl")
+    written = list(read_llava(tmp_path / "out.jsonl"))
+    assert [row["image"] for row in written] == [str(root / row["image"]) for row in rows]
+    assert [row | {"image": ""} for row in written] == [row | {"image": ""} for row in rows]
+    assert summary == {"rows_in": 3, "rows_out": 3, "dropped": {}}
+
+
+def test_text_only_rows_pass_as_they_are(root, tmp_path):
+    assert write([TEXT_ONLY], root, tmp_path / "out.jsonl")["rows_out"] == 1
+    assert list(read_jsonl(tmp_path / "out.jsonl")) == [TEXT_ONLY]
+
+
+def test_refusing_names_rows_paths_and_reasons_and_writes_nothing(root, tmp_path):
+    with pytest.raises(InputError) as error:
+        write(rows_about("a.png", *FAULTS), root, tmp_path / "out.jsonl")
+    assert "4 of 5 rows" in str(error.value) and "jsonl.on_bad_image: drop" in str(error.value)
+    for index, (image, reason) in enumerate(FAULTS.items(), start=1):
+        assert f"row r{index}, {image}: {reason}: " in str(error.value)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_refusing_leaves_an_earlier_output_alone(root, tmp_path):
+    write(rows_about("a.png"), root, tmp_path / "out.jsonl")
+    before = sha256_of(tmp_path / "out.jsonl")
+    with pytest.raises(InputError):
+        write(rows_about("missing.png"), root, tmp_path / "out.jsonl")
+    assert sha256_of(tmp_path / "out.jsonl") == before
+
+
+def test_a_long_list_of_bad_rows_is_cut_and_says_so(root, tmp_path):
+    with pytest.raises(InputError) as error:
+        write(rows_about(*["missing.png"] * 9), root, tmp_path / "out.jsonl")
+    assert "9 of 9 rows" in str(error.value) and "row r4," in str(error.value) and "row r5," not in str(error.value)
+    assert "…" in str(error.value)
+
+
+def test_dropping_counts_every_reason_and_the_counts_add_up(root, tmp_path):
+    rows = rows_about("a.png", *FAULTS, "page.png", "b.png") + [TEXT_ONLY]
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_image="drop")
+    assert summary["dropped"] == {"empty": 1, "missing": 1, "outside": 1, "undecodable": 2}
+    assert adds_up(summary)
+    assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["r0", "r6", "text"]
+
+
+def test_more_rows_than_max_samples_are_sampled_by_the_seed_in_the_order_of_the_input(root, tmp_path):
+    rows = rows_about(*["a.png"] * 200)
+
+    def chosen(seed: int) -> list[str]:
+        summary = write(rows, root, tmp_path / "out.jsonl", max_samples=20, seed=seed)
+        assert summary == {"rows_in": 200, "rows_out": 20, "dropped": {"over_max_samples": 180}}
+        return [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")]
+
+    first = chosen(0)
+    assert first == chosen(0) != chosen(1)
+    assert first == sorted(set(first), key=lambda identifier: int(identifier[1:]))
+    picked = Counter(identifier for seed in range(60) for identifier in chosen(seed))
+    assert len(picked) > 190  # every row has its chance, the last ones too
+
+
+def test_sampling_happens_after_bad_rows_were_dropped(root, tmp_path):
+    rows = rows_about(*["missing.png"] * 5, *["a.png"] * 5)
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_image="drop", max_samples=4)
+    assert summary["rows_out"] == 4 and adds_up(summary)
+    assert summary["dropped"] == {"missing": 5, "over_max_samples": 1}
+
+
+def test_caption_rows_say_the_caption_and_ask_nothing():
+    pair = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
+    (row,) = caption_rows([pair])
+    assert row == conversation("1", "a.png", "", "a red circle")
+
+
+@pytest.fixture
+def run(root, tmp_path, monkeypatch):
+    """Runs the script on one pair and two instructions; returns its output folder."""
+
+    def run(instructions: list[dict], **changes):
+        settings = {
+            "pretrain_images": str(root),
+            "finetune_images": str(root),
+            "on_bad_image": "refuse",
+            "max_samples": 10,
+            "seed": 0,
+            "cpu_threads": 1,
+        }
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings | changes))
+        write_rows(tmp_path / "filtered.jsonl", [{"id": "p", "text": text_of("a red circle"), "images": ["a.png"]}])
+        (tmp_path / "finetune.json").write_text(json.dumps(instructions))
+        paths = {"config": "config.yaml", "filtered": "filtered.jsonl", "instructions": "finetune.json"}
+        flags = [part for flag, name in paths.items() for part in (f"--{flag}", str(tmp_path / name))]
+        monkeypatch.setattr(sys, "argv", ["write_jsonl.py", *flags, "--output-dir", str(tmp_path / "out")])
+        write_jsonl.main()
+        return tmp_path / "out"
+
+    return run
+
+
+def test_the_script_writes_both_files_and_a_summary_that_adds_up(run, tmp_path):
+    out = run([*rows_about("a.png", "b.png"), TEXT_ONLY])
+    assert [row["id"] for row in read_llava(out / "pretrain.jsonl")] == ["p"]
+    assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r1", "text"]
+    summary = read_json(out / "summary.json")
+    assert adds_up(summary["pretrain"]) and adds_up(summary["finetune"])
+    assert summary["inputs"]["filtered"] == sha256_of(tmp_path / "filtered.jsonl")
+
+
+def test_the_script_ends_in_one_line_when_nothing_is_left_to_train_on(run, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        run(rows_about("missing.png"), on_bad_image="drop")
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: no row of finetune is left") and "missing" in error and error.count("\n") == 1
+    assert not (tmp_path / "out" / "summary.json").exists()

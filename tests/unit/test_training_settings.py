@@ -1,0 +1,84 @@
+import itertools
+import re
+
+import pytest
+import yaml
+
+from errors import InputError
+from training.settings import LoraSettings, check_batch, load_training_settings
+
+SETTINGS = {
+    "seed": 0,
+    "gpus": 2,
+    "cpu_threads": None,
+    "template": "gemma",
+    "global_batch_size": 32,
+    "micro_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "epochs": 1,
+    "learning_rate": 1.0e-3,
+    "lr_scheduler": "cosine",
+    "warmup_ratio": 0.03,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "max_length": 2048,
+    "precision": "auto",
+    "activation_checkpointing": True,
+    "save_steps": 100,
+    "log_steps": 1,
+    "loader_workers": 4,
+    "deepspeed": {"zero_optimization": {"stage": 2}},
+}
+LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "bias": "none", "targets": ["q_proj", "v_proj"]}
+
+
+def refusal(*sizes: int) -> str | None:
+    try:
+        check_batch(*sizes)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_exactly_the_factorisations_of_the_global_batch_pass():
+    for global_batch, micro, accumulation, gpus in itertools.product((1, 8, 12, 64), *[(1, 2, 3, 4, 8)] * 3):
+        accepted = refusal(global_batch, micro, accumulation, gpus) is None
+        assert accepted == (global_batch == micro * accumulation * gpus)
+
+
+def test_a_wrong_accumulation_gets_the_one_that_holds():
+    for global_batch, micro, gpus in itertools.product((8, 24, 64, 128), (1, 2, 4), (1, 2)):
+        message = refusal(global_batch, micro, 1000, gpus)
+        assert f"{micro * 1000 * gpus}" in message
+        remedy = int(re.search(r"set gradient_accumulation_steps: (\d+)$", message)[1])
+        assert refusal(global_batch, micro, remedy, gpus) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nearest"),
+    [((100, 8, 12, 1), "96 or 104"), ((7, 2, 1, 2), "4 or 8"), ((3, 8, 1, 1), "8"), ((250, 16, 1, 2), "224 or 256")],
+)
+def test_an_impossible_global_batch_gets_the_nearest_possible_ones(sizes, nearest):
+    message = refusal(*sizes)
+    assert message.startswith(f"global_batch_size {sizes[0]} is not micro_batch_size {sizes[1]} × ")
+    assert message.endswith(f"choose a global_batch_size of {nearest}")
+    for choice in map(int, re.findall(r"\d+", message.split("global_batch_size of")[1])):
+        micro, gpus = sizes[1], sizes[3]
+        assert refusal(choice, micro, choice // (micro * gpus), gpus) is None
+
+
+def test_a_settings_file_loads_with_and_without_lora(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(SETTINGS))
+    assert load_training_settings(path).lora is None
+    path.write_text(yaml.safe_dump(SETTINGS | {"lora": LORA}))
+    settings = load_training_settings(path)
+    assert settings.lora == LoraSettings(**LORA)
+    assert settings.deepspeed == SETTINGS["deepspeed"] and settings.learning_rate == 1e-3
+
+
+def test_a_settings_file_is_refused_before_anything_is_loaded(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(SETTINGS | {"gradient_accumulation_steps": 2}))
+    with pytest.raises(InputError, match="set gradient_accumulation_steps: 4"):
+        load_training_settings(path)

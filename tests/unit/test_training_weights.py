@@ -1,0 +1,157 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import randomize, tiny_mgm
+
+from errors import InputError
+from finetune import add_lora
+from pretrain import save_projector, train_projector_only
+from training.settings import LoraSettings
+from training.trained_weights import (
+    BrokenWeights,
+    check_weights,
+    full_shapes,
+    gather,
+    load_projector,
+    projector_parameters,
+    save_weights,
+)
+
+NAMES = {
+    f"patch_info_mining.{part}.{layer}.{kind}"
+    for part in ("query", "key", "value")
+    for layer in "01"
+    for kind in ("weight", "bias")
+} | {f"projector.{layer}.{kind}" for layer in "02" for kind in ("weight", "bias")}
+LORA = LoraSettings(r=4, alpha=8, dropout=0.0, bias="none", targets=["q_proj", "v_proj"])
+
+
+def good() -> dict[str, torch.Tensor]:
+    return {
+        "projector.0.weight": torch.ones(3, 4),
+        "a.lora_A.weight": torch.ones(2, 4),
+        "a.lora_B.weight": torch.ones(4, 2),
+        "b.lora_B.weight": torch.zeros(4, 2),
+    }
+
+
+SHAPES = {name: tensor.shape for name, tensor in good().items()}
+
+
+def complaint(**changes: torch.Tensor) -> str:
+    weights = good() | {name.replace("_dot_", "."): tensor for name, tensor in changes.items()}
+    with pytest.raises(BrokenWeights) as error:
+        check_weights({name: tensor for name, tensor in weights.items() if tensor is not None}, SHAPES)
+    return str(error.value)
+
+
+def test_good_weights_pass_and_one_moved_lora_b_is_enough():
+    check_weights(good(), SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (None, "tensor projector.0.weight is missing (1 in all)"),
+        (torch.empty(0), "tensor projector.0.weight has shape (0,) instead of (3, 4)"),
+        (torch.ones(4, 3), "tensor projector.0.weight has shape (4, 3) instead of (3, 4)"),
+        (torch.full((3, 4), torch.nan), "tensor projector.0.weight holds values that are not finite"),
+        (torch.tensor([[1.0] * 4, [1.0] * 4, [1.0, 1.0, 1.0, -torch.inf]]), "not finite"),
+    ],
+)
+def test_missing_empty_misshapen_and_not_finite_tensors_are_named(tensor, says):
+    assert says in complaint(projector_dot_0_dot_weight=tensor)
+
+
+def test_lora_that_never_moved_is_refused():
+    assert "every lora_B matrix is zero" in complaint(a_dot_lora_B_dot_weight=torch.zeros(4, 2))
+
+
+def test_a_fresh_lora_adapter_is_one_that_never_moved(tmp_path):
+    model = tiny_mgm()
+    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, LORA, tmp_path / "projector.safetensors")
+    trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
+    with pytest.raises(BrokenWeights, match="every lora_B matrix is zero"):
+        check_weights(gather(trained), full_shapes(trained))
+    randomize(wrapped.base_model.model.model.language_model)
+    check_weights(gather(trained), full_shapes(trained))
+
+
+def test_projector_parameters_keep_their_names_whatever_wraps_the_model(tmp_path):
+    model = tiny_mgm()
+    assert set(projector_parameters(model)) == NAMES == set(projector_parameters(model.model))
+    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    assert set(projector_parameters(add_lora(model, LORA, tmp_path / "projector.safetensors"))) == NAMES
+
+
+def test_stage_1_trains_exactly_projector_and_mining_from_the_seed(tmp_path):
+    models = []
+    for _ in range(2):
+        model = tiny_mgm()
+        torch.manual_seed(7)
+        models.append(train_projector_only(model))
+    trained = {name for name, p in models[0].named_parameters() if p.requires_grad}
+    assert trained == {f"model.{name}" for name in NAMES}
+    for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(first, second)
+    before = projector_parameters(tiny_mgm())
+    assert all(
+        not torch.equal(parameter, before[name])
+        for name, parameter in projector_parameters(models[0]).items()
+        if name.endswith("weight") and parameter.dim() == 2
+    )
+
+
+def test_stage_2_trains_lora_in_the_language_model_and_the_projector_and_nothing_else(tmp_path):
+    model = tiny_mgm()
+    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, LORA, tmp_path / "projector.safetensors")
+    trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
+    lora = {name for name in trained if "lora_" in name}
+    assert all(any(name.endswith(part) for part in NAMES) for name in trained - lora)
+    assert len(trained - lora) == len(NAMES)
+    assert len(lora) == 2 * 2 * 2  # A and B of two projections in two layers
+    assert all(".language_model.layers." in name for name in lora)  # CLIP's projections have the same names
+
+
+def test_a_saved_projector_comes_back_into_another_model(tmp_path):
+    source, target = tiny_mgm(), tiny_mgm()
+    randomize(source.model.projector, seed=5)
+    randomize(source.model.patch_info_mining, seed=6)
+    weights = {name: p for name, p in source.named_parameters() if p.requires_grad and name[6:] in NAMES}
+    save_projector(source, gather(weights), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"projector.safetensors"}
+    load_projector(target, tmp_path / "projector.safetensors")
+    expected = projector_parameters(source)
+    for name, parameter in projector_parameters(target).items():
+        assert torch.equal(parameter, expected[name])
+    assert torch.equal(target.lm_head.weight, tiny_mgm().lm_head.weight)
+
+
+def test_a_projector_of_another_model_is_refused_and_changes_nothing(tmp_path):
+    model = tiny_mgm()
+    weights = gather(projector_parameters(model))
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    incomplete = {name: tensor for name, tensor in weights.items() if name != "projector.2.bias"}
+    misshapen = weights | {"projector.2.bias": torch.zeros(7)}
+    for number, wrong in enumerate((incomplete, misshapen, weights | {"extra": torch.zeros(1)})):
+        path = tmp_path / f"{number}.safetensors"
+        save_weights(wrong, path)
+        with pytest.raises(InputError, match="does not fit this model; .*run pretrain again"):
+            load_projector(model, path)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in projector_parameters(model).items())
+
+
+def test_saved_weights_are_safetensors_with_every_value(tmp_path):
+    weights = {"a": torch.randn(3, 4), "b": torch.randn(2).bfloat16()}
+    save_weights(weights, tmp_path / "new" / "w.safetensors")
+    again = load_file(tmp_path / "new" / "w.safetensors")
+    assert again.keys() == weights.keys() and all(torch.equal(again[name], weights[name]) for name in weights)
+
+
+def test_gathered_weights_are_copies():
+    model = tiny_mgm()
+    weights = gather(projector_parameters(model))
+    weights["projector.0.bias"] += 1
+    assert not torch.equal(weights["projector.0.bias"], model.model.projector[0].bias)

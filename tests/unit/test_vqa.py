@@ -1,0 +1,103 @@
+import json
+import sys
+
+import pytest
+
+import evaluate_vqa
+from evaluation.groups import read_pairs
+from evaluation.vqa import evaluate_answers, normalise
+from files import read_json, write_jsonl
+
+
+def answer(identifier, kind, prediction, truth="red", model="finetune", images="own") -> dict:
+    row = {"id": identifier, "model": model, "images": images, "type": kind, "question": f"{kind}?"}
+    return row | {"answer": truth, "prediction": prediction}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("Red", "red"),
+        ("  top   left.\n", "top left"),
+        ("The top left", "top left"),
+        ("on the table", "on table"),
+        ("A.", "a"),
+        ("an orange circle", "orange circle"),
+        ("3.5", "3.5"),
+        ("", ""),
+    ],
+)
+def test_normalisation(raw, expected):
+    assert normalise(raw) == expected
+    assert normalise(normalise(raw)) == expected
+
+
+def run(tmp_path, monkeypatch, rows) -> dict:
+    write_jsonl(tmp_path / "answers.jsonl", rows)
+    arguments = ["--answers", tmp_path / "answers.jsonl", "--output", tmp_path / "metrics.json"]
+    monkeypatch.setattr(sys, "argv", ["evaluate_vqa.py", *map(str, arguments)])
+    evaluate_vqa.main()
+    return read_json(tmp_path / "metrics.json")
+
+
+def test_accuracy_overall_is_micro_and_per_type_is_its_own(tmp_path, monkeypatch):
+    own = [answer("1", "color", "Red."), answer("2", "color", "blue"), answer("3", "color", "red")]
+    own += [answer("1", "count", "two", truth="two")]
+    shuffled = [row | {"images": "shuffled", "prediction": "blue"} for row in own]
+    metrics = run(tmp_path, monkeypatch, own + shuffled)
+    means = {name: estimate["mean"] for name, estimate in metrics["groups"]["finetune/own"].items()}
+    assert means == {"vqa_accuracy": 0.75, "vqa_accuracy_color": pytest.approx(2 / 3), "vqa_accuracy_count": 1.0}
+    assert metrics["groups"]["finetune/shuffled"]["vqa_accuracy"]["mean"] == 0
+    assert metrics["groups"]["finetune/difference"]["vqa_accuracy"]["mean"] == 0.75
+    assert metrics["questions"] == 4
+
+
+def test_difference_is_paired_whatever_the_order_of_rows(tmp_path):
+    """Own and shuffled are right on the same questions, so every resample of the difference is 0."""
+    own = [answer(str(i), "color", "red" if i % 3 else "blue") for i in range(30)]
+    shuffled = [row | {"images": "shuffled"} for row in reversed(own)]
+    write_jsonl(tmp_path / "answers.jsonl", shuffled + own)
+    models = read_pairs(tmp_path / "answers.jsonl", ("id", "type", "question"))
+    difference = evaluate_answers(models, samples=200, seed=0)["groups"]["finetune/difference"]["vqa_accuracy"]
+    assert (difference["mean"], difference["low"], difference["high"]) == (0, 0, 0)
+
+
+def test_each_model_has_its_groups_and_empty_answers_are_counted(tmp_path, monkeypatch):
+    rows = [
+        answer("1", "color", prediction, model=model, images=images)
+        for model, prediction in (("pretrain", " "), ("finetune", "red"))
+        for images in ("own", "shuffled")
+    ]
+    metrics = run(tmp_path, monkeypatch, rows)
+    assert len(metrics["groups"]) == 6
+    assert metrics["counts"]["pretrain/own"] == {"answers": 1, "empty": 1}
+    assert metrics["counts"]["finetune/own"] == {"answers": 1, "empty": 0}
+
+
+def test_no_questions_is_not_a_failure(tmp_path, monkeypatch):
+    metrics = run(tmp_path, monkeypatch, [])
+    assert metrics["questions"] == 0 and metrics["groups"] == {}
+
+
+def test_missing_control_is_named(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, monkeypatch, [answer("1", "color", "red")])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err
+    assert "finetune has 1 rows on own images and 0 on shuffled" in message and "generate" in message
+    assert not (tmp_path / "metrics.json").exists()
+
+
+def test_missing_file_names_the_rule(tmp_path, monkeypatch, capsys):
+    paths = ["--answers", tmp_path / "no.jsonl", "--output", tmp_path / "metrics.json"]
+    monkeypatch.setattr(sys, "argv", ["evaluate_vqa.py", *map(str, paths)])
+    with pytest.raises(SystemExit):
+        evaluate_vqa.main()
+    assert "no.jsonl does not exist; run the rule generate" in capsys.readouterr().err
+
+
+def test_same_answers_same_bytes(tmp_path, monkeypatch):
+    rows = [
+        answer(str(i), "color", "red" if i % 2 else "blue", images=s) for s in ("own", "shuffled") for i in range(9)
+    ]
+    assert json.dumps(run(tmp_path, monkeypatch, rows)) == json.dumps(run(tmp_path, monkeypatch, rows))

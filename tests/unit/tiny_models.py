@@ -1,0 +1,110 @@
+"""Tiny random models and a real Gemma tokenizer that the unit tests share; nothing is downloaded."""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from PIL import Image
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    ConvNextConfig,
+    GemmaConfig,
+    GemmaTokenizer,
+    Qwen2Config,
+)
+
+from foundation.tiny_tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
+from mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+
+torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
+
+IMAGE_SIDE = 64  # px that the model is given: 16 × 16 ConvNeXt features
+PATCHES = 4  # CLIP patches a side: 16 image tokens, each with 4 × 4 sub-patches
+NUM_IMAGE_TOKENS = PATCHES**2
+
+
+@cache
+def tiny_tokenizer() -> GemmaTokenizer:
+    corpus = ["What color is the circle? a red circle at the top left", "How many objects are there? two", "user model"]
+    return train_gemma_tokenizer(corpus, [])
+
+
+def text_config(family: str) -> GemmaConfig | Qwen2Config:
+    tokenizer = tiny_tokenizer()
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    return GemmaConfig(**sizes, head_dim=8) if family == "gemma" else Qwen2Config(**sizes, tie_word_embeddings=False)
+
+
+def vision_config() -> CLIPVisionConfig:
+    return CLIPVisionConfig(
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=8 * PATCHES,
+        patch_size=8,
+    )
+
+
+def vision_aux_config() -> ConvNextConfig:
+    return ConvNextConfig(hidden_sizes=[8, 12, 16, 24], depths=[1, 1, 1, 1])
+
+
+def mgm_config(family: str = "gemma") -> MGMConfig:
+    tokenizer = tiny_tokenizer()
+    return MGMConfig(
+        text_config=text_config(family),
+        vision_config=vision_config(),
+        vision_aux_config=vision_aux_config(),
+        image_size_aux=IMAGE_SIDE,
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
+
+def randomize(module: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> None:
+    """Weights so large that every part of the model moves the result; biases and norms too."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+
+
+def tiny_mgm(family: str = "gemma", dtype: torch.dtype = torch.float32) -> MGMForConditionalGeneration:
+    torch.manual_seed(0)
+    model = MGMForConditionalGeneration(mgm_config(family)).eval()
+    randomize(model)
+    return model.to(dtype)
+
+
+def tiny_processor() -> MGMProcessor:
+    pixels = CLIPImageProcessorPil(
+        size={"shortest_edge": IMAGE_SIDE}, crop_size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    )
+    return MGMProcessor(pixels, tiny_tokenizer(), IMAGE_TOKEN, NUM_IMAGE_TOKENS)
+
+
+def pixels(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Random images as the model is given them: (count, 3, S', S')."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, IMAGE_SIDE, IMAGE_SIDE, generator=generator, dtype=dtype)
+
+
+def save_image(path: Path, color: tuple[int, int, int] = (200, 30, 30), size: tuple[int, int] = (40, 30)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, color).save(path)
+    return path

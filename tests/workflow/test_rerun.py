@@ -1,0 +1,72 @@
+"""What a change re-runs: the stage it belongs to and all after it, nothing before."""
+
+import shutil
+from contextlib import contextmanager
+
+REPORT = {"compare_experiments"}
+EVALUATE = {"generate_answers", "evaluate_clip", "evaluate_vqa"} | REPORT
+FINETUNE = {"finetune"} | EVALUATE
+PRETRAIN = {"pretrain"} | FINETUNE
+JSONL = {"write_jsonl"} | PRETRAIN
+FILTER = {"filter_data"} | JSONL
+
+
+@contextmanager
+def edited(path, old, new):
+    """The file with one replacement in it; afterwards as it was, to the time stamp."""
+    backup = path.with_name(path.name + ".backup")
+    shutil.copy2(path, backup)
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    try:
+        yield
+    finally:
+        shutil.move(backup, path)
+
+
+def test_a_finished_run_has_nothing_to_be_done(finished):
+    assert "Nothing to be done" in finished.run("baseline")
+
+
+def test_lora_rank_reruns_finetune_onwards(finished):
+    with edited(finished.folder / "config/config.yaml", "    r: 16", "    r: 8"):
+        assert finished.jobs() == FINETUNE
+
+
+def test_recipe_threshold_reruns_filter_onwards(finished):
+    with edited(finished.folder / "config/recipes/baseline.yaml", "max_ratio: 4.0", "max_ratio: 3.5"):
+        assert finished.jobs() == FILTER
+
+
+def test_comments_in_configuration_rerun_nothing(finished):
+    folder = finished.folder / "config"
+    with edited(folder / "config.yaml", "seed: 0", "seed: 0 # a comment"):
+        with edited(folder / "recipes/baseline.yaml", "process:", "# a comment\nprocess:"):
+            assert finished.jobs() == set()
+
+
+def test_stage_one_learning_rate_reruns_pretrain_onwards(finished):
+    with edited(finished.folder / "config/models/small.yaml", "learning_rate: 3.0e-3", "learning_rate: 2.0e-3"):
+        assert finished.jobs() == PRETRAIN
+
+
+def test_evaluation_settings_rerun_evaluation_only(finished):
+    with edited(finished.folder / "config/models/small.yaml", "max_new_tokens: 12", "max_new_tokens: 13"):
+        assert finished.jobs() == EVALUATE
+
+
+def test_a_module_of_the_trainer_reruns_training_onwards(finished):
+    with edited(finished.folder / "workflow_scripts/training/checkpoints.py", "import shutil", "import shutil  # touched"):
+        assert finished.jobs() == PRETRAIN
+
+
+def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
+    module = finished.folder / "workflow_scripts/juicer/operators/image_text_deduplicator.py"
+    with edited(module, '"""', '"""Touched. '):
+        assert finished.jobs() == FILTER
+
+
+def test_touching_a_module_without_changing_it_reruns_nothing(finished):
+    (finished.folder / "workflow_scripts/training/checkpoints.py").touch()
+    assert finished.jobs() == set()

@@ -1,0 +1,66 @@
+"""Scores the generated captions: CLIPScore, RefCLIPScore and, where the objects are known, attribute accuracy.
+
+    python workflow_scripts/evaluate_clip.py --config results/baseline/evaluate_clip/config.yaml \
+        --captions results/baseline/generate/captions.jsonl --evaluation results/datasets/shapes/evaluation.jsonl \
+        --output results/baseline/evaluate_clip/metrics.json
+
+The configuration holds `clip` (folder or hub id), `prompt` (put before every caption: "A photo depicts " in the paper),
+`image_root`, `batch_size`, `bootstrap_samples`, `seed` and `cpu_threads` (null: all cores this process may use).
+"""
+
+import argparse
+import platform
+import time
+
+import numpy
+import torch
+import transformers
+
+from compute import use_cpu_threads
+from errors import command_line
+from evaluation.caption_metrics import CaptionJudge, evaluate_captions, rows_of_captions
+from evaluation.clip_score import ClipEmbedder
+from evaluation.groups import read_pairs
+from files import read_yaml, sha256_of, write_json
+from formats.evaluation_jsonl import read_evaluation
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in ("--config", "--captions", "--evaluation", "--output"):
+        parser.add_argument(flag, required=True)
+    paths = parser.parse_args()
+    config = read_yaml(paths.config)
+    started = time.monotonic()
+    use_cpu_threads(config["cpu_threads"])
+
+    models = read_pairs(paths.captions, key=("id",))
+    rows = rows_of_captions(models, list(read_evaluation(paths.evaluation)))
+    embedder = ClipEmbedder(config["clip"], config["batch_size"])
+    judge = CaptionJudge(rows, config["image_root"], embedder, config["prompt"])
+    result = evaluate_captions(models, judge, config["bootstrap_samples"], config["seed"])
+
+    for group, estimates in result["groups"].items():
+        figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
+        print(f"{group:20} {figures}", flush=True)
+    record = {
+        "clip": config["clip"],
+        "prompt": config["prompt"],
+        "bootstrap_samples": config["bootstrap_samples"],
+        "seed": config["seed"],
+        "device": str(embedder.device),
+        "seconds": round(time.monotonic() - started, 2),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": numpy.__version__,
+        },
+        "inputs": {"captions": sha256_of(paths.captions), "evaluation": sha256_of(paths.evaluation)},
+    }
+    write_json(paths.output, result | record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Scores the generated answers: accuracy per question type and overall, beside the shuffled-image control.
+
+    python workflow_scripts/evaluate_vqa.py --answers results/baseline/generate/answers.jsonl \
+        --output results/baseline/evaluate_vqa/metrics.json
+"""
+
+import argparse
+import platform
+
+import numpy
+
+from errors import command_line
+from evaluation.groups import read_pairs
+from evaluation.vqa import evaluate_answers
+from files import sha256_of, write_json
+
+BOOTSTRAP_SAMPLES = 2000
+SEED = 0
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in ("--answers", "--output"):
+        parser.add_argument(flag, required=True)
+    paths = parser.parse_args()
+    models = read_pairs(paths.answers, key=("id", "type", "question"))
+    result = evaluate_answers(models, BOOTSTRAP_SAMPLES, SEED)
+    print(f"{result['questions']} questions", flush=True)
+    for group, estimates in result["groups"].items():
+        figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
+        print(f"{group:20} {figures}", flush=True)
+    record = {
+        "bootstrap_samples": BOOTSTRAP_SAMPLES,
+        "seed": SEED,
+        "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
+        "inputs": {"answers": sha256_of(paths.answers)},
+    }
+    write_json(paths.output, result | record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Writing files whole and reading the small structured ones.
+
+Every output of the workflow is written to a temporary file in the same folder and renamed, so that a killed stage
+never leaves half a file under the final name.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+
+@contextmanager
+def replace_whole(path: str | Path, mode: str = "w") -> Iterator[IO]:
+    """Open a temporary neighbour of `path` for writing; rename it to `path` only if the block succeeds."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    encoding = None if "b" in mode else "utf-8"
+    try:
+        with open(temporary, mode, encoding=encoding) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    with replace_whole(path) as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict]) -> int:
+    """Write one JSON object a line; return the number of rows."""
+    count = 0
+    with replace_whole(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def write_yaml(path: str | Path, value: Any) -> None:
+    with replace_whole(path) as file:
+        yaml.safe_dump(value, file, sort_keys=False, allow_unicode=True)
+
+
+def read_json(path: str | Path) -> Any:
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def read_jsonl(path: str | Path) -> Iterator[dict]:
+    """Rows of a jsonl that this workflow wrote itself. What users hand in goes through `formats`."""
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def read_yaml(path: str | Path) -> Any:
+    with open(path, encoding="utf-8") as file:
+        return yaml.safe_load(file)
+
+
+def sha256_of(*paths: str | Path) -> str:
+    """One digest over the contents of the files, in the order given."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def replace_folder(folder: str | Path) -> Iterator[Path]:
+    """Fill a temporary neighbour of `folder`; put it in the folder's place only if the block succeeds."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""Stage 2: LoRA on the language model, plus the projector, on instructions.
+
+    deepspeed workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \\
+        --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny \\
+        --projector results/baseline/pretrain/projector.safetensors --output-dir results/baseline/finetune
+
+Writes adapter/ (PEFT), projector.safetensors, metrics.jsonl and metrics.json; resumes from its own checkpoints.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+
+from errors import command_line
+from files import replace_folder
+from training.settings import LoraSettings, load_training_settings
+from training.stage import run_stage
+from training.trained_weights import load_projector, projector_parameters, save_weights
+
+
+def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel:
+    """Load the stage-1 projector and wrap the language model's projections; everything else stays frozen."""
+    load_projector(model, projector)
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        bias=lora.bias,
+        # CLIP has projections of the same names: only the language model's
+        target_modules=rf".*language_model.*\.({'|'.join(lora.targets)})",
+        task_type="CAUSAL_LM",
+    )
+    wrapped = get_peft_model(model, config)
+    for parameter in projector_parameters(wrapped).values():
+        parameter.requires_grad_(True)
+    return wrapped
+
+
+def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+    projector = {name: weights[by_id[id(p)]] for name, p in projector_parameters(model).items()}
+    save_weights(projector, folder / "projector.safetensors")
+    lora = {name: tensor for name, tensor in weights.items() if "lora_" in name}
+    with replace_folder(folder / "adapter") as adapter:
+        model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--projector", type=Path, required=True)
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
+    args = parser.parse_args()
+    settings = load_training_settings(args.config)
+    inputs = {"data": args.data, "model": args.model, "projector": args.projector}
+    prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
+    run_stage(settings, inputs, args.output_dir, prepare, save_adapter_and_projector)
+
+
+if __name__ == "__main__":
+    main()

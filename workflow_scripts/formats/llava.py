@@ -1,0 +1,71 @@
+"""LLaVA's conversation format, as a JSON list or as one object a line.
+
+{"id": "1", "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhat is this?"},
+                                                {"from": "gpt", "value": "A cat."}]}
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from errors import InputError
+from formats.rows import UniqueIds, check_object, read_objects
+
+IMAGE_TOKEN = "<image>"
+
+
+def conversation(identifier: str, image: str, question: str, answer: str) -> dict:
+    """One question and one answer about one image. An empty question is a stage-1 caption row."""
+    human = f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN
+    turns = [{"from": "human", "value": human}, {"from": "gpt", "value": answer}]
+    return {"id": identifier, "image": image, "conversations": turns}
+
+
+def read_llava(path: str | Path) -> Iterator[dict]:
+    """Yield validated rows of a `.json` list or a `.jsonl` file. Rows without `image` are text-only.
+
+    Raises:
+        InputError: names the file, the row (from 1) and the remedy.
+    """
+    ids = UniqueIds(path)
+    for number, row in _numbered_rows(Path(path)):
+        where = f"{path}, row {number}"
+        if not isinstance(row.get("id"), str):
+            raise InputError(f"{where}: 'id' must be a string, found {row.get('id')!r}")
+        ids.add(row["id"], number)
+        if "image" in row and not isinstance(row["image"], str):
+            raise InputError(
+                f"{where}: 'image' must be a path, found {row['image']!r}; leave it out for text-only rows"
+            )
+        _check_turns(where, row.get("conversations"), has_image="image" in row)
+        yield row
+
+
+def _numbered_rows(path: Path) -> Iterator[tuple[int, dict]]:
+    if path.suffix == ".jsonl":
+        yield from read_objects(path)
+        return
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; check the dataset's paths in config/datasets/ or on the command line")
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON ({error}); mend the file") from None
+    if not isinstance(rows, list):
+        raise InputError(f"{path}: expected a JSON list of conversations, found {type(rows).__name__}")
+    for number, row in enumerate(rows, start=1):
+        yield number, check_object(row, f"{path}, row {number}")
+
+
+def _check_turns(where: str, turns: object, has_image: bool) -> None:
+    if not isinstance(turns, list) or len(turns) < 2 or len(turns) % 2:
+        raise InputError(f"{where}: 'conversations' must alternate human and gpt turns, ending with gpt")
+    for position, turn in enumerate(turns):
+        speaker = "gpt" if position % 2 else "human"
+        if not isinstance(turn, dict) or turn.get("from") != speaker or not isinstance(turn.get("value"), str):
+            raise InputError(f"{where}: turn {position + 1} must be {{'from': '{speaker}', 'value': text}}")
+    tokens = sum(turn["value"].count(IMAGE_TOKEN) for turn in turns)
+    if tokens != int(has_image):
+        raise InputError(
+            f"{where}: expected {int(has_image)} image token {IMAGE_TOKEN} in the conversation, found {tokens}"
+        )

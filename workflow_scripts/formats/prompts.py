@@ -1,0 +1,49 @@
+"""Conversation templates: what the language model reads before it answers.
+
+Templates are lists of (text, is_answer) segments; the loss is taken on answers only. `<image>` marks where the image's
+tokens go. Both follow the public MGM code: `plain` for stage 1, `gemma` for instructions.
+"""
+
+from errors import InputError
+from formats.llava import IMAGE_TOKEN
+
+Segments = list[tuple[str, bool]]
+
+
+def plain(turns: list[dict], eos: str) -> Segments:
+    """Stage 1: the image, its caption, a line break; whatever was asked is left out."""
+    return [(IMAGE_TOKEN, False), (turns[-1]["value"] + "\n", True)]
+
+
+def gemma(turns: list[dict], eos: str) -> Segments:
+    """Gemma's chat format, ending each answer with <end_of_turn> and the end-of-sequence token."""
+    segments: Segments = []
+    for turn in turns:
+        if turn["from"] == "human":
+            text = f"<start_of_turn>user\n{turn['value']}<end_of_turn>\n<start_of_turn>model\n"
+            segments.append((text, False))
+        else:
+            segments.append((f"{turn['value']}<end_of_turn>\n{eos}", True))
+    return segments
+
+
+TEMPLATES = {"plain": plain, "gemma": gemma}
+
+
+def segments_of(template: str, turns: list[dict], eos: str = "") -> Segments:
+    """Segments of a conversation under a template named in a model file."""
+    if template not in TEMPLATES:
+        raise InputError(f"template: unknown conversation template {template!r}; known are {sorted(TEMPLATES)}")
+    return TEMPLATES[template](turns, eos)
+
+
+def prompt_of(template: str, question: str) -> str:
+    """The text up to where the answer begins, for generation about one image."""
+    human = {"from": "human", "value": f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN}
+    segments = segments_of(template, [human, {"from": "gpt", "value": ""}])
+    return "".join(text for text, is_answer in segments if not is_answer)
+
+
+def stop_tokens(template: str) -> list[str]:
+    """Tokens that end an answer, beside the tokenizer's own end of sequence."""
+    return {"plain": ["\n"], "gemma": ["<end_of_turn>"]}[template]

@@ -1,0 +1,52 @@
+"""Reading jsonl line by line with errors that name the file and the line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from errors import InputError
+
+
+def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
+    """Yield (line number from 1, object). Blank lines are errors too: they hide truncated writes."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; check the dataset's paths in config/datasets/ or on the command line")
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                row = json.loads(raw.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise InputError(
+                    f"{path}, line {number}: not one JSON object in UTF-8 ({error}); mend or delete the line"
+                ) from None
+            yield number, check_object(row, f"{path}, line {number}")
+
+
+def check_object(row: object, where: str) -> dict:
+    """The row itself, if it is a JSON object whose texts can be written again."""
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    try:
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InputError(
+            f"{where}: half of a surrogate pair (\\u{ord(half):04x}) is no character; mend or delete the row"
+        ) from None
+    return row
+
+
+class UniqueIds:
+    """Remembers where each id was first seen; a repeated id is an error."""
+
+    def __init__(self, path: str | Path):
+        self.path = path
+        self.first_seen: dict[str, int] = {}
+
+    def add(self, identifier: str, number: int) -> None:
+        first = self.first_seen.setdefault(identifier, number)
+        if first != number:
+            raise InputError(
+                f"{self.path}, row {number}: id {identifier!r} was used before, in row {first}; ids must be unique"
+            )

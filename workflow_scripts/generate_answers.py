@@ -1,0 +1,76 @@
+"""What the model says about the held-out images after each stage, and about other images as a control.
+
+    python workflow_scripts/generate_answers.py --config results/baseline/generate/config.yaml \\
+        --model results/models/tiny/mgm --evaluation results/datasets/shapes/evaluation.jsonl \\
+        --stages results/baseline/pretrain results/baseline/finetune --output-dir results/baseline/generate
+
+Writes captions.jsonl (both stages) and answers.jsonl (the last stage); rows say whether the model was shown the row's
+own image or another one (`shuffled`).
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from compute import set_seed, use_cpu_threads
+from errors import InputError, command_line
+from evaluation.generation import Generator, image_paths, other_images
+from files import read_yaml, write_jsonl
+from formats.evaluation_jsonl import read_evaluation
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--evaluation", type=Path, required=True)
+    parser.add_argument("--stages", type=Path, nargs=2, required=True, metavar=("PRETRAIN", "FINETUNE"))
+    parser.add_argument("--output-dir", type=Path, required=True)
+    args = parser.parse_args()
+    settings = read_yaml(args.config)
+    use_cpu_threads(settings["cpu_threads"])
+    set_seed(settings["seed"])
+
+    rows = list(read_evaluation(args.evaluation))
+    if len(rows) < 2:
+        raise InputError(f"{args.evaluation} has {len(rows)} images; at least 2 are needed for the shuffled control")
+    paths = image_paths(settings["image_root"], rows)
+    others = other_images(len(rows), settings["seed"])
+    shown = {"own": paths, "shuffled": [paths[other] for other in others]}
+    questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
+
+    captions, answers = [], []
+    for stage in args.stages:
+        generator, name = Generator(args.model, stage), stage.name
+        caption = settings["captions"][name]
+        for images, files in shown.items():
+            start = time.monotonic()
+            texts = generator.answer(
+                files, [caption["question"]] * len(rows), caption["template"], **settings["decoding"]
+            )
+            captions += [
+                {"id": row["id"], "image": row["image"], "model": name, "images": images, "caption": text}
+                for row, text in zip(rows, texts, strict=True)
+            ]
+            _say(f"{name}, {images} images: {len(rows)} captions", start)
+    for images, files in shown.items():
+        start = time.monotonic()
+        asked = [settings["question_prompt"].format(question=question["question"]) for _, question in questions]
+        texts = generator.answer([files[i] for i, _ in questions], asked, settings["template"], **settings["decoding"])
+        answers += [
+            {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
+            for (index, question), text in zip(questions, texts, strict=True)
+        ]
+        _say(f"{name}, {images} images: {len(questions)} answers", start)
+    write_jsonl(args.output_dir / "answers.jsonl", answers)
+    write_jsonl(args.output_dir / "captions.jsonl", captions)
+
+
+def _say(what: str, start: float) -> None:
+    print(f"{what} in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

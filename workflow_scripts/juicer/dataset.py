@@ -1,0 +1,75 @@
+"""A Data-Juicer dataset from the workflow's jsonl, and its rows back again.
+
+Data-Juicer sees the columns `id`, `text` and `images` (absolute paths). Anything else in a row, stats of an earlier run
+included (Data-Juicer would not compute them again), travels beside them in one column, and comes out unchanged.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from datasets import Dataset, Features, Value
+from datasets.arrow_writer import ArrowWriter
+
+from errors import InputError
+from formats.dj_jsonl import read_dj_jsonl
+from juicer.library import Fields, NestedDataset
+
+INPUT_ROW = "input_row"
+FEATURES = Features(
+    {"id": Value("string"), "text": Value("string"), "images": [Value("string")], INPUT_ROW: Value("string")}
+)
+BATCH = 1000
+
+
+def read_dataset(data: str | Path, image_root: Path, working: Path) -> NestedDataset:
+    """Validate every row of `data` and write them to an Arrow file in `working`; operators' caches go beside it.
+
+    Raises:
+        InputError: names the file, the line and the remedy.
+    """
+    arrow = working / "input.arrow"
+    with ArrowWriter(features=FEATURES, path=str(arrow)) as writer:
+        for row in read_dj_jsonl(data):
+            text = json.dumps(row, ensure_ascii=False)
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InputError(
+                    f"{data}, row {row['id']!r}: half a surrogate pair (\\ud800 to \\udfff) is no character; mend it"
+                ) from None
+            images = [os.path.join(image_root, image) for image in row["images"]]
+            writer.write({"id": row["id"], "text": row["text"], "images": images, INPUT_ROW: text})
+        rows, _ = writer.finalize()
+    if rows == 0:
+        raise InputError(f"{data} holds no rows; check the dataset's paths in config/datasets/ or on the command line")
+    return NestedDataset(Dataset.from_file(str(arrow)))
+
+
+def iterate(dataset: NestedDataset, *columns: str) -> Iterator[tuple]:
+    """Yield the columns' values row by row, without loading the others; None for a column that is not there."""
+    present = [column for column in columns if column in dataset.column_names]
+    for batch in dataset.select_columns(present).iter(BATCH):
+        yield from zip(*(batch.get(column, [None] * len(batch[present[0]])) for column in columns), strict=True)
+
+
+def output_rows(dataset: NestedDataset, image_root: Path) -> Iterator[dict]:
+    """The rows as they came in, with the text as the operators left it.
+
+    Raises:
+        InputError: an operator has replaced an image; the paths would no longer be those of the dataset.
+    """
+    for identifier, text, images, source in iterate(dataset, "id", "text", "images", INPUT_ROW):
+        row = json.loads(source)
+        if images != [os.path.join(image_root, image) for image in row["images"]]:
+            raise InputError(
+                f"the recipe replaced the image of row {identifier!r}; take operators that edit images out"
+            )
+        yield row | {"text": text}
+
+
+def stats_rows(dataset: NestedDataset) -> Iterator[dict]:
+    """One row per row of the dataset: its id and every stat that the operators computed."""
+    for identifier, stats in iterate(dataset, "id", Fields.stats):
+        yield {"id": identifier} | (stats or {})

@@ -1,0 +1,98 @@
+"""The one door to Data-Juicer: what the rest of `juicer` uses of it, with its run-time surprises taken out.
+
+Data-Juicer 1.6.1, left alone,
+- installs every missing package while it runs (`LazyLoader`), which changes the environment under the workflow's feet;
+- loads its Ray executors with `data_juicer.core`, so that the mere import installs Ray;
+- imports torch after each operator, to empty the cache of a GPU that most operators never use.
+"""
+
+import ctypes
+import importlib.util
+import os
+import signal
+import sys
+
+from data_juicer.ops import base_op
+from data_juicer.utils import model_utils
+from data_juicer.utils.lazy_loader import LazyLoader
+
+from errors import InputError
+
+
+class MissingPackage(InputError):
+    """An operator needs `package`, which the environment lacks."""
+
+    def __init__(self, package: str):
+        super().__init__(package)
+        self.package = package
+
+
+def _refuse_to_install(cls: type, package_spec: str, pip_args: list[str] | None = None) -> None:
+    raise MissingPackage(package_spec)
+
+
+def _load_core_without_ray() -> None:
+    """Enter `data_juicer.core` as a bare package: its modules load as usual, its `__init__` with Ray does not run."""
+    if "data_juicer.core" not in sys.modules:
+        spec = importlib.util.find_spec("data_juicer.core")
+        sys.modules["data_juicer.core"] = importlib.util.module_from_spec(spec)
+
+
+def _free_models_if_any() -> None:
+    if model_utils.MODEL_ZOO:
+        model_utils.free_models()
+
+
+LazyLoader._install_package = classmethod(_refuse_to_install)
+base_op.free_models = _free_models_if_any
+_load_core_without_ray()
+
+from data_juicer import __version__  # noqa: E402
+from data_juicer.config.config import update_op_attr  # noqa: E402
+from data_juicer.core.data import NestedDataset  # noqa: E402
+from data_juicer.core.preflight import PipelineConfigError, pre_instantiation_check  # noqa: E402
+from data_juicer.ops import (  # noqa: E402
+    OPERATORS,
+    UNFORKABLE,
+    Deduplicator,
+    Filter,
+    Mapper,
+    Selector,
+    load_ops,
+)
+from data_juicer.ops.base_op import OP  # noqa: E402
+from data_juicer.utils.constant import Fields  # noqa: E402
+from data_juicer.utils.process_utils import setup_mp  # noqa: E402
+
+__all__ = [
+    "OP",
+    "OPERATORS",
+    "UNFORKABLE",
+    "Deduplicator",
+    "Fields",
+    "Filter",
+    "Mapper",
+    "MissingPackage",
+    "NestedDataset",
+    "PipelineConfigError",
+    "Selector",
+    "__version__",
+    "end_workers_with_this_process",
+    "forbid_installers",
+    "load_ops",
+    "pre_instantiation_check",
+    "setup_mp",
+    "update_op_attr",
+]
+
+
+def forbid_installers() -> None:
+    """Make pip and uv useless to this process and its children: a few operators call them directly."""
+    os.environ.update(PIP_NO_INDEX="1", PIP_DRY_RUN="1", UV_NO_INDEX="1", UV_OFFLINE="1")
+
+
+def end_workers_with_this_process() -> None:
+    """Have Linux kill forked workers when this process dies, however it dies; a pool's workers would wait for ever."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
+    os.register_at_fork(after_in_child=lambda: prctl(set_parent_death_signal, signal.SIGKILL))

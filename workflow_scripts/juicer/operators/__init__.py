@@ -1,0 +1,12 @@
+"""This workflow's own operators, registered in Data-Juicer's registry on import.
+
+They work in a plain Data-Juicer run too (which needs Ray installed), with the workflow's library on the path:
+
+    PYTHONPATH=workflow_scripts dj-process --config recipe.yaml \
+        --custom-operator-paths workflow_scripts/juicer/operators
+"""
+
+from .image_integrity_filter import ImageIntegrityFilter
+from .image_text_deduplicator import ImageTextDeduplicator
+
+__all__ = ["ImageIntegrityFilter", "ImageTextDeduplicator"]

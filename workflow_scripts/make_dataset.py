@@ -1,0 +1,36 @@
+"""Draws the embedded dataset, or validates and completes someone's own.
+
+    python workflow_scripts/make_dataset.py --config results/datasets/shapes/config.yaml \\
+        --output-dir results/datasets/shapes
+
+Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and summary.json.
+"""
+
+import argparse
+from pathlib import Path
+
+from errors import command_line
+from files import read_yaml, write_json
+from formats.own_data import write_own_data
+from shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--output-dir", type=Path, required=True)
+    args = parser.parse_args()
+    settings = read_yaml(args.config)
+    if settings.pop("generator", None):
+        spec = ShapesSpec(**settings)
+        summary = write_shapes(spec, args.output_dir)
+        summary["planted"] = count_faults(assign_faults(spec))
+    else:
+        summary = write_own_data(settings, args.output_dir)
+    print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
+    write_json(args.output_dir / "summary.json", summary)
+
+
+if __name__ == "__main__":
+    main()

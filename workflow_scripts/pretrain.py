@@ -1,0 +1,55 @@
+"""Stage 1: train projector and patch info mining on captions; the language model and both towers stay frozen.
+
+    deepspeed workflow_scripts/pretrain.py --config results/baseline/pretrain/config.yaml \\
+        --data results/baseline/jsonl/pretrain.jsonl --model results/models/tiny --output-dir results/baseline/pretrain
+
+Writes projector.safetensors, metrics.jsonl (per logging step) and metrics.json; resumes from its own checkpoints.
+"""
+
+import argparse
+from pathlib import Path
+
+import deepspeed
+import torch
+from torch import nn
+
+from errors import command_line
+from training.settings import load_training_settings
+from training.stage import run_stage
+from training.trained_weights import projector_parameters, save_weights
+
+
+def train_projector_only(model: nn.Module) -> nn.Module:
+    """Freeze everything but projector and mining, and give those fresh weights from the run's seed."""
+    model.requires_grad_(False)
+    for module in (model.model.projector, model.model.patch_info_mining):
+        with deepspeed.zero.GatheredParameters(list(module.parameters()), modifier_rank=0):
+            for layer in module.modules():
+                if hasattr(layer, "reset_parameters"):
+                    layer.reset_parameters()
+        module.requires_grad_(True)
+    return model
+
+
+def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    names = {id(parameter): name for name, parameter in projector_parameters(model).items()}
+    by_id = {name: id(parameter) for name, parameter in model.named_parameters()}
+    save_weights({names[by_id[name]]: tensor for name, tensor in weights.items()}, folder / "projector.safetensors")
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
+    args = parser.parse_args()
+    settings = load_training_settings(args.config)
+    inputs = {"data": args.data, "model": args.model}
+    run_stage(settings, inputs, args.output_dir, train_projector_only, save_projector)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Configuration: layers merged and validated at parse time, cut into the slice that each stage is handed."""

@@ -1,0 +1,43 @@
+"""Which of the project's modules a script uses, so that a rule re-runs when one of them changes."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parents[1]
+
+
+def modules_of(script: Path) -> list[Path]:
+    """The script and every project module it imports, directly or through others, sorted."""
+    found: set[Path] = set()
+    waiting = [Path(script).resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += _imported_files(path)
+    return sorted(found)
+
+
+@cache
+def _imported_files(path: Path) -> list[Path]:
+    files: list[Path] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            files += _files_of(name)
+    return files
+
+
+def _files_of(name: str) -> list[Path]:
+    """The module's file and the `__init__.py` of each package on the way, where they are the project's own."""
+    path, files = SCRIPTS, []
+    for part in name.split("."):
+        path = path / part
+        files += [file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
+    return files

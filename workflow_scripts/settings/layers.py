@@ -1,0 +1,85 @@
+"""Merging configuration layers: defaults ← the model's settings ← the experiment ← the command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from errors import InputError
+from settings.schema import check_layer, check_merged
+
+CONFIG = Path("config")
+
+
+@dataclass(frozen=True)
+class Layer:
+    source: str  # what an error message calls it
+    values: dict
+
+
+def experiment_names() -> list[str]:
+    """Every file in config/experiments is an experiment, and a target of `snakemake`."""
+    return sorted(path.stem for path in (CONFIG / "experiments").glob("*.yaml"))
+
+
+def merge_experiment(name: str, command_line: dict) -> dict:
+    """The complete, validated configuration of one experiment; its model file is under `model`.
+
+    Raises:
+        InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
+    """
+    defaults = Layer("config/config.yaml", read_config(CONFIG / "config.yaml"))
+    path = CONFIG / "experiments" / f"{name}.yaml"
+    own = [Layer(str(path), read_config(path)), Layer("the command line's --config", command_line)]
+    for layer in (defaults, *own):
+        check_layer(layer.source, layer.values, "config")
+
+    chosen = merge([defaults, *own])
+    model_path = named_file("models", chosen["model"], "model")
+    model = read_config(model_path)
+    check_merged(str(model_path), model, "model")
+    model_settings = Layer(f"{model_path}, settings", model.pop("settings", {}))
+    check_layer(model_settings.source, model_settings.values, "config")
+
+    merged = merge([defaults, model_settings, *own])
+    check_merged(f"experiment {name}", merged, "config")
+    return merged | {"model": model | {"name": chosen["model"]}}
+
+
+def merge(layers: list[Layer]) -> dict:
+    """Later layers win; mappings are merged key by key, everything else is replaced."""
+    result: dict = {}
+    for layer in layers:
+        result = _merged(result, layer.values)
+    return result
+
+
+def named_file(folder: str, name: str, key: str) -> Path:
+    """config/<folder>/<name>.yaml, or an error that lists what there is."""
+    path = CONFIG / folder / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in (CONFIG / folder).glob("*.yaml"))
+        raise InputError(f"{key}: there is no {path}; known are {', '.join(known)}")
+    return path
+
+
+def read_config(path: Path) -> dict:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected keys and values, found a {type(values).__name__}")
+    return values
+
+
+def _merged(old: dict, new: dict) -> dict:
+    result = dict(old)
+    for key, value in new.items():
+        both = isinstance(value, dict) and isinstance(old.get(key), dict)
+        result[key] = _merged(old[key], value) if both else value
+    return result

@@ -1,0 +1,87 @@
+"""The slice of an experiment's configuration that each stage is handed as its config.yaml.
+
+A stage re-runs when its slice changes, so a slice holds what the stage uses and nothing else. Recipes and DeepSpeed
+configurations are handed over by content, so that a comment in them re-runs nothing.
+"""
+
+import json
+from pathlib import Path
+
+from errors import InputError
+from settings.layers import CONFIG, named_file, read_config
+
+
+def filter_settings(config: dict, images: dict) -> dict:
+    recipe = read_config(named_file("recipes", config["recipe"], "recipe"))
+    return {"image_root": images["pretrain"], "processes": config["filter"]["processes"], "recipe": recipe}
+
+
+def jsonl_settings(config: dict, images: dict) -> dict:
+    # absolute, so that a moved project folder changes this slice and the training files are written anew
+    roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in ("pretrain", "finetune")}
+    return roots | config["jsonl"] | _common(config)
+
+
+def pretrain_settings(config: dict, images: dict) -> dict:
+    return _training(config, "pretrain") | {"template": "plain"}
+
+
+def finetune_settings(config: dict, images: dict) -> dict:
+    return _training(config, "finetune") | {"template": config["model"]["template"]}
+
+
+def generate_settings(config: dict, images: dict) -> dict:
+    evaluate, template = config["evaluate"], config["model"]["template"]
+    return _common(config) | {
+        "image_root": images["evaluation"],
+        "template": template,
+        "question_prompt": evaluate["question_prompt"],
+        "captions": {
+            "pretrain": {"template": "plain", "question": ""},
+            "finetune": {"template": template, "question": evaluate["caption_question"]},
+        },
+        "decoding": {key: evaluate[key] for key in ("batch_size", "max_new_tokens")},
+    }
+
+
+def evaluate_clip_settings(config: dict, images: dict) -> dict:
+    evaluate = config["evaluate"]
+    return _common(config) | {
+        "clip": config["model"]["clip_score"],
+        "prompt": evaluate["clip_prompt"],
+        "image_root": images["evaluation"],
+        "batch_size": evaluate["batch_size"],
+        "bootstrap_samples": evaluate["bootstrap_samples"],
+    }
+
+
+SETTINGS_OF = {
+    "filter": filter_settings,
+    "jsonl": jsonl_settings,
+    "pretrain": pretrain_settings,
+    "finetune": finetune_settings,
+    "generate": generate_settings,
+    "evaluate_clip": evaluate_clip_settings,
+}
+
+
+def foundation_settings(model: dict, part: str) -> dict:
+    return model["foundation"][part]
+
+
+def assemble_settings(model: dict) -> dict:
+    keys = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token", "dtype")
+    return {key: model[key] for key in keys}
+
+
+def _common(config: dict) -> dict:
+    return {"seed": config["seed"], "cpu_threads": config["cpu_threads"]}
+
+
+def _training(config: dict, stage: str) -> dict:
+    settings = _common(config) | {"gpus": config["gpus"]} | config[stage]
+    path = CONFIG / "deepspeed" / f"{settings['deepspeed']}.json"
+    if not path.is_file():
+        known = sorted(p.stem for p in path.parent.glob("*.json"))
+        raise InputError(f"{stage}.deepspeed: there is no {path}; known are {', '.join(known)}")
+    return settings | {"deepspeed": json.loads(path.read_text(encoding="utf-8"))}

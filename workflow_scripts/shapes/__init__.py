@@ -1,0 +1,1 @@
+"""The embedded dataset: drawn scenes with captions, questions, and planted faults at known rates."""

@@ -1,0 +1,133 @@
+"""Scenes of one to three coloured shapes: what is in them, how they are drawn, how they are described.
+
+A scene is a 2×2 board. Each object has its own quadrant, colour and shape, so that every question about a scene has
+exactly one right answer.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw
+
+IMAGE_SIZE = 128  # px; the CLIP tower sees 64, the high-resolution tower all of it
+COLORS = {
+    "red": (214, 39, 40),
+    "green": (44, 160, 44),
+    "blue": (31, 90, 200),
+    "yellow": (240, 200, 30),
+    "purple": (140, 70, 190),
+    "orange": (250, 130, 20),
+    "pink": (240, 130, 190),
+    "black": (25, 25, 25),
+}
+SHAPES = ("circle", "square", "triangle", "star", "cross")
+POSITIONS = ("top left", "top right", "bottom left", "bottom right")
+COUNT_WORDS = ("zero", "one", "two", "three")
+COUNT_ODDS = (0.45, 0.4, 0.15)  # of one, two and three objects
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    color: str
+    shape: str
+    position: str
+    center: tuple[float, float]  # px, (x, y)
+    radius: float  # px
+    tilt: float  # radians
+
+    def name(self) -> str:
+        return f"{self.color} {self.shape}"
+
+    def attributes(self) -> dict[str, str]:
+        return {"color": self.color, "shape": self.shape, "position": self.position}
+
+
+@dataclass(frozen=True)
+class Scene:
+    objects: tuple[SceneObject, ...]  # in reading order of their positions
+    background: tuple[int, int, int]
+
+
+def draw_scene(rng: random.Random) -> Scene:
+    """Draw a scene at random: distinct colours, shapes and quadrants, jittered in place, size and tilt."""
+    count = rng.choices((1, 2, 3), COUNT_ODDS)[0]
+    colors, shapes = rng.sample(list(COLORS), count), rng.sample(SHAPES, count)
+    quadrants = sorted(rng.sample(range(4), count))
+    half = IMAGE_SIZE / 2
+    objects = []
+    for color, shape, quadrant in zip(colors, shapes, quadrants, strict=True):
+        row, column = divmod(quadrant, 2)
+        radius = rng.uniform(0.32, 0.44) * half
+        slack = half / 2 - radius
+        center = tuple((cell + 0.5) * half + rng.uniform(-slack, slack) for cell in (column, row))
+        objects.append(SceneObject(color, shape, POSITIONS[quadrant], center, radius, rng.uniform(-0.2, 0.2)))
+    shade = rng.randint(222, 250)
+    return Scene(tuple(objects), (shade, shade, min(255, shade + rng.randint(0, 5))))
+
+
+def render(scene: Scene) -> Image.Image:
+    """The scene as an RGB image of IMAGE_SIZE × IMAGE_SIZE pixels, antialiased by drawing at twice the size."""
+    scale = 2
+    image = Image.new("RGB", (IMAGE_SIZE * scale, IMAGE_SIZE * scale), scene.background)
+    pen = ImageDraw.Draw(image)
+    for item in scene.objects:
+        x, y, r = item.center[0] * scale, item.center[1] * scale, item.radius * scale
+        if item.shape == "circle":
+            pen.ellipse((x - r, y - r, x + r, y + r), fill=COLORS[item.color])
+        else:
+            pen.polygon(_outline(item.shape, x, y, r, item.tilt), fill=COLORS[item.color])
+    return image.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)
+
+
+def _outline(shape: str, x: float, y: float, r: float, tilt: float) -> list[tuple[float, float]]:
+    """Corners of a polygon inside the circle of radius r around (x, y); angle 0 points up."""
+    if shape == "cross":
+        arm, width = 0.95, 0.32
+        corners = [(width, arm), (width, width), (arm, width)]
+        for _ in range(3):
+            corners += [(b, -a) for a, b in corners[-3:]]
+        cos, sin = math.cos(tilt), math.sin(tilt)
+        return [(x + r * (a * cos - b * sin), y - r * (a * sin + b * cos)) for a, b in corners]
+    radii = {"square": (1.0,) * 4, "triangle": (1.0,) * 3, "star": (1.0, 0.42) * 5}[shape]
+    start = tilt + (math.pi / 4 if shape == "square" else 0.0)
+    angles = [start + 2 * math.pi * k / len(radii) for k in range(len(radii))]
+    return [(x + r * q * math.sin(a), y - r * q * math.cos(a)) for a, q in zip(angles, radii, strict=True)]
+
+
+def describe(scene: Scene) -> str:
+    """The reference caption: every object with its place, in reading order.
+
+    "a red circle at the top left, a blue square at the top right and a pink star at the bottom right"
+    """
+    parts = [f"a {item.name()} at the {item.position}".replace("a orange", "an orange") for item in scene.objects]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+
+
+def ask(scene: Scene, kind: str, rng: random.Random) -> tuple[str, str]:
+    """A question of one of QUESTION_TYPES about the scene and its one right answer."""
+    item = rng.choice(scene.objects)
+    if kind == "color":
+        return f"What color is the {item.shape}?", item.color
+    if kind == "shape":
+        return f"What shape is the {item.color} object?", item.shape
+    if kind == "position":
+        return f"Where is the {item.name()}?", item.position
+    if kind == "count":
+        return "How many objects are there?", COUNT_WORDS[len(scene.objects)]
+    if kind == "yes_no":
+        return _ask_yes_no(scene, item, rng)
+    raise ValueError(f"unknown question type {kind!r}; known are {QUESTION_TYPES}")
+
+
+QUESTION_TYPES = ("color", "shape", "count", "position", "yes_no")
+
+
+def _ask_yes_no(scene: Scene, item: SceneObject, rng: random.Random) -> tuple[str, str]:
+    """Half the answers are no; a 'no' asks for a pairing of colour and shape that the scene does not have."""
+    if rng.random() < 0.5:
+        return f"Is there a {item.name()}?".replace("a orange", "an orange"), "yes"
+    present = {(o.color, o.shape) for o in scene.objects}
+    absent = [(c, s) for c in COLORS for s in SHAPES if (c, s) not in present]
+    color, shape = rng.choice(absent)
+    return f"Is there a {color} {shape}?".replace("a orange", "an orange"), "no"

@@ -1,0 +1,34 @@
+"""Resume checkpoints: which one may be resumed from, and the mark that makes one count.
+
+They live in `<output>/checkpoints/`, beside the declared outputs, because Snakemake deletes a failed job's outputs. A
+checkpoint counts once `complete.json` is in it: it is written last, after the weights were checked, and holds the
+fingerprint of settings and inputs that a resuming run must share.
+"""
+
+import shutil
+from pathlib import Path
+
+from files import read_json, write_json
+
+MARK = "complete.json"
+
+
+def find_checkpoint(folder: Path, fingerprint: str) -> tuple[Path | None, str]:
+    """The newest usable checkpoint, and a sentence that says why it is used or why there is none."""
+    marks = sorted(folder.glob(f"checkpoint-*/{MARK}"), key=lambda mark: read_json(mark)["step"])
+    if not marks:
+        return None, "starting from step 0: no complete checkpoint found"
+    newest = read_json(marks[-1])
+    if newest["fingerprint"] != fingerprint:
+        return None, "starting from step 0: the checkpoint found belongs to other settings or inputs"
+    return marks[-1].parent, f"resuming from step {newest['step']} ({marks[-1].parent.name})"
+
+
+def discard_checkpoints(folder: Path, keep: Path | None = None) -> None:
+    for checkpoint in folder.glob("checkpoint-*"):
+        if checkpoint != keep:
+            shutil.rmtree(checkpoint)
+
+
+def mark_complete(checkpoint: Path, step: int, fingerprint: str) -> None:
+    write_json(checkpoint / MARK, {"step": step, "fingerprint": fingerprint})

@@ -1,0 +1,63 @@
+"""The training data: one conversation a line, with an absolute image path, read and decoded when its turn comes."""
+
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+from errors import InputError
+from formats.images import load_image
+from formats.llava import read_llava
+from formats.prompts import segments_of
+from mgm import MGMProcessor
+
+IGNORED = -100
+
+
+class ConversationDataset(Dataset):
+    """Items are {input_ids, labels, pixel_values or None}; conversations over `max_length` tokens are cut at the end."""
+
+    def __init__(self, path: str | Path, processor: MGMProcessor, template: str, max_length: int):
+        self.rows = list(read_llava(path))
+        if not self.rows:
+            raise InputError(f"{path} holds no conversations; nothing to train on")
+        if max_length <= processor.num_image_tokens:
+            raise InputError(
+                f"max_length {max_length} leaves no room beside an image's {processor.num_image_tokens} tokens; raise it"
+            )
+        self.processor = processor
+        self.template = template
+        self.max_length = max_length
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict:
+        row = self.rows[index]
+        segments = segments_of(self.template, row["conversations"], self.processor.tokenizer.eos_token or "")
+        item = {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
+        item["pixel_values"] = self.processor.pixels([load_image(row["image"])])[0] if "image" in row else None
+        return item
+
+
+class Collator:
+    """Right-pads a batch: input_ids, attention_mask, labels (B, T); pixel_values (images, 3, S', S')."""
+
+    def __init__(self, pad_token_id: int):
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, items: list[dict]) -> dict[str, torch.Tensor]:
+        width = max(len(item["input_ids"]) for item in items)
+        input_ids = torch.full((len(items), width), self.pad_token_id)
+        labels = torch.full((len(items), width), IGNORED)
+        mask = torch.zeros_like(input_ids)
+        for row, item in enumerate(items):
+            length = len(item["input_ids"])
+            input_ids[row, :length] = torch.tensor(item["input_ids"])
+            labels[row, :length] = torch.tensor(item["labels"])
+            mask[row, :length] = 1
+        batch = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+        images = [item["pixel_values"] for item in items if item["pixel_values"] is not None]
+        if images:
+            batch["pixel_values"] = torch.stack(images)
+        return batch

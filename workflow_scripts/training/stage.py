@@ -1,0 +1,146 @@
+"""One training stage from settings to saved weights; `pretrain.py` and `finetune.py` say what is trained."""
+
+import importlib.metadata
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import TrainingArguments
+
+from compute import set_seed, use_cpu_threads
+from files import sha256_of, write_json, write_jsonl
+from mgm import MGMForConditionalGeneration, MGMProcessor
+from training.checkpoints import discard_checkpoints, find_checkpoint
+from training.conversations import Collator, ConversationDataset
+from training.deepspeed_config import complete_deepspeed_config
+from training.settings import TrainingSettings
+from training.trained_weights import check_weights, full_shapes, gather
+from training.trainer import MGMTrainer
+
+VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
+
+
+def run_stage(
+    settings: TrainingSettings,
+    inputs: dict[str, Path],
+    output_dir: Path,
+    prepare: Callable[[MGMForConditionalGeneration], nn.Module],
+    save: Callable[[nn.Module, dict[str, torch.Tensor], Path], None],
+) -> None:
+    """Train and write the declared outputs last.
+
+    Args:
+        inputs: `data` (jsonl), `model` (folder), and whatever else the result depends on.
+        prepare: freezes and wraps the base model so that exactly what is trained requires gradients.
+        save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
+    """
+    start = time.monotonic()
+    use_cpu_threads(settings.cpu_threads)
+    set_seed(settings.seed)
+    fingerprint = _fingerprint(settings, inputs)
+    checkpoints = output_dir / "checkpoints"
+    checkpoint, reason = find_checkpoint(checkpoints, fingerprint)
+
+    config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
+    # before the model: transformers then loads it straight into ZeRO-3's partitions
+    arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
+    first = arguments.process_index == 0
+    if first:
+        print(reason, file=sys.stderr, flush=True)
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        discard_checkpoints(checkpoints, keep=checkpoint)
+
+    processor = MGMProcessor.from_pretrained(inputs["model"])
+    dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
+    model = prepare(MGMForConditionalGeneration.from_pretrained(inputs["model"], dtype=dtype, trust_remote_code=False))
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    shapes = full_shapes(trained)
+
+    def save_checked(folder: Path) -> None:
+        weights = gather(trained)
+        check_weights(weights, shapes)
+        if first:
+            save(model, weights, folder)
+
+    trainer = MGMTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=dataset,
+        data_collator=Collator(processor.tokenizer.pad_token_id),
+        save_checked=save_checked,
+        fingerprint=fingerprint,
+    )
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    save_checked(output_dir)
+    if first:
+        history = [row for row in trainer.state.log_history if "loss" in row]
+        _write_records(settings, trainer, history, output_dir, len(dataset), checkpoint, time.monotonic() - start)
+        discard_checkpoints(checkpoints)
+
+
+def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
+    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.parent / "tensorboard")
+    return TrainingArguments(
+        output_dir=str(folder),
+        deepspeed=complete_deepspeed_config(settings.deepspeed, hidden_size),
+        use_cpu=not torch.cuda.is_available(),
+        bf16=bf16,
+        per_device_train_batch_size=settings.micro_batch_size,
+        gradient_accumulation_steps=settings.gradient_accumulation_steps,
+        num_train_epochs=settings.epochs,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.lr_scheduler,
+        warmup_steps=settings.warmup_ratio,  # a share of all steps when below 1
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        activation_checkpointing=settings.activation_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False} if settings.activation_checkpointing else None,
+        save_strategy="steps",
+        save_steps=settings.save_steps,
+        save_total_limit=1,
+        logging_steps=settings.log_steps,
+        logging_first_step=True,
+        dataloader_num_workers=settings.loader_workers,
+        remove_unused_columns=False,
+        report_to=["tensorboard"],
+        disable_tqdm=True,
+        seed=settings.seed,
+        data_seed=settings.seed,
+    )
+
+
+def _fingerprint(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
+    """Equal for two runs that must give the same weights."""
+    files = []
+    for path in inputs.values():
+        files += sorted(path.rglob("*.safetensors")) + sorted(path.rglob("*.json")) if path.is_dir() else [path]
+    return f"{sha256_of(*files)}:{settings!r}"
+
+
+def _write_records(settings, trainer, history, output_dir, rows, checkpoint, seconds) -> None:
+    kept = ("step", "epoch", "loss", "learning_rate", "grad_norm", "seconds")
+    write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))
+    write_json(
+        output_dir / "metrics.json",
+        {
+            "engine": trainer.engine,
+            "samples": rows,
+            "steps": trainer.state.global_step,
+            "loss_first": history[0]["loss"],
+            "loss_last": history[-1]["loss"],
+            "train_seconds": round(seconds, 1),
+            "resumed_from": checkpoint.name if checkpoint else None,
+            "peak_host_rss_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+            "peak_gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else None,
+            "seed": settings.seed,
+            "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+        },
+    )

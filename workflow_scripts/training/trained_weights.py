@@ -1,0 +1,79 @@
+"""The weights a stage trains: collecting them from a (possibly partitioned) model, checking them, saving them.
+
+They are few: projector and patch info mining in both stages, and the LoRA matrices in the second. The frozen base is
+never written again.
+"""
+
+from pathlib import Path
+
+import deepspeed
+import torch
+from safetensors.torch import load_file, save
+
+from errors import InputError
+from files import replace_whole
+
+PROJECTOR_PARTS = ("projector.", "patch_info_mining.")
+
+
+class BrokenWeights(Exception):
+    """Weights that must not count as saved: empty, incomplete, not finite, or never trained."""
+
+
+def projector_parameters(model) -> dict[str, torch.nn.Parameter]:
+    """Projector and mining parameters by their name inside `MGMModel`, whatever wraps it."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        for part in PROJECTOR_PARTS:
+            if (position := f".{name}".find(f".{part}")) >= 0:
+                found[name[position:]] = parameter
+    return found
+
+
+def gather(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Whole CPU copies of parameters that ZeRO may have partitioned. Every rank must call it."""
+    whole = {}
+    for name, parameter in parameters.items():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            whole[name] = parameter.detach().to("cpu", copy=True).contiguous()
+    return whole
+
+
+def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size]) -> None:
+    """Nothing missing, nothing empty, nothing NaN, and LoRA's B matrices moved away from their zeros.
+
+    Raises:
+        BrokenWeights: names the tensor.
+    """
+    if missing := sorted(set(shapes) - set(weights)):
+        raise BrokenWeights(f"tensor {missing[0]} is missing ({len(missing)} in all)")
+    for name, shape in shapes.items():
+        if weights[name].shape != shape:
+            raise BrokenWeights(f"tensor {name} has shape {tuple(weights[name].shape)} instead of {tuple(shape)}")
+        if not torch.isfinite(weights[name]).all():
+            raise BrokenWeights(f"tensor {name} holds values that are not finite")
+    lora_b = [tensor for name, tensor in weights.items() if "lora_B" in name]
+    if lora_b and not any(tensor.any() for tensor in lora_b):
+        raise BrokenWeights("every lora_B matrix is zero: nothing was trained")
+
+
+def full_shapes(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Size]:
+    """Shapes before partitioning (`ds_shape` where ZeRO-3 holds the parameter)."""
+    return {name: torch.Size(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
+
+
+def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
+    with replace_whole(path, "wb") as file:
+        file.write(save(weights))
+
+
+def load_projector(model, path: str | Path) -> None:
+    """Load a stage-1 `projector.safetensors` into a model, under ZeRO-3 too. Every tensor must be there and fit."""
+    weights = load_file(path)
+    parameters = projector_parameters(model)
+    shapes = full_shapes(parameters)
+    if set(weights) != set(shapes) or any(weights[name].shape != shapes[name] for name in shapes):
+        raise InputError(f"{path} does not fit this model; it was trained with another one: run pretrain again")
+    for name, parameter in parameters.items():
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+            parameter.copy_(weights[name])

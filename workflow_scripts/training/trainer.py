@@ -1,0 +1,80 @@
+"""transformers' Trainer, saving only what is trained and saying how far it is."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import transformers.trainer
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+
+from training.checkpoints import mark_complete
+from training.deepspeed_config import engine_record
+
+_load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
+
+
+def _load_trained_weights_only(engine, path, load_module_strict=True):
+    # Trainer is lenient only for a PeftModel; our checkpoints leave the frozen base out in stage 1 too
+    _load_checkpoint(engine, path, load_module_strict=False)
+
+
+transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
+
+
+class MGMTrainer(Trainer):
+    """Saves checkpoints without the frozen base, and marks one complete after `save_checked` approved its weights.
+
+    Args:
+        save_checked: called on every rank with the checkpoint folder; writes the trained weights and raises if they
+            must not count as saved.
+        fingerprint: of settings and inputs, stored in each checkpoint.
+    """
+
+    def __init__(self, *args, save_checked: Callable[[Path], None], fingerprint: str, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.save_checked = save_checked
+        self.fingerprint = fingerprint
+        self.engine: dict | None = None
+        for callback in (PrinterCallback, ProgressCallback):
+            self.remove_callback(callback)
+        self.add_callback(ProgressLines())
+
+    def training_step(self, *args, **kwargs):
+        if self.engine is None:
+            self.engine = engine_record(self.model_wrapped)
+        return super().training_step(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_checked(folder)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        self.model_wrapped.save_checkpoint(output_dir, exclude_frozen_parameters=True)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            step = self.state.global_step
+            mark_complete(Path(self.args.output_dir) / f"checkpoint-{step}", step, self.fingerprint)
+
+
+class ProgressLines(TrainerCallback):
+    """One line at each logging step: readable in a terminal, in a log file and through `tail -f`."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start, self.first_step = time.monotonic(), state.global_step
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or "loss" not in logs:
+            return
+        seconds = time.monotonic() - self.start
+        left = seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step)
+        print(
+            f"step {state.global_step}/{state.max_steps}  loss {float(logs['loss']):.4f}  "
+            f"lr {float(logs['learning_rate']):.2e}  {seconds:.0f} s, about {left:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
