@@ -17,7 +17,10 @@ from settings.locks import note_owner, remove_stale_lock
 from settings.stages import SETTINGS_OF, assemble_settings, foundation_settings
 
 if remove_stale_lock():
-    print("the last run in this folder was killed; going on from where it was", file=sys.stderr)
+    print(
+        "the last run in this folder was killed; going on from where it was",
+        file=sys.stderr,
+    )
 
 
 onstart:
@@ -28,7 +31,9 @@ onstart:
 EXPERIMENTS = experiment_names()
 try:
     CONFIG = {name: merge_experiment(name, config) for name in EXPERIMENTS}
-    DATASET_OF = {name: resolve_dataset(CONFIG[name]["dataset"]) for name in EXPERIMENTS}
+    DATASET_OF = {
+        name: resolve_dataset(CONFIG[name]["dataset"]) for name in EXPERIMENTS
+    }
     SETTINGS = {
         name: {
             stage: settings_of(CONFIG[name], DATASET_OF[name]["images"])
@@ -54,13 +59,20 @@ def code(script, loaded_by_path=""):
 
     `loaded_by_path` is a glob for modules that no import statement names, such as Data-Juicer's custom operators.
     """
-    scripts = [SCRIPTS / script, *(SCRIPTS.glob(loaded_by_path) if loaded_by_path else ())]
-    return sorted({os.path.relpath(module) for path in scripts for module in modules_of(path)})
+    scripts = [
+        SCRIPTS / script,
+        *(SCRIPTS.glob(loaded_by_path) if loaded_by_path else ()),
+    ]
+    return sorted(
+        {os.path.relpath(module) for path in scripts for module in modules_of(path)}
+    )
 
 
 def dataset_file(name):
     """Input function: a file of the experiment's dataset."""
-    return lambda wildcards: f"results/datasets/{DATASET_OF[wildcards.experiment]['name']}/{name}"
+    return (
+        lambda wildcards: f"results/datasets/{DATASET_OF[wildcards.experiment]['name']}/{name}"
+    )
 
 
 def model_folder(wildcards):
@@ -74,7 +86,9 @@ def model_file(wildcards):
 
 def foundation_files(model):
     """What this workflow trains for a model; nothing where its parts are somebody else's folders or hub ids."""
-    parts = ("clip", "convnext", "language_model") if "foundation" in MODELS[model] else ()
+    parts = (
+        ("clip", "convnext", "language_model") if "foundation" in MODELS[model] else ()
+    )
     return [f"results/foundation/{model}/{part}/model.safetensors" for part in parts]
 
 
@@ -84,12 +98,12 @@ rule resolve_config:
         code=code("resolve_config.py"),
     output:
         "results/{experiment}/{stage}/config.yaml",
-    params:
-        settings=lambda w: json.dumps(SETTINGS[w.experiment][w.stage]),
     log:
         "results/{experiment}/{stage}/config.log",
+    localrule: True
     conda:
         "../envs/dataset.yaml"
-    localrule: True
+    params:
+        settings=lambda w: json.dumps(SETTINGS[w.experiment][w.stage]),
     shell:
         "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"

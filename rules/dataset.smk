@@ -2,7 +2,11 @@
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
     settings = DATASETS[wildcards.dataset]
-    return [settings[split]["file"] for split in ("pretrain", "finetune", "evaluation") if split in settings]
+    return [
+        settings[split]["file"]
+        for split in ("pretrain", "finetune", "evaluation")
+        if split in settings
+    ]
 
 
 rule configure_dataset:
@@ -10,13 +14,13 @@ rule configure_dataset:
         code=code("resolve_config.py"),
     output:
         "results/datasets/{dataset}/config.yaml",
-    params:
-        settings=lambda w: json.dumps(DATASETS[w.dataset]),
     log:
         "results/datasets/{dataset}/config.log",
+    localrule: True
     conda:
         "../envs/dataset.yaml"
-    localrule: True
+    params:
+        settings=lambda w: json.dumps(DATASETS[w.dataset]),
     shell:
         "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
 
@@ -31,8 +35,6 @@ rule make_dataset:
         finetune="results/datasets/{dataset}/finetune.json",
         evaluation="results/datasets/{dataset}/evaluation.jsonl",
         summary="results/datasets/{dataset}/summary.json",
-    params:
-        folder=subpath(output.summary, parent=True),
     log:
         "results/datasets/{dataset}/make_dataset.log",
     benchmark:
@@ -42,6 +44,8 @@ rule make_dataset:
     resources:
         mem_mb=4000,
         runtime=60,
+    params:
+        folder=subpath(output.summary, parent=True),
     shell:
         "python workflow_scripts/make_dataset.py --config {input.config:q} --output-dir {params.folder:q}"
         " 2>&1 | tee {log:q}"

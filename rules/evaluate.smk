@@ -11,8 +11,6 @@ rule generate_answers:
     output:
         captions="results/{experiment}/generate/captions.jsonl",
         answers="results/{experiment}/generate/answers.jsonl",
-    params:
-        model=model_folder,
     log:
         "results/{experiment}/generate/generate_answers.log",
     benchmark:
@@ -24,6 +22,8 @@ rule generate_answers:
         gpu=1,
         mem_mb=24000,
         runtime=240,
+    params:
+        model=model_folder,
     shell:
         "python workflow_scripts/generate_answers.py --config {input.config:q} --model {params.model:q}"
         " --evaluation {input.evaluation:q}"

@@ -8,13 +8,13 @@ rule configure_foundation:
         code=code("resolve_config.py"),
     output:
         "results/foundation/{model}/{part}.yaml",
-    params:
-        settings=lambda w: json.dumps(foundation_settings(MODELS[w.model], w.part)),
     log:
         "results/foundation/{model}/{part}.config.log",
+    localrule: True
     conda:
         "../envs/dataset.yaml"
-    localrule: True
+    params:
+        settings=lambda w: json.dumps(foundation_settings(MODELS[w.model], w.part)),
     shell:
         "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
 
@@ -32,7 +32,9 @@ rule train_clip:
             "tokenizer.json",
             "tokenizer_config.json",
         ),
-        convnext=multiext("results/foundation/{model}/convnext/", "config.json", "model.safetensors"),
+        convnext=multiext(
+            "results/foundation/{model}/convnext/", "config.json", "model.safetensors"
+        ),
     log:
         "results/foundation/{model}/train_clip.log",
     benchmark:
@@ -80,13 +82,13 @@ rule configure_model:
         code=code("resolve_config.py"),
     output:
         "results/models/{model}/config.yaml",
-    params:
-        settings=lambda w: json.dumps(assemble_settings(MODELS[w.model])),
     log:
         "results/models/{model}/config.log",
+    localrule: True
     conda:
         "../envs/dataset.yaml"
-    localrule: True
+    params:
+        settings=lambda w: json.dumps(assemble_settings(MODELS[w.model])),
     shell:
         "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
 

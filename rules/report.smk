@@ -16,8 +16,6 @@ rule compare_experiments:
     output:
         page=report("results/{experiment}/report/report.html", category="Report"),
         table="results/{experiment}/report/comparison.csv",
-    params:
-        dataset=lambda w: f"results/datasets/{DATASET_OF[w.experiment]['name']}",
     log:
         "results/{experiment}/report/compare_experiments.log",
     benchmark:
@@ -27,6 +25,8 @@ rule compare_experiments:
     resources:
         mem_mb=4000,
         runtime=30,
+    params:
+        dataset=lambda w: f"results/datasets/{DATASET_OF[w.experiment]['name']}",
     shell:
         "python workflow_scripts/compare_experiments.py --experiments results/{wildcards.experiment:q}"
         " --datasets {params.dataset:q} --output-dir results/{wildcards.experiment:q}/report 2>&1 | tee {log:q}"

@@ -18,10 +18,6 @@ rule pretrain:
         projector="results/{experiment}/pretrain/projector.safetensors",
         steps="results/{experiment}/pretrain/metrics.jsonl",
         metrics="results/{experiment}/pretrain/metrics.json",
-    params:
-        gpus=gpus,
-        port=free_port,
-        model=model_folder,
     log:
         "results/{experiment}/pretrain/pretrain.log",
     benchmark:
@@ -33,6 +29,10 @@ rule pretrain:
         gpu=gpus,
         mem_mb=48000,
         runtime=1440,
+    params:
+        gpus=gpus,
+        port=free_port,
+        model=model_folder,
     shell:
         "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/pretrain.py"
         " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
@@ -48,15 +48,13 @@ rule finetune:
         code=code("finetune.py"),
     output:
         adapter=multiext(
-            "results/{experiment}/finetune/adapter/", "adapter_config.json", "adapter_model.safetensors"
+            "results/{experiment}/finetune/adapter/",
+            "adapter_config.json",
+            "adapter_model.safetensors",
         ),
         projector="results/{experiment}/finetune/projector.safetensors",
         steps="results/{experiment}/finetune/metrics.jsonl",
         metrics="results/{experiment}/finetune/metrics.json",
-    params:
-        gpus=gpus,
-        port=free_port,
-        model=model_folder,
     log:
         "results/{experiment}/finetune/finetune.log",
     benchmark:
@@ -68,6 +66,10 @@ rule finetune:
         gpu=gpus,
         mem_mb=48000,
         runtime=1440,
+    params:
+        gpus=gpus,
+        port=free_port,
+        model=model_folder,
     shell:
         "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/finetune.py"
         " --config {input.config:q} --data {input.data:q} --model {params.model:q}"

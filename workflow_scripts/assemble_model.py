@@ -1,6 +1,7 @@
 """Puts a language model, a CLIP tower and a ConvNeXt together into one MGM folder for `from_pretrained`.
 
-    python workflow_scripts/assemble_model.py --config results/models/tiny/config.yaml --output-dir results/models/tiny/mgm
+    python workflow_scripts/assemble_model.py --config results/models/tiny/config.yaml \\
+        --output-dir results/models/tiny/mgm
 
 The parts are local folders or hub ids. Projector and mining layers are random until stage 1 has trained them.
 """

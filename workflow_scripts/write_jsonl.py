@@ -36,7 +36,7 @@ def main() -> None:
     for name, (rows, root) in sources.items():
         output = args.output_dir / f"{name}.jsonl"
         summary[name] = write_training_jsonl(
-            rows, root, output, settings["on_bad_image"], settings["max_samples"], settings["seed"], threads
+            rows, root, output, settings["on_bad_row"], settings["max_samples"], settings["seed"], threads
         )
         if summary[name]["rows_out"] == 0:
             raise InputError(f"no row of {name} is left to train on: {summary[name]}")

@@ -181,7 +181,7 @@ def test_a_failed_run_leaves_no_outputs_of_the_run_before(tmp_path):
         ('{"id": "r9"', "line 7: not one JSON object"),
         ('{"id": "r0", "text": "<__dj__image>", "images": ["a"]}', "row 7: id 'r0' was used before, in row 1"),
         ('{"id": "r9", "text": "no token", "images": ["a"]}', "line 7: 'text' must hold the image token"),
-        ('{"id": "r9", "text": "<__dj__image>\\ud800", "images": ["a"]}', "row 'r9': half a surrogate pair"),
+        ('{"id": "r9", "text": "<__dj__image>\\ud800", "images": ["a"]}', "line 7: half of a surrogate pair"),
     ],
 )
 def test_bad_rows_are_named_before_any_operator_runs(tmp_path, line, message):

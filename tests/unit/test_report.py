@@ -72,8 +72,14 @@ def write_experiment(folder, dataset, known: bool = True) -> None:
     write_json(folder / "evaluate_clip/metrics.json", clip | {"seconds": 4.0})
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(dataset)})
     operators = [
-        {"name": "integrity", "rows_in": 100, "rows_out": 90, "dropped": 10, "reasons": {"undecodable": 7, "empty": 3}},
-        {"name": "length", "rows_in": 90, "rows_out": 80, "dropped": 10, "reasons": {}},
+        {
+            "operator": "integrity",
+            "rows_in": 100,
+            "rows_out": 90,
+            "dropped": 10,
+            "broken_images": {"undecodable": 7, "empty": 3},
+        },
+        {"operator": "length", "rows_in": 90, "rows_out": 80, "dropped": 10, "broken_images": {}},
     ]
     operators = [operator | {"seconds": 1.5} for operator in operators]
     write_json(folder / "filter/summary.json", {"rows_in": 100, "rows_out": 80, "operators": operators})

@@ -78,7 +78,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("sede: 1", "unknown key 'sede'; did you mean 'seed'?"),
         ("finetune: {epochs: two}", "'finetune.epochs' must be a number, found 'two'"),
         ("pretrain: {learning_rate: 1e-4}", "YAML reads 1e-4 as text, write 1.0e-4"),
-        ("jsonl: {on_bad_image: ignore}", "'jsonl.on_bad_image' must be one of refuse, drop, found 'ignore'"),
+        ("jsonl: {on_bad_row: ignore}", "'jsonl.on_bad_row' must be one of refuse, drop, found 'ignore'"),
         ("gpus: 0", "gpus"),
         ("model: gemma-9000b", "known are"),
         ("- a list", "expected keys and values, found a list"),

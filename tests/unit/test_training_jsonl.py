@@ -33,8 +33,8 @@ def rows_about(*images: str) -> list[dict]:
     return [conversation(f"r{index}", image, "Q", "A") for index, image in enumerate(images)]
 
 
-def write(rows, root, output, on_bad_image="refuse", max_samples=1000, seed=0) -> dict:
-    return write_training_jsonl(rows, root, output, on_bad_image, max_samples, seed, threads=2)
+def write(rows, root, output, on_bad_row="refuse", max_samples=1000, seed=0) -> dict:
+    return write_training_jsonl(rows, root, output, on_bad_row, max_samples, seed, threads=2)
 
 
 def adds_up(summary: dict) -> bool:
@@ -58,9 +58,9 @@ def test_text_only_rows_pass_as_they_are(root, tmp_path):
 def test_refusing_names_rows_paths_and_reasons_and_writes_nothing(root, tmp_path):
     with pytest.raises(InputError) as error:
         write(rows_about("a.png", *FAULTS), root, tmp_path / "out.jsonl")
-    assert "4 of 5 rows" in str(error.value) and "jsonl.on_bad_image: drop" in str(error.value)
+    assert "4 of 5 rows" in str(error.value) and "jsonl.on_bad_row: drop" in str(error.value)
     for index, (image, reason) in enumerate(FAULTS.items(), start=1):
-        assert f"row r{index}, {image}: {reason}: " in str(error.value)
+        assert f"row r{index}: {image}: {reason}: " in str(error.value)
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -75,13 +75,13 @@ def test_refusing_leaves_an_earlier_output_alone(root, tmp_path):
 def test_a_long_list_of_bad_rows_is_cut_and_says_so(root, tmp_path):
     with pytest.raises(InputError) as error:
         write(rows_about(*["missing.png"] * 9), root, tmp_path / "out.jsonl")
-    assert "9 of 9 rows" in str(error.value) and "row r4," in str(error.value) and "row r5," not in str(error.value)
+    assert "9 of 9 rows" in str(error.value) and "row r4:" in str(error.value) and "row r5:" not in str(error.value)
     assert "…" in str(error.value)
 
 
 def test_dropping_counts_every_reason_and_the_counts_add_up(root, tmp_path):
     rows = rows_about("a.png", *FAULTS, "page.png", "b.png") + [TEXT_ONLY]
-    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_image="drop")
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert summary["dropped"] == {"empty": 1, "missing": 1, "outside": 1, "undecodable": 2}
     assert adds_up(summary)
     assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["r0", "r6", "text"]
@@ -104,7 +104,7 @@ def test_more_rows_than_max_samples_are_sampled_by_the_seed_in_the_order_of_the_
 
 def test_sampling_happens_after_bad_rows_were_dropped(root, tmp_path):
     rows = rows_about(*["missing.png"] * 5, *["a.png"] * 5)
-    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_image="drop", max_samples=4)
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", max_samples=4)
     assert summary["rows_out"] == 4 and adds_up(summary)
     assert summary["dropped"] == {"missing": 5, "over_max_samples": 1}
 
@@ -123,7 +123,7 @@ def run(root, tmp_path, monkeypatch):
         settings = {
             "pretrain_images": str(root),
             "finetune_images": str(root),
-            "on_bad_image": "refuse",
+            "on_bad_row": "refuse",
             "max_samples": 10,
             "seed": 0,
             "cpu_threads": 1,
@@ -151,8 +151,17 @@ def test_the_script_writes_both_files_and_a_summary_that_adds_up(run, tmp_path):
 
 def test_the_script_ends_in_one_line_when_nothing_is_left_to_train_on(run, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
-        run(rows_about("missing.png"), on_bad_image="drop")
+        run(rows_about("missing.png"), on_bad_row="drop")
     assert exit_.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: no row of finetune is left") and "missing" in error and error.count("\n") == 1
     assert not (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("token", ["<eos>", "<end_of_turn>", "<unused0>", "<|im_end|>", "<image>"])
+def test_a_control_token_in_the_data_is_a_bad_row(root, tmp_path, token):
+    rows = [conversation("r0", "a.png", "", f"a boat {token}"), conversation("r1", "a.png", "", "a <b> < c")]
+    with pytest.raises(InputError, match="row r0: its text holds the control token"):
+        write(rows, root, tmp_path / "out.jsonl")
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert summary == {"rows_in": 2, "rows_out": 1, "dropped": {"control_token": 1}}

@@ -58,7 +58,9 @@ def copy_project(folder: Path) -> Project:
         else:
             shutil.copy(source, folder / part)
     for kind in ("models", "datasets"):
-        shutil.copy(PROJECT / "tests" / "fixtures" / "small" / f"{kind}_small.yaml", folder / "config" / kind / "small.yaml")
+        shutil.copy(
+            PROJECT / "tests" / "fixtures" / "small" / f"{kind}_small.yaml", folder / "config" / kind / "small.yaml"
+        )
     return Project(folder)
 
 

@@ -9,6 +9,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from files import read_json, read_jsonl
+
 TIMEOUT_S = 120
 
 
@@ -48,34 +50,44 @@ def running_for(script: str, folder, seconds: float) -> Callable[[], bool]:
     return check
 
 
-@pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
-def test_foundation_killed_midway_completes_on_the_same_command(finished, whole_tree):
-    wanted = finished.folder / "results/foundation/small/clip/model.safetensors"
-    before = load_file(wanted)
-    arguments = ("--forcerun", "train_clip", "--until", "train_clip")
-    kill_midway(
-        finished, running_for("train_clip.py", finished.folder, 3), "baseline", *arguments, whole_tree=whole_tree
-    )
-    assert not wanted.exists()
+STAGES = ("filter", "jsonl", "pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa", "report")
+
+
+def undo(project, first: str) -> None:
+    """Leave the project as it was before the stage `first` had run."""
+    for stage in STAGES[STAGES.index(first) :]:
+        shutil.rmtree(project.result(stage), ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def left_finished(finished):
+    yield
     finished.run("baseline")
-    after = load_file(wanted)
-    assert all((before[name] - after[name]).abs().max() < 1e-3 for name in before)
     assert finished.jobs() == set()
 
 
-def test_filter_killed_midway_completes_on_the_same_command_with_the_same_rows(finished):
-    wanted = finished.result("filter") / "filtered.jsonl"
-    before = wanted.read_bytes()
-    log = finished.result("filter") / "filter_data.log"
-    arguments = ("--forcerun", "filter_data", "--until", "filter_data")
-    log.unlink()
-    kill_midway(
-        finished, lambda: log.exists() and "[2/" in log.read_text(), "baseline", *arguments, whole_tree=False
-    )
-    assert not wanted.exists()
-    finished.run("baseline")
-    assert wanted.read_bytes() == before
-    assert not list(finished.result("filter").glob(".*"))
+@pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
+def test_foundation_killed_midway_completes_on_the_same_command(fresh, finished, whole_tree):
+    weights = "results/foundation/small/clip/model.safetensors"
+    command = ("baseline", "--until", "train_clip")
+    kill_midway(fresh, running_for("train_clip.py", fresh.folder, 3), *command, whole_tree=whole_tree)
+    assert not (fresh.folder / weights).exists()
+    fresh.run(*command)
+    uninterrupted, completed = load_file(finished.folder / weights), load_file(fresh.folder / weights)
+    assert all((uninterrupted[name] - completed[name]).abs().max() < 1e-3 for name in uninterrupted)
+
+
+@pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
+def test_filter_killed_midway_completes_on_the_same_command_with_the_same_rows(finished, whole_tree):
+    folder, command = finished.result("filter"), ("baseline", "--until", "filter_data")
+    uninterrupted = {name: (folder / name).read_bytes() for name in ("filtered.jsonl", "dropped.jsonl")}
+    undo(finished, "filter")
+    log = folder / "filter_data.log"
+    kill_midway(finished, lambda: log.exists() and "[2/" in log.read_text(), *command, whole_tree=whole_tree)
+    assert not (folder / "summary.json").exists()
+    finished.run(*command)
+    assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
+    assert not list(folder.glob(".*")), "something of the killed run is left"
 
 
 @pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
@@ -84,17 +96,15 @@ def test_filter_killed_midway_completes_on_the_same_command_with_the_same_rows(f
     [("pretrain", "projector.safetensors"), ("finetune", "adapter/adapter_model.safetensors")],
 )
 def test_training_killed_midway_resumes_and_ends_with_the_same_weights(finished, stage, weights, whole_tree):
-    folder = finished.result(stage)
+    folder, command = finished.result(stage), ("baseline", "--until", stage)
+    finished.run(*command)
     uninterrupted = load_file(folder / weights)
-    arguments = ("baseline", "--forcerun", stage, "--until", stage)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    kill_midway(
-        finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *arguments, whole_tree=whole_tree
-    )
+    undo(finished, stage)
+    kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, whole_tree=whole_tree)
     assert not (folder / weights).exists()
-    printed = finished.run("baseline")
-    assert "resuming from step" in printed
+    assert "resuming from step" in finished.run(*command)
     resumed = load_file(folder / weights)
     assert resumed.keys() == uninterrupted.keys()
     assert all((resumed[name] - uninterrupted[name]).abs().max() < 1e-4 for name in resumed)
-    assert finished.jobs() == set()
+    steps = [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
+    assert steps == sorted(set(steps)) and len(steps) == read_json(folder / "metrics.json")["steps"]

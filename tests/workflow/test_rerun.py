@@ -57,7 +57,9 @@ def test_evaluation_settings_rerun_evaluation_only(finished):
 
 
 def test_a_module_of_the_trainer_reruns_training_onwards(finished):
-    with edited(finished.folder / "workflow_scripts/training/checkpoints.py", "import shutil", "import shutil  # touched"):
+    with edited(
+        finished.folder / "workflow_scripts/training/checkpoints.py", "import shutil", "import shutil  # touched"
+    ):
         assert finished.jobs() == PRETRAIN
 
 

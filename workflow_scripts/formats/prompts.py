@@ -4,15 +4,21 @@ Templates are lists of (text, is_answer) segments; the loss is taken on answers 
 tokens go. Both follow the public MGM code: `plain` for stage 1, `gemma` for instructions.
 """
 
+import re
+
 from errors import InputError
 from formats.llava import IMAGE_TOKEN
+
+# what tokenizers and templates take for control, so that no data may contain it
+CONTROL = re.compile(r"<\|[^|<>]*\|>|</?(?:s|bos|eos|pad|unk|mask|image|start_of_turn|end_of_turn|unused\d+)>")
 
 Segments = list[tuple[str, bool]]
 
 
 def plain(turns: list[dict], eos: str) -> Segments:
     """Stage 1: the image, its caption, a line break; whatever was asked is left out."""
-    return [(IMAGE_TOKEN, False), (turns[-1]["value"] + "\n", True)]
+    image = IMAGE_TOKEN if IMAGE_TOKEN in turns[0]["value"] else ""
+    return [(image, False), (turns[-1]["value"] + "\n", True)]
 
 
 def gemma(turns: list[dict], eos: str) -> Segments:
@@ -20,11 +26,18 @@ def gemma(turns: list[dict], eos: str) -> Segments:
     segments: Segments = []
     for turn in turns:
         if turn["from"] == "human":
-            text = f"<start_of_turn>user\n{turn['value']}<end_of_turn>\n<start_of_turn>model\n"
+            text = f"<start_of_turn>user\n{_image_first(turn['value'])}<end_of_turn>\n<start_of_turn>model\n"
             segments.append((text, False))
         else:
             segments.append((f"{turn['value']}<end_of_turn>\n{eos}", True))
     return segments
+
+
+def _image_first(text: str) -> str:
+    """MGM puts the image at the beginning of its turn, wherever the data has it."""
+    if IMAGE_TOKEN not in text:
+        return text
+    return f"{IMAGE_TOKEN}\n{text.replace(IMAGE_TOKEN, '').strip()}".strip()
 
 
 TEMPLATES = {"plain": plain, "gemma": gemma}

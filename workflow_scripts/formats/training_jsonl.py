@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,36 +10,41 @@ from errors import InputError
 from files import write_jsonl
 from formats import dj_jsonl, llava
 from formats.images import BadImage, load_image, locate_image
+from formats.prompts import CONTROL
 
-SHOWN = 5  # bad images named in the error message
+SHOWN = 5  # bad rows named in the error message
+
+
+class BadRow(Exception):
+    """A row that cannot be trained on: `reason` is counted, the message says more."""
+
+    def __init__(self, reason: str, detail: str):
+        super().__init__(detail)
+        self.reason = reason
 
 
 def write_training_jsonl(
-    rows: list[dict], root: str | Path, output: Path, on_bad_image: str, max_samples: int, seed: int, threads: int
+    rows: list[dict], root: str | Path, output: Path, on_bad_row: str, max_samples: int, seed: int, threads: int
 ) -> dict:
-    """Verify every image, then write LLaVA rows with absolute paths; return counts that add up.
+    """Verify every row and image, then write LLaVA rows with absolute paths; return counts that add up.
 
     Args:
         rows: LLaVA rows with image paths relative to `root`.
-        on_bad_image: `refuse` raises and writes nothing, `drop` leaves such rows out and counts them by reason.
+        on_bad_row: `refuse` raises and writes nothing, `drop` leaves such rows out and counts them by reason.
         max_samples: rows over this number are left out at random (seeded), in the order of the input.
 
     Raises:
         InputError: names rows, paths and reasons.
     """
-    verified = _verify(rows, root, threads)
-    bad = [(row, result) for row, result in zip(rows, verified, strict=True) if isinstance(result, BadImage)]
-    if bad and on_bad_image == "refuse":
-        named = "; ".join(f"row {row['id']}, {row['image']}: {result}" for row, result in bad[:SHOWN])
+    checked = _check_rows(rows, root, threads)
+    bad = [(row, result) for row, result in zip(rows, checked, strict=True) if isinstance(result, BadRow)]
+    if bad and on_bad_row == "refuse":
+        named = "; ".join(f"row {row['id']}: {result}" for row, result in bad[:SHOWN])
         raise InputError(
-            f"{len(bad)} of {len(rows)} rows have an image that cannot be trained on: {named}"
-            f"{' …' if len(bad) > SHOWN else ''}. Mend them, or set jsonl.on_bad_image: drop to leave such rows out"
+            f"{len(bad)} of {len(rows)} rows cannot be trained on: {named}{' …' if len(bad) > SHOWN else ''}. "
+            f"Mend them, or set jsonl.on_bad_row: drop to leave such rows out"
         )
-    good = [
-        row if result is None else row | {"image": str(result)}
-        for row, result in zip(rows, verified, strict=True)
-        if not isinstance(result, BadImage)
-    ]
+    good = [result for result in checked if isinstance(result, dict)]
     dropped = Counter(result.reason for _, result in bad)
     if len(good) > max_samples:
         dropped["over_max_samples"] = len(good) - max_samples
@@ -49,24 +54,31 @@ def write_training_jsonl(
     return {"rows_in": len(rows), "rows_out": written, "dropped": dict(sorted(dropped.items()))}
 
 
-def _verify(rows: list[dict], root: str | Path, threads: int) -> Iterable[Path | BadImage | None]:
-    """For each row its image's absolute path, why it has none, or None for a text-only row."""
+def _check_rows(rows: list[dict], root: str | Path, threads: int) -> list[dict | BadRow]:
+    """Each row with its image's absolute path, or why it cannot be trained on. Every image is opened once."""
     unique = sorted({row["image"] for row in rows if "image" in row})
     with ThreadPoolExecutor(threads) as pool:
-        result = dict(zip(unique, pool.map(_check(root), unique), strict=True))
-    return [result[row["image"]] if "image" in row else None for row in rows]
+        images = dict(zip(unique, pool.map(lambda image: _check_image(root, image), unique), strict=True))
+    return [_check_row(row, images) for row in rows]
 
 
-def _check(root: str | Path) -> Callable[[str], Path | BadImage]:
-    def check(relative: str) -> Path | BadImage:
-        try:
-            path = locate_image(root, relative)
-            load_image(path)
-        except BadImage as error:
-            return error
-        return path
+def _check_row(row: dict, images: dict[str, Path | BadRow]) -> dict | BadRow:
+    text = "\n".join(turn["value"] for turn in row["conversations"]).replace(llava.IMAGE_TOKEN, "", 1)
+    if control := CONTROL.search(text):
+        return BadRow("control_token", f"its text holds the control token {control.group()}")
+    if "image" not in row:
+        return row
+    image = images[row["image"]]
+    return image if isinstance(image, BadRow) else row | {"image": str(image)}
 
-    return check
+
+def _check_image(root: str | Path, relative: str) -> Path | BadRow:
+    try:
+        path = locate_image(root, relative)
+        load_image(path)
+    except BadImage as error:
+        return BadRow(error.reason, f"{relative}: {error}")
+    return path
 
 
 def caption_rows(rows: Iterable[dict]) -> Iterator[dict]:

@@ -15,6 +15,7 @@ from transformers import (
     CLIPTokenizer,
     ConvNextConfig,
     ConvNextModel,
+    get_cosine_schedule_with_warmup,
 )
 
 from compute import mixed_precision
@@ -101,9 +102,7 @@ def train_clip(spec: ClipSpec, clip_folder: Path, convnext_folder: Path) -> dict
     parameters = [*clip.parameters(), *convnext.parameters(), *to_text_space.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=spec.learning_rate, weight_decay=0.05)
     steps = spec.epochs * (spec.pairs // spec.batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, spec.learning_rate, total_steps=steps, pct_start=0.1, cycle_momentum=False
-    )
+    schedule = get_cosine_schedule_with_warmup(optimizer, steps // 10, steps)
     generator = torch.Generator().manual_seed(spec.seed)
     step = 0
     for _ in range(spec.epochs):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer
+from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer, get_cosine_schedule_with_warmup
 
 from compute import mixed_precision
 from foundation.scene_text import DESCRIBE, scene_words, training_text
@@ -84,9 +84,7 @@ def train_language_model(spec: LanguageModelSpec, folder: Path) -> dict:
     tokenizer = build_tokenizer(spec.seed)
     model = build_model(spec, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, spec.learning_rate, total_steps=spec.steps, pct_start=0.05, cycle_momentum=False
-    )
+    schedule = get_cosine_schedule_with_warmup(optimizer, spec.steps // 20, spec.steps)
     model.train()
     for step in range(spec.steps):
         with mixed_precision(model.device):

@@ -134,8 +134,9 @@ class MGMModel(MGMPreTrainedModel):
                     f"{len(pixel_values)} images need {tokens.shape[0] * tokens.shape[1]} image tokens in input_ids, "
                     f"found {int(positions[..., 0].sum())}"
                 )
-            # Gemma scales its input embeddings by √H inside; visual tokens pass through the same scale, as in MGM
-            inputs_embeds = inputs_embeds.masked_scatter(positions, tokens)
+            # Gemma scales its word embeddings by √H; in MGM visual tokens pass through the same scale
+            scale = getattr(self.get_input_embeddings(), "scalar_embed_scale", 1.0)
+            inputs_embeds = inputs_embeds.masked_scatter(positions, tokens * scale)
         return self.language_model(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
@@ -196,7 +197,7 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         supervised = target != IGNORED
         logits = self.lm_head(hidden[:, :-1][supervised]).float()  # (answer tokens, V)
         total = F.cross_entropy(logits, target[supervised], reduction="sum")
-        return total / (supervised.sum() if items is None else items)
+        return total / (supervised.sum().clamp(min=1) if items is None else items)
 
     def prepare_inputs_for_generation(self, input_ids, pixel_values=None, is_first_iteration=False, **kwargs):
         # the image enters once, with the prompt; afterwards its keys and values are in the cache

@@ -10,7 +10,7 @@ RESULTS = "results/datasets"
 
 
 def resolve_dataset(value: str) -> dict:
-    """`{name, settings, images: {pretrain, finetune, evaluation}}`; `images` are the folders that paths are relative to.
+    """`{name, settings, images: {pretrain, finetune, evaluation}}`; image paths are relative to the folders `images`.
 
     Raises:
         InputError: neither a known dataset nor a folder that holds one Data-Juicer jsonl.

@@ -15,7 +15,7 @@ IGNORED = -100
 
 
 class ConversationDataset(Dataset):
-    """Items are {input_ids, labels, pixel_values or None}; conversations over `max_length` tokens are cut at the end."""
+    """Items are {input_ids, labels, pixel_values or None}; conversations are cut after `max_length` tokens."""
 
     def __init__(self, path: str | Path, processor: MGMProcessor, template: str, max_length: int):
         self.rows = list(read_llava(path))
@@ -23,7 +23,8 @@ class ConversationDataset(Dataset):
             raise InputError(f"{path} holds no conversations; nothing to train on")
         if max_length <= processor.num_image_tokens:
             raise InputError(
-                f"max_length {max_length} leaves no room beside an image's {processor.num_image_tokens} tokens; raise it"
+                f"max_length {max_length} leaves no room beside an image's "
+                f"{processor.num_image_tokens} tokens; raise it"
             )
         self.processor = processor
         self.template = template
@@ -36,7 +37,11 @@ class ConversationDataset(Dataset):
         row = self.rows[index]
         segments = segments_of(self.template, row["conversations"], self.processor.tokenizer.eos_token or "")
         item = {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
-        item["pixel_values"] = self.processor.pixels([load_image(row["image"])])[0] if "image" in row else None
+        item["pixel_values"] = None
+        if "image" in row:
+            if item["input_ids"].count(self.processor.image_token_id) < self.processor.num_image_tokens:
+                raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
+            item["pixel_values"] = self.processor.pixels([load_image(row["image"])])[0]
         return item
 
 

@@ -1,7 +1,7 @@
 """Completes a config/deepspeed file for one model.
 
 What transformers fills in from the training arguments stays "auto" (batch sizes, precision, optimizer). Bucket sizes
-are filled in here, as integers: transformers' own "auto" gives 0.9·hidden² as a float, which DeepSpeed's schema refuses.
+are filled in here, as integers: transformers' own "auto" gives 0.9·hidden² as a float, which DeepSpeed refuses.
 """
 
 import copy

@@ -3,12 +3,8 @@
 Goes first in a recipe: Data-Juicer's own image operators raise on such rows instead of dropping them.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from data_juicer.ops.base_op import OPERATORS, Filter
 from data_juicer.utils.constant import Fields
-from PIL import ImageFile
 
 from formats.images import BadImage, load_image, locate_image
 
@@ -17,24 +13,13 @@ STAT = "image_integrity"
 OK = "ok"
 
 
-@contextmanager
-def _whole_images_only() -> Iterator[None]:
-    """Importing Data-Juicer makes PIL accept truncated images everywhere; here they must fail."""
-    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
-    try:
-        yield
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
-
-
 def image_integrity(images: list[str], image_root: str) -> str:
     """`ok`, or the reason (one of `BadImage.REASONS`) of the first image that cannot be used."""
-    with _whole_images_only():
-        try:
-            for image in images:
-                load_image(locate_image(image_root, image))
-        except BadImage as error:
-            return error.reason
+    try:
+        for image in images:
+            load_image(locate_image(image_root, image))
+    except BadImage as error:
+        return error.reason
     return OK
 
 
