@@ -5,6 +5,7 @@ min_version("9.0")
 
 
 include: "rules/common.smk"
+include: "rules/settings.smk"
 include: "rules/dataset.smk"
 include: "rules/foundation.smk"
 include: "rules/filter.smk"

@@ -31,13 +31,10 @@ onstart:
 EXPERIMENTS = experiment_names()
 try:
     CONFIG = {name: merge_experiment(name, config) for name in EXPERIMENTS}
-    DATASET_OF = {
-        name: resolve_dataset(CONFIG[name]["dataset"]) for name in EXPERIMENTS
-    }
+    DATASET_OF = {name: resolve_dataset(CONFIG[name]["dataset"]) for name in EXPERIMENTS}
     SETTINGS = {
         name: {
-            stage: settings_of(CONFIG[name], DATASET_OF[name]["images"])
-            for stage, settings_of in SETTINGS_OF.items()
+            stage: settings_of(CONFIG[name], DATASET_OF[name]["images"]) for stage, settings_of in SETTINGS_OF.items()
         }
         for name in EXPERIMENTS
     }
@@ -52,6 +49,7 @@ wildcard_constraints:
     dataset="[^/]+",
     model="[^/]+",
     stage="|".join(SETTINGS_OF),
+    part="clip|language_model",
 
 
 def code(script, loaded_by_path=""):
@@ -63,16 +61,12 @@ def code(script, loaded_by_path=""):
         SCRIPTS / script,
         *(SCRIPTS.glob(loaded_by_path) if loaded_by_path else ()),
     ]
-    return sorted(
-        {os.path.relpath(module) for path in scripts for module in modules_of(path)}
-    )
+    return sorted({os.path.relpath(module) for path in scripts for module in modules_of(path)})
 
 
 def dataset_file(name):
     """Input function: a file of the experiment's dataset."""
-    return (
-        lambda wildcards: f"results/datasets/{DATASET_OF[wildcards.experiment]['name']}/{name}"
-    )
+    return lambda wildcards: f"results/datasets/{DATASET_OF[wildcards.experiment]['name']}/{name}"
 
 
 def model_folder(wildcards):
@@ -86,24 +80,20 @@ def model_file(wildcards):
 
 def foundation_files(model):
     """What this workflow trains for a model; nothing where its parts are somebody else's folders or hub ids."""
-    parts = (
-        ("clip", "convnext", "language_model") if "foundation" in MODELS[model] else ()
-    )
+    parts = ("clip", "convnext", "language_model") if "foundation" in MODELS[model] else ()
     return [f"results/foundation/{model}/{part}/model.safetensors" for part in parts]
 
 
-# Every stage is handed its slice of the configuration as one file, from which it can also be run by hand.
-rule resolve_config:
-    input:
-        code=code("resolve_config.py"),
-    output:
-        "results/{experiment}/{stage}/config.yaml",
-    log:
-        "results/{experiment}/{stage}/config.log",
-    localrule: True
-    conda:
-        "../envs/dataset.yaml"
-    params:
-        settings=lambda w: json.dumps(SETTINGS[w.experiment][w.stage]),
-    shell:
-        "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
+def source_files(wildcards):
+    """The user's own files; the embedded dataset has none."""
+    settings = DATASETS[wildcards.dataset]
+    return [settings[split]["file"] for split in ("pretrain", "finetune", "evaluation") if split in settings]
+
+
+def gpus(wildcards):
+    return CONFIG[wildcards.experiment]["gpus"]
+
+
+def free_port(wildcards):
+    """A port of the launcher's that two training stages on one machine do not share."""
+    return 29500 + EXPERIMENTS.index(wildcards.experiment)

@@ -1,30 +1,4 @@
 # The dataset: drawn (config/datasets/shapes.yaml) or brought by the user, in the workflow's own formats.
-def source_files(wildcards):
-    """The user's own files; the embedded dataset has none."""
-    settings = DATASETS[wildcards.dataset]
-    return [
-        settings[split]["file"]
-        for split in ("pretrain", "finetune", "evaluation")
-        if split in settings
-    ]
-
-
-rule configure_dataset:
-    input:
-        code=code("resolve_config.py"),
-    output:
-        "results/datasets/{dataset}/config.yaml",
-    log:
-        "results/datasets/{dataset}/config.log",
-    localrule: True
-    conda:
-        "../envs/dataset.yaml"
-    params:
-        settings=lambda w: json.dumps(DATASETS[w.dataset]),
-    shell:
-        "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
-
-
 rule make_dataset:
     input:
         source_files,

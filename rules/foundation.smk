@@ -1,24 +1,4 @@
 # The models a run starts from: tiny ones trained here, or folders and hub ids; put together into one MGM folder.
-wildcard_constraints:
-    part="clip|language_model",
-
-
-rule configure_foundation:
-    input:
-        code=code("resolve_config.py"),
-    output:
-        "results/foundation/{model}/{part}.yaml",
-    log:
-        "results/foundation/{model}/{part}.config.log",
-    localrule: True
-    conda:
-        "../envs/dataset.yaml"
-    params:
-        settings=lambda w: json.dumps(foundation_settings(MODELS[w.model], w.part)),
-    shell:
-        "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
-
-
 rule train_clip:
     input:
         config="results/foundation/{model}/clip.yaml",
@@ -32,9 +12,7 @@ rule train_clip:
             "tokenizer.json",
             "tokenizer_config.json",
         ),
-        convnext=multiext(
-            "results/foundation/{model}/convnext/", "config.json", "model.safetensors"
-        ),
+        convnext=multiext("results/foundation/{model}/convnext/", "config.json", "model.safetensors"),
     log:
         "results/foundation/{model}/train_clip.log",
     benchmark:
@@ -75,22 +53,6 @@ rule train_language_model:
     shell:
         "python workflow_scripts/train_language_model.py --config {input.config:q}"
         " --output-dir results/foundation/{wildcards.model:q}/language_model 2>&1 | tee {log:q}"
-
-
-rule configure_model:
-    input:
-        code=code("resolve_config.py"),
-    output:
-        "results/models/{model}/config.yaml",
-    log:
-        "results/models/{model}/config.log",
-    localrule: True
-    conda:
-        "../envs/dataset.yaml"
-    params:
-        settings=lambda w: json.dumps(assemble_settings(MODELS[w.model])),
-    shell:
-        "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
 
 
 rule assemble_model:

@@ -1,13 +1,4 @@
 # Both training stages, under the deepspeed launcher. Each resumes from the checkpoints beside its outputs.
-def gpus(wildcards):
-    return CONFIG[wildcards.experiment]["gpus"]
-
-
-def free_port(wildcards):
-    """A port of the launcher's that two training stages on one machine do not share."""
-    return 29500 + EXPERIMENTS.index(wildcards.experiment)
-
-
 rule pretrain:
     input:
         model_file,
