@@ -11,20 +11,22 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+import deepspeed
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
 from errors import command_line
 from files import replace_folder
+from mgm.projector_weights import load_projector, projector_parameters
 from training.settings import LoraSettings, load_training_settings
 from training.stage import run_stage
-from training.trained_weights import load_projector, projector_parameters, save_weights
+from training.trained_weights import save_weights
 
 
 def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel:
     """Load the stage-1 projector and wrap the language model's projections; everything else stays frozen."""
-    load_projector(model, projector)
+    load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from errors import command_line
+from mgm.projector_weights import projector_parameters
 from training.settings import load_training_settings
 from training.stage import run_stage
-from training.trained_weights import projector_parameters, save_weights
+from training.trained_weights import save_weights
 
 
 def train_projector_only(model: nn.Module) -> nn.Module:

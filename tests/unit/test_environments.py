@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import PROJECT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from places import PROJECT
 
 from settings.code import SCRIPTS, modules_of
 

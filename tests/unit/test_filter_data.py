@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import PROJECT
+from places import PROJECT
 
 from errors import InputError
 from files import read_jsonl, write_yaml

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT
 from PIL import Image
+from places import PROJECT
 
 import juicer.library  # noqa: F401  (importing Data-Juicer makes PIL accept truncated images, which these tests count on)
 from juicer.operators.image_integrity_filter import image_integrity

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import PROJECT
 from data_juicer.utils.lazy_loader import LazyLoader
+from places import PROJECT
 
 from errors import InputError
 from juicer.library import OPERATORS, Filter

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT
 from PIL import Image
+from places import PROJECT
 
 from errors import InputError
 from files import read_jsonl, sha256_of, write_jsonl, write_yaml

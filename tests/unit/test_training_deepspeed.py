@@ -1,8 +1,8 @@
 import copy
 
 import pytest
-from conftest import PROJECT
 from deepspeed.runtime.config import DeepSpeedConfig
+from places import PROJECT
 
 from files import read_json
 from training.deepspeed_config import complete_deepspeed_config

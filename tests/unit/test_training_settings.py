@@ -5,8 +5,10 @@ import pytest
 import yaml
 
 from errors import InputError
-from training.settings import LoraSettings, check_batch, load_training_settings
+from settings.batch import check_batch
+from training.settings import LoraSettings, load_training_settings
 
+FACTORS = ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps", "gpus")
 SETTINGS = {
     "seed": 0,
     "gpus": 2,
@@ -34,7 +36,7 @@ LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "bias": "none", "targets": ["q_pro
 
 def refusal(*sizes: int) -> str | None:
     try:
-        check_batch(*sizes)
+        check_batch("here", dict(zip(FACTORS, sizes, strict=True)))
     except InputError as error:
         return str(error)
     return None
@@ -60,7 +62,7 @@ def test_a_wrong_accumulation_gets_the_one_that_holds():
 )
 def test_an_impossible_global_batch_gets_the_nearest_possible_ones(sizes, nearest):
     message = refusal(*sizes)
-    assert message.startswith(f"global_batch_size {sizes[0]} is not micro_batch_size {sizes[1]} × ")
+    assert message.startswith(f"here: global_batch_size {sizes[0]} is not micro_batch_size {sizes[1]} × ")
     assert message.endswith(f"choose a global_batch_size of {nearest}")
     for choice in map(int, re.findall(r"\d+", message.split("global_batch_size of")[1])):
         micro, gpus = sizes[1], sizes[3]

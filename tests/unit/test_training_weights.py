@@ -5,17 +5,10 @@ from tiny_models import randomize, tiny_mgm
 
 from errors import InputError
 from finetune import add_lora
+from mgm.projector_weights import full_shapes, load_projector, projector_parameters
 from pretrain import save_projector, train_projector_only
 from training.settings import LoraSettings
-from training.trained_weights import (
-    BrokenWeights,
-    check_weights,
-    full_shapes,
-    gather,
-    load_projector,
-    projector_parameters,
-    save_weights,
-)
+from training.trained_weights import BrokenWeights, check_weights, gather, save_weights
 
 NAMES = {
     f"patch_info_mining.{part}.{layer}.{kind}"

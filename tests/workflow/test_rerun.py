@@ -3,6 +3,8 @@
 import shutil
 from contextlib import contextmanager
 
+from small_project import Project
+
 REPORT = {"compare_experiments"}
 EVALUATE = {"generate_answers", "evaluate_clip", "evaluate_vqa"} | REPORT
 FINETUNE = {"finetune"} | EVALUATE
@@ -72,3 +74,8 @@ def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
 def test_touching_a_module_without_changing_it_reruns_nothing(finished):
     (finished.folder / "workflow_scripts/training/checkpoints.py").touch()
     assert finished.jobs() == set()
+
+
+def test_a_moved_project_writes_its_training_files_anew_and_filters_nothing_again(finished, tmp_path):
+    moved = Project(shutil.copytree(finished.folder, tmp_path / "moved"))
+    assert moved.jobs() == JSONL

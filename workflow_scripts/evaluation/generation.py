@@ -12,7 +12,7 @@ from compute import default_device
 from formats.images import load_image, locate_image
 from formats.prompts import prompt_of, stop_tokens
 from mgm import MGMForConditionalGeneration, MGMProcessor
-from training.trained_weights import load_projector
+from mgm.projector_weights import load_projector
 
 
 class Generator:

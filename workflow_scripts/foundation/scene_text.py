@@ -44,7 +44,7 @@ def _reaches(item: SceneObject, center: tuple[float, float], half: float) -> boo
 def training_text(scene: Scene, side: int, eos: str, rng: random.Random) -> Segments:
     """One example as (text, is_answer) segments: a plain caption or a conversation, the board in the image's place."""
     if rng.random() < 0.35:
-        turns, template = _turn("", describe(scene)), "plain"
+        turns, template = _turn(IMAGE_TOKEN, describe(scene)), "plain"
     else:
         template, turns = "gemma", []
         for kind in rng.sample(QUESTION_TYPES, 3):

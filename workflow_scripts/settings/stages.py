@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from errors import InputError
+from settings.batch import check_batch
 from settings.layers import CONFIG, named_file, read_config
 
 
@@ -80,6 +81,7 @@ def _common(config: dict) -> dict:
 
 def _training(config: dict, stage: str) -> dict:
     settings = _common(config) | {"gpus": config["gpus"]} | config[stage]
+    check_batch(stage, settings)
     path = CONFIG / "deepspeed" / f"{settings['deepspeed']}.json"
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.json"))

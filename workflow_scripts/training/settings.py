@@ -1,10 +1,10 @@
-"""The resolved settings of a training stage, and the arithmetic that must hold before anything is loaded."""
+"""The resolved settings of a training stage."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from errors import InputError
 from files import read_yaml
+from settings.batch import check_batch
 
 
 @dataclass(frozen=True)
@@ -43,34 +43,10 @@ class TrainingSettings:
     lora: LoraSettings | None = None
 
     def __post_init__(self):
-        check_batch(self.global_batch_size, self.micro_batch_size, self.gradient_accumulation_steps, self.gpus)
+        check_batch("config.yaml", vars(self))
 
 
 def load_training_settings(path: str | Path) -> TrainingSettings:
     values = read_yaml(path)
     lora = values.pop("lora", None)
     return TrainingSettings(**values, lora=LoraSettings(**lora) if lora else None)
-
-
-def check_batch(global_batch_size: int, micro_batch_size: int, gradient_accumulation_steps: int, gpus: int) -> None:
-    """global = micro × accumulation × GPUs, exactly.
-
-    Raises:
-        InputError: with the accumulation that would make it hold, or the nearest global batches that can.
-    """
-    product = micro_batch_size * gradient_accumulation_steps * gpus
-    if product == global_batch_size:
-        return
-    accumulation, rest = divmod(global_batch_size, micro_batch_size * gpus)
-    if rest == 0:
-        remedy = f"set gradient_accumulation_steps: {accumulation}"
-    else:
-        unit = micro_batch_size * gpus
-        nearest = sorted({max(1, accumulation) * unit, (accumulation + 1) * unit})
-        remedy = (
-            f"with {micro_batch_size} × {gpus} a step, choose a global_batch_size of {' or '.join(map(str, nearest))}"
-        )
-    raise InputError(
-        f"global_batch_size {global_batch_size} is not micro_batch_size {micro_batch_size} × "
-        f"gradient_accumulation_steps {gradient_accumulation_steps} × gpus {gpus} = {product}; {remedy}"
-    )

@@ -15,11 +15,12 @@ from transformers import TrainingArguments
 from compute import set_seed, use_cpu_threads
 from files import sha256_of, write_json, write_jsonl
 from mgm import MGMForConditionalGeneration, MGMProcessor
+from mgm.projector_weights import full_shapes
 from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.conversations import Collator, ConversationDataset
 from training.deepspeed_config import complete_deepspeed_config
 from training.settings import TrainingSettings
-from training.trained_weights import check_weights, full_shapes, gather
+from training.trained_weights import check_weights, gather
 from training.trainer import MGMTrainer
 
 VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")

@@ -8,26 +8,13 @@ from pathlib import Path
 
 import deepspeed
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
-from errors import InputError
 from files import replace_whole
-
-PROJECTOR_PARTS = ("projector.", "patch_info_mining.")
 
 
 class BrokenWeights(Exception):
     """Weights that must not count as saved: empty, incomplete, not finite, or never trained."""
-
-
-def projector_parameters(model) -> dict[str, torch.nn.Parameter]:
-    """Projector and mining parameters by their name inside `MGMModel`, whatever wraps it."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        for part in PROJECTOR_PARTS:
-            if (position := f".{name}".find(f".{part}")) >= 0:
-                found[name[position:]] = parameter
-    return found
 
 
 def gather(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
@@ -57,23 +44,6 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
         raise BrokenWeights("every lora_B matrix is zero: nothing was trained")
 
 
-def full_shapes(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Size]:
-    """Shapes before partitioning (`ds_shape` where ZeRO-3 holds the parameter)."""
-    return {name: torch.Size(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
-
-
 def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
     with replace_whole(path, "wb") as file:
         file.write(save(weights))
-
-
-def load_projector(model, path: str | Path) -> None:
-    """Load a stage-1 `projector.safetensors` into a model, under ZeRO-3 too. Every tensor must be there and fit."""
-    weights = load_file(path)
-    parameters = projector_parameters(model)
-    shapes = full_shapes(parameters)
-    if set(weights) != set(shapes) or any(weights[name].shape != shapes[name] for name in shapes):
-        raise InputError(f"{path} does not fit this model; it was trained with another one: run pretrain again")
-    for name, parameter in parameters.items():
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
-            parameter.copy_(weights[name])

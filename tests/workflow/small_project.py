@@ -1,0 +1,69 @@
+"""A copy of the project with a small dataset and a small model, and the ways to run Snakemake in it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from places import PROJECT
+
+PARTS = ("Snakefile", "rules", "envs", "config", "profiles", "workflow_scripts")
+SMALL = ("dataset=small", "model=small")
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project folder and the ways to run Snakemake in it."""
+
+    folder: Path
+
+    def command(self, *arguments: str, config: tuple[str, ...] = ()) -> list[str]:
+        """The command line; `config` comes after the small project's own settings."""
+        own = [value for value in SMALL if value.split("=")[0] not in [given.split("=")[0] for given in config]]
+        return [sys.executable, "-m", "snakemake", "--cores", "1", *arguments, "--config", *own, *config]
+
+    def environment(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "COLUMNS": "200"}
+
+    def run(self, *arguments: str, ok: bool = True, config: tuple[str, ...] = ()) -> str:
+        """Run Snakemake; return what it printed. `ok` says whether it must succeed or must fail."""
+        done = subprocess.run(
+            self.command(*arguments, config=config),
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+        )
+        printed = done.stdout + done.stderr
+        assert (done.returncode == 0) == ok, printed[-4000:]
+        return printed
+
+    def jobs(self, *arguments: str) -> set[str]:
+        """Rules that a dry run of `baseline` would run; the target itself and config files are left out."""
+        printed = self.run("baseline", "--dry-run", *arguments)
+        if "Nothing to be done" in printed:
+            return set()
+        table = printed.split("Job stats:")[1].split("\ntotal")[0]
+        rules = set(re.findall(r"^(\w+)\s+\d+$", table, flags=re.MULTILINE))
+        return {rule for rule in rules if rule != "baseline" and not rule.startswith(("configure_", "resolve_config"))}
+
+    def result(self, name: str) -> Path:
+        return self.folder / "results" / "baseline" / name
+
+
+def copy_project(folder: Path) -> Project:
+    for part in PARTS:
+        source = PROJECT / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / part)
+    for kind in ("models", "datasets"):
+        shutil.copy(
+            PROJECT / "tests" / "fixtures" / "small" / f"{kind}_small.yaml", folder / "config" / kind / "small.yaml"
+        )
+    return Project(folder)

@@ -1,0 +1,115 @@
+"""Mistakes that users make, end to end: one sentence that names file, row or key, and the remedy."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from formats.dj_jsonl import text_of
+from shapes.dataset import scene_of
+from shapes.scenes import describe, render
+
+
+@pytest.fixture
+def own_data(tmp_path):
+    """A user's folder of twelve pairs, in a place with a space and an umlaut in its name."""
+    folder = tmp_path / "meine Bilder ü"
+    (folder / "images").mkdir(parents=True)
+    rows = []
+    for index in range(12):
+        scene = scene_of(3, "own", index)
+        render(scene).save(folder / "images" / f"{index}.png")
+        rows.append({"id": str(index), "text": text_of(describe(scene)), "images": [f"images/{index}.png"]})
+    write(folder, rows)
+    return folder
+
+
+def write(folder, rows):
+    (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def read(folder):
+    return [json.loads(line) for line in (folder / "captions.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def refusal(project, until, dataset, *more) -> str:
+    """What the stage printed before it failed; the last `--config` values win."""
+    printed = project.run("baseline", "--until", until, ok=False, config=(f"dataset={dataset}", *more))
+    assert "Traceback" not in printed
+    return re.sub(r"\s+", " ", printed)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("finetune={lora: {rnk: 8}}", "unknown key 'finetune.lora.rnk'"),
+        ("modle=tiny", "unknown key 'modle'; did you mean 'model'?"),
+        ("seed=one", "'seed' must be a integer, found 'one'"),
+        ("dataset=/no/such/folder", "'/no/such/folder' is neither a folder nor one of"),
+        ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message):
+    printed = re.sub(r"\s+", " ", fresh.run("baseline", ok=False, config=(config,)))
+    assert message in printed and "Traceback" not in printed
+    assert not (fresh.folder / "results").exists()
+
+
+def test_own_data_in_a_folder_with_a_space_and_an_umlaut_is_filtered_and_written(fresh, own_data):
+    fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}",))
+    rows = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]
+    assert len(rows) == 10 and all(row["image"].startswith(str(own_data)) for row in rows)  # two are held out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder, rows: rows[4].pop("text"), "captions.jsonl, line 5: key 'text' is missing"),
+        (lambda folder, rows: rows[4].update(id="3"), "captions.jsonl, row 5: id '3' was used before, in row 4"),
+        (lambda folder, rows: rows[4].update(text="no token"), "line 5: 'text' must hold the image token"),
+        (lambda folder, rows: rows[4].update(images=[]), "line 5: 'images' must hold exactly one path"),
+    ],
+    ids=["missing key", "duplicate id", "no image token", "no image"],
+)
+def test_a_malformed_row_is_named_by_file_and_line(fresh, own_data, spoil, message):
+    rows = read(own_data)
+    spoil(own_data, rows)
+    write(own_data, rows)
+    assert message in refusal(fresh, "make_dataset", own_data)
+
+
+def test_a_line_that_is_no_json_is_named(fresh, own_data):
+    with open(own_data / "captions.jsonl", "a") as file:
+        file.write('{"id": "12", "text":\n')
+    assert "captions.jsonl, line 13: not one JSON object" in refusal(fresh, "make_dataset", own_data)
+
+
+def test_an_image_that_breaks_after_the_filter_is_refused_with_row_path_and_reason(fresh, own_data):
+    fresh.run("baseline", "--until", "filter_data", config=(f"dataset={own_data}",))
+    kept = json.loads((fresh.result("filter") / "filtered.jsonl").read_text().splitlines()[0])
+    image = own_data / kept["images"][0]
+    image.write_bytes(image.read_bytes()[:100])
+    printed = refusal(fresh, "write_jsonl", own_data)
+    assert f"row {kept['id']}: {kept['images'][0]}: undecodable" in printed and "jsonl.on_bad_row: drop" in printed
+    fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", "jsonl={on_bad_row: drop}"))
+    summary = json.loads((fresh.result("jsonl") / "summary.json").read_text())
+    assert summary["pretrain"]["dropped"] == {"undecodable": 1}
+
+
+def test_broken_images_and_paths_that_leave_the_folder_are_dropped_by_the_filter_and_counted(fresh, own_data):
+    shutil.copy(own_data / "images/0.png", own_data.parent / "outside.png")
+    rows = read(own_data)
+    for index, image in enumerate(("../outside.png", "images/gone.png", "images/zero.png", "images/page.png")):
+        rows.append({"id": f"bad{index}", "text": rows[0]["text"], "images": [image]})
+    (own_data / "images/zero.png").touch()
+    (own_data / "images/page.png").write_text("<html>not found</html>")
+    write(own_data, rows)
+    fresh.run("baseline", "--until", "filter_data", config=(f"dataset={own_data}",))
+    summary = json.loads((fresh.result("filter") / "summary.json").read_text())
+    assert summary["broken_images"] == {"missing": 1, "outside": 1, "empty": 1, "undecodable": 1}
+
+
+def test_an_empty_dataset_after_filtering_names_the_operator(fresh, own_data):
+    write(own_data, [row | {"text": text_of("x")} for row in read(own_data)])
+    assert "the recipe kept none of 10 rows; text_length_filter" in refusal(fresh, "filter_data", own_data)

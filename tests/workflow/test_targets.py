@@ -1,0 +1,48 @@
+"""Dry runs: which jobs a target needs, and that `snakemake --lint` and the report find nothing to complain about."""
+
+import json
+
+ALL = {
+    "make_dataset",
+    "train_clip",
+    "train_language_model",
+    "assemble_model",
+    "filter_data",
+    "write_jsonl",
+    "pretrain",
+    "finetune",
+    "generate_answers",
+    "evaluate_clip",
+    "evaluate_vqa",
+    "compare_experiments",
+}
+
+
+def test_baseline_needs_every_stage_once(fresh):
+    assert fresh.jobs() == ALL
+
+
+def test_the_default_profile_needs_no_flags(fresh):
+    printed = fresh.run("baseline", "--dry-run")
+    assert "Using workflow specific profile profiles/default" in printed
+
+
+def test_every_experiment_file_is_a_target(fresh):
+    (fresh.folder / "config/experiments/longer.yaml").write_text("pretrain: {epochs: 2}\n", encoding="utf-8")
+    printed = fresh.run("longer", "--dry-run")
+    assert "results/longer/pretrain/projector.safetensors" in printed
+    assert "results/baseline/pretrain" not in printed
+
+
+def test_a_finished_run_gets_snakemakes_own_report(finished):
+    finished.run("baseline", "--report", "snakemake.html")
+    assert "report.html" in (finished.folder / "snakemake.html").read_text(encoding="utf-8")
+
+
+def test_the_engine_ran_zero_3_with_both_offloads_through_the_launcher(finished):
+    engine = json.loads((finished.result("finetune") / "metrics.json").read_text())["engine"]
+    expected = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "world_size": 1}
+    assert expected.items() <= engine.items()
+    assert engine["zero_optimizer"] == "DeepSpeedZeroOptimizer_Stage3"
+    assert engine["micro_batch_size"] * engine["gradient_accumulation_steps"] == engine["global_batch_size"] == 8
+    assert "launch.py" in (finished.result("finetune") / "finetune.log").read_text()

@@ -1,0 +1,48 @@
+"""The trained part of MGM that both stages share: projector and patch info mining, in one safetensors file."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from errors import InputError
+
+PARTS = ("projector.", "patch_info_mining.")
+
+
+def projector_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Projector and mining parameters by their name inside `MGMModel`, whatever wraps it."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        for part in PARTS:
+            if (position := f".{name}".find(f".{part}")) >= 0:
+                found[name[position:]] = parameter
+    return found
+
+
+def full_shapes(parameters: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
+    """Shapes before partitioning (`ds_shape` where ZeRO-3 holds the parameter)."""
+    return {name: torch.Size(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
+
+
+def load_projector(
+    model: nn.Module,
+    path: str | Path,
+    gathered: Callable[[list[nn.Parameter]], AbstractContextManager] = nullcontext,
+) -> None:
+    """Load a stage-1 `projector.safetensors`. Every tensor must be there and fit.
+
+    Args:
+        gathered: the context in which partitioned parameters are whole and may be written, under ZeRO-3.
+    """
+    weights = load_file(path)
+    parameters = projector_parameters(model)
+    shapes = full_shapes(parameters)
+    if set(weights) != set(shapes) or any(weights[name].shape != shapes[name] for name in shapes):
+        raise InputError(f"{path} does not fit this model; it was trained with another one: run pretrain again")
+    for name, parameter in parameters.items():
+        with gathered([parameter]), torch.no_grad():
+            parameter.copy_(weights[name])
