@@ -82,7 +82,7 @@ def rows_of_captions(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Ro
     """
     by_id = {row["id"]: row for row in evaluation}
     per_model = {model: [row["id"] for row in pair["own"]] for model, pair in models.items()}
-    again = "delete captions.jsonl and run the rule generate again"
+    again = "delete captions.jsonl and run the rule generate_answers again"
     if not per_model or not all(per_model.values()):
         raise InputError(f"there are no captions to evaluate; {again}")
     ids, *others = per_model.values()

@@ -22,7 +22,7 @@ def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Ro
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist; run the rule generate first")
+        raise InputError(f"{path} does not exist; run the rule generate_answers first")
     models: dict[str, dict[str, Rows]] = {}
     for row in read_jsonl(path):
         models.setdefault(row["model"], {"own": [], "shuffled": []})[row["images"]].append(row)
@@ -33,7 +33,7 @@ def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Ro
         if own != shuffled:
             raise InputError(
                 f"{path}: {model} has {len(own)} rows on own images and {len(shuffled)} on shuffled ones, and they are "
-                f"not about the same {' and '.join(key)}; delete the file and run the rule generate again"
+                f"not about the same {' and '.join(key)}; delete the file and run the rule generate_answers again"
             )
     return models
 

@@ -1,0 +1,49 @@
+"""The model on a GPU: the same numbers as on the CPU, within what the number format allows. Skipped without a GPU."""
+
+import pytest
+import torch
+from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    model = tiny_mgm()
+    image = torch.full((2, NUM_IMAGE_TOKENS), model.config.image_token_id)
+    text = torch.randint(20, 60, (2, 12), generator=torch.Generator().manual_seed(0))
+    input_ids = torch.cat([image, text], dim=1)
+    labels = input_ids.clone()
+    labels[:, : NUM_IMAGE_TOKENS + 4] = -100
+    return {"input_ids": input_ids, "labels": labels, "pixel_values": pixels(2)}
+
+
+def loss_and_gradients(model, batch) -> tuple[float, dict[str, torch.Tensor]]:
+    device = next(model.parameters()).device
+    loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss
+    loss.backward()
+    gradients = {n: p.grad.float().cpu() for n, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), gradients
+
+
+def test_loss_and_gradients_in_float32_equal_the_cpus(batch):
+    expected, wanted = loss_and_gradients(tiny_mgm(), batch)
+    loss, gradients = loss_and_gradients(tiny_mgm().cuda(), batch)
+    assert loss == pytest.approx(expected, rel=1e-3)
+    for name, gradient in wanted.items():
+        assert (gradients[name] - gradient).norm() <= 1e-2 * gradient.norm() + 1e-5, name
+
+
+def test_loss_in_bf16_is_near_the_one_in_float32(batch):
+    expected, _ = loss_and_gradients(tiny_mgm(), batch)
+    loss, gradients = loss_and_gradients(tiny_mgm(dtype=torch.bfloat16).cuda(), batch)
+    assert loss == pytest.approx(expected, rel=5e-2)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
+
+
+def test_greedy_answers_on_the_gpu_equal_the_cpus(batch):
+    prompt = {"input_ids": batch["input_ids"], "pixel_values": batch["pixel_values"]}
+    expected = tiny_mgm().eval().generate(**prompt, max_new_tokens=8, do_sample=False)
+    model = tiny_mgm().eval().cuda()
+    answers = model.generate(**{k: v.cuda() for k, v in prompt.items()}, max_new_tokens=8, do_sample=False)
+    assert answers.cpu().tolist() == expected.tolist()
