@@ -27,7 +27,7 @@ rule generate_answers:
     shell:
         "python workflow_scripts/generate_answers.py --config {input.config:q} --model {params.model:q}"
         " --evaluation {input.evaluation:q}"
-        " --stages results/{wildcards.experiment:q}/pretrain results/{wildcards.experiment:q}/finetune"
+        " --pretrained results/{wildcards.experiment:q}/pretrain --finetuned results/{wildcards.experiment:q}/finetune"
         " --output-dir results/{wildcards.experiment:q}/generate 2>&1 | tee {log:q}"
 
 

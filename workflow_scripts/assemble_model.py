@@ -6,21 +6,15 @@
 The parts are local folders or hub ids. Projector and mining layers are random until stage 1 has trained them.
 """
 
-import argparse
-from pathlib import Path
-
+from command_line import command_line, path_arguments
 from compute import set_seed
-from errors import command_line
 from files import read_yaml, replace_folder
 from mgm.assemble import assemble
 
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--output-dir", type=Path, required=True)
-    args = parser.parse_args()
+    args = path_arguments(__doc__, "--config", "--output-dir")
     settings = read_yaml(args.config)
     set_seed(0)
     model, processor = assemble(**settings)

@@ -9,7 +9,8 @@
 import argparse
 from pathlib import Path
 
-from errors import InputError, command_line
+from command_line import command_line
+from errors import InputError
 from reporting.comparison import write_comparison
 from reporting.experiment import load_experiment
 from reporting.page import write_page

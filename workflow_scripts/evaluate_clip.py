@@ -8,7 +8,6 @@ The configuration holds `clip` (folder or hub id), `prompt` (put before every ca
 `image_root`, `batch_size`, `bootstrap_samples`, `seed` and `cpu_threads` (null: all cores this process may use).
 """
 
-import argparse
 import platform
 import time
 
@@ -16,8 +15,8 @@ import numpy
 import torch
 import transformers
 
+from command_line import command_line, path_arguments
 from compute import use_cpu_threads
-from errors import command_line
 from evaluation.caption_metrics import CaptionJudge, evaluate_captions, rows_of_captions
 from evaluation.clip_score import ClipEmbedder
 from evaluation.groups import read_pairs
@@ -27,10 +26,7 @@ from formats.evaluation_jsonl import read_evaluation
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in ("--config", "--captions", "--evaluation", "--output"):
-        parser.add_argument(flag, required=True)
-    paths = parser.parse_args()
+    paths = path_arguments(__doc__, "--config", "--captions", "--evaluation", "--output")
     config = read_yaml(paths.config)
     started = time.monotonic()
     use_cpu_threads(config["cpu_threads"])

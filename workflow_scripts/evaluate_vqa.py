@@ -4,12 +4,11 @@
         --output results/baseline/evaluate_vqa/metrics.json
 """
 
-import argparse
 import platform
 
 import numpy
 
-from errors import command_line
+from command_line import command_line, path_arguments
 from evaluation.groups import read_pairs
 from evaluation.vqa import evaluate_answers
 from files import sha256_of, write_json
@@ -20,10 +19,7 @@ SEED = 0
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in ("--answers", "--output"):
-        parser.add_argument(flag, required=True)
-    paths = parser.parse_args()
+    paths = path_arguments(__doc__, "--answers", "--output")
     models = read_pairs(paths.answers, key=("id", "type", "question"))
     result = evaluate_answers(models, BOOTSTRAP_SAMPLES, SEED)
     print(f"{result['questions']} questions", flush=True)

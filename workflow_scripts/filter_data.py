@@ -6,10 +6,7 @@
 Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 """
 
-import argparse
-from pathlib import Path
-
-from errors import command_line
+from command_line import command_line, path_arguments
 from juicer.library import end_workers_with_this_process, forbid_installers
 from juicer.settings import read_settings
 from juicer.stage import configure_log, filter_dataset
@@ -17,11 +14,7 @@ from juicer.stage import configure_log, filter_dataset
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True, help="resolved settings: image_root, processes, recipe")
-    parser.add_argument("--data", type=Path, required=True, help="rows with id, text and images")
-    parser.add_argument("--output-dir", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = path_arguments(__doc__, "--config", "--data", "--output-dir")
     configure_log()
     forbid_installers()
     end_workers_with_this_process()

@@ -7,7 +7,6 @@
 Writes adapter/ (PEFT), projector.safetensors, metrics.jsonl and metrics.json; resumes from its own checkpoints.
 """
 
-import argparse
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
-from errors import command_line
+from command_line import command_line, path_arguments
 from files import replace_folder
 from mgm.projector_weights import load_projector, projector_parameters
 from training.settings import LoraSettings, load_training_settings
@@ -31,7 +30,7 @@ def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        bias=lora.bias,
+        bias="none",
         # CLIP has projections of the same names: only the language model's
         target_modules=rf".*language_model.*\.({'|'.join(lora.targets)})",
         task_type="CAUSAL_LM",
@@ -53,14 +52,7 @@ def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--projector", type=Path, required=True)
-    parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
-    args = parser.parse_args()
+    args = path_arguments(__doc__, "--config", "--data", "--model", "--projector", "--output-dir", launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model, "projector": args.projector}
     prepare = partial(add_lora, lora=settings.lora, projector=args.projector)

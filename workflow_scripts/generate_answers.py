@@ -2,19 +2,19 @@
 
     python workflow_scripts/generate_answers.py --config results/baseline/generate/config.yaml \\
         --model results/models/tiny/mgm --evaluation results/datasets/shapes/evaluation.jsonl \\
-        --stages results/baseline/pretrain results/baseline/finetune --output-dir results/baseline/generate
+        --pretrained results/baseline/pretrain --finetuned results/baseline/finetune \\
+        --output-dir results/baseline/generate
 
 Writes captions.jsonl (both stages) and answers.jsonl (the last stage); rows say whether the model was shown the row's
 own image or another one (`shuffled`).
 """
 
-import argparse
 import sys
 import time
-from pathlib import Path
 
+from command_line import command_line, path_arguments
 from compute import set_seed, use_cpu_threads
-from errors import InputError, command_line
+from errors import InputError
 from evaluation.generation import Generator, image_paths, other_images
 from files import read_yaml, write_jsonl
 from formats.evaluation_jsonl import read_evaluation
@@ -22,13 +22,7 @@ from formats.evaluation_jsonl import read_evaluation
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--evaluation", type=Path, required=True)
-    parser.add_argument("--stages", type=Path, nargs=2, required=True, metavar=("PRETRAIN", "FINETUNE"))
-    parser.add_argument("--output-dir", type=Path, required=True)
-    args = parser.parse_args()
+    args = path_arguments(__doc__, "--config", "--model", "--evaluation", "--pretrained", "--finetuned", "--output-dir")
     settings = read_yaml(args.config)
     use_cpu_threads(settings["cpu_threads"])
     set_seed(settings["seed"])
@@ -42,7 +36,7 @@ def main() -> None:
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
 
     captions, answers = [], []
-    for stage in args.stages:
+    for stage in (args.pretrained, args.finetuned):
         generator, name = Generator(args.model, stage), stage.name
         caption = settings["captions"][name]
         for images, files in shown.items():

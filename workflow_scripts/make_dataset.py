@@ -6,10 +6,7 @@
 Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and summary.json.
 """
 
-import argparse
-from pathlib import Path
-
-from errors import command_line
+from command_line import command_line, path_arguments
 from files import read_yaml, write_json
 from formats.own_data import write_own_data
 from shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
@@ -17,10 +14,7 @@ from shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--output-dir", type=Path, required=True)
-    args = parser.parse_args()
+    args = path_arguments(__doc__, "--config", "--output-dir")
     settings = read_yaml(args.config)
     if settings.pop("generator", None):
         spec = ShapesSpec(**settings)

@@ -6,14 +6,13 @@
 Writes projector.safetensors, metrics.jsonl (per logging step) and metrics.json; resumes from its own checkpoints.
 """
 
-import argparse
 from pathlib import Path
 
 import deepspeed
 import torch
 from torch import nn
 
-from errors import command_line
+from command_line import command_line, path_arguments
 from mgm.projector_weights import projector_parameters
 from training.settings import load_training_settings
 from training.stage import run_stage
@@ -40,13 +39,7 @@ def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: P
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
-    args = parser.parse_args()
+    args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
     run_stage(settings, inputs, args.output_dir, train_projector_only, save_projector)

@@ -6,21 +6,15 @@
 Writes clip/ and convnext/, ordinary `from_pretrained` folders.
 """
 
-import argparse
-from pathlib import Path
-
+from command_line import command_line, path_arguments
 from compute import set_seed, use_cpu_threads
-from errors import command_line
 from files import read_yaml
 from foundation.clip import ClipSpec, train_clip
 
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--output-dir", type=Path, required=True)
-    args = parser.parse_args()
+    args = path_arguments(__doc__, "--config", "--output-dir")
     spec = ClipSpec(**read_yaml(args.config))
     use_cpu_threads(None)
     set_seed(spec.seed)

@@ -4,21 +4,15 @@
         --output-dir results/foundation/tiny/language_model
 """
 
-import argparse
-from pathlib import Path
-
+from command_line import command_line, path_arguments
 from compute import set_seed, use_cpu_threads
-from errors import command_line
 from files import read_yaml, replace_folder
 from foundation.language_model import LanguageModelSpec, train_language_model
 
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--output-dir", type=Path, required=True)
-    args = parser.parse_args()
+    args = path_arguments(__doc__, "--config", "--output-dir")
     spec = LanguageModelSpec(**read_yaml(args.config))
     use_cpu_threads(None)
     set_seed(spec.seed)

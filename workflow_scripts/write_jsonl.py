@@ -7,11 +7,10 @@
 Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 """
 
-import argparse
 import os
-from pathlib import Path
 
-from errors import InputError, command_line
+from command_line import command_line, path_arguments
+from errors import InputError
 from files import read_yaml, sha256_of, write_json
 from formats.dj_jsonl import read_dj_jsonl
 from formats.llava import read_llava
@@ -20,12 +19,7 @@ from formats.training_jsonl import caption_rows, write_training_jsonl
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--filtered", type=Path, required=True)
-    parser.add_argument("--instructions", type=Path, required=True)
-    parser.add_argument("--output-dir", type=Path, required=True)
-    args = parser.parse_args()
+    args = path_arguments(__doc__, "--config", "--filtered", "--instructions", "--output-dir")
     settings = read_yaml(args.config)
     threads = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     sources = {

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from errors import InputError, command_line
+from command_line import command_line
+from errors import InputError
 from files import read_json, read_jsonl, replace_folder, replace_whole, sha256_of, write_json, write_jsonl, write_yaml
 
 

@@ -10,7 +10,7 @@ from pretrain import save_projector
 from training.settings import LoraSettings
 from training.trained_weights import gather
 
-LORA = LoraSettings(r=4, alpha=8, dropout=0.1, bias="none", targets=["q_proj", "v_proj", "o_proj"])
+LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 500])

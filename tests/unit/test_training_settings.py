@@ -31,7 +31,7 @@ SETTINGS = {
     "loader_workers": 4,
     "deepspeed": {"zero_optimization": {"stage": 2}},
 }
-LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "bias": "none", "targets": ["q_proj", "v_proj"]}
+LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}
 
 
 def refusal(*sizes: int) -> str | None:

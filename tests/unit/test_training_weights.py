@@ -16,7 +16,7 @@ NAMES = {
     for layer in "01"
     for kind in ("weight", "bias")
 } | {f"projector.{layer}.{kind}" for layer in "02" for kind in ("weight", "bias")}
-LORA = LoraSettings(r=4, alpha=8, dropout=0.0, bias="none", targets=["q_proj", "v_proj"])
+LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
 
 
 def good() -> dict[str, torch.Tensor]:

@@ -12,7 +12,6 @@ class LoraSettings:
     r: int
     alpha: int
     dropout: float
-    bias: str
     targets: list[str]  # projections of the language model's attention, as transformers names them
 
 
