@@ -2,10 +2,10 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
+from places import PROJECT
 
 from errors import InputError
 from settings.code import modules_of
@@ -13,8 +13,6 @@ from settings.datasets import resolve_dataset
 from settings.layers import experiment_names, merge_experiment
 from settings.schema import check_merged
 from settings.stages import SETTINGS_OF
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -162,3 +160,11 @@ def test_schemas_are_valid_json_schemas():
 def test_a_model_without_a_part_is_refused():
     with pytest.raises(InputError, match="key 'language_model' is missing"):
         check_merged("m.yaml", {}, "model")
+
+
+def test_command_line_values_inside_braces_are_read_as_yaml(project):
+    # as Snakemake hands them over: {finetune: {epochs: '2', lora: {targets: ['q_proj']}}}
+    given = {"finetune": {"epochs": "2", "lora": {"targets": ["q_proj"], "dropout": "0.5"}}, "cpu_threads": "null"}
+    merged = merge_experiment("baseline", given)
+    assert (merged["finetune"]["epochs"], merged["finetune"]["lora"]["dropout"]) == (2, 0.5)
+    assert merged["finetune"]["lora"]["targets"] == ["q_proj"] and merged["cpu_threads"] is None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -30,7 +31,7 @@ def merge_experiment(name: str, command_line: dict) -> dict:
     """
     defaults = Layer("config/config.yaml", read_config(CONFIG / "config.yaml"))
     path = CONFIG / "experiments" / f"{name}.yaml"
-    own = [Layer(str(path), read_config(path)), Layer("the command line's --config", command_line)]
+    own = [Layer(str(path), read_config(path)), Layer("the command line's --config", _typed(command_line))]
     for layer in (defaults, *own):
         check_layer(layer.source, layer.values, "config")
 
@@ -75,6 +76,21 @@ def read_config(path: Path) -> dict:
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected keys and values, found a {type(values).__name__}")
     return values
+
+
+def _typed(value: Any) -> Any:
+    """Values from the command line as YAML reads them: Snakemake leaves those inside braces as text."""
+    if isinstance(value, dict):
+        return {key: _typed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_typed(item) for item in value]
+    if isinstance(value, str):
+        try:
+            scalar = yaml.safe_load(value)
+        except yaml.YAMLError:
+            return value
+        return value if isinstance(scalar, dict | list) else scalar
+    return value
 
 
 def _merged(old: dict, new: dict) -> dict:
