@@ -33,13 +33,14 @@ def finetune_settings(config: dict, images: dict) -> dict:
 
 def generate_settings(config: dict, images: dict) -> dict:
     evaluate, template = config["evaluate"], config["model"]["template"]
+    question = evaluate["caption_question"]
     return _common(config) | {
         "image_root": images["evaluation"],
         "template": template,
         "question_prompt": evaluate["question_prompt"],
         "captions": {
             "pretrain": {"template": "plain", "question": ""},
-            "finetune": {"template": template, "question": evaluate["caption_question"]},
+            "finetune": {"template": template if question else "plain", "question": question},
         },
         "decoding": {key: evaluate[key] for key in ("batch_size", "max_new_tokens")},
     }
