@@ -20,6 +20,7 @@ for name in EXPERIMENTS:
     rule:
         name:
             name
+        default_target: name == "baseline"
         input:
             f"results/{name}/report/report.html",
         localrule: True

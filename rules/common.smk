@@ -41,6 +41,9 @@ try:
 except InputError as error:
     raise WorkflowError(str(error)) from None
 DATASETS = {dataset["name"]: dataset["settings"] for dataset in DATASET_OF.values()}
+for dataset in DATASET_OF.values():
+    if DATASETS[dataset["name"]] != dataset["settings"]:
+        raise WorkflowError(f"two experiments use different datasets named {dataset['name']}; rename one's folder")
 MODELS = {CONFIG[name]["model"]["name"]: CONFIG[name]["model"] for name in EXPERIMENTS}
 
 

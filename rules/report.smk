@@ -12,6 +12,7 @@ rule compare_experiments:
         rules.generate_answers.output,
         rules.evaluate_clip.output,
         rules.evaluate_vqa.output,
+        template="workflow_scripts/reporting/report.html.j2",
         code=code("compare_experiments.py"),
     output:
         page=report("results/{experiment}/report/report.html", category="Report"),

@@ -1,6 +1,7 @@
 """Dry runs: which jobs a target needs, and that `snakemake --lint` and the report find nothing to complain about."""
 
 import json
+import subprocess
 
 ALL = {
     "make_dataset",
@@ -46,3 +47,18 @@ def test_the_engine_ran_zero_3_with_both_offloads_through_the_launcher(finished)
     assert engine["zero_optimizer"] == "DeepSpeedZeroOptimizer_Stage3"
     assert engine["micro_batch_size"] * engine["gradient_accumulation_steps"] == engine["global_batch_size"] == 8
     assert "launch.py" in (finished.result("finetune") / "finetune.log").read_text()
+
+
+def test_without_a_target_the_baseline_runs(fresh):
+    assert "results/baseline/report/report.html" in fresh.run("--dry-run")
+
+
+def test_two_datasets_of_one_name_are_refused(fresh):
+    for place in ("a", "b"):
+        (fresh.folder / place / "photos").mkdir(parents=True)
+        (fresh.folder / place / "photos/captions.jsonl").touch()
+        (fresh.folder / f"config/experiments/{place}.yaml").write_text(f"dataset: {place}/photos\n", encoding="utf-8")
+    command = fresh.command("a", "--dry-run", config=("dataset=",))
+    command = command[: command.index("--config")]
+    done = subprocess.run(command, cwd=fresh.folder, env=fresh.environment(), capture_output=True, text=True)
+    assert done.returncode and "two experiments use different datasets named photos" in done.stdout + done.stderr
