@@ -6,7 +6,8 @@ They work in a plain Data-Juicer run too (which needs Ray installed), with the w
         --custom-operator-paths workflow_scripts/juicer/operators
 """
 
+from .batched_image_text_similarity_filter import BatchedImageTextSimilarityFilter
 from .image_integrity_filter import ImageIntegrityFilter
 from .image_text_deduplicator import ImageTextDeduplicator
 
-__all__ = ["ImageIntegrityFilter", "ImageTextDeduplicator"]
+__all__ = ["BatchedImageTextSimilarityFilter", "ImageIntegrityFilter", "ImageTextDeduplicator"]

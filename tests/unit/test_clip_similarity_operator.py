@@ -1,0 +1,235 @@
+"""The batched CLIP similarity filter against Data-Juicer's own, with a random CLIP that is built in a second."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from places import PROJECT
+from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer, ViTConfig
+
+from errors import InputError
+from files import read_jsonl, write_jsonl, write_yaml
+from juicer.library import Fields, load_ops
+from juicer.operators.clip_similarity import ClipSimilarity, PixelBatches
+
+STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"
+STAT = "image_text_similarity"
+IMAGE, END = "<__dj__image>", "<|__dj__eoc|>"
+TOKEN_LIMIT = 24
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> str:
+    """A random CLIP, saved as `save_pretrained` leaves it, whose tokens are single characters."""
+    folder = tmp_path_factory.mktemp("clip")
+    characters = [chr(code) for code in range(33, 127)]
+    tokens = ["<|startoftext|>", "<|endoftext|>", *characters, *(f"{character}</w>" for character in characters)]
+    tokenizer = CLIPTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=[])
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {"vocab_size": len(tokens), "max_position_embeddings": TOKEN_LIMIT, "eos_token_id": 1, "bos_token_id": 0}
+    vision = {"image_size": 32, "patch_size": 8}
+    torch.manual_seed(0)
+    CLIPModel(
+        CLIPConfig(text_config=tower | text, vision_config=tower | vision, projection_dim=16, initializer_factor=5.0)
+    ).save_pretrained(folder)
+    pixels = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    CLIPProcessor(image_processor=pixels, tokenizer=tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> list[str]:
+    """Noise of different sizes, shapes and modes; the last one carries an orientation that turns it."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    paths = []
+    for number, (size, mode) in enumerate(
+        [((32, 32), "RGB"), ((90, 41), "RGB"), ((20, 77), "L"), ((33, 32), "RGBA"), ((64, 48), "P"), ((50, 30), "RGB")]
+    ):
+        noise = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        exif = Image.Exif()
+        if number == 5:
+            exif[0x0112] = 6  # orientation: a quarter turn
+        paths.append(str(folder / f"{number}.png"))
+        Image.fromarray(noise).convert(mode).save(paths[-1], exif=exif)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def rows(photos) -> list[tuple[str, list[str]]]:
+    """Text and images of rows of every kind."""
+    a, b, c, d, e, f = photos
+    return [
+        (f"{IMAGE}\na red cat {END}", [a]),
+        (f"{IMAGE}\na red cat {END}", [b]),  # the same text again
+        ("no image at all", []),
+        ("an image, but no token for it", [a]),
+        (f"{IMAGE}{IMAGE} two of them {END}", [c, d]),
+        (f"{IMAGE} first {END} between {END} {IMAGE} {IMAGE} second {END} third {IMAGE}", [a, e, f, a]),
+        (f"{IMAGE} {'a caption far beyond what the text tower holds ' * 3}{END}", [b]),
+        (f"{IMAGE}{END}", [e]),  # no words
+        (f"{IMAGE} one token more than images {IMAGE}", [f]),
+        (f"{IMAGE} words with <|endoftext|> in them", [d]),
+    ]
+
+
+def scores(name: str, rows: list[tuple[str, list[str]]], **arguments) -> list[list[float]]:
+    """Each row's scores, `batch_size` rows at a time."""
+    [operator] = load_ops([{name: arguments}])
+    found = []
+    for start in range(0, len(rows), operator.batch_size):
+        texts, images = zip(*rows[start : start + operator.batch_size], strict=True)
+        samples = {"text": list(texts), "images": list(images), Fields.stats: [{} for _ in texts]}
+        found += [list(stats[STAT]) for stats in operator.compute_stats(samples)[Fields.stats]]
+    return found
+
+
+def assert_equal_scores(left: list[list[float]], right: list[list[float]], tolerance: float) -> None:
+    assert [len(row) for row in left] == [len(row) for row in right]
+    assert np.concatenate(left) == pytest.approx(np.concatenate(right), abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"horizontal_flip": True}, {"vertical_flip": True, "reduce_mode": "max"}, {"reduce_mode": "min"}],
+    ids=lambda arguments: ", ".join(arguments) or "defaults",
+)
+def test_scores_equal_those_of_the_stock_operator(clip, rows, arguments):
+    stock = scores(STOCK, rows, hf_clip=clip, **arguments)
+    assert [len(row) for row in stock] == [1, 1, 0, 0, 1, 3, 1, 1, 1, 1]
+    assert len(set(np.concatenate(stock))) == 10  # every pair has a score of its own
+    assert_equal_scores(scores(BATCHED, rows, hf_clip=clip, **arguments), stock, tolerance=1e-6)
+
+
+def test_the_scale_of_the_stock_operator_is_kept(clip, rows, tmp_path):
+    """Its score is the logit over 100, which is the cosine only for a logit scale of ln 100."""
+    model = CLIPModel.from_pretrained(clip)
+    model.logit_scale.data.fill_(1.0)
+    model.save_pretrained(tmp_path)
+    CLIPProcessor.from_pretrained(clip).save_pretrained(tmp_path)
+    found = scores(BATCHED, rows, hf_clip=str(tmp_path))
+    assert_equal_scores(found, scores(STOCK, rows, hf_clip=str(tmp_path)), tolerance=1e-6)
+    assert max(map(abs, np.concatenate(found))) <= np.e / 100
+
+
+def test_scores_do_not_depend_on_the_batch(clip, rows):
+    one_by_one = scores(BATCHED, rows, hf_clip=clip, batch_size=1)
+    for size in (3, 100):
+        assert_equal_scores(scores(BATCHED, rows, hf_clip=clip, batch_size=size), one_by_one, tolerance=1e-6)
+    assert_equal_scores(scores(BATCHED, rows[::-1], hf_clip=clip)[::-1], one_by_one, tolerance=1e-6)
+    assert scores(BATCHED, rows, hf_clip=clip) == scores(BATCHED, rows, hf_clip=clip)
+
+
+def test_encoded_bytes_in_the_row_go_before_the_path(clip, photos):
+    [operator] = load_ops([{BATCHED: {"hf_clip": clip}}])
+    data = [[Path(photos[1]).read_bytes()], [None]]
+    samples = {"text": [f"{IMAGE} a cat"] * 2, "images": [["/nowhere.png"], [photos[1]]], "image_bytes": data}
+    from_bytes, from_path = operator.compute_stats(samples | {Fields.stats: [{}, {}]})[Fields.stats]
+    assert from_bytes[STAT] == from_path[STAT]
+
+
+def test_a_score_already_there_is_kept(clip, photos):
+    [operator] = load_ops([{BATCHED: {"hf_clip": clip}}])
+    samples = {"text": [f"{IMAGE} a cat"] * 2, "images": [photos[:1]] * 2, Fields.stats: [{STAT: [0.5]}, {}]}
+    first, second = operator.compute_stats(samples)[Fields.stats]
+    assert first == {STAT: [0.5]} and second[STAT] != [0.5]
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+        {"size": {"shortest_edge": 37}, "crop_size": {"height": 20, "width": 31}, "resample": 2},
+        {"size": {"shortest_edge": 24}, "crop_size": {"height": 32, "width": 32}},  # padded
+        {"size": {"height": 32, "width": 32}, "do_center_crop": False, "do_normalize": False},
+    ],
+    ids=["usual", "uneven crop", "crop beyond the image", "stretched"],
+)
+def test_pixels_are_those_of_the_image_processor_to_the_bit(photos, pipeline):
+    processor = CLIPImageProcessorPil(**pipeline)
+    images = [Image.open(photo).convert("RGB") for photo in photos]
+    batches = PixelBatches(processor, torch.device("cpu"))
+    expected = processor(images, return_tensors="pt").pixel_values
+    found = batches(range(len(images)), lambda number: images[number])
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+    assert (batches.table is not None) == ("crop_size" in pipeline and pipeline["size"]["shortest_edge"] >= 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ({}, [True, True, True, False]),
+        ({"any_or_all": "all"}, [True, True, False, False]),
+        ({"any_or_all": "all", "max_score": 0.3}, [True, False, False, False]),
+        ({"reversed_range": True}, [True, False, True, True]),
+    ],
+)
+def test_rows_are_kept_as_by_the_stock_operator(clip, arguments, kept):
+    stats = [{STAT: values} for values in ([], [0.4, 0.5], [0.2, 0.4], [0.1, 0.2])]
+    for name in (STOCK, BATCHED):
+        [operator] = load_ops([{name: {"hf_clip": clip, "min_score": 0.3, **arguments}}])
+        assert list(operator.process({Fields.stats: stats})) == kept
+
+
+def test_a_clip_that_cannot_be_loaded_is_one_sentence(clip, tmp_path):
+    with pytest.raises(InputError, match=r"hf_clip '.*/gone' is no folder .* name one in the recipe"):
+        ClipSimilarity(str(tmp_path / "gone"), "cpu")
+    ViTConfig().save_pretrained(tmp_path / "vit")
+    with pytest.raises(InputError, match="it is a model of type 'vit'"):
+        ClipSimilarity(str(tmp_path / "vit"), "cpu")
+    pickled = tmp_path / "pickled"
+    CLIPProcessor.from_pretrained(clip).save_pretrained(pickled)
+    model = CLIPModel.from_pretrained(clip)
+    model.config.save_pretrained(pickled)
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
+    with pytest.raises(InputError, match="safetensors"):
+        ClipSimilarity(str(pickled), "cpu")
+
+
+def test_missing_images_of_a_row_are_an_error(clip, photos):
+    [operator] = load_ops([{BATCHED: {"hf_clip": clip}}])
+    samples = {"text": [f"{IMAGE} one {END} {IMAGE} two"], "images": [photos[:1]], Fields.stats: [{}]}
+    with pytest.raises(ValueError, match="2 or more image tokens but the row 1 images"):
+        operator.compute_stats(samples)
+
+
+def run_recipe(folder: Path, rows: list[dict], arguments: dict, processes: int) -> subprocess.CompletedProcess:
+    write_jsonl(folder / "data.jsonl", rows)
+    recipe = {"process": [{BATCHED: arguments}]}
+    write_yaml(folder / "config.yaml", {"image_root": str(folder), "processes": processes, "recipe": recipe})
+    script = PROJECT / "workflow_scripts/filter_data.py"
+    flags = ["--config", folder / "config.yaml", "--data", folder / "data.jsonl", "--output-dir", folder / "out"]
+    return subprocess.run([sys.executable, script, *flags], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_recipe_keeps_exactly_the_rows_above_the_threshold(clip, photos, tmp_path, processes):
+    texts = [f"{IMAGE}\n{'abcdefgh'[number % 8] * (number + 1)} {END}" for number in range(12)]
+    rows = [
+        {"id": str(number), "text": text, "images": [Path(photos[number % 5]).name]}
+        for number, text in enumerate(texts)
+    ]
+    for photo in photos:
+        (tmp_path / Path(photo).name).symlink_to(photo)
+    expected = scores(STOCK, [(text, [photos[number % 5]]) for number, text in enumerate(texts)], hf_clip=clip)
+    ordered = sorted(score for [score] in expected)
+    threshold = (ordered[5] + ordered[6]) / 2
+    arguments = {"hf_clip": clip, "min_score": threshold, "batch_size": 4}
+    done = run_recipe(tmp_path, rows, arguments, processes)
+    assert done.returncode == 0, done.stderr
+    kept = [row["id"] for row in read_jsonl(tmp_path / "out/filtered.jsonl")]
+    assert kept == [str(number) for number, [score] in enumerate(expected) if score >= threshold]
+    for row in read_jsonl(tmp_path / "out/stats.jsonl"):
+        assert row[STAT] == pytest.approx(expected[int(row["id"])], abs=1e-6)
+
+
+def test_a_recipe_with_a_missing_clip_ends_in_one_line(photos, tmp_path):
+    rows = [{"id": "1", "text": f"{IMAGE}\na {END}", "images": [photos[0]]}]
+    done = run_recipe(tmp_path, rows, {"hf_clip": "/no/such/clip"}, 1)
+    assert done.returncode == 2
+    assert "hf_clip '/no/such/clip' is no folder" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
