@@ -74,7 +74,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("finetune: {lora: {rnk: 8}}", "config/experiments/mine.yaml: unknown key 'finetune.lora.rnk'"),
         ("pretrain: {learning_rat: 0.1}", "did you mean 'learning_rate'?"),
         ("sede: 1", "unknown key 'sede'; did you mean 'seed'?"),
-        ("finetune: {epochs: two}", "'finetune.epochs' must be a number, found 'two'"),
+        ("finetune: {epochs: two}", "'finetune.epochs' must be of type number, found 'two'"),
         ("pretrain: {learning_rate: 1e-4}", "YAML reads 1e-4 as text, write 1.0e-4"),
         ("jsonl: {on_bad_row: ignore}", "'jsonl.on_bad_row' must be one of refuse, drop, found 'ignore'"),
         ("gpus: 0", "gpus"),

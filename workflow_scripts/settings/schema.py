@@ -52,7 +52,7 @@ def _sentence(error: ValidationError) -> str:
         hint = ""
         if isinstance(error.instance, str) and wanted in ("number", "integer") and "e" in error.instance.lower():
             hint = "; YAML reads 1e-4 as text, write 1.0e-4"
-        return f"{path!r} must be a {wanted}, found {error.instance!r}{hint}"
+        return f"{path!r} must be of type {wanted}, found {error.instance!r}{hint}"
     if error.validator == "enum":
         return f"{path!r} must be one of {', '.join(map(str, error.validator_value))}, found {error.instance!r}"
     return f"{path!r}: {error.message}"
