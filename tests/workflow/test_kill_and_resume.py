@@ -12,6 +12,9 @@ from safetensors.torch import load_file
 from files import read_json, read_jsonl
 
 TIMEOUT_S = 120
+# A constant added to every key cancels in the softmax over sub-patches: these two have no gradient but rounding noise,
+# which Adam scales up to whole steps. They change nothing that the model computes.
+CANCELLED = {"patch_info_mining.key.0.bias", "patch_info_mining.key.1.bias"}
 
 
 def kill_midway(project, until: Callable[[], bool], *arguments: str, whole_tree: bool) -> None:
@@ -105,6 +108,7 @@ def test_training_killed_midway_resumes_and_ends_with_the_same_weights(finished,
     assert "resuming from step" in finished.run(*command)
     resumed = load_file(folder / weights)
     assert resumed.keys() == uninterrupted.keys()
-    assert all((resumed[name] - uninterrupted[name]).abs().max() < 1e-4 for name in resumed)
+    compared = resumed.keys() - CANCELLED
+    assert all((resumed[name] - uninterrupted[name]).abs().max() < 1e-4 for name in compared)
     steps = [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
     assert steps == sorted(set(steps)) and len(steps) == read_json(folder / "metrics.json")["steps"]
