@@ -9,6 +9,8 @@ include: "rules/settings.smk"
 include: "rules/dataset.smk"
 include: "rules/foundation.smk"
 include: "rules/filter.smk"
+include: "rules/analyze.smk"
+include: "rules/synthesize.smk"
 include: "rules/jsonl.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
@@ -22,5 +24,17 @@ for name in EXPERIMENTS:
             name
         default_target: name == "baseline"
         input:
-            f"results/{name}/report/report.html",
+            f"results/{page_of(name)}/report.html",
         localrule: True
+
+
+rule analyze:
+    input:
+        f"results/datasets/{RUNS.first(REFERENCE).dataset['name']}/analyze/analysis.html",
+    localrule: True
+
+
+rule ablation:
+    input:
+        "results/ablation/ablation.html",
+    localrule: True

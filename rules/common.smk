@@ -2,6 +2,8 @@
 import json
 import os
 import sys
+import zlib
+from glob import glob
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -11,10 +13,9 @@ sys.path.insert(0, str(SCRIPTS))
 
 from errors import InputError
 from settings.code import modules_of
-from settings.datasets import resolve_dataset
-from settings.layers import experiment_names, merge_experiment
 from settings.locks import note_owner, remove_stale_lock
-from settings.stages import SETTINGS_OF, assemble_settings, foundation_settings
+from settings.runs import REFERENCE, Runs
+from settings.stages import SETTINGS_OF, analysis_settings, assemble_settings, foundation_settings
 
 if remove_stale_lock():
     print(
@@ -28,27 +29,21 @@ onstart:
 
 
 # no `configfile:` directive: `config` is then exactly the command line's layer, which comes last
-EXPERIMENTS = experiment_names()
 try:
-    CONFIG = {name: merge_experiment(name, config) for name in EXPERIMENTS}
-    DATASET_OF = {name: resolve_dataset(CONFIG[name]["dataset"]) for name in EXPERIMENTS}
-    SETTINGS = {
-        name: {
-            stage: settings_of(CONFIG[name], DATASET_OF[name]["images"]) for stage, settings_of in SETTINGS_OF.items()
-        }
-        for name in EXPERIMENTS
-    }
+    RUNS = Runs(config)
 except InputError as error:
     raise WorkflowError(str(error)) from None
-DATASETS = {dataset["name"]: dataset["settings"] for dataset in DATASET_OF.values()}
-for dataset in DATASET_OF.values():
-    if DATASETS[dataset["name"]] != dataset["settings"]:
-        raise WorkflowError(f"two experiments use different datasets named {dataset['name']}; rename one's folder")
-MODELS = {CONFIG[name]["model"]["name"]: CONFIG[name]["model"] for name in EXPERIMENTS}
+EXPERIMENTS = RUNS.names
+DATASETS, MODELS = {}, {}
+for run in RUNS:
+    if DATASETS.setdefault(run.dataset["name"], run.dataset["settings"]) != run.dataset["settings"]:
+        raise WorkflowError(f"two experiments use different datasets named {run.dataset['name']}; rename one's folder")
+    MODELS[run.config["model"]["name"]] = run.config["model"]
 
 
 wildcard_constraints:
-    experiment="|".join(EXPERIMENTS),
+    run=f"({'|'.join(RUNS.configs)})(/seed-[0-9]+)?",
+    page=f"report|({'|'.join(EXPERIMENTS)})/report",
     dataset="[^/]+",
     model="[^/]+",
     stage="|".join(SETTINGS_OF),
@@ -67,13 +62,43 @@ def code(script, loaded_by_path=""):
     return sorted({os.path.relpath(module) for path in scripts for module in modules_of(path)})
 
 
+def settings(wildcards):
+    """What a stage of a run is handed, as text."""
+    return json.dumps(RUNS.at(wildcards.run).settings[wildcards.stage])
+
+
 def dataset_file(name):
-    """Input function: a file of the experiment's dataset."""
-    return lambda wildcards: f"results/datasets/{DATASET_OF[wildcards.experiment]['name']}/{name}"
+    """Input function: a file of the run's dataset."""
+    return lambda wildcards: f"results/datasets/{RUNS.at(wildcards.run).dataset['name']}/{name}"
+
+
+def analyzed(wildcards):
+    """The run whose recipe and CLIP a dataset is analyzed with: the reference's, if it uses the dataset."""
+    runs = [run for run in RUNS if run.dataset["name"] == wildcards.dataset]
+    return next((run for run in runs if run.experiment == REFERENCE), runs[0])
+
+
+def output_of(stage, name):
+    """Input function: what a stage wrote for this run, wherever that is: runs share stages that are equal."""
+    return lambda wildcards: f"{RUNS.stage(RUNS.at(wildcards.run), stage)}/{name}"
+
+
+def pairs(wildcards):
+    """Input function: the image–caption pairs to train on."""
+    run = RUNS.at(wildcards.run)
+    stage, name = ("synthesize", "synthesized") if "synthesize" in run.settings else ("filter", "filtered")
+    return f"{RUNS.stage(run, stage)}/{name}.jsonl"
+
+
+def budget(wildcards):
+    """Input function: how many samples the reference trains on; nothing for the reference itself."""
+    run = RUNS.at(wildcards.run)
+    reference = RUNS.of(REFERENCE, run.seed)
+    return [] if run.experiment == REFERENCE else f"{RUNS.stage(reference, 'jsonl')}/summary.json"
 
 
 def model_folder(wildcards):
-    return f"results/models/{CONFIG[wildcards.experiment]['model']['name']}/mgm"
+    return f"results/models/{RUNS.at(wildcards.run).config['model']['name']}/mgm"
 
 
 def model_file(wildcards):
@@ -87,6 +112,32 @@ def foundation_files(model):
     return [f"results/foundation/{model}/{part}/model.safetensors" for part in parts]
 
 
+def clip_files(stage):
+    """Input function: the CLIP that a stage judges by, where this workflow trains it and the stage uses one."""
+
+    def files(wildcards):
+        run = RUNS.at(wildcards.run)
+        return foundation_files(run.config["model"]["name"])[:1] if "clip" in run.settings[stage] else []
+
+    return files
+
+
+def captioner_stage(wildcards):
+    """The folder of the stage-1 model that writes captions; None where the captioner is somebody else's model."""
+    run = RUNS.at(wildcards.run)
+    return run.captioner and RUNS.stage(RUNS.of(run.captioner, run.seed), "pretrain")
+
+
+def captioner_files(wildcards):
+    folder = captioner_stage(wildcards)
+    return [f"{folder}/projector.safetensors", model_file(wildcards)] if folder else []
+
+
+def captioner_flags(wildcards):
+    folder = captioner_stage(wildcards)
+    return f"--captioner-stage '{folder}' --captioner-model '{model_folder(wildcards)}'" if folder else ""
+
+
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
     settings = DATASETS[wildcards.dataset]
@@ -94,9 +145,42 @@ def source_files(wildcards):
 
 
 def gpus(wildcards):
-    return CONFIG[wildcards.experiment]["gpus"]
+    return RUNS.at(wildcards.run).config["gpus"]
 
 
 def free_port(wildcards):
     """A port of the launcher's that two training stages on one machine do not share."""
-    return 29500 + EXPERIMENTS.index(wildcards.experiment)
+    return 20000 + zlib.crc32(wildcards.run.encode()) % 10000
+
+
+def page_of(experiment):
+    """Where an experiment is reported: with all that are compared, if it is one of them; else beside the reference."""
+    compared = experiment in RUNS.compared and experiment != REFERENCE
+    return "report" if compared else f"{experiment}/report"
+
+
+def experiments_on(page):
+    """The experiments of a page, the one that the others are compared with first."""
+    if page == "report":
+        return RUNS.compared
+    return list(dict.fromkeys([REFERENCE, os.path.dirname(page)]))
+
+
+def evaluated_files(page):
+    """All that a page of RUNS.page is made from."""
+    outputs = {
+        "filter": ["summary.json", "stats.jsonl", "dropped.jsonl", "filtered.jsonl"],
+        "synthesize": ["config.yaml", "summary.json", "stats.jsonl", "dropped.jsonl", "synthesized.jsonl"],
+        "jsonl": ["summary.json", "pretrain.jsonl"],
+        "pretrain": ["metrics.jsonl", "metrics.json"],
+        "finetune": ["metrics.jsonl", "metrics.json"],
+        "generate": ["captions.jsonl", "answers.jsonl"],
+        "evaluate_clip": ["config.yaml", "metrics.json", "scores.jsonl"],
+        "evaluate_vqa": ["metrics.json", "scores.jsonl"],
+    }
+    files = []
+    for experiment in page["experiments"]:
+        files += [f"{experiment['dataset']}/{name}" for name in ("summary.json", "evaluation.jsonl")]
+        for run in experiment["runs"]:
+            files += [f"{folder}/{name}" for stage, folder in run["stages"].items() for name in outputs[stage]]
+    return sorted(set(files))

@@ -2,19 +2,20 @@
 rule generate_answers:
     input:
         model_file,
-        rules.pretrain.output.projector,
-        rules.finetune.output.adapter,
-        rules.finetune.output.projector,
-        config="results/{experiment}/generate/config.yaml",
+        output_of("finetune", "adapter/adapter_config.json"),
+        output_of("finetune", "adapter/adapter_model.safetensors"),
+        config="results/{run}/generate/config.yaml",
         evaluation=dataset_file("evaluation.jsonl"),
+        pretrained=output_of("pretrain", "projector.safetensors"),
+        finetuned=output_of("finetune", "projector.safetensors"),
         code=code("generate_answers.py"),
     output:
-        captions="results/{experiment}/generate/captions.jsonl",
-        answers="results/{experiment}/generate/answers.jsonl",
+        captions="results/{run}/generate/captions.jsonl",
+        answers="results/{run}/generate/answers.jsonl",
     log:
-        "results/{experiment}/generate/generate_answers.log",
+        "results/{run}/generate/generate_answers.log",
     benchmark:
-        "results/{experiment}/generate/generate_answers.benchmark.tsv"
+        "results/{run}/generate/generate_answers.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
     threads: 8
@@ -24,26 +25,29 @@ rule generate_answers:
         runtime=240,
     params:
         model=model_folder,
+        pretrained=subpath(input.pretrained, parent=True),
+        finetuned=subpath(input.finetuned, parent=True),
     shell:
         "python workflow_scripts/generate_answers.py --config {input.config:q} --model {params.model:q}"
         " --evaluation {input.evaluation:q}"
-        " --pretrained results/{wildcards.experiment:q}/pretrain --finetuned results/{wildcards.experiment:q}/finetune"
-        " --output-dir results/{wildcards.experiment:q}/generate 2>&1 | tee {log:q}"
+        " --pretrained {params.pretrained:q} --finetuned {params.finetuned:q}"
+        " --output-dir results/{wildcards.run:q}/generate 2>&1 | tee {log:q}"
 
 
 rule evaluate_clip:
     input:
-        lambda w: foundation_files(CONFIG[w.experiment]["model"]["name"])[:1],
-        config="results/{experiment}/evaluate_clip/config.yaml",
-        captions=rules.generate_answers.output.captions,
+        clip_files("evaluate_clip"),
+        config="results/{run}/evaluate_clip/config.yaml",
+        captions=output_of("generate", "captions.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
         code=code("evaluate_clip.py"),
     output:
-        "results/{experiment}/evaluate_clip/metrics.json",
+        metrics="results/{run}/evaluate_clip/metrics.json",
+        scores="results/{run}/evaluate_clip/scores.jsonl",
     log:
-        "results/{experiment}/evaluate_clip/evaluate_clip.log",
+        "results/{run}/evaluate_clip/evaluate_clip.log",
     benchmark:
-        "results/{experiment}/evaluate_clip/evaluate_clip.benchmark.tsv"
+        "results/{run}/evaluate_clip/evaluate_clip.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
     threads: 8
@@ -53,23 +57,25 @@ rule evaluate_clip:
         runtime=120,
     shell:
         "python workflow_scripts/evaluate_clip.py --config {input.config:q} --captions {input.captions:q}"
-        " --evaluation {input.evaluation:q} --output {output:q} 2>&1 | tee {log:q}"
+        " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip 2>&1 | tee {log:q}"
 
 
 rule evaluate_vqa:
     input:
-        answers=rules.generate_answers.output.answers,
+        answers=output_of("generate", "answers.jsonl"),
         code=code("evaluate_vqa.py"),
     output:
-        "results/{experiment}/evaluate_vqa/metrics.json",
+        metrics="results/{run}/evaluate_vqa/metrics.json",
+        scores="results/{run}/evaluate_vqa/scores.jsonl",
     log:
-        "results/{experiment}/evaluate_vqa/evaluate_vqa.log",
+        "results/{run}/evaluate_vqa/evaluate_vqa.log",
     benchmark:
-        "results/{experiment}/evaluate_vqa/evaluate_vqa.benchmark.tsv"
+        "results/{run}/evaluate_vqa/evaluate_vqa.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
     resources:
         mem_mb=4000,
         runtime=30,
     shell:
-        "python workflow_scripts/evaluate_vqa.py --answers {input.answers:q} --output {output:q} 2>&1 | tee {log:q}"
+        "python workflow_scripts/evaluate_vqa.py --answers {input.answers:q}"
+        " --output-dir results/{wildcards.run:q}/evaluate_vqa 2>&1 | tee {log:q}"

@@ -1,23 +1,24 @@
 # Data-Juicer: what the recipe keeps, and for every row it drops, which operator dropped it.
 rule filter_data:
     input:
-        config="results/{experiment}/filter/config.yaml",
+        clip_files("filter"),
+        config="results/{run}/filter/config.yaml",
         data=dataset_file("pretrain.jsonl"),
-        code=code("filter_data.py", loaded_by_path="juicer/operators/*.py"),
+        code=code("filter_data.py", loaded_by_path="juicer/operators/**/*.py"),
     output:
-        filtered="results/{experiment}/filter/filtered.jsonl",
-        stats="results/{experiment}/filter/stats.jsonl",
-        dropped="results/{experiment}/filter/dropped.jsonl",
-        summary="results/{experiment}/filter/summary.json",
+        filtered="results/{run}/filter/filtered.jsonl",
+        stats="results/{run}/filter/stats.jsonl",
+        dropped="results/{run}/filter/dropped.jsonl",
+        summary="results/{run}/filter/summary.json",
     log:
-        "results/{experiment}/filter/filter_data.log",
+        "results/{run}/filter/filter_data.log",
     benchmark:
-        "results/{experiment}/filter/filter_data.benchmark.tsv"
+        "results/{run}/filter/filter_data.benchmark.tsv"
     conda:
-        "../envs/filter.yaml"
+        "../envs/data_juicer.yaml"
     resources:
         mem_mb=4000,
         runtime=120,
     shell:
         "python workflow_scripts/filter_data.py --config {input.config:q} --data {input.data:q}"
-        " --output-dir results/{wildcards.experiment:q}/filter 2>&1 | tee {log:q}"
+        " --output-dir results/{wildcards.run:q}/filter 2>&1 | tee {log:q}"

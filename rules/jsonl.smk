@@ -1,24 +1,27 @@
 # The training files: LLaVA conversations with absolute image paths, every image opened and verified.
 rule write_jsonl:
     input:
-        config="results/{experiment}/jsonl/config.yaml",
-        filtered=rules.filter_data.output.filtered,
+        config="results/{run}/jsonl/config.yaml",
+        pairs=pairs,
+        budget=budget,
         instructions=dataset_file("finetune.json"),
         code=code("write_jsonl.py"),
     output:
-        pretrain="results/{experiment}/jsonl/pretrain.jsonl",
-        finetune="results/{experiment}/jsonl/finetune.jsonl",
-        summary="results/{experiment}/jsonl/summary.json",
+        pretrain="results/{run}/jsonl/pretrain.jsonl",
+        finetune="results/{run}/jsonl/finetune.jsonl",
+        summary="results/{run}/jsonl/summary.json",
     log:
-        "results/{experiment}/jsonl/write_jsonl.log",
+        "results/{run}/jsonl/write_jsonl.log",
     benchmark:
-        "results/{experiment}/jsonl/write_jsonl.benchmark.tsv"
+        "results/{run}/jsonl/write_jsonl.benchmark.tsv"
     conda:
         "../envs/jsonl.yaml"
     resources:
         mem_mb=4000,
         runtime=60,
+    params:
+        budget=lambda w, input: f"--same-samples-as {input.budget}" if input.budget else "",
     shell:
-        "python workflow_scripts/write_jsonl.py --config {input.config:q} --filtered {input.filtered:q}"
-        " --instructions {input.instructions:q} --output-dir results/{wildcards.experiment:q}/jsonl"
+        "python workflow_scripts/write_jsonl.py --config {input.config:q} --pairs {input.pairs:q}"
+        " --instructions {input.instructions:q} {params.budget} --output-dir results/{wildcards.run:q}/jsonl"
         " 2>&1 | tee {log:q}"

@@ -1,33 +1,45 @@
-# One self-contained page about one experiment.
+# Experiments side by side on one self-contained page, and what each operator of a recipe is worth.
 rule compare_experiments:
     input:
-        dataset_file("summary.json"),
-        dataset_file("evaluation.jsonl"),
-        rules.filter_data.output.summary,
-        rules.write_jsonl.output.summary,
-        rules.pretrain.output.steps,
-        rules.pretrain.output.metrics,
-        rules.finetune.output.steps,
-        rules.finetune.output.metrics,
-        rules.generate_answers.output,
-        rules.evaluate_clip.output,
-        rules.evaluate_vqa.output,
-        template="workflow_scripts/reporting/report.html.j2",
+        lambda w: evaluated_files(RUNS.page(experiments_on(w.page))),
+        config="results/{page}/config.yaml",
+        templates=sorted(glob("workflow_scripts/reporting/report*.j2")),
         code=code("compare_experiments.py"),
     output:
-        page=report("results/{experiment}/report/report.html", category="Report"),
-        table="results/{experiment}/report/comparison.csv",
+        page=report("results/{page}/report.html", category="Report"),
+        table="results/{page}/comparison.csv",
     log:
-        "results/{experiment}/report/compare_experiments.log",
+        "results/{page}/compare_experiments.log",
     benchmark:
-        "results/{experiment}/report/compare_experiments.benchmark.tsv"
+        "results/{page}/compare_experiments.benchmark.tsv"
     conda:
         "../envs/report.yaml"
     resources:
         mem_mb=4000,
         runtime=30,
-    params:
-        dataset=lambda w: f"results/datasets/{DATASET_OF[w.experiment]['name']}",
     shell:
-        "python workflow_scripts/compare_experiments.py --experiments results/{wildcards.experiment:q}"
-        " --datasets {params.dataset:q} --output-dir results/{wildcards.experiment:q}/report 2>&1 | tee {log:q}"
+        "python workflow_scripts/compare_experiments.py --config {input.config:q} --output-dir results/{wildcards.page:q}"
+        " 2>&1 | tee {log:q}"
+
+
+rule tabulate_ablation:
+    input:
+        evaluated_files(RUNS.page(RUNS.ablation)),
+        config="results/ablation/config.yaml",
+        templates=["workflow_scripts/reporting/ablation.html.j2"],
+        code=code("tabulate_ablation.py"),
+    output:
+        page=report("results/ablation/ablation.html", category="Ablation"),
+        table="results/ablation/ablation.csv",
+    log:
+        "results/ablation/tabulate_ablation.log",
+    benchmark:
+        "results/ablation/tabulate_ablation.benchmark.tsv"
+    conda:
+        "../envs/report.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=30,
+    shell:
+        "python workflow_scripts/tabulate_ablation.py --config {input.config:q} --output-dir results/ablation"
+        " 2>&1 | tee {log:q}"

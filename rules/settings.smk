@@ -3,14 +3,14 @@ rule resolve_config:
     input:
         code=code("resolve_config.py"),
     output:
-        "results/{experiment}/{stage}/config.yaml",
+        "results/{run}/{stage}/config.yaml",
     log:
-        "results/{experiment}/{stage}/config.log",
+        "results/{run}/{stage}/config.log",
     localrule: True
     conda:
         "../envs/dataset.yaml"
     params:
-        settings=lambda w: json.dumps(SETTINGS[w.experiment][w.stage]),
+        settings=settings,
     shell:
         "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
 
@@ -40,3 +40,30 @@ use rule resolve_config as configure_model with:
         "results/models/{model}/config.log",
     params:
         settings=lambda w: json.dumps(assemble_settings(MODELS[w.model])),
+
+
+use rule resolve_config as configure_page with:
+    output:
+        "results/{page}/config.yaml",
+    log:
+        "results/{page}/config.log",
+    params:
+        settings=lambda w: json.dumps(RUNS.page(experiments_on(w.page))),
+
+
+use rule resolve_config as configure_ablation with:
+    output:
+        "results/ablation/config.yaml",
+    log:
+        "results/ablation/config.log",
+    params:
+        settings=lambda w: json.dumps(RUNS.page(RUNS.ablation)),
+
+
+use rule resolve_config as configure_analysis with:
+    output:
+        "results/datasets/{dataset}/analyze/config.yaml",
+    log:
+        "results/datasets/{dataset}/analyze/config.log",
+    params:
+        settings=lambda w: json.dumps(analysis_settings(analyzed(w).config, analyzed(w).dataset["images"])),

@@ -2,17 +2,17 @@
 rule pretrain:
     input:
         model_file,
-        config="results/{experiment}/pretrain/config.yaml",
-        data=rules.write_jsonl.output.pretrain,
+        config="results/{run}/pretrain/config.yaml",
+        data=output_of("jsonl", "pretrain.jsonl"),
         code=code("pretrain.py"),
     output:
-        projector="results/{experiment}/pretrain/projector.safetensors",
-        steps="results/{experiment}/pretrain/metrics.jsonl",
-        metrics="results/{experiment}/pretrain/metrics.json",
+        projector="results/{run}/pretrain/projector.safetensors",
+        steps="results/{run}/pretrain/metrics.jsonl",
+        metrics="results/{run}/pretrain/metrics.json",
     log:
-        "results/{experiment}/pretrain/pretrain.log",
+        "results/{run}/pretrain/pretrain.log",
     benchmark:
-        "results/{experiment}/pretrain/pretrain.benchmark.tsv"
+        "results/{run}/pretrain/pretrain.benchmark.tsv"
     conda:
         "../envs/train.yaml"
     threads: 8
@@ -27,29 +27,29 @@ rule pretrain:
     shell:
         "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/pretrain.py"
         " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
-        " --output-dir results/{wildcards.experiment:q}/pretrain 2>&1 | tee {log:q}"
+        " --output-dir results/{wildcards.run:q}/pretrain 2>&1 | tee {log:q}"
 
 
 rule finetune:
     input:
         model_file,
-        config="results/{experiment}/finetune/config.yaml",
-        data=rules.write_jsonl.output.finetune,
-        projector=rules.pretrain.output.projector,
+        config="results/{run}/finetune/config.yaml",
+        data=output_of("jsonl", "finetune.jsonl"),
+        projector=output_of("pretrain", "projector.safetensors"),
         code=code("finetune.py"),
     output:
         adapter=multiext(
-            "results/{experiment}/finetune/adapter/",
+            "results/{run}/finetune/adapter/",
             "adapter_config.json",
             "adapter_model.safetensors",
         ),
-        projector="results/{experiment}/finetune/projector.safetensors",
-        steps="results/{experiment}/finetune/metrics.jsonl",
-        metrics="results/{experiment}/finetune/metrics.json",
+        projector="results/{run}/finetune/projector.safetensors",
+        steps="results/{run}/finetune/metrics.jsonl",
+        metrics="results/{run}/finetune/metrics.json",
     log:
-        "results/{experiment}/finetune/finetune.log",
+        "results/{run}/finetune/finetune.log",
     benchmark:
-        "results/{experiment}/finetune/finetune.benchmark.tsv"
+        "results/{run}/finetune/finetune.benchmark.tsv"
     conda:
         "../envs/train.yaml"
     threads: 8
@@ -64,5 +64,5 @@ rule finetune:
     shell:
         "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/finetune.py"
         " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
-        " --projector {input.projector:q} --output-dir results/{wildcards.experiment:q}/finetune"
+        " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune"
         " 2>&1 | tee {log:q}"

@@ -29,7 +29,7 @@ def write_experiment(project, text):
 
 def test_every_experiment_in_the_repository_is_valid_and_resolves_for_every_stage(project):
     for name in experiment_names():
-        config = merge_experiment(name, {})
+        config = merge_experiment(name, {}) | {"seed": 0}
         images = resolve_dataset(config["dataset"])["images"]
         for settings_of in SETTINGS_OF.values():
             json.dumps(settings_of(config, images))
@@ -73,7 +73,8 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
     [
         ("finetune: {lora: {rnk: 8}}", "config/experiments/mine.yaml: unknown key 'finetune.lora.rnk'"),
         ("pretrain: {learning_rat: 0.1}", "did you mean 'learning_rate'?"),
-        ("sede: 1", "unknown key 'sede'; did you mean 'seed'?"),
+        ("sedes: [1]", "unknown key 'sedes'; did you mean 'seeds'?"),
+        ("report: {experiments: [mine]}", "'report' is about all experiments; set it in config/config.yaml"),
         ("finetune: {epochs: two}", "'finetune.epochs' must be of type number, found 'two'"),
         ("pretrain: {learning_rate: 1e-4}", "YAML reads 1e-4 as text, write 1.0e-4"),
         ("jsonl: {on_bad_row: ignore}", "'jsonl.on_bad_row' must be one of refuse, drop, found 'ignore'"),
@@ -98,7 +99,7 @@ def test_a_mistake_on_the_command_line_names_the_command_line(project):
 
 def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
-    config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}})
+    config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}}) | {"seed": 0}
     with pytest.raises(InputError, match="recipe: there is no .*nosuch.yaml; known are .*baseline"):
         SETTINGS_OF["filter"](config, images)
     with pytest.raises(InputError, match="finetune.deepspeed: there is no .*zero9.json; known are .*zero3_offload"):
@@ -133,7 +134,7 @@ def test_dataset_files_are_checked_too(project):
 
 
 def test_the_training_files_settings_change_when_the_project_is_moved(project, tmp_path, monkeypatch):
-    config = merge_experiment("baseline", {})
+    config = merge_experiment("baseline", {}) | {"seed": 0}
     images = resolve_dataset("shapes")["images"]
     here = SETTINGS_OF["jsonl"](config, images)
     (tmp_path / "elsewhere").mkdir()

@@ -12,7 +12,7 @@ from files import read_json, read_jsonl, sha256_of
 from files import write_jsonl as write_rows
 from formats.dj_jsonl import text_of
 from formats.llava import conversation, read_llava
-from formats.training_jsonl import caption_rows, write_training_jsonl
+from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
 
 TEXT_ONLY = {"id": "text", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}
 FAULTS = {"missing.png": "missing", "../outside.png": "outside", "zero.png": "empty", "page.png": "undecodable"}
@@ -33,12 +33,12 @@ def rows_about(*images: str) -> list[dict]:
     return [conversation(f"r{index}", image, "Q", "A") for index, image in enumerate(images)]
 
 
-def write(rows, root, output, on_bad_row="refuse", max_samples=1000, seed=0) -> dict:
-    return write_training_jsonl(rows, root, output, on_bad_row, max_samples, seed, threads=2)
+def write(rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0) -> dict:
+    return write_training_jsonl(rows, root, output, SampleRules(on_bad_row, max_samples, budget, seed), threads=2)
 
 
 def adds_up(summary: dict) -> bool:
-    return summary["rows_in"] == summary["rows_out"] + sum(summary["dropped"].values())
+    return summary["rows_in"] == summary["rows_out"] - summary["repeated"] + sum(summary["dropped"].values())
 
 
 def test_paths_become_absolute_and_everything_else_stays(root, tmp_path):
@@ -47,7 +47,7 @@ def test_paths_become_absolute_and_everything_else_stays(root, tmp_path):
     written = list(read_llava(tmp_path / "out.jsonl"))
     assert [row["image"] for row in written] == [str(root / row["image"]) for row in rows]
     assert [row | {"image": ""} for row in written] == [row | {"image": ""} for row in rows]
-    assert summary == {"rows_in": 3, "rows_out": 3, "dropped": {}}
+    assert summary == {"rows_in": 3, "rows_out": 3, "dropped": {}, "repeated": 0}
 
 
 def test_text_only_rows_pass_as_they_are(root, tmp_path):
@@ -92,7 +92,7 @@ def test_more_rows_than_max_samples_are_sampled_by_the_seed_in_the_order_of_the_
 
     def chosen(seed: int) -> list[str]:
         summary = write(rows, root, tmp_path / "out.jsonl", max_samples=20, seed=seed)
-        assert summary == {"rows_in": 200, "rows_out": 20, "dropped": {"over_max_samples": 180}}
+        assert adds_up(summary) and summary["dropped"] == {"over_max_samples": 180}
         return [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")]
 
     first = chosen(0)
@@ -109,6 +109,25 @@ def test_sampling_happens_after_bad_rows_were_dropped(root, tmp_path):
     assert summary["dropped"] == {"missing": 5, "over_max_samples": 1}
 
 
+@pytest.mark.parametrize("budget", [1, 7, 10, 13, 20, 25, 47])
+def test_a_budget_is_met_exactly_with_every_row_used_about_equally_often(root, tmp_path, budget):
+    summary = write(rows_about(*["a.png"] * 10), root, tmp_path / "out.jsonl", budget=budget)
+    ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]  # refuses ids that occur twice
+    assert summary["rows_out"] == len(ids) == budget and adds_up(summary)
+    used = Counter(identifier.split("#")[0] for identifier in ids)
+    assert set(used.values()) <= {budget // 10, budget // 10 + 1}
+
+
+def test_repeats_are_chosen_by_the_seed_and_the_cap_comes_before_the_budget(root, tmp_path):
+    def ids(**rules) -> list[str]:
+        write(rows_about(*["a.png"] * 100), root, tmp_path / "out.jsonl", **rules)
+        return [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")]
+
+    assert ids(budget=150, seed=1) == ids(budget=150, seed=1) != ids(budget=150, seed=2)
+    capped = ids(budget=30, max_samples=20)
+    assert len(capped) == 30 and len({identifier.split("#")[0] for identifier in capped}) == 20
+
+
 def test_caption_rows_say_the_caption_and_ask_nothing():
     pair = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
     (row,) = caption_rows([pair])
@@ -119,7 +138,7 @@ def test_caption_rows_say_the_caption_and_ask_nothing():
 def run(root, tmp_path, monkeypatch):
     """Runs the script on one pair and two instructions; returns its output folder."""
 
-    def run(instructions: list[dict], **changes):
+    def run(instructions: list[dict], *flags: str, **changes):
         settings = {
             "pretrain_images": str(root),
             "finetune_images": str(root),
@@ -129,10 +148,10 @@ def run(root, tmp_path, monkeypatch):
             "cpu_threads": 1,
         }
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings | changes))
-        write_rows(tmp_path / "filtered.jsonl", [{"id": "p", "text": text_of("a red circle"), "images": ["a.png"]}])
+        write_rows(tmp_path / "pairs.jsonl", [{"id": "p", "text": text_of("a red circle"), "images": ["a.png"]}])
         (tmp_path / "finetune.json").write_text(json.dumps(instructions))
-        paths = {"config": "config.yaml", "filtered": "filtered.jsonl", "instructions": "finetune.json"}
-        flags = [part for flag, name in paths.items() for part in (f"--{flag}", str(tmp_path / name))]
+        paths = {"config": "config.yaml", "pairs": "pairs.jsonl", "instructions": "finetune.json"}
+        flags += tuple(part for flag, name in paths.items() for part in (f"--{flag}", str(tmp_path / name)))
         monkeypatch.setattr(sys, "argv", ["write_jsonl.py", *flags, "--output-dir", str(tmp_path / "out")])
         write_jsonl.main()
         return tmp_path / "out"
@@ -146,7 +165,15 @@ def test_the_script_writes_both_files_and_a_summary_that_adds_up(run, tmp_path):
     assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r1", "text"]
     summary = read_json(out / "summary.json")
     assert adds_up(summary["pretrain"]) and adds_up(summary["finetune"])
-    assert summary["inputs"]["filtered"] == sha256_of(tmp_path / "filtered.jsonl")
+    assert summary["inputs"]["pairs"] == sha256_of(tmp_path / "pairs.jsonl")
+
+
+def test_the_script_writes_as_many_pairs_as_another_experiment_trains_on(run, tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps({"pretrain": {"rows_out": 3}}))
+    out = run(rows_about("a.png"), "--same-samples-as", str(tmp_path / "summary.json"))
+    assert [row["id"] for row in read_llava(out / "pretrain.jsonl")] == ["p", "p#2", "p#3"]
+    assert len(list(read_llava(out / "finetune.jsonl"))) == 1
+    assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
 
 
 def test_the_script_ends_in_one_line_when_nothing_is_left_to_train_on(run, tmp_path, capsys):
@@ -164,4 +191,4 @@ def test_a_control_token_in_the_data_is_a_bad_row(root, tmp_path, token):
     with pytest.raises(InputError, match="row r0: its text holds the control token"):
         write(rows, root, tmp_path / "out.jsonl")
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
-    assert summary == {"rows_in": 2, "rows_out": 1, "dropped": {"control_token": 1}}
+    assert adds_up(summary) and summary["dropped"] == {"control_token": 1}

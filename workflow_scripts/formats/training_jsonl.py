@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from errors import InputError
@@ -23,22 +24,34 @@ class BadRow(Exception):
         self.reason = reason
 
 
-def write_training_jsonl(
-    rows: list[dict], root: str | Path, output: Path, on_bad_row: str, max_samples: int, seed: int, threads: int
-) -> dict:
-    """Verify every row and image, then write LLaVA rows with absolute paths; return counts that add up.
+@dataclass(frozen=True)
+class SampleRules:
+    """What becomes of bad rows, and how many samples are written.
 
     Args:
-        rows: LLaVA rows with image paths relative to `root`.
         on_bad_row: `refuse` raises and writes nothing, `drop` leaves such rows out and counts them by reason.
-        max_samples: rows over this number are left out at random (seeded), in the order of the input.
+        max_samples: rows over this number are left out at random.
+        budget: exactly so many samples are written: too few rows are repeated; None: as many as there are.
+        seed: of whatever is chosen at random.
+    """
+
+    on_bad_row: str
+    max_samples: int
+    budget: int | None
+    seed: int
+
+
+def write_training_jsonl(rows: list[dict], root: str | Path, output: Path, rules: SampleRules, threads: int) -> dict:
+    """Verify every row and image, then write LLaVA rows with absolute paths; return counts that add up.
+
+    `rows` are LLaVA rows with image paths relative to `root`. Samples keep the input's order; repeated ones follow.
 
     Raises:
         InputError: names rows, paths and reasons.
     """
     checked = _check_rows(rows, root, threads)
     bad = [(row, result) for row, result in zip(rows, checked, strict=True) if isinstance(result, BadRow)]
-    if bad and on_bad_row == "refuse":
+    if bad and rules.on_bad_row == "refuse":
         named = "; ".join(f"row {row['id']}: {result}" for row, result in bad[:SHOWN])
         raise InputError(
             f"{len(bad)} of {len(rows)} rows cannot be trained on: {named}{' …' if len(bad) > SHOWN else ''}. "
@@ -46,12 +59,34 @@ def write_training_jsonl(
         )
     good = [result for result in checked if isinstance(result, dict)]
     dropped = Counter(result.reason for _, result in bad)
-    if len(good) > max_samples:
-        dropped["over_max_samples"] = len(good) - max_samples
-        kept = sorted(random.Random(seed).sample(range(len(good)), max_samples))
-        good = [good[index] for index in kept]
-    written = write_jsonl(output, good)
-    return {"rows_in": len(rows), "rows_out": written, "dropped": dict(sorted(dropped.items()))}
+    wanted = len(good) if rules.budget is None else rules.budget
+    for reason, most in (("over_max_samples", rules.max_samples), ("over_budget", wanted)):
+        if len(good) > most:
+            dropped[reason] = len(good) - most
+            good = _sample(good, most, rules.seed)
+    more = list(_repeat(good, wanted - len(good), rules.seed)) if rules.budget and good else []
+    written = write_jsonl(output, good + more)
+    return {
+        "rows_in": len(rows),
+        "rows_out": written,
+        "dropped": dict(sorted(dropped.items())),
+        "repeated": len(more),
+    }
+
+
+def _sample(rows: list[dict], count: int, seed: int) -> list[dict]:
+    """So many of the rows, at random, in their order."""
+    return [rows[index] for index in sorted(random.Random(seed).sample(range(len(rows)), count))]
+
+
+def _repeat(rows: list[dict], count: int, seed: int) -> Iterator[dict]:
+    """`count` repeats with ids of their own: whole passes, then rows at random, so that all are used about equally."""
+    turn = 2
+    while count > 0:
+        for row in rows if count >= len(rows) else _sample(rows, count, seed):
+            yield row | {"id": f"{row['id']}#{turn}"}
+        count -= len(rows)
+        turn += 1
 
 
 def _check_rows(rows: list[dict], root: str | Path, threads: int) -> list[dict | BadRow]:

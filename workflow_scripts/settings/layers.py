@@ -10,6 +10,7 @@ from errors import InputError
 from settings.schema import check_layer, check_merged
 
 CONFIG = Path("config")
+ACROSS_EXPERIMENTS = ("report", "ablation")
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,22 @@ def experiment_names() -> list[str]:
     return sorted(path.stem for path in (CONFIG / "experiments").glob("*.yaml"))
 
 
-def merge_experiment(name: str, command_line: dict) -> dict:
+def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
     """The complete, validated configuration of one experiment; its model file is under `model`.
+
+    Args:
+        more: layers between the experiment's file and the command line.
 
     Raises:
         InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
     """
-    defaults = Layer("config/config.yaml", read_config(CONFIG / "config.yaml"))
+    defaults = default_layer()
     path = CONFIG / "experiments" / f"{name}.yaml"
-    own = [Layer(str(path), read_config(path)), Layer("the command line's --config", _typed(command_line))]
+    file = Layer(str(path), read_config(path))
+    for key in ACROSS_EXPERIMENTS:
+        if key in file.values:
+            raise InputError(f"{path}: {key!r} is about all experiments; set it in config/config.yaml")
+    own = [file, *more, command_line_layer(command_line)]
     for layer in (defaults, *own):
         check_layer(layer.source, layer.values, "config")
 
@@ -45,6 +53,20 @@ def merge_experiment(name: str, command_line: dict) -> dict:
     merged = merge([defaults, model_settings, *own])
     check_merged(f"experiment {name}", merged, "config")
     return merged | {"model": model | {"name": chosen["model"]}}
+
+
+def merge_across(command_line: dict) -> dict:
+    """What concerns several experiments: which ones the page compares, what the ablation leaves out."""
+    merged = merge([default_layer(), command_line_layer(command_line)])
+    return {key: merged[key] for key in ACROSS_EXPERIMENTS}
+
+
+def default_layer() -> Layer:
+    return Layer("config/config.yaml", read_config(CONFIG / "config.yaml"))
+
+
+def command_line_layer(values: dict) -> Layer:
+    return Layer("the command line's --config", _typed(values))
 
 
 def merge(layers: list[Layer]) -> dict:

@@ -9,12 +9,41 @@ from pathlib import Path
 
 from errors import InputError
 from settings.batch import check_batch
-from settings.layers import CONFIG, named_file, read_config
+from settings.layers import CONFIG
+from settings.recipes import needs_clip, read_recipes
+
+CAPTIONS = "results/captions"  # what captioners have said, shared by all experiments
 
 
 def filter_settings(config: dict, images: dict) -> dict:
-    recipe = read_config(named_file("recipes", config["recipe"], "recipe"))
-    return {"image_root": images["pretrain"], "processes": config["filter"]["processes"], "recipe": recipe}
+    recipe = read_recipes(config)["filter"]
+    settings = {"image_root": images["pretrain"], "processes": config["filter"]["processes"], "recipe": recipe}
+    return settings | ({"clip": config["model"]["clip_score"]} if needs_clip(recipe) else {})
+
+
+def analysis_settings(config: dict, images: dict) -> dict:
+    return {
+        "image_root": images["pretrain"],
+        "processes": config["filter"]["processes"],
+        "recipe": read_recipes(config)["filter"],
+        "clip": config["model"]["clip_score"],
+        "cpu_threads": config["cpu_threads"],
+    }
+
+
+def synthesize_settings(config: dict, images: dict) -> dict | None:
+    """None for an experiment that synthesizes nothing."""
+    recipe, synthesize = read_recipes(config)["synthesize"], config["synthesize"]
+    if recipe is None:
+        return None
+    return _common(config) | {
+        "image_root": images["pretrain"],
+        "processes": config["filter"]["processes"],
+        "recipe": recipe,
+        "clip": config["model"]["clip_score"],
+        "captioner": {"name": synthesize["captioner"]} | synthesize[synthesize["captioner"]],
+        "captions": CAPTIONS,
+    }
 
 
 def jsonl_settings(config: dict, images: dict) -> dict:
@@ -57,8 +86,10 @@ def evaluate_clip_settings(config: dict, images: dict) -> dict:
     }
 
 
+# in the order in which data flows
 SETTINGS_OF = {
     "filter": filter_settings,
+    "synthesize": synthesize_settings,
     "jsonl": jsonl_settings,
     "pretrain": pretrain_settings,
     "finetune": finetune_settings,

@@ -1,0 +1,28 @@
+# Data-Juicer's statistics of a whole dataset, before anyone picks a threshold, and limits that they suggest.
+rule analyze_data:
+    input:
+        lambda w: foundation_files(analyzed(w).config["model"]["name"])[:1],
+        config="results/datasets/{dataset}/analyze/config.yaml",
+        data="results/datasets/{dataset}/pretrain.jsonl",
+        templates=["workflow_scripts/reporting/analysis.html.j2", "workflow_scripts/reporting/report_style.css.j2"],
+        code=code("analyze_data.py", loaded_by_path="juicer/operators/**/*.py"),
+    output:
+        stats="results/datasets/{dataset}/analyze/stats.jsonl",
+        overall="results/datasets/{dataset}/analyze/overall.csv",
+        suggestions="results/datasets/{dataset}/analyze/suggestions.yaml",
+        page=report("results/datasets/{dataset}/analyze/analysis.html", category="Analysis"),
+        summary="results/datasets/{dataset}/analyze/summary.json",
+    log:
+        "results/datasets/{dataset}/analyze/analyze_data.log",
+    benchmark:
+        "results/datasets/{dataset}/analyze/analyze_data.benchmark.tsv"
+    conda:
+        "../envs/data_juicer.yaml"
+    threads: 8
+    resources:
+        gpu=1,
+        mem_mb=8000,
+        runtime=240,
+    shell:
+        "python workflow_scripts/analyze_data.py --config {input.config:q} --data {input.data:q}"
+        " --output-dir results/datasets/{wildcards.dataset:q}/analyze 2>&1 | tee {log:q}"

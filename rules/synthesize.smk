@@ -1,0 +1,29 @@
+# Data-Juicer: captions that do not fit their image are written anew. What captioners said is kept in results/captions.
+rule synthesize_captions:
+    input:
+        clip_files("synthesize"),
+        captioner_files,
+        config="results/{run}/synthesize/config.yaml",
+        data=output_of("filter", "filtered.jsonl"),
+        code=code("synthesize_captions.py", loaded_by_path="juicer/operators/**/*.py"),
+    output:
+        synthesized="results/{run}/synthesize/synthesized.jsonl",
+        stats="results/{run}/synthesize/stats.jsonl",
+        dropped="results/{run}/synthesize/dropped.jsonl",
+        summary="results/{run}/synthesize/summary.json",
+    log:
+        "results/{run}/synthesize/synthesize_captions.log",
+    benchmark:
+        "results/{run}/synthesize/synthesize_captions.benchmark.tsv"
+    conda:
+        "../envs/data_juicer.yaml"
+    threads: 8
+    resources:
+        gpu=1,
+        mem_mb=24000,
+        runtime=720,
+    params:
+        captioner=captioner_flags,
+    shell:
+        "python workflow_scripts/synthesize_captions.py --config {input.config:q} --data {input.data:q} {params.captioner}"
+        " --output-dir results/{wildcards.run:q}/synthesize 2>&1 | tee {log:q}"

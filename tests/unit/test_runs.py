@@ -1,0 +1,129 @@
+"""Runs: seeds, folders, and which stages two experiments share."""
+
+import shutil
+
+import pytest
+import yaml
+from places import PROJECT
+
+from errors import InputError
+from settings.runs import EVALUATED, Runs
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes experiment `mine` into a copy of config/, which is in the current folder."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+
+    def write(name="mine", **values):
+        (tmp_path / f"config/experiments/{name}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    return write
+
+
+def owners(runs: Runs, folder: str) -> dict[str, str]:
+    run = runs.at(folder)
+    return {stage: runs.owner(run, stage).folder for stage in (*run.settings, "evaluate_vqa")}
+
+
+def test_the_first_seed_has_the_experiments_folder_and_the_others_their_own(write):
+    runs = Runs({"seeds": [3, 5]})
+    assert [run.folder for run in runs if run.experiment == "baseline"] == ["baseline", "baseline/seed-5"]
+    assert (runs.at("baseline").seed, runs.at("baseline/seed-5").seed) == (3, 5)
+    assert runs.at("baseline/seed-5").settings["pretrain"]["seed"] == 5
+
+
+def test_an_experiment_that_changes_nothing_is_the_baseline(write):
+    write(description="nothing")
+    assert set(owners(Runs({}), "mine").values()) == {"baseline"}
+
+
+@pytest.mark.parametrize(
+    ("change", "own"),
+    [
+        ({"finetune": {"lora": {"r": 4}}}, ["finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
+        ({"pretrain": {"epochs": 2}}, ["pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
+        ({"evaluate": {"bootstrap_samples": 500}}, ["evaluate_clip"]),
+        ({"without": ["image_text_deduplicator"]}, [stage for stage in EVALUATED if stage != "synthesize"]),
+        ({"synthesize": {"recipe": "dj_synth"}}, [stage for stage in EVALUATED if stage != "filter"]),
+        ({"dataset": "."}, [stage for stage in EVALUATED if stage != "synthesize"]),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_only_what_comes_after_the_first_difference_is_an_experiments_own(write, tmp_path, change, own):
+    (tmp_path / "pairs.jsonl").touch()
+    write(**change)
+    folders = owners(Runs({}), "mine")
+    assert [stage for stage, folder in folders.items() if folder == "mine"] == [s for s in own if s in folders]
+    assert set(folders.values()) <= {"baseline", "mine"}
+
+
+def test_filtering_is_shared_between_seeds_and_training_is_not(write):
+    folders = owners(Runs({"seeds": [0, 1]}), "dj_synth/seed-1")
+    assert folders["filter"] == "baseline"
+    assert {folder for stage, folder in folders.items() if stage != "filter"} == {"dj_synth/seed-1"}
+
+
+def test_the_captioner_is_the_baseline_of_the_same_seed_and_its_training_is_part_of_the_captions_identity(write):
+    runs = Runs({"seeds": [0, 1]})
+    run = runs.at("dj_synth/seed-1")
+    assert (run.captioner, runs.stage(runs.of(run.captioner, run.seed), "pretrain")) == (
+        "baseline",
+        "results/baseline/seed-1/pretrain",
+    )
+    write("other", synthesize={"recipe": "dj_synth", "captioner": "blip2"})
+    assert Runs({}).at("other").captioner is None
+
+
+def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
+    write(finetune={"lora": {"r": 4}}, seeds=[0, 2])
+    page = Runs({}).page(["baseline", "mine"])
+    seeds = {experiment["name"]: [run["seed"] for run in experiment["runs"]] for experiment in page["experiments"]}
+    assert seeds == {"baseline": [0, 2], "mine": [0, 2]}
+    [first, second] = page["experiments"][1]["runs"]
+    assert first["stages"]["pretrain"] == "results/baseline/pretrain"
+    assert second["stages"]["pretrain"] == "results/baseline/seed-2/pretrain"
+    assert second["stages"]["finetune"] == "results/mine/seed-2/finetune"
+
+
+def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_before(write):
+    runs = Runs({"ablation": {"experiment": "baseline", "operators": ["words_num_filter", "text_length_filter"]}})
+    assert runs.ablation == ["baseline", "baseline-without-words_num_filter", "baseline-without-text_length_filter"]
+    run = runs.at("baseline-without-words_num_filter")
+    operators = [next(iter(step)) for step in run.settings["filter"]["recipe"]["process"]]
+    assert "words_num_filter" not in operators and "text_length_filter" in operators
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"recipe": "nosuch"}, "experiment mine: recipe: there is no config/recipes/nosuch.yaml; known are baseline"),
+        ({"synthesize": {"recipe": "nosuch"}}, "experiment mine: synthesize.recipe: there is no config/recipes/nosuch"),
+        (
+            {"without": ["text_lenght_filter"]},
+            "experiment mine: without: no recipe of this experiment has the operator",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "base"}}},
+            "experiment mine: synthesize.mgm.experiment: there is no experiment 'base'; known are baseline",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "mine"}}},
+            "synthesize.mgm.experiment: mine → mine is a circle",
+        ),
+    ],
+)
+def test_a_mistake_names_the_experiment_and_the_key(write, values, message):
+    write(**values)
+    with pytest.raises(InputError) as error:
+        Runs({})
+    assert message in str(error.value)
+
+
+def test_comparing_or_ablating_an_unknown_experiment_lists_the_known_ones(write):
+    for key, values in (("report", {"experiments": ["nosuch"]}), ("ablation", {"experiment": "nosuch"})):
+        with pytest.raises(
+            InputError, match=f"{key}.experiment.*: there is no experiment 'nosuch'; known are baseline"
+        ):
+            Runs({key: values})

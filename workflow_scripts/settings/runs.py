@@ -1,0 +1,179 @@
+"""Runs: an experiment with one seed. Which there are, where their results lie, and which stages two of them share.
+
+The first seed's results are in results/<experiment>/, those of others in results/<experiment>/seed-<n>/.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from errors import InputError
+from settings.datasets import resolve_dataset
+from settings.layers import Layer, experiment_names, merge_across, merge_experiment
+from settings.recipes import read_recipes
+from settings.stages import SETTINGS_OF
+
+REFERENCE = "baseline"  # what every experiment is compared with
+FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
+EVALUATED = ("filter", "synthesize", "jsonl", "pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa")
+# Whose output a stage reads. evaluate_vqa has no settings of its own.
+UPSTREAM = {
+    "filter": (),
+    "synthesize": ("filter",),
+    "jsonl": ("filter", "synthesize"),
+    "pretrain": ("jsonl",),
+    "finetune": ("pretrain",),
+    "generate": ("finetune",),
+    "evaluate_clip": ("generate",),
+    "evaluate_vqa": ("generate",),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    experiment: str
+    seed: int
+    folder: str  # below results/
+    config: dict  # merged; its `seed` is this run's
+    dataset: dict  # name, settings, images (settings/datasets.py)
+    settings: dict[str, dict]  # by stage
+
+    @property
+    def captioner(self) -> str | None:
+        """The experiment whose stage-1 model writes captions for this run."""
+        if "synthesize" not in self.settings or self.config["synthesize"]["captioner"] != "mgm":
+            return None
+        return self.config["synthesize"]["mgm"]["experiment"]
+
+
+class Runs:
+    """All experiments' merged configurations, and the runs they are made of."""
+
+    def __init__(self, command_line: dict):
+        """
+        Raises:
+            InputError: a configuration is not valid; names its file and key.
+        """
+        self.names = experiment_names()
+        self.configs = {name: merge_experiment(name, command_line) for name in self.names}
+        self.parents: dict[str, str] = {}
+        across = merge_across(command_line)
+        self.compared = across["report"]["experiments"]
+        self._check_known(self.compared, "report.experiments")
+        self._check_known([across["ablation"]["experiment"]], "ablation.experiment")
+        self.ablation = [across["ablation"]["experiment"]]
+        for operator in across["ablation"]["operators"]:
+            self._add_without(operator, command_line)
+        self._runs: dict[tuple[str, int], Run] = {}
+        for name, config in self.configs.items():
+            for seed in config["seeds"]:
+                self.of(name, seed)
+        for run in self:
+            if run.captioner:
+                self._check_captioner(run)
+
+    def __iter__(self) -> Iterator[Run]:
+        """Every run that a configuration names."""
+        return iter(list(self._runs.values()))
+
+    def of(self, experiment: str, seed: int) -> Run:
+        if (experiment, seed) not in self._runs:
+            config = self.configs[experiment] | {"seed": seed}
+            folder = experiment if seed == config["seeds"][0] else f"{experiment}/seed-{seed}"
+            try:
+                dataset = resolve_dataset(config["dataset"])
+                settings = {stage: settings_of(config, dataset["images"]) for stage, settings_of in SETTINGS_OF.items()}
+            except InputError as error:
+                raise InputError(f"experiment {experiment}: {error}") from None
+            settings = {stage: values for stage, values in settings.items() if values is not None}
+            self._runs[experiment, seed] = Run(experiment, seed, folder, config, dataset, settings)
+        return self._runs[experiment, seed]
+
+    def at(self, folder: str) -> Run:
+        """The run whose results are in results/<folder>."""
+        match = FOLDER.fullmatch(folder)
+        experiment, seed = match["experiment"], match["seed"]
+        return self.of(experiment, int(seed)) if seed else self.first(experiment)
+
+    def first(self, experiment: str) -> Run:
+        """The run with the experiment's first seed."""
+        return self.of(experiment, self.configs[experiment]["seeds"][0])
+
+    def owner(self, run: Run, stage: str) -> Run:
+        """The run in whose folder the stage's output is: the first of its relatives for whom it would be the same."""
+        wanted = self._signature(run, stage)
+        for experiment in (REFERENCE, self.parents.get(run.experiment), run.experiment):
+            if experiment in self.configs:
+                for seed in (self.configs[experiment]["seeds"][0], run.seed):
+                    relative = self.of(experiment, seed)
+                    if stage in (*relative.settings, "evaluate_vqa") and self._signature(relative, stage) == wanted:
+                        return relative
+        return run
+
+    def stage(self, run: Run, stage: str) -> str:
+        """The folder of a stage's output."""
+        return f"results/{self.owner(run, stage).folder}/{stage}"
+
+    def page(self, experiments: list[str]) -> dict:
+        """What a page that compares experiments is made from; the reference has the seeds of all that are compared."""
+        seeds = [seed for name in experiments for seed in self.configs[name]["seeds"]]
+        described = []
+        for name in experiments:
+            own = self.configs[name]["seeds"] if name != experiments[0] else list(dict.fromkeys(seeds))
+            runs = [self.of(name, seed) for seed in own]
+            config = {key: value for key, value in runs[0].config.items() if key not in ("seed", "description")}
+            described.append(
+                {
+                    "name": name,
+                    "description": self.configs[name]["description"],
+                    "dataset": f"results/datasets/{runs[0].dataset['name']}",
+                    "config": config,
+                    "recipes": read_recipes(self.configs[name]),
+                    "runs": [{"seed": run.seed, "stages": self._stages(run)} for run in runs],
+                }
+            )
+        return {"experiments": described}
+
+    def _stages(self, run: Run) -> dict[str, str]:
+        stages = [stage for stage in EVALUATED if stage in run.settings or stage == "evaluate_vqa"]
+        return {stage: self.stage(run, stage) for stage in stages}
+
+    def _signature(self, run: Run, stage: str) -> str:
+        """Equal for two runs exactly if everything that a stage's output depends on is equal."""
+        parts: dict = {"dataset": run.dataset, "settings": run.settings.get(stage)}
+        if stage != "filter" or "clip" in run.settings["filter"]:
+            parts["model"] = run.config["model"]
+        if stage == "synthesize" and run.captioner:
+            parts["captioner"] = self._signature(self.of(run.captioner, run.seed), "pretrain")
+        for before in UPSTREAM[stage]:
+            if before in run.settings:
+                parts[before] = self._signature(run, before)
+        return json.dumps(parts, sort_keys=True)
+
+    def _add_without(self, operator: str, command_line: dict) -> None:
+        parent = self.ablation[0]
+        name = f"{parent}-without-{operator}"
+        if name in self.names:
+            raise InputError(f"config/experiments/{name}.yaml: the ablation uses this name; rename the experiment")
+        layer = Layer("ablation.operators", {"without": [*self.configs[parent]["without"], operator]})
+        self.configs[name] = merge_experiment(parent, command_line, layer)
+        self.parents[name] = parent
+        self.ablation.append(name)
+
+    def _check_known(self, names: list[str], key: str) -> None:
+        for name in names:
+            if name not in self.names:
+                raise InputError(f"{key}: there is no experiment {name!r}; known are {', '.join(self.names)}")
+
+    def _check_captioner(self, run: Run) -> None:
+        self._check_known([run.captioner], f"experiment {run.experiment}: synthesize.mgm.experiment")
+        chain = [run.experiment]
+        while run.captioner:
+            if run.captioner in chain:
+                raise InputError(
+                    f"synthesize.mgm.experiment: {' → '.join([*chain, run.captioner])} is a circle; name an experiment "
+                    "that is trained without these captions"
+                )
+            chain.append(run.captioner)
+            run = self.of(run.captioner, run.seed)
