@@ -8,8 +8,8 @@ Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 
 from command_line import command_line, path_arguments
 from juicer.library import end_workers_with_this_process, forbid_installers
-from juicer.settings import read_settings
-from juicer.stage import configure_log, filter_dataset
+from juicer.settings import read_filter_settings
+from juicer.stage import FILTERED, configure_log, run_recipe
 
 
 @command_line
@@ -18,7 +18,7 @@ def main() -> None:
     configure_log()
     forbid_installers()
     end_workers_with_this_process()
-    filter_dataset(read_settings(arguments.config), arguments.data, arguments.output_dir)
+    run_recipe(read_filter_settings(arguments.config), arguments.data, arguments.output_dir, FILTERED)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ import time
 from command_line import command_line, path_arguments
 from compute import set_seed, use_cpu_threads
 from errors import InputError
-from evaluation.generation import Generator, image_paths, other_images
+from evaluation.generation import image_paths, other_images
 from files import read_yaml, write_jsonl
 from formats.evaluation_jsonl import read_evaluation
+from mgm.generation import Generator
 
 
 @command_line

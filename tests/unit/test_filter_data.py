@@ -13,8 +13,8 @@ from places import PROJECT
 
 from errors import InputError
 from files import read_jsonl, write_yaml
-from juicer.settings import FilterSettings, read_settings
-from juicer.stage import filter_dataset
+from juicer.settings import StageSettings, read_filter_settings
+from juicer.stage import FILTERED, run_recipe
 from shapes.dataset import ShapesSpec, write_shapes
 
 RECIPE = PROJECT / "config/recipes/baseline.yaml"
@@ -40,7 +40,8 @@ def filter_data(folder: Path, settings: object, output: Path) -> subprocess.Comp
 
 def test_the_baseline_recipe_finds_the_planted_faults_and_spares_the_rest(shapes, tmp_path):
     process = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["process"]
-    filter_dataset(FilterSettings(shapes, 1, process), shapes / "pretrain.jsonl", tmp_path)
+    settings = StageSettings(shapes, 1, process, {"image_integrity_filter": {"image_root": str(shapes)}})
+    run_recipe(settings, shapes / "pretrain.jsonl", tmp_path, FILTERED)
     faults = {row["id"]: row["fault"] for row in read_jsonl(shapes / "ground_truth.jsonl")}
     planted = Counter(faults.values())
     dropped = Counter(faults[row["id"]] for row in read_jsonl(tmp_path / "dropped.jsonl"))
@@ -83,21 +84,22 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
     [
         ({"imageroot": "x"}, "unknown key 'imageroot'; the nearest known one is 'image_root'"),
         ({"recipe": {"proces": []}}, "unknown key 'recipe.proces'; the nearest known one is 'recipe.process'"),
-        ({"recipe": "baseline"}, "expected the keys image_root, processes, recipe"),
+        ({"recipe": "baseline"}, "expected the keys image_root, processes, recipe, with"),
         ({"image_root": "/no/such/folder"}, "'image_root' must be the folder .* '/no/such/folder'"),
         ({"processes": 0}, "'processes' must be a whole number from 1"),
         ({"processes": True}, "'processes' must be a whole number from 1"),
+        ({"clipp": "x"}, "unknown key 'clipp'; the nearest known one is 'clip'"),
     ],
 )
 def test_bad_settings_name_the_file_and_the_key(tmp_path, change, message):
     write_yaml(tmp_path / "config.yaml", {"image_root": str(tmp_path)} | SETTINGS | change)
     with pytest.raises(InputError, match=f"config.yaml: {message}"):
-        read_settings(tmp_path / "config.yaml")
+        read_filter_settings(tmp_path / "config.yaml")
 
 
 def test_processes_null_means_every_core_of_this_process(tmp_path):
     write_yaml(tmp_path / "config.yaml", {"image_root": str(tmp_path)} | SETTINGS | {"processes": None})
-    assert read_settings(tmp_path / "config.yaml").processes == len(os.sched_getaffinity(0))
+    assert read_filter_settings(tmp_path / "config.yaml").processes == len(os.sched_getaffinity(0))
 
 
 def test_bad_input_ends_in_one_line(shapes, tmp_path):

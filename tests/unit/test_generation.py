@@ -2,10 +2,12 @@ import pytest
 import torch
 from tiny_models import pixels, randomize, save_image, tiny_mgm, tiny_processor
 
-from evaluation.generation import Generator, image_paths, other_images
+from evaluation.generation import image_paths, other_images
 from finetune import add_lora, save_adapter_and_projector
 from formats.images import BadImage
 from formats.prompts import prompt_of
+from mgm.beam_search import beam_search
+from mgm.generation import Generator
 from pretrain import save_projector
 from training.settings import LoraSettings
 from training.trained_weights import gather
@@ -101,3 +103,82 @@ def test_no_images_no_answers(trained):
     root, _ = trained
     generator = Generator(root / "base", root / "pretrain")
     assert list(generator.answer([], [], template="plain", max_new_tokens=4, batch_size=2)) == []
+
+
+def color_images(folder, count: int) -> list:
+    return [save_image(folder / f"{i}.png", (i * 40 % 256, 250 - i * 30 % 250, i * 90 % 256)) for i in range(count)]
+
+
+@pytest.fixture
+def asked(trained, tmp_path):
+    """A model, six images and their prompts, and stop tokens that the model does say: its second and third."""
+    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    inputs = generator._inputs(color_images(tmp_path, 6), [prompt_of("plain", "")] * 6)
+    said = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)[:, -2:]
+    return generator.model, inputs, [generator.processor.tokenizer.eos_token_id, *said.unique().tolist()]
+
+
+@pytest.mark.parametrize(("num_beams", "max_new_tokens"), [(2, 3), (4, 9), (5, 1)])
+def test_the_beams_are_those_of_transformers(asked, num_beams, max_new_tokens):
+    """Tokens, order and log-likelihood; its score is the log-likelihood over the number of tokens."""
+    model, inputs, stops = asked
+    found = model.generate(
+        **inputs,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        eos_token_id=stops,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    expected: list[list] = [[] for _ in inputs["input_ids"]]
+    tokens = found.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    for place, (row, score) in enumerate(zip(tokens, found.sequences_scores.tolist(), strict=True)):
+        if score > -1e8:  # below: a place that no continuation has taken
+            end = next((i for i, token in enumerate(row) if token in stops), len(row))
+            expected[place // num_beams].append((row[:end], score * min(end + 1, max_new_tokens)))
+    rows = beam_search(model, inputs["input_ids"], inputs["pixel_values"], num_beams, stops, max_new_tokens)
+    assert [[tokens for tokens, _ in row] for row in rows] == [[tokens for tokens, _ in row] for row in expected]
+    values = [[value for row in table for _, value in row] for table in (rows, expected)]
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
+    lengths = {len(tokens) for row in rows for tokens, _ in row}
+    assert max_new_tokens == 1 or len(lengths) > 1, "some must end before the others"
+
+
+def test_a_log_likelihood_is_the_sum_over_the_tokens_and_the_one_that_ends_them(asked):
+    """Computed again in one pass over prompt and found tokens, without beams and without a cache."""
+    model, inputs, stops = asked
+    longest = 7
+    rows = beam_search(model, inputs["input_ids"], inputs["pixel_values"], 3, stops, longest)
+    for image, found in enumerate(rows):
+        for tokens, log_likelihood in found:
+            assert not set(tokens) & set(stops)
+            ids = torch.cat([inputs["input_ids"][image], torch.tensor(tokens, dtype=torch.long)]).unsqueeze(0)
+            with torch.inference_mode():
+                logits = model(input_ids=ids, pixel_values=inputs["pixel_values"][image : image + 1]).logits
+            log_probs = logits[0, -len(tokens) - 1 :].log_softmax(-1)
+            said = sum(log_probs[place, token].item() for place, token in enumerate(tokens))
+            # one that is cut at its longest has no end; which of the stop tokens ended another is not told
+            ends = [0.0] if len(tokens) == longest else log_probs[-1, stops].tolist()
+            assert any(log_likelihood == pytest.approx(said + end, abs=1e-4) for end in ends)
+
+
+def test_one_beam_is_greedy(trained, tmp_path):
+    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    images = color_images(tmp_path, 3)
+    answers = list(generator.answer(images, [""] * 3, "plain", max_new_tokens=6, batch_size=3))
+    candidates = generator.candidates(images, "", "plain", num_beams=1, max_new_tokens=6, batch_size=3)
+    assert [row[0][0] for row in candidates] == answers
+
+
+def test_candidates_differ_and_do_not_depend_on_the_batch(trained, tmp_path):
+    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    images = color_images(tmp_path, 5)
+    arguments = {"question": "", "template": "plain", "num_beams": 4, "max_new_tokens": 6}
+    together = [[text for text, _ in row] for row in generator.candidates(images, batch_size=5, **arguments)]
+    assert all(len(row) == len(set(row)) > 1 for row in together)
+    for size in (1, 2):
+        alone = [[text for text, _ in row] for row in generator.candidates(images, batch_size=size, **arguments)]
+        assert alone == together

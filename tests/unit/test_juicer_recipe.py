@@ -10,12 +10,12 @@ from places import PROJECT
 
 from errors import InputError
 from juicer.library import OPERATORS, Filter
-from juicer.recipe import build_operators, check_process
+from juicer.recipe import build_operators, check_process, complete
 
 
 def build(process: list, folder: Path, processes: int = 1) -> list:
     check_process(process)
-    return build_operators(process, folder, processes, folder)
+    return build_operators(process, processes, folder)
 
 
 @pytest.mark.parametrize("process", [None, [], {}, "text_length_filter"])
@@ -54,16 +54,42 @@ def test_the_same_operator_twice_keeps_each_ones_own_arguments(tmp_path):
     assert (first.min_len, second.min_len, second.max_len) == (30, 10, 90)
 
 
-def test_operators_get_the_settings_of_the_run_and_never_skip_errors(tmp_path):
+def test_operators_run_as_often_as_asked_for_and_never_skip_errors(tmp_path):
     process = [{"image_integrity_filter": None}, {"words_num_filter": {"min_num": 2}}]
     integrity, words = build(process, tmp_path, processes=3)
-    assert integrity.image_root == str(tmp_path)
     assert [op.skip_op_error for op in (integrity, words)] == [False, False]
     assert [op.runtime_np() for op in (integrity, words)] == [3, 3]
     assert process == [
         {"image_integrity_filter": None},
         {"words_num_filter": {"min_num": 2}},
     ]  # the caller's is untouched
+
+
+def test_what_a_recipe_leaves_open_is_filled_in_and_what_it_states_wins():
+    process = [{"image_integrity_filter": None}, {"image_integrity_filter": {"image_root": "/own"}}, {"other": None}]
+    assert complete(process, {"image_integrity_filter": {"image_root": "/run", "more": 1}}) == [
+        {"image_integrity_filter": {"image_root": "/run", "more": 1}},
+        {"image_integrity_filter": {"image_root": "/own", "more": 1}},
+        {"other": {}},
+    ]
+    assert process[0] == {"image_integrity_filter": None}  # the caller's is untouched
+
+
+@pytest.mark.parametrize("process", [None, "x", [3], [{"a": 1, "b": 2}], [{"a": 3}]])
+def test_what_is_no_process_list_is_left_to_the_check(process):
+    assert complete(process, {"a": {"b": 1}}) == process
+
+
+@pytest.mark.parametrize(
+    ("captioner", "message"),
+    [
+        ({"mgm_captionin_mapper": {}}, "step 1, captioner: unknown operator.*'mgm_captioning_mapper'"),
+        ({"mgm_captioning_mapper": {"beams": 3}}, "step 1, captioner: .*'beams'.*num_beams"),
+    ],
+)
+def test_a_captioner_inside_an_operator_is_checked_too(captioner, message):
+    with pytest.raises(InputError, match=message):
+        check_process([{"low_similarity_recaption_mapper": {"min_similarity": 0.1, "captioner": captioner}}])
 
 
 def test_a_recipe_that_needs_a_missing_package_fails_and_installs_nothing(tmp_path, monkeypatch):
@@ -77,7 +103,7 @@ def test_a_recipe_that_needs_a_missing_package_fails_and_installs_nothing(tmp_pa
     monkeypatch.setitem(OPERATORS.modules, "needy_filter", NeedsMissingPackage)
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
     with pytest.raises(
-        InputError, match="needy_filter needs the package surely_missing_package.*install it in envs/filter.yaml"
+        InputError, match="needy_filter needs the package surely_missing_package.*install it in envs/data_juicer.yaml"
     ):
         build([{"needy_filter": None}], tmp_path)
 

@@ -14,8 +14,8 @@ from errors import InputError
 from files import read_jsonl, sha256_of, write_jsonl, write_yaml
 from formats.dj_jsonl import text_of
 from juicer.library import OPERATORS, Fields, Filter, Mapper
-from juicer.settings import FilterSettings
-from juicer.stage import filter_dataset
+from juicer.settings import StageSettings
+from juicer.stage import FILTERED, run_recipe
 
 CAPTIONS = ["a red circle", "no", "a blue square on a lawn", "x", "a red circle", "three green stars"]
 
@@ -31,7 +31,9 @@ def write_dataset(folder: Path, captions: list[str] = CAPTIONS, **extra) -> Path
 
 
 def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
-    return filter_dataset(FilterSettings(data.parent.resolve(), processes, process), data, output)
+    root = data.parent.resolve()
+    settings = StageSettings(root, processes, process, {"image_integrity_filter": {"image_root": str(root)}})
+    return run_recipe(settings, data, output, FILTERED)
 
 
 def rows_of(path: Path) -> list[dict]:

@@ -1,7 +1,8 @@
 """A Data-Juicer dataset from the workflow's jsonl, and its rows back again.
 
 Data-Juicer sees the columns `id`, `text` and `images` (absolute paths). Anything else in a row, stats of an earlier run
-included (Data-Juicer would not compute them again), travels beside them in one column, and comes out unchanged.
+included (Data-Juicer would not compute them again), travels beside them in one column, and comes out unchanged; the
+record of a new caption comes out with it.
 """
 
 import json
@@ -17,6 +18,7 @@ from formats.dj_jsonl import read_dj_jsonl
 from juicer.library import Fields, NestedDataset
 
 INPUT_ROW = "input_row"
+RECAPTION = "recaption"  # the key of `low_similarity_recaption_mapper` in a row's meta
 FEATURES = Features(
     {"id": Value("string"), "text": Value("string"), "images": [Value("string")], INPUT_ROW: Value("string")}
 )
@@ -49,18 +51,27 @@ def iterate(dataset: NestedDataset, *columns: str) -> Iterator[tuple]:
 
 
 def output_rows(dataset: NestedDataset, image_root: Path) -> Iterator[dict]:
-    """The rows as they came in, with the text as the operators left it.
+    """The rows as they came in, with the text as the operators left it, and `recaption` where it is a new caption.
 
     Raises:
         InputError: an operator has replaced an image; the paths would no longer be those of the dataset.
     """
-    for identifier, text, images, source in iterate(dataset, "id", "text", "images", INPUT_ROW):
+    for identifier, text, images, source, meta in iterate(dataset, "id", "text", "images", INPUT_ROW, Fields.meta):
         row = json.loads(source)
         if images != [os.path.join(image_root, image) for image in row["images"]]:
             raise InputError(
                 f"the recipe replaced the image of row {identifier!r}; take operators that edit images out"
             )
-        yield row | {"text": text}
+        record = recaption_of(meta)
+        yield row | {"text": text} | (record if record.get(RECAPTION, {}).get("caption") is not None else {})
+
+
+def recaption_of(meta: dict | None) -> dict:
+    """`{"recaption": record}` of a row that a captioner was asked about, as its operator left it; otherwise empty."""
+    record = (meta or {}).get(RECAPTION)
+    if record is None:
+        return {}
+    return {RECAPTION: {key: value for key, value in record.items() if key != "problem" or value is not None}}
 
 
 def stats_rows(dataset: NestedDataset) -> Iterator[dict]:

@@ -19,7 +19,6 @@ from juicer.library import (
     pre_instantiation_check,
     update_op_attr,
 )
-from juicer.operators.image_integrity_filter import NAME as IMAGE_INTEGRITY_FILTER
 
 KEEP_OR_DROP = (Filter, Mapper, Deduplicator, Selector)  # the others merge or group rows
 
@@ -27,8 +26,26 @@ KEEP_OR_DROP = (Filter, Mapper, Deduplicator, Selector)  # the others merge or g
 def missing_package(operator: str, error: MissingPackage) -> InputError:
     return InputError(
         f"operator {operator} needs the package {error.package}, which is not installed; "
-        "install it in envs/filter.yaml (nothing is installed at run time) or take the operator out of the recipe"
+        "install it in envs/data_juicer.yaml (nothing is installed at run time) or take the operator out of the recipe"
     )
+
+
+def complete(process: object, arguments: dict[str, dict]) -> object:
+    """The `process` list with what a run knows and the recipe leaves open; what the recipe states wins.
+
+    Args:
+        process: of any shape; `check_process` judges it.
+        arguments: by operator.
+    """
+    if not isinstance(process, list):
+        return process
+    completed = []
+    for step in process:
+        if isinstance(step, dict) and len(step) == 1 and isinstance(next(iter(step.values())), dict | None):
+            [(name, given)] = step.items()
+            step = {name: arguments.get(name, {}) | (given or {})}
+        completed.append(step)
+    return completed
 
 
 def check_process(process: object) -> None:
@@ -44,27 +61,33 @@ def check_process(process: object) -> None:
     for number, step in enumerate(process, start=1):
         if not isinstance(step, dict) or len(step) != 1 or not isinstance(next(iter(step.values())), dict | None):
             raise InputError(f"recipe, step {number}: expected 'operator: {{argument: value}}', found {step!r}")
-        name = next(iter(step))
-        if name not in OPERATORS.modules:
-            nearest = difflib.get_close_matches(str(name), OPERATORS.modules, n=1, cutoff=0)[0]
-            raise InputError(f"recipe, step {number}: unknown operator {name!r}; the nearest known one is {nearest!r}")
+        name, arguments = next(iter(step.items()))
+        _check_operator(f"recipe, step {number}", name, arguments)
         if not issubclass(OPERATORS.modules[name], KEEP_OR_DROP):
             raise InputError(
                 f"recipe, step {number}: {name} merges or groups rows; this stage only keeps, drops or edits them: "
                 "use a filter, mapper, deduplicator or selector"
             )
-        try:
-            pre_instantiation_check([step])
-        except PipelineConfigError as error:
-            problems = "; ".join(str(problem) for problem in error.errors)
-            raise InputError(f"recipe, step {number}: {problems}; see Data-Juicer's page of the operator") from None
+        captioner = (arguments or {}).get("captioner")
+        if isinstance(captioner, dict) and len(captioner) == 1:
+            _check_operator(f"recipe, step {number}, captioner", *next(iter(captioner.items())))
 
 
-def build_operators(process: list[dict], image_root: Path, processes: int, working: Path) -> list[OP]:
+def _check_operator(where: str, name: str, arguments: dict | None) -> None:
+    if name not in OPERATORS.modules:
+        nearest = difflib.get_close_matches(str(name), OPERATORS.modules, n=1, cutoff=0)[0]
+        raise InputError(f"{where}: unknown operator {name!r}; the nearest known one is {nearest!r}")
+    try:
+        pre_instantiation_check([{name: arguments}])
+    except PipelineConfigError as error:
+        problems = "; ".join(str(problem) for problem in error.errors)
+        raise InputError(f"{where}: {problems}; see Data-Juicer's page of the operator") from None
+
+
+def build_operators(process: list[dict], processes: int, working: Path) -> list[OP]:
     """Data-Juicer's operators for a checked `process` list.
 
-    Each gets the run's settings where the recipe leaves them open, and each runs `processes`-fold, except those that
-    hold a GPU or cannot be forked, which run in this process.
+    Each runs `processes`-fold, except those that hold a GPU or cannot be forked, which run in this process.
 
     Raises:
         InputError: names the operator that cannot be built and why.
@@ -79,13 +102,12 @@ def build_operators(process: list[dict], image_root: Path, processes: int, worki
     operators = []
     for step in process:
         [(name, arguments)] = step.items()
-        arguments = dict(arguments or {})
-        if name == IMAGE_INTEGRITY_FILTER:
-            arguments.setdefault("image_root", str(image_root))
         try:
-            [operator] = load_ops(update_op_attr([{name: arguments}], settings))
+            [operator] = load_ops(update_op_attr([{name: dict(arguments or {})}], settings))
         except MissingPackage as error:
             raise missing_package(name, error) from None
+        except InputError:
+            raise
         except Exception as error:
             raise InputError(f"recipe: operator {name} cannot be built: {type(error).__name__}: {error}") from error
         if operator.use_cuda() or name in UNFORKABLE.modules or operator.num_proc == 1:

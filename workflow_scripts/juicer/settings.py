@@ -1,51 +1,134 @@
-"""The filter stage's resolved settings."""
+"""The resolved settings of the two stages that run a recipe, filter and synthesize."""
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from errors import InputError
 from files import read_yaml
 
-KEYS = ("image_root", "processes", "recipe")
+FILTER_KEYS = {"image_root", "processes", "recipe"}
+SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "clip", "captioner", "captions"}
+# `experiment` says whose model the rules hand over on the command line; the stage itself needs no name
+CAPTIONER_KEYS = {
+    "mgm": ({"num_beams", "batch_size", "max_new_tokens"}, {"experiment"}),
+    "blip2": ({"model", "batch_size"}, set()),
+}
 
 
 @dataclass(frozen=True)
-class FilterSettings:
+class StageSettings:
     """Which rows to look at and how."""
 
     image_root: Path  # absolute folder that the rows' image paths are relative to
     processes: int  # how many processes share an operator's rows
     process: list[dict]  # Data-Juicer's `process` list
+    arguments: dict[str, dict] = field(default_factory=dict)  # by operator: what it gets where the recipe is silent
 
 
-def read_settings(path: str | Path) -> FilterSettings:
-    """Read `{image_root, processes, recipe: {process}}`; `processes: null` means every core this process may use.
+@dataclass(frozen=True)
+class CaptionerModel:
+    """A trained MGM that writes captions."""
+
+    base: Path  # folder of the assembled model
+    stage: Path  # output folder of `pretrain` or `finetune`
+
+
+def read_filter_settings(path: str | Path) -> StageSettings:
+    """Read `{image_root, processes, recipe: {process}}`, and perhaps `clip`; `processes: null` means every core that
+    this process may use.
 
     Raises:
         InputError: names the file, the key and what belongs there.
     """
+    values = read_values(path, FILTER_KEYS, {"clip"})
+    return stage_settings(path, values, clip_arguments(values["clip"]) if "clip" in values else {})
+
+
+def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> StageSettings:
+    """Read filter's keys and `{seed, cpu_threads, clip, captioner: {name, …}, captions}`, and perhaps `writer`.
+
+    Args:
+        output_dir: names this run's file of captions where `writer` does not.
+        model: who writes captions, for the captioner `mgm`.
+
+    Raises:
+        InputError: names the file, the key and what belongs there.
+    """
+    values = read_values(path, SYNTHESIZE_KEYS, {"writer"})
+    recaption = {
+        "hf_clip": values["clip"],
+        "captioner": _captioner(path, values["captioner"], model),
+        "seed": values["seed"],
+        "captions_folder": values["captions"],
+        "writer": values.get("writer") or "-".join(output_dir.resolve().parts[-3:]),
+    }
+    arguments = clip_arguments(values["clip"]) | {"low_similarity_recaption_mapper": recaption}
+    return stage_settings(path, values, arguments)
+
+
+def read_values(path: str | Path, required: set[str], optional: set[str]) -> dict:
+    """The settings file as a mapping, its keys checked."""
     values = read_yaml(path)
     if not isinstance(values, dict) or not isinstance(values.get("recipe"), dict):
-        raise InputError(f"{path}: expected the keys {', '.join(KEYS)}, with a recipe that has a 'process' list")
-    _reject_unknown(path, values, KEYS, "")
-    _reject_unknown(path, values["recipe"], ("process",), "recipe.")
-    root = values.get("image_root")
+        keys = ", ".join(sorted(required))
+        raise InputError(f"{path}: expected the keys {keys}, with a recipe that has a 'process' list")
+    _check_keys(path, values, required, optional, "")
+    _check_keys(path, values["recipe"], set(), {"process"}, "recipe.")
+    return values
+
+
+def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -> StageSettings:
+    """What the stages and the analysis share."""
+    root, processes = values["image_root"], values["processes"]
     if not isinstance(root, str) or not Path(root).is_dir():
         raise InputError(f"{path}: 'image_root' must be the folder that image paths are relative to, found {root!r}")
-    processes = values.get("processes")
     if processes is None:
         processes = len(os.sched_getaffinity(0))
     if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
         raise InputError(
             f"{path}: 'processes' must be a whole number from 1, or null for every core; found {processes!r}"
         )
-    return FilterSettings(Path(root).resolve(), processes, values["recipe"].get("process"))
+    root = Path(root).resolve()
+    arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
+    return StageSettings(root, processes, values["recipe"].get("process"), arguments)
 
 
-def _reject_unknown(path: str | Path, values: dict, known: tuple[str, ...], prefix: str) -> None:
+def clip_arguments(clip: str) -> dict[str, dict]:
+    """The CLIP of similarity filters, where a recipe names none."""
+    filters = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
+    return {name: {"hf_clip": clip} for name in filters}
+
+
+def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -> dict:
+    """The operator that captions, as in a recipe."""
+    name = values.get("name") if isinstance(values, dict) else None
+    if name not in CAPTIONER_KEYS:
+        known = " or ".join(CAPTIONER_KEYS)
+        raise InputError(f"{path}: 'captioner.name' must be {known}, found {name!r}")
+    required, optional = CAPTIONER_KEYS[name]
+    _check_keys(path, values, required | {"name"}, optional, "captioner.")
+    if name == "blip2":
+        arguments = {"hf_img2seq": values["model"], "keep_original_sample": False}
+        sizes = {"gpu_batch_size": values["batch_size"], "batch_size": values["batch_size"]}
+        return {"image_captioning_mapper": arguments | sizes}
+    if model is None:
+        raise InputError(
+            f"{path}: the captioner mgm is a model that this workflow has trained; name its folders with "
+            "--captioner-model (assembled) and --captioner-stage (pretrain's output)"
+        )
+    for folder, file in ((model.base, "config.json"), (model.stage, "projector.safetensors")):
+        if not (folder / file).is_file():
+            raise InputError(f"{folder} has no {file}, so it is no folder of a captioner; run its rules first")
+    arguments = {key: values[key] for key in ("num_beams", "batch_size", "max_new_tokens")}
+    return {"mgm_captioning_mapper": {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
+
+
+def _check_keys(path: str | Path, values: dict, required: set[str], optional: set[str], prefix: str) -> None:
     for key in values:
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0)[0]
+        if key not in required | optional:
+            nearest = difflib.get_close_matches(str(key), sorted(required | optional), n=1, cutoff=0)[0]
             raise InputError(f"{path}: unknown key '{prefix}{key}'; the nearest known one is '{prefix}{nearest}'")
+    if missing := sorted(required - set(values)):
+        raise InputError(f"{path}: the key '{prefix}{missing[0]}' is missing")

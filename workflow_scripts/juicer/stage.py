@@ -1,4 +1,4 @@
-"""The filter stage: a dataset and a recipe in; kept rows, their stats, a trace and a summary that adds up out."""
+"""A recipe's stage: a dataset in; kept rows, their stats, a trace and a summary that adds up out."""
 
 import json
 import os
@@ -13,34 +13,39 @@ from pathlib import Path
 import datasets
 from loguru import logger
 
-from errors import InputError
 from files import sha256_of, write_json, write_jsonl
 from formats.images import BadImage
 from juicer import library
 from juicer.dataset import output_rows, read_dataset, stats_rows
-from juicer.recipe import build_operators, check_process
-from juicer.settings import FilterSettings
+from juicer.nothing_left import nothing_left
+from juicer.recipe import build_operators, check_process, complete
+from juicer.settings import StageSettings
 from juicer.steps import Step, run_step
 
-KEPT, STATS, TRACE, SUMMARY = "filtered.jsonl", "stats.jsonl", "dropped.jsonl", "summary.json"
+FILTERED, SYNTHESIZED = "filtered.jsonl", "synthesized.jsonl"
+STATS, TRACE, SUMMARY = "stats.jsonl", "dropped.jsonl", "summary.json"
 WORKING = ".data_juicer-"
 
 
-def filter_dataset(settings: FilterSettings, data: Path, output_dir: Path) -> dict:
+def run_recipe(settings: StageSettings, data: Path, output_dir: Path, rows_file: str) -> dict:
     """Run the recipe on `data` and write the four outputs into `output_dir`; return the summary.
 
     Everything else that Data-Juicer writes goes to a folder inside `output_dir` that is removed at the end. It is new
     in every run, so that nothing cached by an earlier run is ever read.
 
+    Args:
+        rows_file: name of the output that holds the kept rows.
+
     Raises:
         InputError: a bad row, a bad recipe, an operator that fails, or no row left. No output is then left behind.
     """
-    check_process(settings.process)
-    for name in (KEPT, STATS, TRACE, SUMMARY):
+    process = complete(settings.process, settings.arguments)
+    check_process(process)
+    for name in (rows_file, STATS, TRACE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
-    with _working_folder(output_dir) as working:
+    with working_folder(output_dir) as working:
         dataset = read_dataset(data, settings.image_root, working)
-        operators = build_operators(settings.process, settings.image_root, settings.processes, working)
+        operators = build_operators(process, settings.processes, working)
         rows_in = len(dataset)
         steps = []
         with open(working / TRACE, "w", encoding="utf-8") as trace:
@@ -54,8 +59,9 @@ def filter_dataset(settings: FilterSettings, data: Path, output_dir: Path) -> di
                     f"{step.dropped} dropped, {step.changed} changed, {step.seconds:.1f} s"
                 )
                 if step.rows_out == 0:
-                    raise _nothing_left(rows_in, steps)
-        kept = write_jsonl(output_dir / KEPT, output_rows(dataset, settings.image_root))
+                    trace.flush()
+                    raise nothing_left(rows_in, steps, operators, working / TRACE)
+        kept = write_jsonl(output_dir / rows_file, output_rows(dataset, settings.image_root))
         write_jsonl(output_dir / STATS, stats_rows(dataset))
         os.replace(working / TRACE, output_dir / TRACE)
         summary = _summary(data, rows_in, kept, steps, _count_events(output_dir / TRACE))
@@ -73,7 +79,7 @@ def configure_log() -> None:
 
 
 @contextmanager
-def _working_folder(output_dir: Path) -> Iterator[Path]:
+def working_folder(output_dir: Path) -> Iterator[Path]:
     """A new folder inside `output_dir`; those that killed runs have left are removed first."""
     output_dir = output_dir.resolve()
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -98,6 +104,8 @@ def _summarize(step: Step) -> dict:
     }
     if step.broken_images:
         summary["broken_images"] = dict(step.broken_images)
+    if step.recaption:
+        summary["recaption"] = step.recaption
     return summary
 
 
@@ -118,7 +126,7 @@ def _summary(data: Path, rows_in: int, kept: int, steps: list[dict], events: Cou
         expected = step["rows_out"]
         broken.update(step.get("broken_images", {}))
     if kept != expected:
-        raise RuntimeError(f"{KEPT} has {kept} rows, the operators left {expected}")
+        raise RuntimeError(f"{kept} rows were written, the operators left {expected}")
     return {
         "rows_in": rows_in,
         "rows_kept": kept,
@@ -129,11 +137,3 @@ def _summary(data: Path, rows_in: int, kept: int, steps: list[dict], events: Cou
         "data_juicer": library.__version__,
         "input": {"path": str(data), "sha256": sha256_of(data)},
     }
-
-
-def _nothing_left(rows_in: int, steps: list[dict]) -> InputError:
-    worst = max(steps, key=lambda step: step["dropped"])
-    return InputError(
-        f"the recipe kept none of {rows_in} rows; {worst['operator']} (step {worst['step']}) dropped most, "
-        f"{worst['dropped']} of {worst['rows_in']}: widen its limits in the recipe, or mend the data it is right about"
-    )

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from errors import InputError
-from juicer.dataset import iterate
+from juicer.dataset import iterate, recaption_of
 from juicer.library import OP, Deduplicator, Fields, Filter, Mapper, MissingPackage, NestedDataset, setup_mp
 from juicer.operators.image_integrity_filter import STAT as IMAGE_INTEGRITY
 from juicer.operators.image_integrity_filter import ImageIntegrityFilter
+from juicer.operators.recaptioning import LowSimilarityRecaptionMapper
 from juicer.recipe import missing_package
 
 
@@ -25,6 +26,7 @@ class Step:
     seconds: float = 0.0
     trace: list[dict] = field(default_factory=list)
     broken_images: Counter = field(default_factory=Counter)
+    recaption: dict = field(default_factory=dict)
 
     @property
     def dropped(self) -> int:
@@ -47,6 +49,8 @@ def run_step(number: int, operator: OP, dataset: NestedDataset) -> tuple[NestedD
         scored, kept = _apply(operator, dataset)
     except MissingPackage as error:
         raise missing_package(name, error) from None
+    except ModuleNotFoundError as error:
+        raise missing_package(name, MissingPackage(error.name)) from None
     except InputError:
         raise
     except Exception as error:
@@ -56,13 +60,14 @@ def run_step(number: int, operator: OP, dataset: NestedDataset) -> tuple[NestedD
         ) from error
     step = Step(number, name, rows_in=len(dataset), rows_out=len(kept))
     left = _ids_left(name, scored, kept)
-    for identifier, stats in iterate(scored, "id", Fields.stats):
+    for identifier, stats, meta in iterate(scored, "id", Fields.stats, Fields.meta):
         if identifier not in left:
-            step.trace.append(
-                {"id": identifier, "event": "dropped", "step": number, "operator": name, "stats": stats or {}}
-            )
+            row = {"id": identifier, "event": "dropped", "step": number, "operator": name, "stats": stats or {}}
+            step.trace.append(row | recaption_of(meta))
     if isinstance(operator, ImageIntegrityFilter):
         step.broken_images.update(row["stats"][IMAGE_INTEGRITY] for row in step.trace)
+    if isinstance(operator, LowSimilarityRecaptionMapper):
+        step.recaption = operator.report
     if isinstance(operator, Mapper):
         step.trace += [row | {"step": number, "operator": name} for row in _changes(dataset, kept)]
     step.seconds = perf_counter() - started
@@ -105,7 +110,7 @@ def _name_failing_row(operator: OP) -> None:
     def on_batch(samples: dict, *args, **kwargs) -> dict:
         try:
             return method(samples, *args, **kwargs)
-        except InputError:
+        except (InputError, ModuleNotFoundError):
             raise
         except Exception as error:
             place = _failing_row(lambda row: method(row, *args, **kwargs), samples)

@@ -7,7 +7,16 @@ They work in a plain Data-Juicer run too (which needs Ray installed), with the w
 """
 
 from .batched_image_text_similarity_filter import BatchedImageTextSimilarityFilter
+from .caption_log_likelihood_filter import CaptionLogLikelihoodFilter
 from .image_integrity_filter import ImageIntegrityFilter
 from .image_text_deduplicator import ImageTextDeduplicator
+from .recaptioning import LowSimilarityRecaptionMapper, MGMCaptioningMapper
 
-__all__ = ["BatchedImageTextSimilarityFilter", "ImageIntegrityFilter", "ImageTextDeduplicator"]
+__all__ = [
+    "BatchedImageTextSimilarityFilter",
+    "CaptionLogLikelihoodFilter",
+    "ImageIntegrityFilter",
+    "ImageTextDeduplicator",
+    "LowSimilarityRecaptionMapper",
+    "MGMCaptioningMapper",
+]

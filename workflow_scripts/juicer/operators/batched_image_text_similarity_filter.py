@@ -5,6 +5,8 @@ Same arguments, same stat, same values (within 1e-3); the recipe needs only anot
     process:
       - batched_image_text_similarity_filter: {hf_clip: openai/clip-vit-base-patch32, min_score: 0.28}
 
+Instead of `min_score`, `keep_fraction` says what share of the rows, most similar first, sets the limit.
+
 It differs from Data-Juicer's own in that
 - weights are read from safetensors and computed in float32, whatever the checkpoint's type; remote code is never run;
 - it takes models of the type `clip` only;
@@ -23,6 +25,8 @@ from data_juicer.utils.constant import Fields, StatsKeys
 from data_juicer.utils.mm_utils import SpecialTokens, load_image, load_mm_bytes_from_sample, remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 from PIL import Image, ImageOps
+
+from .similarity_limit import ORIGINAL, check_fraction, limit_of_fraction
 
 NAME = "batched_image_text_similarity_filter"
 REDUCE = {"avg": np.mean, "max": np.max, "min": np.min}
@@ -65,6 +69,7 @@ class BatchedImageTextSimilarityFilter(Filter):
         vertical_flip: bool = False,
         any_or_all: str = "any",
         reduce_mode: str = "avg",
+        keep_fraction: float | None = None,
         batch_size: int = 128,
         *args,
         **kwargs,
@@ -79,6 +84,8 @@ class BatchedImageTextSimilarityFilter(Filter):
         :param vertical_flip: mirror images top to bottom before scoring.
         :param any_or_all: keep a row if 'any' or only if 'all' of its chunks lie in the range.
         :param reduce_mode: 'avg', 'max' or 'min' of the scores of a chunk with several images.
+        :param keep_fraction: instead of `min_score`: the limit is what this share of the rows, most similar first,
+            reaches with the captions they came with. Captions that were written anew must reach it too.
         :param batch_size: rows scored together. Memory grows with it, scores do not depend on it.
         """
         kwargs["memory"] = kwargs.get("memory") or "1500MB"  # as the original: limits processes in a plain run
@@ -87,6 +94,9 @@ class BatchedImageTextSimilarityFilter(Filter):
             raise ValueError(f"reduce_mode must be one of {', '.join(REDUCE)}; found {reduce_mode!r}")
         if any_or_all not in COMBINE:
             raise ValueError(f"any_or_all must be one of {', '.join(COMBINE)}; found {any_or_all!r}")
+        if keep_fraction is not None:
+            check_fraction(keep_fraction)
+        self.keep_fraction = keep_fraction
         self.hf_clip = hf_clip  # part of the operator's fingerprint, which leaves out `model_key`
         self.min_score = min_score
         self.max_score = max_score
@@ -117,6 +127,19 @@ class BatchedImageTextSimilarityFilter(Filter):
         for row, values in scores.items():
             samples[Fields.stats][row][StatsKeys.image_text_similarity] = np.array(values, dtype=np.float64)
         return samples
+
+    def run(self, dataset, *, exporter=None, tracer=None, reduce: bool = True):
+        """As `Filter.run`, with the limit found between scoring and dropping where `keep_fraction` asks for it."""
+        if self.keep_fraction is None:
+            return super().run(dataset, exporter=exporter, tracer=tracer, reduce=reduce)
+        scored = super().run(dataset, exporter=exporter, tracer=tracer, reduce=False)
+        scores = [
+            score
+            for stats in scored[Fields.stats]
+            for score in stats.get(ORIGINAL) or stats[StatsKeys.image_text_similarity]
+        ]
+        self.min_score = limit_of_fraction(scores, self.keep_fraction)
+        return super().run(scored, exporter=exporter, tracer=tracer) if reduce else scored
 
     def process_single(self, sample: dict) -> bool:
         scores = sample[Fields.stats][StatsKeys.image_text_similarity]

@@ -3,18 +3,28 @@
 Imports torch and transformers; an operator imports it when it first needs the model.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import torch
 from data_juicer.utils.model_utils import check_model_home
 from PIL import Image
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
 from errors import InputError
 
 RGB_LEVELS = 256
+# each part of a model's folder: the files of which it needs all, the usual ones first
+PARTS = {
+    "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
+    "config": (("config.json",),),
+    "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt")),
+    "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
+}
 SIMILAR_LENGTH = 1.25  # the longest text of a forward pass over its shortest
 
 
@@ -28,13 +38,20 @@ class ClipSimilarity:
             InputError: it cannot be loaded as a CLIP model.
         """
         clip = check_model_home(clip)
+        missing = missing_parts(Path(clip)) if os.path.isdir(clip) else []
         try:
-            architecture = AutoConfig.from_pretrained(clip, trust_remote_code=False).model_type
-            if architecture != "clip":
-                raise ValueError(f"it is a model of type {architecture!r}")
+            if "config" not in missing:
+                architecture = AutoConfig.from_pretrained(clip, trust_remote_code=False).model_type
+                if architecture != "clip":
+                    raise ValueError(f"it is a model of type {architecture!r}")
+            if missing:
+                raise InputError(
+                    f"CLIP folder {clip} has no {' and no '.join(map(_with_file, missing))}; "
+                    "save the whole model and its processor there, with save_pretrained"
+                )
             processor = AutoProcessor.from_pretrained(clip, trust_remote_code=False)
             model = CLIPModel.from_pretrained(clip, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             first_line = str(error).strip().splitlines()[0]
             raise InputError(
                 f"hf_clip {clip!r} is no folder and no hub id of a CLIP model with safetensors weights ({first_line}); "
@@ -126,6 +143,19 @@ class PixelBatches:
         crop_height, crop_width = self.crop
         top, left = (height - crop_height) // 2, (width - crop_width) // 2
         return resized[top : top + crop_height, left : left + crop_width]
+
+
+def missing_parts(folder: Path) -> list[str]:
+    """Which parts of a CLIP (keys of `PARTS`) a `save_pretrained` folder lacks."""
+    return [
+        part
+        for part, alternatives in PARTS.items()
+        if not any(all((folder / name).is_file() for name in names) for names in alternatives)
+    ]
+
+
+def _with_file(part: str) -> str:
+    return f"{part} ({' and '.join(PARTS[part][0])})"
 
 
 def _is_usual(processor) -> bool:

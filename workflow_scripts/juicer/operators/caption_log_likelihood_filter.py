@@ -1,0 +1,43 @@
+"""Drops captions that their captioner itself found unlikely.
+
+    process:
+      - caption_log_likelihood_filter: {min_log_likelihood: -3.0}
+
+Reads the stat that `low_similarity_recaption_mapper` leaves; captions that no captioner has written pass.
+"""
+
+import numpy as np
+from data_juicer.ops.base_op import OPERATORS, Filter
+from data_juicer.utils.constant import Fields
+
+NAME = "caption_log_likelihood_filter"
+STAT = "caption_log_likelihood"
+
+
+@OPERATORS.register_module(NAME)
+class CaptionLogLikelihoodFilter(Filter):
+    """Keeps rows whose caption has at least a log-likelihood, and rows without one.
+
+    The stat `caption_log_likelihood` holds one number in nats, of the whole caption; or none, where the caption is not
+    a captioner's or its captioner tells none.
+    """
+
+    _batched_op = True
+
+    def __init__(self, min_log_likelihood: float = -3.0, *args, **kwargs):
+        """
+        Initialization method.
+
+        :param min_log_likelihood: lowest log-likelihood to keep, in nats.
+        """
+        super().__init__(*args, **kwargs)
+        self.min_log_likelihood = min_log_likelihood
+
+    def compute_stats_batched(self, samples: dict) -> dict:
+        for stats in samples[Fields.stats]:
+            known = stats.get(STAT)
+            stats[STAT] = np.array([] if known is None else known, dtype=np.float64)
+        return samples
+
+    def process_single(self, sample: dict) -> bool:
+        return all(value >= self.min_log_likelihood for value in sample[Fields.stats][STAT])

@@ -1,0 +1,117 @@
+"""Any Data-Juicer operator that captions images, as a function from images to captions.
+
+The operator is handed full batches only, always of the same size (the last image is repeated), because matrix products
+of another shape round differently; where it draws at random, the random numbers follow from the seed and the images.
+"""
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from data_juicer.ops import load_ops
+from data_juicer.utils.constant import Fields
+from data_juicer.utils.mm_utils import SpecialTokens
+
+from errors import InputError
+
+CANDIDATES = "caption_candidates"
+LOG_LIKELIHOODS = "caption_log_likelihoods"
+WEIGHTS_AND_CONFIG = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
+
+
+@dataclass(frozen=True)
+class Captions:
+    """What a captioner said about one image, its own favourite first; None where it tells no log-likelihoods."""
+
+    candidates: list[str]
+    log_likelihoods: list[float] | None
+
+
+class Captioner:
+    """A captioning operator of Data-Juicer's registry.
+
+    Args:
+        spec: {operator: {argument: value}}, as in a recipe.
+        seed: of an operator that draws at random.
+    """
+
+    def __init__(self, spec: dict, seed: int):
+        [(self.name, arguments)] = spec.items()
+        self.arguments = dict(arguments or {})
+        self.seed = seed
+        [self.operator] = load_ops([{self.name: dict(self.arguments)}])
+        self.batch_size = self.operator.batch_size
+        self.draws_at_random = getattr(self.operator, "draws_at_random", True)
+
+    def __call__(self, images: Sequence[str], hashes: Sequence[str]) -> list[Captions]:
+        """Captions of up to `batch_size` image files, whose SHA-256 hashes are given too."""
+        padded = [*images, *[images[-1]] * (self.batch_size - len(images))]
+        samples = {
+            self.operator.text_key: [text_with("")] * len(padded),
+            self.operator.image_key: [[image] for image in padded],
+            Fields.meta: [{} for _ in padded],
+        }
+        if self.draws_at_random:
+            _seed_everything(f"{self.seed}:{','.join(hashes)}")
+        captioned = self.operator.process(samples)
+        texts, metas = captioned[self.operator.text_key], captioned[Fields.meta]
+        if len(texts) != len(padded):
+            raise InputError(
+                f"captioner {self.name} made {len(texts)} rows out of {len(padded)}; it must give one for each image "
+                "(image_captioning_mapper does with keep_original_sample: false)"
+            )
+        return [_captions(text, meta) for text, meta in zip(texts, metas, strict=True)][: len(images)]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over everything that captions depend on, wherever the model's folder lies."""
+        arguments, files = {}, []
+        for key, value in sorted(self.arguments.items()):
+            if isinstance(value, str) and os.path.isdir(value):
+                files += weight_files(Path(value))
+            else:
+                arguments[key] = value
+        if hasattr(self.operator, "model_files"):
+            files = self.operator.model_files()
+        digest = hashlib.sha256()
+        seed = self.seed if self.draws_at_random else None
+        digest.update(json.dumps([self.name, arguments, self.batch_size, seed], sort_keys=True).encode())
+        for file in files:
+            digest.update(file.name.encode() + sha256_of_file(file).encode())
+        return digest.hexdigest()
+
+
+def text_with(caption: str) -> str:
+    """Data-Juicer's text for one image with this caption."""
+    return f"{SpecialTokens.image}\n{caption} {SpecialTokens.eoc}"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """A model folder's weights and configuration, sorted; none if there is no such folder."""
+    return sorted(path for path in folder.glob("*") if path.suffix in WEIGHTS_AND_CONFIG)
+
+
+def sha256_of_file(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _captions(text: str, meta: dict) -> Captions:
+    if CANDIDATES in meta:
+        return Captions(meta[CANDIDATES].tolist(), meta[LOG_LIKELIHOODS].tolist())
+    # cut off at the ends only: a special token within the caption must stay visible
+    caption = text.strip().removeprefix(SpecialTokens.image).removesuffix(SpecialTokens.eoc).strip()
+    return Captions([caption], None)
+
+
+def _seed_everything(key: str) -> None:
+    import torch  # a captioner that draws at random is a model
+
+    value = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)

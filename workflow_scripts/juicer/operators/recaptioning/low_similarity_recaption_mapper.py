@@ -1,0 +1,281 @@
+"""Writes captions anew where CLIP says that they do not fit their image.
+
+    process:
+      - low_similarity_recaption_mapper:
+          hf_clip: openai/clip-vit-base-patch32
+          keep_fraction: 0.5
+          captioner: {image_captioning_mapper: {hf_img2seq: Salesforce/blip2-opt-2.7b, keep_original_sample: false}}
+      - batched_image_text_similarity_filter: {keep_fraction: 0.5}
+
+Rows below the limit get the caption that the two models together find most likely; whether it is good enough is left to
+filters further down, which see the new caption's similarity and log-likelihood as stats. Rows above are not touched.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from data_juicer.ops import load_ops
+from data_juicer.ops.base_op import OPERATORS, UNFORKABLE, Mapper
+from data_juicer.utils.constant import Fields, StatsKeys
+from data_juicer.utils.mm_utils import remove_special_tokens
+from datasets import Features, Value
+from datasets.fingerprint import generate_random_fingerprint
+from loguru import logger
+
+from errors import InputError
+
+from ..batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
+from ..caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
+from ..similarity_limit import ORIGINAL, check_fraction, limit_of_fraction
+from .caption_store import CaptionStore
+from .captioner import Captioner, Captions, sha256_of_file, text_with
+from .progress import Progress
+from .usable import problem_of
+
+NAME = "low_similarity_recaption_mapper"
+RECORD = "recaption"
+LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
+TOO_MANY_UNUSABLE = 0.1
+
+
+@dataclass(frozen=True)
+class Recaption:
+    """What became of a row below the limit. Without a usable caption, `problem` says why, and the row is as it was."""
+
+    original: str
+    original_similarity: float
+    caption: str | None = None
+    similarity: float | None = None
+    log_likelihood: float | None = None  # nats; None if the captioner tells none
+    problem: str | None = None
+
+
+RECORD_FEATURES = {
+    RECORD: {
+        "original": Value("string"),
+        "original_similarity": Value("float64"),
+        "caption": Value("string"),
+        "similarity": Value("float64"),
+        "log_likelihood": Value("float64"),
+        "problem": Value("string"),
+    }
+}
+
+
+@OPERATORS.register_module(NAME)
+@UNFORKABLE.register_module(NAME)
+class LowSimilarityRecaptionMapper(Mapper):
+    """Recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
+
+    Of a captioner's usable candidates the one with the highest `log-likelihood + CLIP's logit` is taken: the most
+    likely one under the product of both models' opinions; where the captioner tells no log-likelihoods, the most
+    similar one.
+
+    Stats: `image_text_similarity` of the text that the row now has, `original_image_text_similarity` of the text it
+    came with, and `caption_log_likelihood`, which is empty where the caption is not the captioner's. Meta: `recaption`,
+    the record of what was replaced, for rows below the limit.
+    """
+
+    _accelerator = "cuda"
+    _batched_op = True
+
+    def __init__(
+        self,
+        hf_clip: str = "openai/clip-vit-base-patch32",
+        min_similarity: float | None = None,
+        keep_fraction: float | None = None,
+        captioner: dict | None = None,
+        max_caption_length: int = 500,
+        seed: int = 0,
+        captions_folder: str | None = None,
+        writer: str = "captions",
+        batch_size: int = 128,
+        *args,
+        **kwargs,
+    ):
+        """
+        Initialization method.
+
+        :param hf_clip: folder or hub id of a CLIP with safetensors weights.
+        :param min_similarity: rows below it are recaptioned.
+        :param keep_fraction: instead of `min_similarity`: the share of rows, most similar first, that keep their
+            caption (ties with the last of them too).
+        :param captioner: the operator that captions, as in a recipe: {operator: {argument: value}}.
+        :param max_caption_length: captions with more characters are not used.
+        :param seed: of a captioner that draws at random.
+        :param captions_folder: where captions are kept for other runs; None: nowhere.
+        :param writer: name of this run's file in that folder; no other run that is going on may have it.
+        :param batch_size: rows scored together; the captioner has a batch size of its own.
+        """
+        super().__init__(*args, batch_size=batch_size, **kwargs)
+        if (min_similarity is None) == (keep_fraction is None):
+            raise ValueError("exactly one of min_similarity and keep_fraction must be given")
+        if keep_fraction is not None:
+            check_fraction(keep_fraction)
+        if not isinstance(captioner, dict) or len(captioner) != 1:
+            raise ValueError(f"captioner must be one operator, {{name: {{argument: value}}}}; found {captioner!r}")
+        self.min_similarity = min_similarity
+        self.keep_fraction = keep_fraction
+        self.max_caption_length = max_caption_length
+        self.captions_folder = captions_folder
+        self.writer = writer
+        self.captioner = Captioner(captioner, seed)
+        settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
+        [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
+        self.report: dict = {}
+
+    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Score a batch. Which rows are recaptioned can depend on all of them, so `run` does the rest."""
+        if Fields.stats not in samples:
+            samples[Fields.stats] = [{} for _ in samples[self.text_key]]
+        return self.similarity.compute_stats(samples, rank=rank)
+
+    def run(self, dataset, *, exporter=None, tracer=None):
+        """Score, caption and choose; `report` then holds the counts.
+
+        Raises:
+            InputError: no caption of any row can be used.
+        """
+        scored = super().run(dataset, exporter=exporter, tracer=tracer)
+        scores = [
+            _only(stats[StatsKeys.image_text_similarity]) if images and len(images) == 1 else None
+            for stats, images in zip(scored[Fields.stats], scored[self.image_key], strict=True)
+        ]
+        limit = self._limit(scores)
+        low = [row for row, score in enumerate(scores) if score is not None and score < limit]
+        below = scored.select(low)
+        texts, images = list(below[self.text_key]), [paths[0] for paths in below[self.image_key]]
+        captions, captioned = self._caption(images)
+        originals = [(remove_special_tokens(text), scores[row]) for text, row in zip(texts, low, strict=True)]
+        records = self._choose(originals, images, captions)
+        unusable = Counter(record.problem for record in records if record.problem)
+        self.report = {
+            "below": len(low),
+            "captioned": captioned,
+            "cached": len(low) - captioned,
+            "unusable": dict(sorted(unusable.items())),
+            "min_similarity": limit,
+        }
+        self._judge_captioner(captions, unusable.total())
+        return self._replace(scored, dict(zip(low, records, strict=True)))
+
+    def _limit(self, scores: list[float | None]) -> float:
+        if self.min_similarity is not None:
+            return self.min_similarity
+        return limit_of_fraction([score for score in scores if score is not None], self.keep_fraction)
+
+    def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
+        """Each image's captions, and for how many of the images they were not known before."""
+        hashes = [sha256_of_file(image) for image in images]
+        folder = Path(self.captions_folder) if self.captions_folder else None
+        store = CaptionStore(folder, self.captioner.fingerprint() if folder else "", self.writer)
+        waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in store.known}
+        new = sum(hashed in waiting for hashed in hashes)
+        progress = Progress(f"captions by {self.captioner.name}", len(waiting))
+        names, size = list(waiting), self.captioner.batch_size
+        for start in range(0, len(names), size):
+            batch = names[start : start + size]
+            found = self.captioner([waiting[name] for name in batch], batch)
+            store.add(dict(zip(batch, found, strict=True)))
+            progress.add(len(batch))
+        store.close()
+        return [store.known[hashed] for hashed in hashes], new
+
+    def _choose(
+        self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
+    ) -> list[Recaption]:
+        """For each row (its caption and similarity, its image) the record of the best usable caption."""
+        problems = [[problem_of(text, self.max_caption_length) for text in found.candidates] for found in captions]
+        pairs = [
+            (text, image)
+            for found, bad, image in zip(captions, problems, images, strict=True)
+            for text, problem in zip(found.candidates, bad, strict=True)
+            if not problem
+        ]
+        similarities = iter(self._similarities(pairs))
+        records = []
+        for (original, score), found, bad in zip(originals, captions, problems, strict=True):
+            usable = [place for place, problem in enumerate(bad) if not problem]
+            if not usable:
+                records.append(Recaption(original, score, problem=bad[0]))
+                continue
+            values = {place: next(similarities) for place in usable}
+            likelihoods = found.log_likelihoods or [0.0] * len(bad)
+            best = max(usable, key=lambda place: LOGIT * values[place] + likelihoods[place])
+            likelihood = found.log_likelihoods and found.log_likelihoods[best]
+            records.append(Recaption(original, score, found.candidates[best], values[best], likelihood))
+        return records
+
+    def _similarities(self, pairs: list[tuple[str, str]]) -> list[float]:
+        """CLIP's similarity of each (caption, image), as Data-Juicer's filter defines it."""
+        similarities = []
+        size = 4 * self.batch_size  # an image comes with several captions, and is encoded once
+        for start in range(0, len(pairs), size):
+            texts, images = zip(*pairs[start : start + size], strict=True)
+            samples = {
+                self.text_key: [text_with(text) for text in texts],
+                self.image_key: [[image] for image in images],
+                Fields.stats: [{} for _ in texts],
+            }
+            scored = self.similarity.compute_stats(samples)[Fields.stats]
+            similarities += [_only(stats[StatsKeys.image_text_similarity]) for stats in scored]
+        return similarities
+
+    def _judge_captioner(self, captions: list[Captions], unusable: int) -> None:
+        if not unusable:
+            return
+        example = next(
+            text for found in captions for text in found.candidates if problem_of(text, self.max_caption_length)
+        )
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.report["unusable"].items())
+        found = (
+            f"captioner {self.captioner.name}: {unusable} of {len(captions)} images got no caption that can be used "
+            f"({reasons}), such as {example[:60]!r}"
+        )
+        if unusable == len(captions):
+            raise InputError(
+                f"{found}; check that the captioner is trained and fits its processor, or name another one in the "
+                f"recipe (captions may have {self.max_caption_length} characters: max_caption_length)"
+            )
+        if unusable > TOO_MANY_UNUSABLE * len(captions):
+            logger.warning(found)
+
+    def _replace(self, dataset, records: dict[int, Recaption]):
+        """The dataset with the records' captions and stats; `records` by row."""
+
+        def replace(samples: dict, rows: list[int]) -> dict:
+            metas = samples.get(Fields.meta) or [{} for _ in rows]
+            for place, row in enumerate(rows):
+                record, stats = records.get(row), samples[Fields.stats][place]
+                stats[LOG_LIKELIHOOD] = []
+                stats[ORIGINAL] = list(stats[StatsKeys.image_text_similarity])
+                if record and record.caption is not None:
+                    samples[self.text_key][place] = text_with(record.caption)
+                    stats[StatsKeys.image_text_similarity] = [record.similarity]
+                    if record.log_likelihood is not None:
+                        stats[LOG_LIKELIHOOD] = [record.log_likelihood]
+                metas[place] = dict(metas[place] or {}) | {RECORD: asdict(record) if record else None}
+            samples[Fields.meta] = metas
+            return samples
+
+        # stated, because a batch may hold nothing that a column's type could be seen from
+        features = dict(dataset.features)
+        lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL)}
+        for column, more in ((Fields.stats, lists), (Fields.meta, RECORD_FEATURES)):
+            known = features.get(column, {})
+            if isinstance(known, dict):  # not JSON, which Data-Juicer's own columns are, and which takes any key
+                features[column] = known | more
+        return dataset.map(
+            replace,
+            batched=True,
+            with_indices=True,
+            features=Features(features),
+            new_fingerprint=generate_random_fingerprint(),  # instead of hashing all records
+            desc=f"{NAME}_replace",
+        )
+
+
+def _only(scores: list[float]) -> float | None:
+    """The score of a text with one chunk that has images; None for other texts."""
+    return float(scores[0]) if len(scores) == 1 else None

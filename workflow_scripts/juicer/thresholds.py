@@ -1,0 +1,162 @@
+"""Thresholds that a distribution itself suggests: where a tail is cut off from the rest, or where two humps meet."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+LARGEST_TAIL = 0.05  # of the rows; what holds more is no tail
+SMALLEST_TAIL = 0.001  # of the rows, and at least FEWEST_ROWS; less may be chance
+FEWEST_ROWS = 10
+ROWS_IN_GAP = 0.05  # of the tail's rows
+GAP = 0.5  # of the interquartile range
+# where the middle half of the rows has one value, so that its range is no measure:
+GAP_FACTOR = 1.5
+GAP_SHARE = 0.2
+
+BINS = 1000
+ITERATIONS = 500
+EVIDENCE = 10.0  # BIC of one normal − BIC of two: "very strong" (Kass & Raftery 1995)
+DEEPEST = 0.5  # density in the valley, of that of the lower hump
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Rows at one end of a distribution, with a gap between them and the rest."""
+
+    rows: int
+    outermost: float
+    innermost: float  # the tail's last value before the gap
+    rest: float  # the first value after the gap
+
+    @property
+    def upper(self) -> bool:
+        return self.innermost > self.rest
+
+
+def is_logarithmic(values: np.ndarray) -> bool:
+    """Whether values are sizes or counts, of which ratios matter; not shares, and not scores that can be negative."""
+    return bool(values.min() >= 0 and values.max() > 1)
+
+
+def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
+    """The tail at the lower or upper end, if it is cut off: 0.1 to 5 % of the rows, and a gap as wide as half the
+    interquartile range (of logarithms, for sizes and counts) that is as good as empty. None where there is no such gap.
+
+    Of several gaps the widest counts; where stray rows lie in it, its widest empty part.
+
+    Args:
+        values: (N,) finite.
+    """
+    sign = -1 if upper else 1
+    ordered = np.sort(sign * values)
+    starts, ends = _places(ordered, sign)
+    low, high = np.quantile((starts + ends) / 2, [0.25, 0.75])
+    wide = GAP * (high - low) if high > low else math.log(GAP_FACTOR) if is_logarithmic(values) else GAP_SHARE
+    least, most = max(FEWEST_ROWS, math.ceil(SMALLEST_TAIL * len(values))), math.floor(LARGEST_TAIL * len(values))
+    rows = np.arange(least, most + 1)
+    if not len(rows):
+        return None
+    strays = (ROWS_IN_GAP * rows).astype(int)
+    gaps = starts[rows + strays] - ends[rows - 1]
+    widest = int(gaps.argmax())
+    if gaps[widest] < wide:
+        return None
+    first, last = rows[widest], rows[widest] + strays[widest]
+    tail = int(first + (starts[first : last + 1] - ends[first - 1 : last]).argmax())
+    if tail > most:
+        return None
+    return Tail(tail, *(float(sign * ordered[place]) for place in (0, tail - 1, tail)))
+
+
+def _places(ordered: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each value starts and ends: whole numbers are as wide as the step between them, so that it is no gap."""
+    half = 0.5 if np.all(ordered == np.round(ordered)) else 0.0
+    starts, ends = ordered - half, ordered + half
+    if not is_logarithmic(sign * ordered):
+        return starts, ends
+    above_zero = sign * ordered[sign * ordered > 0]
+    lowest = above_zero.min() / 2  # stands for zero, which has no logarithm
+    return sign * np.log(np.maximum(sign * starts, lowest)), sign * np.log(np.maximum(sign * ends, lowest))
+
+
+def between(tail: Tail, whole: bool) -> float:
+    """A limit in the tail's gap, with as few digits as will do, near the middle (of logarithms, for values above 0).
+
+    Args:
+        whole: whether the values are whole numbers; the limit then is one as well.
+    """
+    a, b = tail.innermost, tail.rest
+    middle = math.copysign(math.sqrt(a * b), a) if a * b > 0 else (a + b) / 2
+    for digits in range(1, 12):
+        limit = float(f"{middle:.{digits}g}")
+        drops_the_tail = (tail.rest <= limit < a) if tail.upper else (a < limit <= tail.rest)
+        if drops_the_tail and (not whole or limit == int(limit)):
+            return limit
+    return tail.rest
+
+
+@dataclass(frozen=True)
+class Valley:
+    """Where a mixture of two normal distributions is thinnest between its humps."""
+
+    at: float
+    humps: tuple[float, float]  # means, the lower one first
+    share: float  # of the lower hump
+
+
+def valley_between_humps(values: np.ndarray) -> Valley | None:
+    """The valley of the two normals that fit the values best; None if they are one hump.
+
+    They are two if the Bayesian information criterion prefers two normals to one by 10, and if their density falls to
+    half of the lower hump's or less between them: a skewed hump passes the first test, but has no valley.
+
+    Args:
+        values: (N,) finite.
+    """
+    if values.min() == values.max():
+        return None
+    rows, edges = np.histogram(values, BINS)
+    at = (edges[1:] + edges[:-1]) / 2
+    smallest_variance = (edges[1] - edges[0]) ** 2
+    one = _fit(at, rows, np.ones((len(at), 1)), smallest_variance)
+    starts = (at > np.quantile(values, share) for share in (0.2, 0.5, 0.8))
+    fits = [_fit(at, rows, np.stack([~above, above], axis=1).astype(float), smallest_variance) for above in starts]
+    two = max(fits, key=lambda fit: fit.log_likelihood)
+    per_parameter = math.log(rows.sum())
+    if 2 * (two.log_likelihood - one.log_likelihood) - 3 * per_parameter < EVIDENCE:
+        return None
+    lower, upper = np.sort(two.means)
+    line = np.linspace(lower, upper, BINS)
+    density = two.density(line).sum(axis=1)
+    thinnest = int(density.argmin())
+    if density[thinnest] > DEEPEST * min(density[0], density[-1]):
+        return None
+    return Valley(float(line[thinnest]), (float(lower), float(upper)), float(two.weights[two.means.argmin()]))
+
+
+@dataclass(frozen=True)
+class _Normals:
+    weights: np.ndarray  # (K,)
+    means: np.ndarray
+    variances: np.ndarray
+    log_likelihood: float = 0.0
+
+    def density(self, at: np.ndarray) -> np.ndarray:
+        """(N,) → (N, K), weighted."""
+        exponent = -((at[:, None] - self.means) ** 2) / (2 * self.variances)
+        return self.weights * np.exp(exponent) / np.sqrt(2 * np.pi * self.variances)
+
+
+def _fit(at: np.ndarray, rows: np.ndarray, parts: np.ndarray, smallest_variance: float) -> _Normals:
+    """Expectation maximisation on a histogram, from the parts (bins, K) of each bin that belong to each normal."""
+    for _ in range(ITERATIONS if parts.shape[1] > 1 else 1):
+        mass = parts * rows[:, None]
+        total = mass.sum(axis=0) + 1e-12
+        means = (mass * at[:, None]).sum(axis=0) / total
+        variances = (mass * (at[:, None] - means) ** 2).sum(axis=0) / total
+        normals = _Normals(total / rows.sum(), means, np.maximum(variances, smallest_variance))
+        density = normals.density(at)
+        parts = density / np.maximum(density.sum(axis=1, keepdims=True), 1e-300)
+    log_likelihood = float(rows @ np.log(np.maximum(density.sum(axis=1), 1e-300)))
+    return _Normals(normals.weights, normals.means, normals.variances, log_likelihood)

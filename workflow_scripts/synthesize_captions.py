@@ -1,0 +1,53 @@
+"""Write captions anew where they do not fit their image, with a Data-Juicer recipe; keep what fits afterwards.
+
+    python workflow_scripts/synthesize_captions.py --config results/dj_synth/synthesize/config.yaml \
+        --data results/baseline/filter/filtered.jsonl \
+        --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \
+        --output-dir results/dj_synth/synthesize
+
+The two captioner flags are for the captioner mgm, a model that this workflow has trained; others need none.
+
+Writes synthesized.jsonl, stats.jsonl, dropped.jsonl and summary.json. What captioners say is kept in the folder that
+the settings call `captions`, so that a killed or changed run asks them nothing again.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from transformers.utils import logging as transformers_log
+
+from command_line import command_line
+from compute import set_seed, use_cpu_threads
+from errors import InputError
+from files import read_yaml
+from juicer.library import end_workers_with_this_process, forbid_installers
+from juicer.settings import CaptionerModel, read_synthesize_settings
+from juicer.stage import SYNTHESIZED, configure_log, run_recipe
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in ("--config", "--data", "--output-dir"):
+        parser.add_argument(flag, type=Path, required=True)
+    for flag in ("--captioner-model", "--captioner-stage"):
+        parser.add_argument(flag, type=Path)
+    arguments = parser.parse_args()
+    if (arguments.captioner_model is None) != (arguments.captioner_stage is None):
+        raise InputError("--captioner-model and --captioner-stage go together; name both or neither")
+    model = arguments.captioner_model and CaptionerModel(arguments.captioner_model, arguments.captioner_stage)
+    settings = read_synthesize_settings(arguments.config, arguments.output_dir, model)
+    configure_log()
+    if not sys.stderr.isatty():
+        transformers_log.disable_progress_bar()
+    forbid_installers()
+    end_workers_with_this_process()
+    values = read_yaml(arguments.config)
+    use_cpu_threads(values["cpu_threads"])
+    set_seed(values["seed"])
+    run_recipe(settings, arguments.data, arguments.output_dir, SYNTHESIZED)
+
+
+if __name__ == "__main__":
+    main()
