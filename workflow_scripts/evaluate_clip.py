@@ -2,7 +2,9 @@
 
     python workflow_scripts/evaluate_clip.py --config results/baseline/evaluate_clip/config.yaml \
         --captions results/baseline/generate/captions.jsonl --evaluation results/datasets/shapes/evaluation.jsonl \
-        --output results/baseline/evaluate_clip/metrics.json
+        --output-dir results/baseline/evaluate_clip
+
+Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.
 
 The configuration holds `clip` (folder or hub id), `prompt` (put before every caption: "A photo depicts " in the paper),
 `image_root`, `batch_size`, `bootstrap_samples`, `seed` and `cpu_threads` (null: all cores this process may use).
@@ -17,16 +19,16 @@ import transformers
 
 from command_line import command_line, path_arguments
 from compute import use_cpu_threads
-from evaluation.caption_metrics import CaptionJudge, evaluate_captions, rows_of_captions
+from evaluation.caption_metrics import CaptionJudge, measure_captions, rows_of_captions
 from evaluation.clip_score import ClipEmbedder
-from evaluation.groups import read_pairs
-from files import read_yaml, sha256_of, write_json
+from evaluation.groups import estimate_groups, read_pairs, score_rows
+from files import read_yaml, sha256_of, write_json, write_jsonl
 from formats.evaluation_jsonl import read_evaluation
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--captions", "--evaluation", "--output")
+    paths = path_arguments(__doc__, "--config", "--captions", "--evaluation", "--output-dir")
     config = read_yaml(paths.config)
     started = time.monotonic()
     use_cpu_threads(config["cpu_threads"])
@@ -35,9 +37,10 @@ def main() -> None:
     rows = rows_of_captions(models, list(read_evaluation(paths.evaluation)))
     embedder = ClipEmbedder(config["clip"], config["batch_size"])
     judge = CaptionJudge(rows, config["image_root"], embedder, config["prompt"])
-    result = evaluate_captions(models, judge, config["bootstrap_samples"], config["seed"])
+    measured, counts = measure_captions(models, judge)
+    groups = estimate_groups(measured, config["bootstrap_samples"], config["seed"])
 
-    for group, estimates in result["groups"].items():
+    for group, estimates in groups.items():
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
     record = {
@@ -55,7 +58,8 @@ def main() -> None:
         },
         "inputs": {"captions": sha256_of(paths.captions), "evaluation": sha256_of(paths.evaluation)},
     }
-    write_json(paths.output, result | record)
+    write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measured))
+    write_json(paths.output_dir / "metrics.json", {"groups": groups, "counts": counts} | record)
 
 
 if __name__ == "__main__":

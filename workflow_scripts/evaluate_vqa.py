@@ -1,7 +1,9 @@
 """Scores the generated answers: accuracy per question type and overall, beside the shuffled-image control.
 
     python workflow_scripts/evaluate_vqa.py --answers results/baseline/generate/answers.jsonl \
-        --output results/baseline/evaluate_vqa/metrics.json
+        --output-dir results/baseline/evaluate_vqa
+
+Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.
 """
 
 import platform
@@ -9,9 +11,9 @@ import platform
 import numpy
 
 from command_line import command_line, path_arguments
-from evaluation.groups import read_pairs
-from evaluation.vqa import evaluate_answers
-from files import sha256_of, write_json
+from evaluation.groups import read_pairs, score_rows
+from evaluation.vqa import evaluate_answers, measure_answers
+from files import sha256_of, write_json, write_jsonl
 
 BOOTSTRAP_SAMPLES = 2000
 SEED = 0
@@ -19,7 +21,7 @@ SEED = 0
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--answers", "--output")
+    paths = path_arguments(__doc__, "--answers", "--output-dir")
     models = read_pairs(paths.answers, key=("id", "type", "question"))
     result = evaluate_answers(models, BOOTSTRAP_SAMPLES, SEED)
     print(f"{result['questions']} questions", flush=True)
@@ -32,7 +34,8 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
         "inputs": {"answers": sha256_of(paths.answers)},
     }
-    write_json(paths.output, result | record)
+    write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measure_answers(models)))
+    write_json(paths.output_dir / "metrics.json", result | record)
 
 
 if __name__ == "__main__":

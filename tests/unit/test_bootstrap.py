@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from evaluation.bootstrap import DRAWS_AT_ONCE, Measurements, bootstrap_mean
+from evaluation.bootstrap import DRAWS_AT_ONCE, Measurements, bootstrap_mean, bootstrap_means
 
 
 def independent(values) -> Measurements:
@@ -63,6 +63,19 @@ def test_memory_stays_bounded_when_units_are_many():
     units = DRAWS_AT_ONCE // 4
     result = bootstrap_mean(independent(np.arange(units) % 2), samples=9, seed=0)  # three rounds of draws
     assert result["low"] < result["mean"] == 0.5 < result["high"]
+
+
+def test_metrics_that_are_resampled_together_get_the_same_draws_as_alone():
+    rng = np.random.default_rng(7)
+    counts = rng.integers(1, 5, size=(4, 30)).astype(float)
+    sums = rng.random((4, 30)) * counts
+    together = bootstrap_means(sums, counts, samples=50, seed=3)
+    assert together.shape == (50, 4)
+    for metric in range(4):
+        alone = bootstrap_means(sums[metric : metric + 1], counts[metric : metric + 1], samples=50, seed=3)
+        assert together[:, metric] == pytest.approx(alone[:, 0])
+    drawn = np.random.default_rng(3).integers(30, size=(50, 30))
+    assert together == pytest.approx(np.array([sums[:, row].sum(1) / counts[:, row].sum(1) for row in drawn]))
 
 
 def test_difference_is_paired_and_refuses_other_units():

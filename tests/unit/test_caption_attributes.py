@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from evaluation.caption_attributes import attribute_metrics, count_extra, judge_caption, parse_caption
+from evaluation.caption_attributes import attribute_metrics, count_extra, is_true, judge_caption, parse_caption
 from shapes.dataset import scene_of
 from shapes.scenes import describe
 
@@ -85,6 +85,21 @@ def test_accuracy_is_the_mean_of_its_three_kinds():
     kinds = [means[f"{kind}_accuracy"] for kind in ("color", "shape", "position")]
     assert means["attribute_accuracy"] == pytest.approx(np.mean(kinds))
     assert means["attribute_accuracy"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("a red circle at the top left and a blue star at the bottom right", True),
+        ("a blue star at the bottom right", True),  # it need not say everything
+        ("a red circle at the top right", False),
+        ("a red circle at the top left and a green star at the bottom right", False),
+        ("a picture", False),
+        ("", False),
+    ],
+)
+def test_a_true_caption_states_something_and_nothing_else_than_what_is_there(caption, expected):
+    assert is_true(caption, "a red circle at the top left and a blue star at the bottom right") is expected
 
 
 def test_no_objects_no_metrics():

@@ -19,7 +19,7 @@ from transformers import (
 
 import evaluate_clip
 from evaluation.clip_score import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
-from files import read_json, write_jsonl
+from files import read_json, read_jsonl, write_jsonl
 
 TOKEN_LIMIT = 24
 PROMPT = "a photo "
@@ -78,7 +78,7 @@ def evaluate(dataset, clip, rows, monkeypatch, **changes) -> dict:
     config |= {"bootstrap_samples": 200, "seed": 0, "cpu_threads": 1} | changes
     (dataset / "config.yaml").write_text(yaml.safe_dump(config))
     flags = {"config": "config.yaml", "captions": "captions.jsonl", "evaluation": "evaluation.jsonl"}
-    flags["output"] = "metrics.json"
+    flags["output-dir"] = "."
     arguments = [part for flag, name in flags.items() for part in (f"--{flag}", str(dataset / name))]
     monkeypatch.setattr(sys, "argv", ["evaluate_clip.py", *arguments])
     evaluate_clip.main()
@@ -120,6 +120,19 @@ def test_scores_equal_a_computation_by_hand(clip_folder, dataset, monkeypatch):
     # "a red circle at the top left" alone has more letters than the tower has places
     counts = {name: value["truncated"] for name, value in metrics["counts"].items()}
     assert counts == {"finetune/own": 1, "finetune/shuffled": 1, "reference": 2}
+
+
+def test_scores_of_images_add_up_to_the_metrics(clip_folder, dataset, monkeypatch):
+    metrics = evaluate(dataset, clip_folder, caption_rows(["red", "a star", "cats"], ["a", "b", "c"]), monkeypatch)
+    rows = list(read_jsonl(dataset / "scores.jsonl"))
+    kinds = [("finetune", "own"), ("finetune", "shuffled"), ("reference", "own")]
+    assert [(row["model"], row["images"], row["id"]) for row in rows] == [(*kind, i) for kind in kinds for i in "123"]
+    assert "attribute_accuracy" not in rows[2]["values"]  # the third image's objects are not known
+    for (model, images), group in zip(kinds, ("finetune/own", "finetune/shuffled", "reference"), strict=True):
+        chosen = [row["values"] for row in rows if (row["model"], row["images"]) == (model, images)]
+        for metric, estimate in metrics["groups"][group].items():
+            total, count = map(sum, zip(*(values[metric] for values in chosen if metric in values), strict=True))
+            assert estimate["mean"] == pytest.approx(total / count) and estimate["n"] == count
 
 
 def test_batch_size_changes_nothing(clip_folder, dataset, monkeypatch):
@@ -174,7 +187,7 @@ def test_bad_input_is_one_sentence(clip_folder, dataset, monkeypatch, capsys, tm
     (dataset / "images" / "2.png").write_bytes(b"no image")
     message = failure(capsys, dataset, clip_folder, good, monkeypatch)
     assert "2.png" in message and "restore the image" in message
-    assert not (dataset / "metrics.json").exists()
+    assert not (dataset / "metrics.json").exists() and not (dataset / "scores.jsonl").exists()
 
 
 def test_pickled_weights_are_refused(clip_folder, dataset, monkeypatch, capsys, tmp_path):

@@ -1,123 +1,40 @@
-"""The report of small experiments made by hand: it stands alone, shows the files' figures, names what is missing."""
+"""The report of two small experiments: it stands alone, shows the files' figures, and leaves out what there is not."""
 
-import csv
 import re
 import sys
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from report_results import IMAGES, ODD, write_photos, write_results
 
 import compare_experiments
-from evaluation.vqa import evaluate_answers
-from files import write_json, write_jsonl, write_yaml
-from reporting.chain import pretrain_chain
-from reporting.experiment import RULE_OF_FILE, load_experiment
-from reporting.gallery import gallery
-from reporting.panels import headline_panels
+from evaluation.seeds import paired_difference
+from files import read_yaml, write_yaml
+from reporting.experiment import load_experiments
+from reporting.gallery import evenly_spread, gallery
+from reporting.page import listed, seeds_note
+from reporting.panels import headline_panels, verdicts
 from reporting.plots import loss_curves, running_mean
-from reporting.record import duration
-from shapes.dataset import scene_of
-from shapes.scenes import describe, render
-
-IMAGES = 15
-
-
-def estimate(mean: float, n: int = IMAGES) -> dict:
-    return {"n": n, "mean": mean, "low": mean - 0.1, "high": mean + 0.1}
-
-
-def write_dataset(root, objects: bool) -> list[dict]:
-    rows = []
-    for index in range(IMAGES):
-        scene = scene_of(seed=0, split="evaluation", index=index)
-        image = root / "images" / f"{index:02d}.png"
-        image.parent.mkdir(parents=True, exist_ok=True)
-        render(scene).save(image)
-        row = {"id": f"{index:02d}", "image": f"images/{index:02d}.png", "captions": [describe(scene)]}
-        rows.append(row | {"objects": [item.attributes() for item in scene.objects] if objects else []})
-    write_jsonl(root / "evaluation.jsonl", rows)
-    write_json(root / "summary.json", {"pretrain": 100, "finetune": 60, "evaluation": IMAGES})
-    return rows
-
-
-def write_experiment(folder, dataset, known: bool = True) -> None:
-    """Results as the rules leave them; with `known` false, a dataset without objects and questions."""
-    rows = write_dataset(dataset, objects=known)
-    both = [(model, images) for model in ("pretrain", "finetune") for images in ("own", "shuffled")]
-    captions = [
-        {"id": row["id"], "image": row["image"], "model": model, "images": images}
-        | {"caption": row["captions"][0] if (model, images) == ("finetune", "own") else "a <b>bold</b> & odd caption"}
-        for model, images in both
-        for row in rows
-    ]
-    answers = [
-        {"id": row["id"], "model": model, "images": images, "type": "count", "question": "How many?", "answer": "one"}
-        | {"prediction": "one" if images == "own" else "two"}
-        for model, images in both
-        for row in rows
-        if known
-    ]
-    write_jsonl(folder / "generate/captions.jsonl", captions)
-    write_jsonl(folder / "generate/answers.jsonl", answers)
-    pairs = {m: {i: [a for a in answers if (a["model"], a["images"]) == (m, i)] for _, i in both} for m, _ in both}
-    write_json(folder / "evaluate_vqa/metrics.json", evaluate_answers(pairs if known else {}, samples=50, seed=0))
-    groups = {
-        group: {"clip_score": estimate(value)} | ({"attribute_accuracy": estimate(value)} if known else {})
-        for model in ("pretrain", "finetune")
-        for group, value in ((f"{model}/own", 0.6), (f"{model}/shuffled", 0.25), (f"{model}/difference", 0.35))
-    }
-    groups["reference"] = {"clip_score": estimate(0.7)}
-    clip = {"groups": groups, "clip": "models/clip", "prompt": "A photo depicts ", "bootstrap_samples": 50, "seed": 3}
-    write_json(folder / "evaluate_clip/metrics.json", clip | {"seconds": 4.0})
-    write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(dataset)})
-    operators = [
-        {
-            "operator": "integrity",
-            "rows_in": 100,
-            "rows_out": 90,
-            "dropped": 10,
-            "broken_images": {"undecodable": 7, "empty": 3},
-        },
-        {"operator": "length", "rows_in": 90, "rows_out": 80, "dropped": 10, "broken_images": {}},
-    ]
-    operators = [operator | {"seconds": 1.5} for operator in operators]
-    write_json(folder / "filter/summary.json", {"rows_in": 100, "rows_out": 80, "operators": operators})
-    written = {"rows_in": 80, "rows_out": 78, "dropped": {"missing": 2}}
-    write_json(
-        folder / "jsonl/summary.json", {"pretrain": written, "finetune": written | {"rows_in": 60, "rows_out": 58}}
-    )
-    for stage in ("pretrain", "finetune"):
-        steps = [{"step": step, "loss": 3 / step, "learning_rate": 1e-3, "seconds": step} for step in range(1, 30)]
-        write_jsonl(folder / stage / "metrics.jsonl", steps)
-        engine = {"zero_stage": 3, "offload_param": "cpu", "micro_batch_size": 16}
-        record = {"engine": engine, "train_seconds": 75.0, "samples": 78, "loss_first": 3.0, "loss_last": 0.1}
-        record |= {"versions": {"torch": "9.8.7"}, "seed": 1234, "resumed_from": None}
-        write_json(folder / stage / "metrics.json", record)
+from reporting.record import duration, times_table, versions
 
 
 @pytest.fixture
-def results(tmp_path):
-    """Two experiments, the second on a dataset without objects and questions, in folders with awkward names."""
-    root = tmp_path / "results ünd mehr"
-    write_experiment(root / "baseline", root / "datasets/shapes")
-    write_experiment(root / "dj_synth", root / "datasets/photos", known=False)
-    return root
+def root(tmp_path):
+    return tmp_path / "results ünd mehr"
 
 
-def run(monkeypatch, results, experiments: list[str], datasets: list[str]):
-    arguments = ["--experiments", *(results / name for name in experiments)]
-    arguments += ["--datasets", *(results / "datasets" / name for name in datasets)]
-    arguments += ["--output-dir", results / "report"]
-    monkeypatch.setattr(sys, "argv", ["compare_experiments.py", *map(str, arguments)])
+def write_report(monkeypatch, config):
+    arguments = ["--config", str(config), "--output-dir", str(config.parent)]
+    monkeypatch.setattr(sys, "argv", ["compare_experiments.py", *arguments])
     compare_experiments.main()
-    return results / "report/report.html", results / "report/comparison.csv"
+    return config.parent / "report.html"
 
 
 class Elements(HTMLParser):
     """Every tag with its attributes, all text, and a check that tags are closed in order."""
 
-    VOID = {"meta", "img", "br"}
+    VOID = {"meta", "img", "br", "wbr"}
 
     def __init__(self, page: str):
         super().__init__()
@@ -133,125 +50,201 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.words.append(data)
+        if "style" not in self.open:
+            self.words.append(data)
 
     def attributes(self, name: str) -> list[str]:
         return [attributes[name] for _, attributes in self.tags if name in attributes]
 
     def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+        return re.sub(r"\s+", " ", "".join(self.words))
 
 
-def test_page_stands_alone_and_escapes_what_models_wrote(monkeypatch, results):
-    page, _ = run(monkeypatch, results, ["baseline", "dj_synth"], ["shapes", "photos"])
-    html = page.read_text(encoding="utf-8")
+def text_of(page) -> str:
+    return Elements(page.read_text(encoding="utf-8")).text()
+
+
+def test_page_stands_alone_and_escapes_what_models_wrote(monkeypatch, root):
+    html = write_report(monkeypatch, write_results(root)).read_text(encoding="utf-8")
     elements = Elements(html)
     assert elements.open == []
     assert not {tag for tag, _ in elements.tags} & {"script", "link", "iframe", "object"}
     assert all(source.startswith("data:image/") for source in elements.attributes("src"))
     assert all(target.startswith("#") for target in elements.attributes("href"))
-    assert set(elements.attributes("id")) >= {target[1:] for target in elements.attributes("href")}
-    assert "url(" not in html and "@import" not in html
-    assert "<b>bold" not in html and "a <b>bold</b> & odd caption" in elements.text()
+    identifiers = elements.attributes("id")
+    assert len(set(identifiers)) == len(identifiers)
+    assert set(identifiers) >= {target[1:] for target in elements.attributes("href")}
+    assert "url(" not in html and "@import" not in html and "http" not in html
+    assert "<b>bold" not in html and ODD in elements.text()
+    assert all(attributes.get("alt") for tag, attributes in elements.tags if tag == "img")
+    assert all(
+        "aria-label" in attributes or attributes.get("aria-hidden") == "true"
+        for tag, attributes in elements.tags
+        if tag == "svg"
+    )
 
 
-def test_page_shows_the_figures_of_the_files(monkeypatch, results):
-    page, _ = run(monkeypatch, results, ["baseline"], ["shapes"])
-    text = Elements(page.read_text(encoding="utf-8")).text()
-    for expected in ("100.0 %", "+100.0 points over shuffled images", "0.600", "0.250", "0.700", "baseline"):
+def test_page_shows_the_figures_of_the_files(monkeypatch, root):
+    text = text_of(write_report(monkeypatch, write_results(root)))
+    for expected in (
+        "After fine-tuning, dj_synth is better than baseline in VQA accuracy (+40.0 points)",
+        "2 seeds (0 and 1)",
+        "low_similarity_recaption_mapper",
+        "19 recaptioned; captions not usable: empty 1",
+        "text_length_filter −6",
+        "training file −1 missing",
+        "1 missing",
+        "mgm",
+        "9.8.7",
+        "1 min 15 s",
+        "of 20 captions of other images were replaced or dropped",
+        "of 32 captions that were right were replaced or dropped",
+    ):
         assert expected in text
-    for expected in ("undecodable 7, empty 3", "−10", "missing 2", "zero_stage", "9.8.7", "1234", "1 min 15 s"):
-        assert expected in text
 
 
-def test_comparison_has_every_estimate_once(monkeypatch, results):
-    _, table = run(monkeypatch, results, ["baseline", "dj_synth"], ["shapes", "photos"])
-    rows = list(csv.DictReader(table.open(encoding="utf-8")))
-    expected = {
-        (name, group, metric): value
-        for name, dataset in (("baseline", "shapes"), ("dj_synth", "photos"))
-        for group, estimates in load_experiment(results / name, results / "datasets" / dataset).groups.items()
-        for metric, value in estimates.items()
-    }
-    assert len(rows) == len(expected)
-    for row in rows:
-        found = expected[row["experiment"], row["group"], row["metric"]]
-        figures = {"value": found["mean"], "low": found["low"], "high": found["high"], "n": found["n"]}
-        assert {name: float(row[name]) for name in figures} == pytest.approx(figures, abs=1e-6)
-    assert ("baseline", "finetune/difference", "vqa_accuracy_count") in expected
+def test_one_experiment_without_ground_truth_shows_no_difference_and_no_synthesis(monkeypatch, root):
+    text = text_of(write_report(monkeypatch, write_photos(root)))
+    assert "One seed. The 95 % intervals cover the choice of images only, not training noise" in text
+    assert "CLIPScore" in text and "What photos is for." in text
+    for absent in ("VQA accuracy", "attribute", "better", "difference", "Captions written anew", "Synthesis", "right:"):
+        assert absent not in text
 
 
-def test_same_results_same_bytes(monkeypatch, results):
-    first = [path.read_bytes() for path in run(monkeypatch, results, ["baseline"], ["shapes"])]
-    assert first == [path.read_bytes() for path in run(monkeypatch, results, ["baseline"], ["shapes"])]
+def test_same_results_same_bytes(monkeypatch, root):
+    config = write_results(root)
+    assert write_report(monkeypatch, config).read_bytes() == write_report(monkeypatch, config).read_bytes()
 
 
-def test_panels_leave_out_what_was_not_measured(results):
-    known = load_experiment(results / "baseline", results / "datasets/shapes")
-    photos = load_experiment(results / "dj_synth", results / "datasets/photos")
-    assert [panel.title for panel in headline_panels([photos])] == ["CLIPScore"]
-    panels = {panel.title: panel for panel in headline_panels([photos, known])}
-    assert [part.experiment for part in panels["VQA accuracy"].parts] == ["baseline"]
-    assert [part.index for part in panels["CLIPScore"].parts] == [0, 1]
-    kinds = [bar.kind for bar in panels["CLIPScore"].parts[1].bars]
-    assert kinds == ["own", "shuffled", "own", "shuffled", "reference"]
-    for bar in panels["CLIPScore"].parts[1].bars:
-        assert 0 <= bar.low <= bar.width <= bar.high <= 100
+def test_experiments_on_other_images_get_galleries_of_their_own(monkeypatch, root):
+    config, other = write_results(root, seeds=(7,)), write_photos(root)
+    page = read_yaml(config)
+    page["experiments"] += read_yaml(other)["experiments"]
+    write_yaml(config, page)
+    text = text_of(write_report(monkeypatch, config))
+    assert "Held-out images of shapes" in text and "Held-out images of photos" in text
 
 
-def test_chain_is_continuous(results):
-    steps = pretrain_chain(load_experiment(results / "baseline", results / "datasets/shapes"))
-    assert [step.rows for step in steps] == [100, 90, 80, 78, 78]
-    for before, after in zip(steps, steps[1:], strict=False):
-        assert before.rows == after.rows + after.dropped
+def test_panels_compare_what_both_measured(root):
+    experiments = load_experiments(write_results(root))
+    differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
+    panels = {panel.title: panel for panel in headline_panels(experiments, differences)}
+    assert list(panels) == ["VQA accuracy", "Attribute accuracy", "CLIPScore"]
+    assert [model.stage for model in panels["VQA accuracy"].models] == ["fine-tuning"]
+    assert [model.stage for model in panels["CLIPScore"].models] == ["pretraining", "fine-tuning"]
+    assert panels["VQA accuracy"].ceiling is None and panels["CLIPScore"].ceiling is not None
+    for panel in panels.values():
+        for model in panel.models:
+            assert [level.experiment for level in model.levels] == ["baseline", "dj_synth"]
+            [difference] = model.differences
+            assert difference.verdict == "better" and len(difference.mark.seeds) == 2
+            assert panel.zero < difference.mark.low <= difference.mark.at <= difference.mark.high <= 100
+            for level in model.levels:
+                assert 0 <= level.mark.low <= level.mark.at <= level.mark.high <= 100
+                assert level.shuffled < level.mark.at
 
 
-def test_gallery_is_spread_over_the_split_and_judges_captions(results):
-    items = gallery(load_experiment(results / "baseline", results / "datasets/shapes"), items=5)
-    assert [item.identifier for item in items] == ["00", "03", "06", "09", "12"]
+def test_a_metric_that_one_experiment_lacks_is_left_out_of_its_rows(root):
+    shapes, photos = write_results(root, seeds=(7,)), write_photos(root)
+    experiments = [load_experiments(photos)[0], load_experiments(shapes)[0]]
+    panels = {panel.title: panel for panel in headline_panels(experiments, {})}
+    assert [level.experiment for level in panels["VQA accuracy"].models[0].levels] == ["baseline"]
+    assert [level.index for level in panels["CLIPScore"].models[0].levels] == [0, 1]
+
+
+@pytest.mark.parametrize(("low", "high", "kind"), [(0.01, 0.2, "better"), (-0.2, -0.01, "worse"), (-0.1, 0.1, "same")])
+def test_the_verdict_names_the_metric_under_what_its_interval_shows(root, low, high, kind):
+    experiments = load_experiments(write_results(root))
+    estimate = {"mean": (low + high) / 2, "low": low, "high": high, "n": 9, "seeds": 2}
+    [verdict] = verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
+    [sentence] = verdict.sentences
+    found = {name: getattr(sentence, name) for name in ("better", "worse", "same")}
+    [said] = found.pop(kind)
+    assert said.startswith("CLIPScore") and ("(" in said) == (kind != "same")
+    assert set(map(tuple, found.values())) == {()}
+
+
+def test_gallery_is_spread_over_the_split_and_judges_captions_and_answers(root):
+    experiments = list(enumerate(load_experiments(write_results(root))))
+    items = gallery(experiments, items=5)
+    assert [item.identifier for item in items] == ["e00", "e03", "e06", "e09", "e12"]
     for item in items:
-        own, pretrained, shuffled = item.captions
-        assert own.right and re.fullmatch(r"(\d) of \1 right", own.verdict)
-        assert not pretrained.right and pretrained.verdict.startswith("0 of")
-        assert shuffled.kind == "shuffled"
-        assert [answer.right for answer in item.answers] == [True]
-    photos = load_experiment(results / "dj_synth", results / "datasets/photos")
-    assert {caption.verdict for item in gallery(photos) for caption in item.captions} == {""}
-    assert len(gallery(photos, items=100)) == IMAGES
+        assert [speaker.experiment for speaker in item.speakers] == ["baseline", "dj_synth"]
+        for speaker, better in zip(item.speakers, (0, 6), strict=True):
+            right = int(item.identifier[1:]) < 5 + better
+            for caption in speaker.captions:
+                assert caption.right == right
+                assert re.fullmatch(r"(\d) of \1 right" if right else r"0 of \d right", caption.verdict)
+        [question] = item.questions
+        assert [answer.right for answer in question.answers] == [s.captions[0].right for s in item.speakers]
+    assert len(gallery(experiments, items=100)) == IMAGES
 
 
-@pytest.mark.parametrize("name", [*RULE_OF_FILE, "summary.json", "evaluation.jsonl"])
-def test_a_missing_file_is_named_with_its_rule(monkeypatch, results, capsys, name):
-    in_dataset = name not in RULE_OF_FILE
-    path = (results / "datasets/shapes" if in_dataset else results / "baseline") / name
-    path.unlink()
-    with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, results, ["baseline"], ["shapes"])
-    assert stop.value.code == 2
-    message = capsys.readouterr().err
-    assert str(path) in message and f"run the rule {RULE_OF_FILE.get(name, 'make_dataset')} first" in message
-    assert not (results / "report").exists()
+def test_evenly_spread_takes_each_row_once():
+    assert evenly_spread(list(range(10)), 4) == [0, 2, 5, 7]
+    assert evenly_spread([1, 2], 5) == [1, 2]
+    assert evenly_spread([], 5) == []
 
 
-def test_an_unreadable_gallery_image_is_named(monkeypatch, results, capsys):
-    (results / "datasets/shapes/images/00.png").write_bytes(b"")
+def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
+    config = write_results(root)
+    (root / "datasets/shapes/images/e00.png").write_bytes(b"")
     with pytest.raises(SystemExit):
-        run(monkeypatch, results, ["baseline"], ["shapes"])
-    assert "00.png has zero bytes; restore the image" in capsys.readouterr().err
+        write_report(monkeypatch, config)
+    assert "e00.png has zero bytes; restore the image" in capsys.readouterr().err
 
 
-def test_each_experiment_needs_its_dataset(monkeypatch, results, capsys):
-    with pytest.raises(SystemExit):
-        run(monkeypatch, results, ["baseline", "dj_synth"], ["shapes"])
-    assert "--datasets names 1 folders for 2 experiments" in capsys.readouterr().err
+def test_seeds_note_says_what_the_intervals_cover(root):
+    one, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
+    assert "not training noise" in seeds_note(one)
+    assert "noise of training" in seeds_note(two) and "2 seeds (0 and 1)" in seeds_note(two)
+    assert "baseline with 2 and dj_synth with 1" in seeds_note([two[0], one[1]])
 
 
-def test_loss_curves_are_reproducible_and_smoothing_keeps_a_straight_line():
+def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
     rows = [{"step": step, "loss": 2.0 - 0.01 * step} for step in range(1, 101)]
-    assert loss_curves({"a": rows, "b": rows[:1]}) == loss_curves({"a": rows, "b": rows[:1]})
+
+    class Run:
+        steps = {"pretrain": rows}
+
+    class Short:
+        steps = {"pretrain": rows[:40]}
+
+    class Experiment:
+        name, runs = "a", [Run, Short]
+
+    losses = loss_curves([Experiment], "pretrain")
+    assert [line.kind for line in losses.lines] == ["seed", "seed", "mean"]
+    assert losses.last == [(0, "a", "1.605")]  # over the last two steps before the shorter run ends
+    assert losses.x_ticks[-1].text == "100" and losses.x_ticks[-1].at == 100
+
+
+def test_a_loss_that_is_no_number_leaves_a_gap():
+    class Run:
+        steps = {"pretrain": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": float("nan")}, {"step": 3, "loss": 1.0}]}
+
+    class Experiment:
+        name, runs = "a", [Run]
+
+    paths = [line.path for line in loss_curves([Experiment], "pretrain").lines]
+    assert all("nan" not in path for path in paths)
+
+
+def test_running_mean_keeps_a_straight_line():
     line = np.linspace(2, 1, 50)
     assert running_mean(line, 6)[3:-3] == pytest.approx(line[3:-3])
     assert running_mean(line, 0) == pytest.approx(line)
+
+
+def test_times_and_versions_are_those_of_the_records(root):
+    experiments = load_experiments(write_results(root))
+    stages, rows = times_table(experiments)
+    assert stages == ["filter", "synthesize", "pretrain", "finetune", "CLIP scores"]
+    assert rows == [
+        ("baseline", ["6.0 s", "–", "1 min 15 s", "1 min 15 s", "4.0 s"]),
+        ("dj_synth", ["6.0 s", "4.5 s", "1 min 15 s", "1 min 15 s", "4.0 s"]),
+    ]
+    assert versions(experiments) == [("data-juicer", "1.6.1"), ("numpy", "2.4.6"), ("torch", "9.8.7")]
 
 
 @pytest.mark.parametrize(
@@ -259,3 +252,10 @@ def test_loss_curves_are_reproducible_and_smoothing_keeps_a_straight_line():
 )
 def test_durations(seconds, expected):
     assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
+)
+def test_lists_in_words(items, expected):
+    assert listed(items) == expected

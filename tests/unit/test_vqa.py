@@ -6,7 +6,7 @@ import pytest
 import evaluate_vqa
 from evaluation.groups import read_pairs
 from evaluation.vqa import evaluate_answers, normalise
-from files import read_json, write_jsonl
+from files import read_json, read_jsonl, write_jsonl
 
 
 def answer(identifier, kind, prediction, truth="red", model="finetune", images="own") -> dict:
@@ -34,7 +34,7 @@ def test_normalisation(raw, expected):
 
 def run(tmp_path, monkeypatch, rows) -> dict:
     write_jsonl(tmp_path / "answers.jsonl", rows)
-    arguments = ["--answers", tmp_path / "answers.jsonl", "--output", tmp_path / "metrics.json"]
+    arguments = ["--answers", tmp_path / "answers.jsonl", "--output-dir", tmp_path]
     monkeypatch.setattr(sys, "argv", ["evaluate_vqa.py", *map(str, arguments)])
     evaluate_vqa.main()
     return read_json(tmp_path / "metrics.json")
@@ -50,6 +50,22 @@ def test_accuracy_overall_is_micro_and_per_type_is_its_own(tmp_path, monkeypatch
     assert metrics["groups"]["finetune/shuffled"]["vqa_accuracy"]["mean"] == 0
     assert metrics["groups"]["finetune/difference"]["vqa_accuracy"]["mean"] == 0.75
     assert metrics["questions"] == 4
+
+
+def test_scores_have_each_images_sum_and_count_in_the_order_of_the_metrics(tmp_path, monkeypatch):
+    own = [answer("2", "color", "red"), answer("1", "color", "red"), answer("1", "count", "two", truth="three")]
+    shuffled = [row | {"images": "shuffled", "prediction": "blue"} for row in own]
+    metrics = run(tmp_path, monkeypatch, shuffled + own)
+    rows = list(read_jsonl(tmp_path / "scores.jsonl"))
+    keys = [(row["model"], row["images"], row["id"]) for row in rows]
+    assert keys == [("finetune", images, identifier) for images in ("own", "shuffled") for identifier in ("1", "2")]
+    assert rows[0]["values"] == {"vqa_accuracy": [1, 2], "vqa_accuracy_color": [1, 1], "vqa_accuracy_count": [0, 1]}
+    assert rows[1]["values"] == {"vqa_accuracy": [1, 1], "vqa_accuracy_color": [1, 1]}
+    for images in ("own", "shuffled"):
+        for metric, estimate in metrics["groups"][f"finetune/{images}"].items():
+            values = [row["values"][metric] for row in rows if row["images"] == images and metric in row["values"]]
+            total, count = map(sum, zip(*values, strict=True))
+            assert estimate["mean"] == pytest.approx(total / count) and estimate["n"] == count
 
 
 def test_difference_is_paired_whatever_the_order_of_rows(tmp_path):
@@ -77,6 +93,7 @@ def test_each_model_has_its_groups_and_empty_answers_are_counted(tmp_path, monke
 def test_no_questions_is_not_a_failure(tmp_path, monkeypatch):
     metrics = run(tmp_path, monkeypatch, [])
     assert metrics["questions"] == 0 and metrics["groups"] == {}
+    assert (tmp_path / "scores.jsonl").read_bytes() == b""
 
 
 def test_missing_control_is_named(tmp_path, monkeypatch, capsys):
@@ -89,7 +106,7 @@ def test_missing_control_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_missing_file_names_the_rule(tmp_path, monkeypatch, capsys):
-    paths = ["--answers", tmp_path / "no.jsonl", "--output", tmp_path / "metrics.json"]
+    paths = ["--answers", tmp_path / "no.jsonl", "--output-dir", tmp_path]
     monkeypatch.setattr(sys, "argv", ["evaluate_vqa.py", *map(str, paths)])
     with pytest.raises(SystemExit):
         evaluate_vqa.main()

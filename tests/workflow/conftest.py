@@ -12,6 +12,13 @@ def finished(tmp_path_factory) -> Project:
     return project
 
 
+@pytest.fixture(scope="session")
+def synthesized(finished) -> Project:
+    """The finished project, with `snakemake dj_synth` finished too."""
+    finished.run("dj_synth")
+    return finished
+
+
 @pytest.fixture
 def fresh(tmp_path) -> Project:
     """A project in which nothing has run."""

@@ -42,17 +42,22 @@ class Project:
         assert (done.returncode == 0) == ok, printed[-4000:]
         return printed
 
-    def jobs(self, *arguments: str) -> set[str]:
-        """Rules that a dry run of `baseline` would run; the target itself and config files are left out."""
-        printed = self.run("baseline", "--dry-run", *arguments)
+    def job_counts(self, target: str, *arguments: str, config: tuple[str, ...] = ()) -> dict[str, int]:
+        """How often a dry run would run each rule; the target itself and config files are left out."""
+        printed = self.run(target, "--dry-run", *arguments, config=config)
         if "Nothing to be done" in printed:
-            return set()
+            return {}
         table = printed.split("Job stats:")[1].split("\ntotal")[0]
-        rules = set(re.findall(r"^(\w+)\s+\d+$", table, flags=re.MULTILINE))
-        return {rule for rule in rules if rule != "baseline" and not rule.startswith(("configure_", "resolve_config"))}
+        counts = {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)$", table, flags=re.MULTILINE)}
+        left_out = (target, "configure_", "resolve_config")
+        return {rule: count for rule, count in counts.items() if not rule.startswith(left_out)}
 
-    def result(self, name: str) -> Path:
-        return self.folder / "results" / "baseline" / name
+    def jobs(self, *arguments: str) -> set[str]:
+        """Rules that a dry run of `baseline` would run."""
+        return set(self.job_counts("baseline", *arguments))
+
+    def result(self, name: str, experiment: str = "baseline") -> Path:
+        return self.folder / "results" / experiment / name
 
 
 def copy_project(folder: Path) -> Project:

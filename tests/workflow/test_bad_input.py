@@ -45,7 +45,7 @@ def refusal(project, until, dataset, *more) -> str:
     [
         ("finetune={lora: {rnk: 8}}", "unknown key 'finetune.lora.rnk'"),
         ("modle=tiny", "unknown key 'modle'; did you mean 'model'?"),
-        ("seed=one", "'seed' must be of type integer, found 'one'"),
+        ("seeds=one", "'seeds' must be of type array, found 'one'"),
         ("dataset=/no/such/folder", "'/no/such/folder' is neither a folder nor one of"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
     ],

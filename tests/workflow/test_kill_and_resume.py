@@ -94,6 +94,27 @@ def test_filter_killed_midway_completes_on_the_same_command_with_the_same_rows(f
 
 
 @pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
+def test_captioning_killed_midway_captions_no_image_twice_and_ends_with_the_same_rows(synthesized, whole_tree):
+    folder, captions = synthesized.result("synthesize", "dj_synth"), synthesized.folder / "results/captions"
+    command = ("results/dj_synth/synthesize/summary.json",)
+    synthesized.run(*command)
+    uninterrupted = {name: (folder / name).read_bytes() for name in ("synthesized.jsonl", "dropped.jsonl")}
+    shutil.rmtree(folder)
+    shutil.rmtree(captions)
+
+    def known() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in captions.glob("*/*.jsonl"))
+
+    kill_midway(synthesized, lambda: known() > 0, *command, whole_tree=whole_tree)
+    assert not (folder / "summary.json").exists()
+    before = known()
+    synthesized.run(*command)
+    counts = read_json(folder / "summary.json")["operators"][0]["recaption"]
+    assert counts["cached"] >= before > 0 and counts["captioned"] + counts["cached"] == counts["below"]
+    assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
+
+
+@pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
 @pytest.mark.parametrize(
     ("stage", "weights"),
     [("pretrain", "projector.safetensors"), ("finetune", "adapter/adapter_model.safetensors")],

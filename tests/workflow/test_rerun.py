@@ -43,7 +43,7 @@ def test_recipe_threshold_reruns_filter_onwards(finished):
 
 def test_comments_in_configuration_rerun_nothing(finished):
     folder = finished.folder / "config"
-    with edited(folder / "config.yaml", "seed: 0", "seed: 0 # a comment"):
+    with edited(folder / "config.yaml", "seeds: [0]", "seeds: [0] # a comment"):
         with edited(folder / "recipes/baseline.yaml", "process:", "# a comment\nprocess:"):
             assert finished.jobs() == set()
 

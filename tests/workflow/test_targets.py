@@ -32,7 +32,11 @@ def test_every_experiment_file_is_a_target(fresh):
     (fresh.folder / "config/experiments/longer.yaml").write_text("pretrain: {epochs: 2}\n", encoding="utf-8")
     printed = fresh.run("longer", "--dry-run")
     assert "results/longer/pretrain/projector.safetensors" in printed
-    assert "results/baseline/pretrain" not in printed
+    assert "results/longer/report/report.html" in printed
+    counts = fresh.job_counts("longer")
+    assert (counts["filter_data"], counts["pretrain"], counts["evaluate_vqa"]) == (1, 2, 2), (
+        "compared with the baseline"
+    )
 
 
 def test_a_finished_run_gets_snakemakes_own_report(finished):

@@ -47,17 +47,34 @@ def bootstrap_mean(measured: Measurements, samples: int, seed: int, confidence: 
     units, unit_of_value = np.unique(measured.units, return_inverse=True)
     sums = np.bincount(unit_of_value, weights=measured.values)  # (U,)
     sizes = np.bincount(unit_of_value)  # (U,)
-    rng = np.random.default_rng(seed)
-    at_once = max(1, DRAWS_AT_ONCE // len(units))
-    means = []
-    for start in range(0, samples, at_once):
-        drawn = rng.integers(len(units), size=(min(at_once, samples - start), len(units)))
-        means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+    means = bootstrap_means(sums[None], sizes[None], samples, seed)[:, 0]
     tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
+    low, high = np.quantile(means, [tail, 1 - tail])
     return {
         "n": len(measured.values),
         "mean": float(measured.values.mean()),
         "low": float(low),
         "high": float(high),
     }
+
+
+def bootstrap_means(sums: np.ndarray, counts: np.ndarray, samples: int, seed: int) -> np.ndarray:
+    """Resampled means of M metrics of the same U units, all from the same draws.
+
+    Args:
+        sums: (M, U) sum of each unit's values.
+        counts: (M, U) number of each unit's values.
+
+    Returns:
+        (samples, M) float64
+    """
+    units = sums.shape[1]
+    rng = np.random.default_rng(seed)
+    at_once = max(1, DRAWS_AT_ONCE // units)
+    means = []
+    for start in range(0, samples, at_once):
+        rows = min(at_once, samples - start)
+        drawn = rng.integers(units, size=(rows, units)) + units * np.arange(rows)[:, None]
+        times_drawn = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units).astype(np.float64)
+        means.append((times_drawn @ sums.T) / (times_drawn @ counts.T))
+    return np.concatenate(means)

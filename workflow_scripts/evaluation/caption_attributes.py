@@ -45,6 +45,12 @@ def count_extra(caption: str, objects: list[dict[str, str]]) -> int:
     return len(stated) - len(set(stated) & {item["position"] for item in objects})
 
 
+def is_true(caption: str, true_caption: str) -> bool:
+    """Whether a caption states at least one object, and only objects that the true caption states too."""
+    stated, known = parse_caption(caption), parse_caption(true_caption)
+    return bool(stated) and all(item in known for item in stated)
+
+
 def attribute_metrics(captions: list[str], rows: list[dict]) -> Metrics:
     """Metrics over the evaluation rows that have `objects`; none at all if no row has.
 

@@ -8,7 +8,7 @@ from errors import InputError
 from evaluation.bootstrap import Measurements
 from evaluation.caption_attributes import attribute_metrics
 from evaluation.clip_score import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
-from evaluation.groups import Metrics, Rows, estimate, estimate_pair
+from evaluation.groups import REFERENCE, Metrics, Rows
 from formats.images import BadImage, locate_image
 
 
@@ -53,25 +53,25 @@ class CaptionJudge:
         }
 
 
-def evaluate_captions(models: dict[str, dict[str, Rows]], judge: CaptionJudge, samples: int, seed: int) -> dict:
+def measure_captions(
+    models: dict[str, dict[str, Rows]], judge: CaptionJudge
+) -> tuple[dict[str, Metrics], dict[str, dict[str, int]]]:
     """Metrics of every model on own and shuffled images, and of the control `reference`.
 
     `models` comes from `groups.read_pairs(path, ("id",))`; the judge's rows are those captions' images, sorted by id.
     The control's captions are the first references, so their similarity to the references is 1: a ceiling.
 
     Returns:
-        {"groups": {group: estimates}, "counts": {group: {"captions", "empty", "truncated"}}}
+        {group: metrics} and {group: {"captions", "empty", "truncated"}}
     """
-    groups, counts = {}, {}
-    for model, pair in models.items():
-        captions = {images: [row["caption"] for row in rows] for images, rows in pair.items()}
-        own, shuffled = judge.metrics(captions["own"]), judge.metrics(captions["shuffled"])
-        groups |= estimate_pair(model, own, shuffled, samples, seed)
-        counts |= {f"{model}/{images}": judge.counts(texts) for images, texts in captions.items()}
-    references = [row["captions"][0] for row in judge.rows]
-    groups["reference"] = estimate(judge.metrics(references), samples, seed)
-    counts["reference"] = judge.counts(references)
-    return {"groups": groups, "counts": counts}
+    captions = {
+        f"{model}/{images}": [row["caption"] for row in rows]
+        for model, pair in models.items()
+        for images, rows in pair.items()
+    }
+    captions[REFERENCE] = [row["captions"][0] for row in judge.rows]
+    measured = {group: judge.metrics(texts) for group, texts in captions.items()}
+    return measured, {group: judge.counts(texts) for group, texts in captions.items()}
 
 
 def rows_of_captions(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Rows:

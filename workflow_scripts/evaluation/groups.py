@@ -3,7 +3,10 @@
 A model that does not look scores the same on both, whatever it scores; so the paired difference is the evidence.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from errors import InputError
 from evaluation.bootstrap import Measurements, bootstrap_mean
@@ -12,6 +15,7 @@ from files import read_jsonl
 Rows = list[dict]
 Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, dict[str, float]]  # by metric name: n, mean, low, high
+REFERENCE = "reference"  # the control that says the reference captions; it has no shuffled images
 
 
 def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
@@ -47,3 +51,38 @@ def estimate_pair(model: str, own: Metrics, shuffled: Metrics, samples: int, see
     difference = {name: own[name] - shuffled[name] for name in own}
     groups = {"own": own, "shuffled": shuffled, "difference": difference}
     return {f"{model}/{name}": estimate(metrics, samples, seed) for name, metrics in groups.items()}
+
+
+def estimate_groups(measured: dict[str, Metrics], samples: int, seed: int) -> dict[str, Estimates]:
+    """Estimates of the groups `<model>/own`, `<model>/shuffled` and `reference`, with each model's difference added."""
+    groups: dict[str, Estimates] = {}
+    for group, metrics in measured.items():
+        model, _, images = group.partition("/")
+        if images == "own":
+            groups |= estimate_pair(model, metrics, measured[f"{model}/shuffled"], samples, seed)
+        elif model == REFERENCE:
+            groups[group] = estimate(metrics, samples, seed)
+    return groups
+
+
+def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
+    """Rows of scores.jsonl, by group and image, from which any mean over images, seeds or differences can be taken.
+
+    {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}}: the sum and the
+    number of the image's values of each metric that it has. The control `reference` is about own images.
+    """
+    for group, metrics in measured.items():
+        model, _, images = group.partition("/")
+        of_image: dict[str, dict[str, list[float]]] = {}
+        for metric, measurements in metrics.items():
+            ids, image_of_value = np.unique(measurements.units, return_inverse=True)
+            sums, counts = np.bincount(image_of_value, weights=measurements.values), np.bincount(image_of_value)
+            for identifier, total, count in zip(ids.tolist(), sums.tolist(), counts.tolist(), strict=True):
+                of_image.setdefault(identifier, {})[metric] = [total, count]
+        for identifier in sorted(of_image):
+            yield {"model": model, "images": images or "own", "id": identifier, "values": of_image[identifier]}
+
+
+def group_of(row: dict) -> str:
+    """The group that a row of scores.jsonl belongs to."""
+    return REFERENCE if row["model"] == REFERENCE else f"{row['model']}/{row['images']}"

@@ -1,7 +1,7 @@
 """Accuracy of short answers: exact match after normalisation, overall and per question type."""
 
 from evaluation.bootstrap import Measurements
-from evaluation.groups import Estimates, Metrics, Rows, estimate_pair
+from evaluation.groups import Metrics, Rows, estimate_groups
 
 ARTICLES = {"a", "an", "the"}
 
@@ -30,19 +30,25 @@ def accuracy(rows: Rows) -> Metrics:
     }
 
 
+def measure_answers(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
+    """Metrics of every model on own and shuffled images, from `groups.read_pairs(path, ("id", "type", "question"))`."""
+    return {f"{model}/{images}": accuracy(rows) for model, pair in models.items() for images, rows in pair.items()}
+
+
 def evaluate_answers(models: dict[str, dict[str, Rows]], samples: int, seed: int) -> dict:
-    """Metrics of every model on own and shuffled images, from `groups.read_pairs(path, ("id", "type", "question"))`.
+    """Estimates and counts of the same models.
 
     Returns:
         {"questions": questions asked of each model, "groups": {group: estimates}, "counts": {group: {…}}};
         with no questions, 0 and empty groups.
     """
-    groups: dict[str, Estimates] = {}
-    counts: dict[str, dict[str, int]] = {}
-    for model, pair in models.items():
-        groups |= estimate_pair(model, accuracy(pair["own"]), accuracy(pair["shuffled"]), samples, seed)
-        for images, rows in pair.items():
-            empty = sum(not row["prediction"].strip() for row in rows)
-            counts[f"{model}/{images}"] = {"answers": len(rows), "empty": empty}
-    questions = max((len(pair["own"]) for pair in models.values()), default=0)
-    return {"questions": questions, "groups": groups, "counts": counts}
+    counts = {
+        f"{model}/{images}": {"answers": len(rows), "empty": sum(not row["prediction"].strip() for row in rows)}
+        for model, pair in models.items()
+        for images, rows in pair.items()
+    }
+    return {
+        "questions": max((len(pair["own"]) for pair in models.values()), default=0),
+        "groups": estimate_groups(measure_answers(models), samples, seed),
+        "counts": counts,
+    }

@@ -1,12 +1,18 @@
 """The figures of all experiments: each one a row of comparison.csv, and tables of them for the page."""
 
-import csv
 from pathlib import Path
 
+import pandas as pd
+
+from evaluation.seeds import Estimate, paired_difference
 from files import replace_whole
 from reporting.experiment import Experiment
 
-COLUMNS = ("experiment", "group", "metric", "value", "low", "high", "n")
+COLUMNS = [
+    *("experiment", "seeds", "group", "metric", "value", "low", "high", "n"),
+    *("difference", "difference_low", "difference_high"),
+]
+LOWER_IS_BETTER = {"extra_objects"}
 HEADLINES = {  # metric: title, what it means
     "vqa_accuracy": ("VQA accuracy", "held-out questions answered correctly"),
     "attribute_accuracy": ("Attribute accuracy", "colours, shapes and places that captions state correctly"),
@@ -24,16 +30,41 @@ GROUP_LABELS = {
 }
 
 
-def write_comparison(experiments: list[Experiment], path: str | Path) -> None:
-    """One row per experiment, group and metric. The group `<model>/difference` is own − shuffled images, paired."""
+def compare(experiments: list[Experiment]) -> pd.DataFrame:
+    """One row per experiment, group and metric, with the paired difference to the first experiment.
+
+    `value`, `low` and `high` are the mean over the seeds and its 95 % interval, `n` the values per seed; what a
+    difference cannot be taken of (the first experiment itself, metrics that only one has) is empty. The group
+    `<model>/difference` is own − shuffled images.
+
+    Raises:
+        InputError: two experiments have no seed or no image in common.
+    """
+    first, *others = experiments
+    differences = {other.name: paired_difference(other.scores, first.scores) for other in others}
+    rows = []
+    for experiment in experiments:
+        for group, estimates in experiment.groups.items():
+            for metric, estimate in estimates.items():
+                difference = differences.get(experiment.name, {}).get(group, {}).get(metric, {})
+                figures = [estimate[key] for key in ("mean", "low", "high", "n")]
+                against = [difference.get(key) for key in ("mean", "low", "high")]
+                rows.append([experiment.name, estimate["seeds"], group, metric, *figures, *against])
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def write_table(table: pd.DataFrame, path: str | Path) -> None:
+    """Write a CSV with at most six digits after the point."""
     with replace_whole(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for experiment in experiments:
-            for group, estimates in experiment.groups.items():
-                for metric, estimate in estimates.items():
-                    figures = [f"{estimate[key]:.6f}" for key in ("mean", "low", "high")]
-                    writer.writerow([experiment.name, group, metric, *figures, estimate["n"]])
+        table.round(6).to_csv(file, index=False, lineterminator="\n")
+
+
+def verdict(metric: str, difference: Estimate) -> str:
+    """What an interval of a difference (own − reference) shows: "better", "worse" or "no difference shown"."""
+    low, high = difference["low"], difference["high"]
+    if low <= 0 <= high:
+        return "no difference shown"
+    return "better" if (low > 0) != (metric in LOWER_IS_BETTER) else "worse"
 
 
 def is_share(metric: str) -> bool:

@@ -1,106 +1,141 @@
-"""Sample images with what the models said about them, evenly spread over the held-out split: not the best ones."""
+"""Held-out images and what each experiment's models said of them: evenly spread over the split, not the best ones."""
 
 import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from errors import InputError
 from evaluation.caption_attributes import count_extra, judge_caption
 from evaluation.vqa import is_correct
+from files import read_jsonl
 from formats.images import BadImage, load_image, locate_image
-from reporting.comparison import GROUP_LABELS
 from reporting.experiment import Experiment
 
 ITEMS = 12
-LONGEST_SIDE = 360  # px, of the embedded copies
+LONGEST_SIDE = 320  # px, of the embedded copies
+STAGES = {"finetune": "fine-tuned", "pretrain": "pretrained"}
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class Caption:
-    label: str
+    stage: str
     text: str
-    kind: str  # own or shuffled
     verdict: str  # "5 of 6 right", empty where the objects are not known
     right: bool
 
 
 @dataclass(frozen=True)
+class Speaker:
+    """One experiment's captions of an image, with its first seed."""
+
+    experiment: str
+    index: int
+    captions: list[Caption]
+
+
+@dataclass(frozen=True)
 class Answer:
-    question: str
-    truth: str
-    prediction: str
+    experiment: str
+    index: int
+    text: str
     right: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    truth: str
+    answers: list[Answer]  # of each experiment's most trained model
 
 
 @dataclass(frozen=True)
 class Item:
     identifier: str
     image: str  # data URI
-    references: list[str]
-    captions: list[Caption]
-    answers: list[Answer]  # of the last model, on the image itself
+    reference: str
+    speakers: list[Speaker]
+    questions: list[Question]
 
 
-def gallery(experiment: Experiment, items: int = ITEMS) -> list[Item]:
-    """Up to `items` captioned images of the evaluation split.
+def evenly_spread(rows: list[Row], count: int) -> list[Row]:
+    """`count` of the rows at equal distances, all if there are fewer."""
+    count = min(count, len(rows))
+    return [rows[index * len(rows) // count] for index in range(count)]
+
+
+def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> list[Item]:
+    """Images of the evaluation split that every experiment captioned; all must be on the same dataset.
+
+    Args:
+        experiments: with their index on the page.
 
     Raises:
         InputError: an image cannot be read.
     """
-    captions: dict[str, dict[str, str]] = {}
-    for row in experiment.captions:
-        captions.setdefault(row["id"], {})[f"{row['model']}/{row['images']}"] = row["caption"]
-    answers: dict[str, list[dict]] = {}
-    for row in experiment.answers:
-        if row["images"] == "own":
-            answers.setdefault(row["id"], []).append(row)
-    rows = [row for row in experiment.evaluation if row["id"] in captions]
-    chosen = [rows[index * len(rows) // min(items, len(rows))] for index in range(min(items, len(rows)))]
+    first = experiments[0][1]
+    captions = {experiment.name: _by_image(experiment, "captions.jsonl") for _, experiment in experiments}
+    answers = {experiment.name: _by_image(experiment, "answers.jsonl") for _, experiment in experiments}
+    rows = [row for row in first.evaluation if all(row["id"] in said for said in captions.values())]
     return [
         Item(
             row["id"],
-            thumbnail(experiment.image_root, row["image"]),
-            row["captions"],
-            [_caption(group, captions[row["id"]][group], row["objects"]) for group in _shown(captions[row["id"]])],
-            _last_models_answers(answers.get(row["id"], [])),
+            thumbnail(first.image_root, row["image"]),
+            row["captions"][0],
+            [Speaker(e.name, index, _captions(captions[e.name][row["id"]], row)) for index, e in experiments],
+            _questions([(index, e.name, answers[e.name].get(row["id"], [])) for index, e in experiments]),
         )
-        for row in chosen
+        for row in evenly_spread(rows, items)
     ]
 
 
-def _shown(captions: dict[str, str]) -> list[str]:
-    """Both models on the image itself, and the last of them on another image."""
-    return [group for group in ("finetune/own", "pretrain/own", "finetune/shuffled") if group in captions]
+def _by_image(experiment: Experiment, file: str) -> dict[str, list[dict]]:
+    """What the first run's models said about each image, when it was the image they were shown."""
+    said: dict[str, list[dict]] = {}
+    for row in read_jsonl(experiment.runs[0].stages["generate"] / file):
+        if row["images"] == "own":
+            said.setdefault(row["id"], []).append(row)
+    return said
 
 
-def _caption(group: str, text: str, objects: list[dict]) -> Caption:
-    right = judge_caption(text, objects)
-    verdict = f"{right.sum()} of {right.size} right" if objects else ""
-    extra = count_extra(text, objects) if objects else 0
-    if extra:
-        verdict += f", {extra} extra"
-    kind = group.split("/")[1]
-    return Caption(GROUP_LABELS[group], text.strip(), kind, verdict, bool(objects) and bool(right.all()) and not extra)
+def _captions(said: list[dict], row: dict) -> list[Caption]:
+    by_model = {caption["model"]: caption["caption"] for caption in said}
+    return [_caption(label, by_model[model], row["objects"]) for model, label in STAGES.items() if model in by_model]
 
 
-def _last_models_answers(rows: list[dict]) -> list[Answer]:
-    models = {row["model"] for row in rows}
-    last = "finetune" if "finetune" in models else "pretrain"
-    return [
-        Answer(row["question"], row["answer"], row["prediction"].strip(), is_correct(row))
-        for row in rows
-        if row["model"] == last
-    ]
+def _caption(stage: str, text: str, objects: list[dict]) -> Caption:
+    if not objects:
+        return Caption(stage, text.strip(), "", False)
+    right, extra = judge_caption(text, objects), count_extra(text, objects)
+    verdict = f"{right.sum()} of {right.size} right" + (f", {extra} extra" if extra else "")
+    return Caption(stage, text.strip(), verdict, bool(right.all()) and not extra)
+
+
+def _questions(said: list[tuple[int, str, list[dict]]]) -> list[Question]:
+    """The questions about an image in their order, answered by each experiment's most trained model."""
+    questions: dict[str, Question] = {}
+    for index, name, rows in said:
+        last = next((model for model in STAGES if any(row["model"] == model for row in rows)), None)
+        for row in rows:
+            if row["model"] == last:
+                question = questions.setdefault(row["question"], Question(row["question"], row["answer"], []))
+                question.answers.append(Answer(name, index, row["prediction"].strip(), is_correct(row)))
+    return list(questions.values())
 
 
 def thumbnail(image_root: Path, relative: str) -> str:
-    """The image, shrunk to LONGEST_SIDE if it is larger, as a WebP data URI."""
+    """The image, shrunk to LONGEST_SIDE if it is larger, as a WebP data URI.
+
+    Raises:
+        InputError: the image cannot be read.
+    """
     try:
         image = load_image(locate_image(image_root, relative))
     except BadImage as error:
-        raise InputError(f"evaluation image {error}; restore the image or remove its evaluation row") from None
+        raise InputError(f"image of the gallery {error}; restore the image or remove its row") from None
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=90)
+    image.save(buffer, "WEBP", quality=85)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,21 +1,85 @@
-"""Puts the page together from the parts and the template."""
+"""Puts the page together from its parts and the templates."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
+from evaluation.seeds import Estimates, paired_difference
 from files import replace_whole
-from reporting.chain import finetune_chain, pretrain_chain
+from reporting.chain import Step, finetune_counts, pretrain_chain
 from reporting.comparison import metric_table
-from reporting.experiment import STAGES, Experiment
+from reporting.config_difference import config_difference
+from reporting.experiment import Experiment
+from reporting.flow import Shape, draw_flows
 from reporting.gallery import gallery
-from reporting.panels import headline_panels
-from reporting.plots import experiment_color, loss_curves
-from reporting.record import times, training_table
+from reporting.histograms import group_by_folder, statistic_histograms
+from reporting.panels import headline_panels, verdicts
+from reporting.plots import loss_curves
+from reporting.recaptions import Recaption, quality, read_recaptions, read_truth, recaption_gallery
+from reporting.record import times_table, training_table, versions
+from reporting.scales import grouped
+from reporting.similarities import similarities
+from reporting.tables import difference_table
+
+LANES = {
+    "original": "with the caption they came with",
+    "recaptioned": "with a new caption",
+    "repeated": "repeated",
+    "dropped": "dropped",
+}
+STAGE_TITLES = (
+    ("pretrain", "Stage 1: pretraining", "projector and patch-info mining, language model frozen"),
+    ("finetune", "Stage 2: fine-tuning", "LoRA on the language model, and the projector"),
+)
 
 
 def write_page(experiments: list[Experiment], path: str | Path) -> None:
-    """Write `report.html`: one file, no script, nothing fetched, so that it opens anywhere."""
+    """Write `report.html`: one file, no script, nothing fetched, so that it opens anywhere.
+
+    Raises:
+        InputError: an image of a gallery cannot be read, or two experiments have nothing in common to be compared by.
+    """
+    first, *others = experiments
+    differences = {other.name: paired_difference(other.scores, first.scores) for other in others}
+    recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
+    rewritten = list(_rewritten(experiments, recaptions))
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            names=[experiment.name for experiment in experiments],
+            reference=first.name,
+            description=first.description,
+            verdicts=verdicts(experiments, differences),
+            seeds=[experiment.seeds for experiment in experiments],
+            seeds_note=seeds_note(experiments),
+            several_seeds=any(len(experiment.seeds) > 1 for experiment in experiments),
+            sections=_sections(bool(rewritten)),
+            panels=headline_panels(experiments, differences),
+            lanes=LANES,
+            flows=_flows(experiments, recaptions),
+            statistics=_statistics(experiments, recaptions),
+            losses=[(title, meaning, loss_curves(experiments, stage)) for stage, title, meaning in STAGE_TITLES],
+            recaptions=rewritten,
+            galleries=_galleries(experiments),
+            metrics=[_metrics(index, experiment, differences) for index, experiment in enumerate(experiments)],
+            changes=[
+                {"experiment": other.name, "index": index, "rows": config_difference(other, first)}
+                for index, other in enumerate(others, start=1)
+            ],
+            times=times_table(experiments),
+            versions=versions(experiments),
+            evaluation=_evaluation_note(first),
+            training=[(experiment.name, training_table(experiment.runs[0])) for experiment in experiments],
+        )
+    )
+    with replace_whole(path) as file:
+        file.write(page)
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # captions are whatever a model wrote
@@ -23,32 +87,152 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["thousands"] = lambda number: f"{number:,}".replace(",", "\u202f")  # narrow no-break space
-    page = environment.get_template("report.html.j2").render(
-        names=[experiment.name for experiment in experiments],
-        colors=[experiment_color(index) for index in range(len(experiments))],
-        panels=headline_panels(experiments),
-        losses={stage: loss_curves({e.name: e.steps[stage] for e in experiments}) for stage in STAGES},
-        sections=[section(experiment) for experiment in experiments],
+    environment.filters["thousands"] = lambda number: grouped(number).replace("-", "−")
+    environment.filters["score"] = lambda value: f"{round(value, 2) + 0:.2f}".replace("-", "−")
+    environment.filters["minus"] = lambda text: text.replace("-", "−")
+    environment.filters["listed"] = listed
+    # a line may be broken after "_" and "."
+    environment.filters["breakable"] = lambda text: Markup(
+        str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>")
     )
-    with replace_whole(path) as file:
-        file.write(page)
+    return environment
 
 
-def section(experiment: Experiment) -> dict:
-    """What the template shows of one experiment."""
+def listed(items: list[str]) -> str:
+    """["a", "b", "c"] → "a, b and c"."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def seeds_note(experiments: list[Experiment]) -> str:
+    """What the intervals cover, in a sentence."""
+    seeds = {experiment.name: experiment.seeds for experiment in experiments}
+    if all(len(numbers) == 1 for numbers in seeds.values()):
+        return (
+            "One seed. The 95 % intervals cover the choice of images only, not training noise: trained again with "
+            "another seed, either model may score otherwise. List more seeds in the experiments' files to cover it."
+        )
+    if len({tuple(numbers) for numbers in seeds.values()}) == 1:
+        numbers = next(iter(seeds.values()))
+        return (
+            f"{len(numbers)} seeds ({listed([str(number) for number in numbers])}). The 95 % intervals cover both the "
+            "choice of images and the noise of training."
+        )
+    counts = listed([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
+    return (
+        f"Seeds: {counts}. The 95 % intervals cover the choice of images and, where there are two seeds or more, the "
+        "noise of training; differences are taken between equal seeds."
+    )
+
+
+def _sections(recaptioned: bool) -> list[tuple[str, str]]:
+    titles = {
+        "verdict": "Headline metrics",
+        "rows": "Where the rows went",
+        "statistics": "Statistics",
+        "losses": "Loss curves",
+        "recaptions": "Captions written anew",
+        "gallery": "What the models say",
+        "metrics": "All metrics",
+        "record": "Configuration and record",
+    }
+    return [(anchor, title) for anchor, title in titles.items() if anchor != "recaptions" or recaptioned]
+
+
+def _flows(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> list[dict]:
+    """The first run of every experiment."""
+    chains = [pretrain_chain(e, e.runs[0], recaptions[e.name]) for e in experiments]
+    flows = zip(experiments, chains, draw_flows(chains), strict=True)
+    return [_flow(index, *parts) for index, parts in enumerate(flows)]
+
+
+def _flow(index: int, experiment: Experiment, steps: list[Step], drawings: list[list[Shape]]) -> dict:
+    start, end = steps[0].lanes, steps[-1].lanes
+    return {
+        "experiment": experiment.name,
+        "index": index,
+        "steps": list(zip(steps, drawings, strict=True)),
+        "lanes": {shape.lane for shapes in drawings for shape in shapes},
+        "alt": f"{experiment.name}: of {start.left} rows {end.dropped} were dropped, and {end.left} were trained on",
+        "instructions": finetune_counts(experiment, experiment.runs[0]),
+    }
+
+
+def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> list[dict]:
+    """Filter stages first, each once; then the synthesis of every experiment that has one."""
+    by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
+    stages = []
+    for folder, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
+        stages.append(
+            {
+                "title": "Filter",
+                "experiments": [(name, by_name[name][0]) for name in names],
+                "histograms": statistic_histograms(folder, by_name[names[0]][1].recipes["filter"]),
+                "similarities": None,
+            }
+        )
+    for index, experiment in enumerate(experiments):
+        run = experiment.runs[0]
+        if run.synthesize:
+            mirrored = similarities(run, recaptions[experiment.name])
+            left_out = {"image_text_similarity"} if mirrored else set()
+            recipe = experiment.recipes["synthesize"]
+            stages.append(
+                {
+                    "title": "Synthesis",
+                    "experiments": [(experiment.name, index)],
+                    "histograms": statistic_histograms(run.stages["synthesize"], recipe, left_out),
+                    "similarities": mirrored,
+                }
+            )
+    return stages
+
+
+def _rewritten(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> Iterator[dict]:
+    for index, experiment in enumerate(experiments):
+        found = recaptions[experiment.name]
+        if found:
+            run, truth = experiment.runs[0], read_truth(experiment)
+            yield {
+                "experiment": experiment.name,
+                "index": index,
+                "count": len(found),
+                "likelihoods": any(recaption.log_likelihood is not None for recaption in found),
+                "quality": quality(run, found, truth),
+                "shown": recaption_gallery(run, found, truth),
+            }
+
+
+def _galleries(experiments: list[Experiment]) -> list[dict]:
+    """One for each dataset: experiments on other images cannot be set side by side."""
+    by_dataset: dict[Path, list[tuple[int, Experiment]]] = {}
+    for index, experiment in enumerate(experiments):
+        by_dataset.setdefault(experiment.dataset, []).append((index, experiment))
+    return [
+        {
+            "dataset": dataset.name,
+            "experiments": [(experiment.name, index) for index, experiment in group],
+            "shown": gallery(group),
+        }
+        for dataset, group in by_dataset.items()
+    ]
+
+
+def _metrics(index: int, experiment: Experiment, differences: dict[str, Estimates]) -> dict:
     columns, rows = metric_table(experiment)
     return {
-        "name": experiment.name,
-        "dataset": experiment.dataset,
-        "counts": experiment.dataset_counts,
-        "questions": experiment.vqa["questions"],
-        "metric_columns": columns,
-        "metric_rows": rows,
-        "gallery": gallery(experiment),
-        "pretrain_chain": pretrain_chain(experiment),
-        "finetune_chain": finetune_chain(experiment),
-        "training": training_table(experiment),
-        "times": times(experiment),
-        "clip": experiment.clip,
+        "experiment": experiment.name,
+        "index": index,
+        "columns": columns,
+        "rows": rows,
+        "differences": difference_table(differences[experiment.name]) if experiment.name in differences else None,
     }
+
+
+def _evaluation_note(experiment: Experiment) -> str:
+    clip, counts = experiment.runs[0].clip, experiment.dataset_counts
+    prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
+    questions = experiment.runs[0].vqa["questions"]
+    return (
+        f"Evaluated on {grouped(counts['evaluation'])} held-out images of {experiment.dataset.name} with "
+        f"{grouped(questions) if questions else 'no'} questions; CLIP for the scores: {clip['clip']}{prompt}."
+    )

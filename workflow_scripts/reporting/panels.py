@@ -1,79 +1,182 @@
-"""The headline metrics as panels of bars: experiments, models and controls on one scale."""
+"""The verdict: every headline metric's values, and by how much each experiment differs from the reference."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reporting.comparison import GROUP_LABELS, HEADLINES, figure, gain, interval, is_share
+from evaluation.seeds import Estimate, Estimates
+from reporting.comparison import HEADLINES, figure, gain, interval, is_share, verdict
 from reporting.experiment import Experiment
+from reporting.scales import Scale, Tick
 
-Estimate = dict[str, float]
+MODELS = {"pretrain": "pretraining", "finetune": "fine-tuning"}
+VERDICTS = {"better": "better", "worse": "worse", "no difference shown": "same"}  # class in the style sheet
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One group's value and 95 % interval; width, low and high in per cent of the panel's scale."""
+class Mark:
+    """A mean with its 95 % interval, places in per cent of an axis."""
 
-    label: str
-    kind: str  # own, shuffled or reference
-    text: str
-    interval: str
-    width: float
+    at: float
     low: float
     high: float
+    seeds: list[float]  # places of the seeds' own means, where they are shown
+    text: str
+    interval: str
 
 
 @dataclass(frozen=True)
-class Part:
-    """One experiment's part of a panel."""
-
+class Level:
     experiment: str
     index: int  # of the experiment, for its colour
-    value: str  # of the most trained model, on own images
-    gain: str  # the difference to the same model on shuffled images
-    bars: list[Bar]
+    mark: Mark
+    shuffled: float | None  # the same model shown other images
+    shuffled_text: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    experiment: str
+    index: int
+    mark: Mark
+    verdict: str  # better, worse or same
+
+
+@dataclass(frozen=True)
+class Model:
+    stage: str  # pretraining or fine-tuning
+    levels: list[Level]
+    differences: list[Difference]
 
 
 @dataclass(frozen=True)
 class Panel:
     title: str
     meaning: str
-    parts: list[Part]
+    models: list[Model]
+    level_ticks: list[Tick]
+    ceiling: float | None  # the reference captions' value
+    ceiling_text: str
+    difference_ticks: list[Tick]
+    zero: float
+    unit: str  # of differences
 
 
-def headline_panels(experiments: list[Experiment]) -> list[Panel]:
-    """One panel for each headline metric that any experiment measured; bars start at 0."""
+@dataclass(frozen=True)
+class Sentence:
+    """What the differences show after one training stage: titles of metrics, with the difference where it is shown."""
+
+    stage: str
+    better: list[str]
+    worse: list[str]
+    same: list[str]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    experiment: str
+    index: int
+    description: str
+    sentences: list[Sentence]
+
+
+def verdicts(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[Verdict]:
+    """One for each experiment beside the reference; `differences` to it by experiment."""
+    return [
+        Verdict(experiment.name, index, experiment.description, list(_sentences(differences[experiment.name])))
+        for index, experiment in enumerate(experiments)
+        if experiment.name in differences
+    ]
+
+
+def _sentences(differences: Estimates) -> Iterator[Sentence]:
+    for model, stage in MODELS.items():
+        estimates = differences.get(f"{model}/own", {})
+        found: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
+        for metric, (title, _) in HEADLINES.items():
+            if metric in estimates:
+                kind = VERDICTS[verdict(metric, estimates[metric])]
+                words = title if "Score" in title or title.startswith("VQA") else title[0].lower() + title[1:]
+                found[kind].append(words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})")
+        if any(found.values()):
+            yield Sentence(stage, **found)
+
+
+def _unbroken(metric: str, difference: Estimate) -> str:
+    return gain(metric, difference["mean"]).replace(" ", "\u00a0")
+
+
+def headline_panels(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[Panel]:
+    """One panel for each headline metric that any experiment measured. Values start at 0."""
     panels = []
     for metric, (title, meaning) in HEADLINES.items():
-        measured = [_measured(experiment, metric) for experiment in experiments]
-        highest = max((estimate["high"] for groups in measured for estimate in groups.values()), default=0)
-        scale = 1 if is_share(metric) else 1.05 * highest or 1
-        if parts := list(_parts(experiments, measured, metric, scale)):
-            panels.append(Panel(title, meaning, parts))
+        scale, contrast = _level_scale(experiments, metric), _difference_scale(differences, metric)
+        models = []
+        for model, stage in MODELS.items():
+            levels = list(_levels(experiments, model, metric, scale))
+            if levels:
+                models.append(Model(stage, levels, list(_contrasts(experiments, differences, model, metric, contrast))))
+        if models:
+            ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean")
+            factor = 100 if is_share(metric) else 1
+            panels.append(
+                Panel(
+                    title,
+                    meaning,
+                    models,
+                    scale.ticks(5, factor),
+                    None if ceiling is None else scale.at(ceiling),
+                    "" if ceiling is None else figure(metric, ceiling),
+                    contrast.ticks(3, factor, signed=True),
+                    contrast.at(0),
+                    "percentage points" if is_share(metric) else "",
+                )
+            )
     return panels
 
 
-def _measured(experiment: Experiment, metric: str) -> dict[str, Estimate]:
-    """The metric's estimates by group, in the order of GROUP_LABELS."""
-    groups = experiment.groups
-    return {name: groups[name][metric] for name in GROUP_LABELS if metric in groups.get(name, {})}
+def _level_scale(experiments: list[Experiment], metric: str) -> Scale:
+    if is_share(metric):
+        return Scale(0, 1)
+    estimates = [groups[metric] for e in experiments for groups in e.groups.values() if metric in groups]
+    return Scale(0, 1.05 * max((estimate["high"] for estimate in estimates), default=0) or 1)
 
 
-def _parts(
-    experiments: list[Experiment], measured: list[dict[str, Estimate]], metric: str, scale: float
-) -> Iterator[Part]:
-    for index, (experiment, groups) in enumerate(zip(experiments, measured, strict=True)):
-        if not groups:
-            continue
-        model = next(iter(groups)).split("/")[0]  # GROUP_LABELS puts the most trained model first
-        value = figure(metric, groups[f"{model}/own"]["mean"])
-        difference = gain(metric, groups[f"{model}/difference"]["mean"])
-        bars = [
-            _bar(name, metric, estimate, scale) for name, estimate in groups.items() if not name.endswith("/difference")
-        ]
-        yield Part(experiment.name, index, value, f"{difference} over shuffled images", bars)
+def _difference_scale(differences: dict[str, Estimates], metric: str) -> Scale:
+    ends = [0.0]
+    for estimates in differences.values():
+        for model in MODELS:
+            if estimate := estimates.get(f"{model}/own", {}).get(metric):
+                ends += [estimate["low"], estimate["high"]]
+    margin = 0.15 * (max(ends) - min(ends)) or 0.01
+    return Scale(min(ends) - margin, max(ends) + margin)
 
 
-def _bar(group: str, metric: str, estimate: Estimate, scale: float) -> Bar:
-    width, low, high = (round(100 * min(max(estimate[key] / scale, 0), 1), 2) for key in ("mean", "low", "high"))
-    text = figure(metric, estimate["mean"])
-    return Bar(GROUP_LABELS[group], group.split("/")[-1], text, interval(metric, estimate), width, low, high)
+def _levels(experiments: list[Experiment], model: str, metric: str, scale: Scale) -> Iterator[Level]:
+    for index, experiment in enumerate(experiments):
+        estimate = experiment.groups.get(f"{model}/own", {}).get(metric)
+        if estimate:
+            mark = _mark(scale, estimate, [], figure(metric, estimate["mean"]), interval(metric, estimate))
+            shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric, {}).get("mean")
+            place, text = (None, "") if shuffled is None else (scale.at(shuffled), figure(metric, shuffled))
+            yield Level(experiment.name, index, mark, place, text)
+
+
+def _contrasts(
+    experiments: list[Experiment], differences: dict[str, Estimates], model: str, metric: str, scale: Scale
+) -> Iterator[Difference]:
+    reference = {run.seed: run.scores for run in experiments[0].runs}
+    group = f"{model}/own"
+    for index, experiment in enumerate(experiments):
+        estimate = differences.get(experiment.name, {}).get(group, {}).get(metric)
+        if estimate:
+            pairs = [(run.scores, reference[run.seed]) for run in experiment.runs if run.seed in reference]
+            seeds = [(own.groups[group][metric] - other.groups[group][metric]).mean for own, other in pairs]
+            ends = [gain(metric, estimate[key]).removesuffix(" points") for key in ("low", "high")]
+            text = gain(metric, estimate["mean"]).removesuffix(" points")
+            mark = _mark(scale, estimate, seeds, text, " to ".join(ends))
+            yield Difference(experiment.name, index, mark, VERDICTS[verdict(metric, estimate)])
+
+
+def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> Mark:
+    places = [scale.at(estimate[key]) for key in ("mean", "low", "high")]
+    return Mark(*places, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)

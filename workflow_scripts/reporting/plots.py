@@ -1,37 +1,28 @@
-"""Loss curves as SVG data URIs, the same bytes for the same figures."""
+"""Loss curves as paths in a box of 100 × 100 units that the page stretches."""
 
-import base64
-import io
+from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (the backend must be chosen first)
+from reporting.experiment import Experiment
+from reporting.scales import Scale, Tick
 
-EXPERIMENT_COLORS = ("#2f5bd7", "#d9622b", "#1c8c6e", "#8b48b8", "#b8891b", "#c23a6b")
-INK, FAINT = "#3d444d", "#e4e2dc"
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 11,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "report",  # ids do not change from run to run
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": FAINT,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
+POINTS = 240  # of a line; more cannot be told apart
 
 
-def experiment_color(index: int) -> str:
-    return EXPERIMENT_COLORS[index % len(EXPERIMENT_COLORS)]
+@dataclass(frozen=True)
+class Line:
+    index: int  # of the experiment, for its colour
+    kind: str  # seed: one run as it was; mean: the mean over the seeds, smoothed
+    path: str
+
+
+@dataclass(frozen=True)
+class Losses:
+    lines: list[Line]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    last: list[tuple[int, str, str]]  # experiment's index and name, mean loss at the end
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
@@ -43,29 +34,42 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def loss_curves(steps_of: dict[str, list[dict]]) -> str:
-    """Loss by step, one line per experiment: the raw loss pale, its running mean over 1/20 of the run on top.
+def loss_curves(experiments: list[Experiment], stage: str) -> Losses:
+    """Every run's loss by optimizer step, and each experiment's mean over its runs, smoothed over 1/20 of them."""
+    curves = {
+        experiment.name: [
+            (np.array([row["step"] for row in rows], float), np.array([row["loss"] for row in rows], float))
+            for rows in (run.steps[stage] for run in experiment.runs)
+        ]
+        for experiment in experiments
+    }
+    everything = [curve for runs in curves.values() for curve in runs]
+    x = Scale(0, max(steps.max() for steps, _ in everything))
+    y = Scale(0, 1.04 * max(losses[np.isfinite(losses)].max(initial=0) for _, losses in everything) or 1)
+    lines, last = [], []
+    for index, (name, runs) in enumerate(curves.items()):
+        mean_steps, mean_losses = _mean_curve(runs)
+        if len(runs) > 1:
+            lines += [Line(index, "seed", _path(x, y, steps, losses)) for steps, losses in runs]
+        else:
+            lines.append(Line(index, "seed", _path(x, y, *runs[0])))
+        smooth = running_mean(mean_losses, len(mean_losses) // 20)
+        lines.append(Line(index, "mean", _path(x, y, mean_steps, smooth)))
+        last.append((index, name, f"{smooth[-1]:.3f}"))
+    lines.sort(key=lambda line: line.kind == "mean")
+    return Losses(lines, x.ticks(4), y.ticks(4), last)
 
-    Args:
-        steps_of: rows {"step", "loss", …} by experiment name, in the order of their colours.
 
-    Returns:
-        `data:image/svg+xml;base64,…`
-    """
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(5.4, 3.2), layout="constrained")
-        for index, (name, rows) in enumerate(steps_of.items()):
-            steps, losses = (np.array([row[key] for row in rows]) for key in ("step", "loss"))
-            color = experiment_color(index)
-            axes.plot(steps, losses, color=color, alpha=0.25, linewidth=1)
-            axes.plot(steps, running_mean(losses, len(losses) // 20), color=color, linewidth=2.2, label=name)
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel("loss")
-        axes.set_ylim(bottom=0)
-        axes.tick_params(length=0)
-        if len(steps_of) > 1:
-            axes.legend()
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-        plt.close(figure)
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+def _mean_curve(runs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of the longest run up to where the shortest ends, and the mean loss there."""
+    end = min(steps[-1] for steps, _ in runs)
+    steps = max((steps for steps, _ in runs), key=len)
+    steps = steps[steps <= end]
+    return steps, np.mean([np.interp(steps, *run) for run in runs], axis=0)
+
+
+def _path(x: Scale, y: Scale, steps: np.ndarray, losses: np.ndarray) -> str:
+    finite = np.flatnonzero(np.isfinite(losses))
+    chosen = finite[np.unique(np.linspace(0, len(finite) - 1, min(POINTS, len(finite))).round().astype(int))]
+    points = [f"{x.at(steps[place]):.2f} {100 - y.at(losses[place]):.2f}" for place in chosen]
+    return "M" + "L".join(points)

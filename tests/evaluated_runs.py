@@ -1,0 +1,61 @@
+"""Results of experiments as the rules leave them, made by hand: small, and with scores that a test chooses."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from files import write_json, write_jsonl, write_yaml
+
+# {group: {metric: {image id: (sum, count)}}}
+Values = dict[str, dict[str, dict[str, tuple[float, int]]]]
+
+
+def write_scores(path: Path, values: Values) -> Path:
+    rows = []
+    for group, metrics in values.items():
+        model, _, images = group.partition("/")
+        for identifier in dict.fromkeys(identifier for of_image in metrics.values() for identifier in of_image):
+            measured = {
+                name: list(of_image[identifier]) for name, of_image in metrics.items() if identifier in of_image
+            }
+            rows.append({"model": model, "images": images or "own", "id": identifier, "values": measured})
+    write_jsonl(path, rows)
+    return path
+
+
+def write_dataset(folder: Path, faults: Iterable[tuple[str, str, str]] = ()) -> Path:
+    """A dataset without images; `faults` are (id, fault, true caption) of its ground truth, if it has any."""
+    write_json(folder / "summary.json", {"pretrain": 100, "finetune": 60, "evaluation": 1})
+    write_jsonl(folder / "evaluation.jsonl", [{"id": "e0", "image": "images/e0.png", "captions": ["a cat"]}])
+    if truth := [dict(zip(("id", "fault", "caption"), row, strict=True)) for row in faults]:
+        write_jsonl(folder / "ground_truth.jsonl", truth)
+    return folder
+
+
+def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synthesized: int | None = None) -> dict:
+    """Write a run's results; return its stages for the configuration. `filtered` and `synthesized` are rows kept."""
+    names = ["filter", "jsonl", "pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]
+    stages = {name: folder / name for name in names}
+    write_json(folder / "filter/summary.json", {"rows_in": 100, "rows_kept": filtered, "operators": []})
+    if synthesized is not None:
+        stages["synthesize"] = folder / "synthesize"
+        write_json(folder / "synthesize/summary.json", {"rows_in": filtered, "rows_kept": synthesized})
+        write_jsonl(folder / "synthesize/synthesized.jsonl", [])
+    write_json(folder / "jsonl/summary.json", {"pretrain": {}, "finetune": {}})
+    write_jsonl(folder / "jsonl/pretrain.jsonl", [])
+    for stage in ("pretrain", "finetune"):
+        write_json(folder / stage / "metrics.json", {"seed": 0})
+        write_jsonl(folder / stage / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+    write_jsonl(folder / "generate/captions.jsonl", [])
+    write_jsonl(folder / "generate/answers.jsonl", [])
+    write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(folder)})
+    for stage, values in (("evaluate_clip", clip), ("evaluate_vqa", vqa)):
+        write_json(folder / stage / "metrics.json", {"groups": {}})
+        write_scores(folder / stage / "scores.jsonl", values)
+    return {name: str(path) for name, path in stages.items()}
+
+
+def entry(name: str, dataset: Path, runs: dict[int, dict], **config: object) -> dict:
+    """An experiment's entry in the configuration, from its stages by seed."""
+    described = {"name": name, "description": f"What {name} is for.", "dataset": str(dataset), "config": config}
+    listed = [{"seed": seed, "stages": stages} for seed, stages in runs.items()]
+    return described | {"recipes": {"filter": {"process": []}, "synthesize": None}, "runs": listed}

@@ -1,0 +1,72 @@
+"""A limit is suggested where the data show one, in the type that the operator takes; else the recipe stays as it is."""
+
+import numpy as np
+import pytest
+import yaml
+
+from juicer.recipe import check_process
+from juicer.statistics import Limit, Statistic
+from juicer.suggestions import recipe_text, suggest
+
+RNG = np.random.default_rng(0)
+BULK = RNG.integers(1000, 2000, 1000).astype(float)
+WITH_TAIL = np.concatenate([np.full(20, 90.0), BULK])
+
+
+def statistic(values: np.ndarray, limits: list[Limit], arguments: dict | None, operator: str = "image_size_filter"):
+    return Statistic("image_sizes", operator, values, True, arguments, {limit.side: limit for limit in limits})
+
+
+def test_two_humps_get_a_limit_between_them():
+    values = np.concatenate([RNG.normal(0.0, 0.05, 400), RNG.normal(0.3, 0.02, 600)])
+    limits = [Limit("min", "min_score", 0.1, 0.1), Limit("max", "max_score", 1.0, 1.0)]
+    found = suggest(statistic(values, limits, None, "batched_image_text_similarity_filter"))
+    assert 0.15 < found.suggested["min"].value < 0.27 and found.suggested["max"].value == 1.0
+    assert "40% of the rows" in found.suggested["min"].reason and "Two humps" in found.remark
+    process = [{"batched_image_text_similarity_filter": None}]
+    recipe = yaml.safe_load(recipe_text("", process, [found], {}))["process"]
+    assert recipe == [{"batched_image_text_similarity_filter": {"min_score": found.suggested["min"].value}}]
+
+
+@pytest.mark.parametrize(
+    ("argument", "written", "kind"), [(1, 1, int), (1.0, 1.0, float), ("1", "1", str)], ids=["int", "float", "str"]
+)
+def test_a_limit_is_written_in_the_type_that_the_operator_takes(argument, written, kind):
+    found = suggest(statistic(WITH_TAIL, [Limit("min", "min_size", float(argument), written)], {"min_size": written}))
+    limit = found.suggested["min"]
+    assert 90 < limit.value <= 1000 and type(limit.written) is kind and float(limit.written) == limit.value
+    assert limit.drops(WITH_TAIL).sum() == 20
+
+
+def test_a_limit_of_the_recipe_in_the_gap_stays():
+    found = suggest(statistic(WITH_TAIL, [Limit("min", "min_size", 777.0, "777")], {"min_size": "777"}))
+    assert found.suggested["min"].written == "777" and "as in the recipe" in found.suggested["min"].reason
+
+
+@pytest.mark.parametrize("arguments", [{"min_size": "1500"}, {}, None], ids=["stated", "default", "not in the recipe"])
+def test_without_a_tail_what_was_chosen_stays_and_a_default_drops_nothing(arguments):
+    found = suggest(statistic(BULK, [Limit("min", "min_size", 1500.0, "1500")], arguments))
+    kept = found.suggested["min"].drops(BULK).sum() == 0
+    assert kept != bool(arguments) and (found.suggested["min"].written == "1500") == bool(arguments)
+    assert "no limit" in found.remark
+
+
+def test_a_row_without_a_value_is_kept():
+    assert not Limit("min", "min_size", 5.0, "5").drops(np.array([np.nan])).any()
+
+
+def test_the_recipe_keeps_the_operators_order_and_other_arguments_and_is_valid():
+    found = suggest(
+        statistic(WITH_TAIL, [Limit("min", "min_size", 1.0, "1"), Limit("max", "max_size", 2**40, "1TB")], {})
+    )
+    process = [
+        {"fix_unicode_mapper": None},
+        {"image_size_filter": {"any_or_all": "all"}},
+        {"words_num_filter": {"lang": "en", "min_num": 4}},
+    ]
+    text = recipe_text("first line\nsecond: line", process, [found], {"fix_unicode_mapper": "not measured: edits"})
+    recipe = yaml.safe_load(text)["process"]
+    check_process(recipe)
+    assert [next(iter(step)) for step in recipe] == [next(iter(step)) for step in process]
+    assert recipe[1]["image_size_filter"] == {"any_or_all": "all", "min_size": found.suggested["min"].written}
+    assert recipe[2] == process[2] and text.startswith("# first line\n# second: line\n") and text.endswith("4\n")

@@ -1,0 +1,126 @@
+"""Thresholds are suggested where a distribution has a gap or a valley, and nowhere else."""
+
+import numpy as np
+import pytest
+
+from juicer.thresholds import Tail, between, separated_tail, valley_between_humps
+
+ROWS = 4000
+ONE_HUMP = {
+    "normal": lambda rng: rng.normal(0.3, 0.05, ROWS),
+    "uniform": lambda rng: rng.uniform(0, 1, ROWS),
+    "left-skewed": lambda rng: 0.4 - rng.gamma(2, 0.03, ROWS),
+    "lengths": lambda rng: rng.lognormal(4, 0.4, ROWS).round(),
+    "file sizes": lambda rng: rng.lognormal(10, 1.2, ROWS).round(),
+    "words": lambda rng: rng.poisson(12, ROWS) + 1.0,
+    "mostly one value": lambda rng: np.where(rng.random(ROWS) < 0.7, 336.0, rng.integers(337, 600, ROWS)),
+    "mostly zero": lambda rng: np.where(rng.random(ROWS) < 0.95, 0.0, rng.uniform(0.07, 0.3, ROWS)),
+    "constant": lambda rng: np.full(ROWS, 128.0),
+}
+one_hump = pytest.mark.parametrize("draw", ONE_HUMP.values(), ids=ONE_HUMP)
+
+
+@one_hump
+@pytest.mark.parametrize("seed", range(3))
+def test_a_distribution_without_a_gap_gets_no_limit(draw, seed):
+    values = draw(np.random.default_rng(seed))
+    assert separated_tail(values, upper=False) is None
+    assert separated_tail(values, upper=True) is None
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_planted_tail_is_cut_off_exactly(upper, seed):
+    rng = np.random.default_rng(seed)
+    values = rng.lognormal(4, 0.3, ROWS)
+    planted = rng.uniform(900, 2000, 60) if upper else rng.uniform(1, 6, 60)
+    tail = separated_tail(np.concatenate([planted, values]), upper)
+    limit = between(tail, whole=False)
+    assert tail.rows == 60
+    assert values.max() <= limit < planted.min() if upper else planted.max() < limit <= values.min()
+
+
+def test_both_ends_of_a_mirrored_distribution_are_treated_alike():
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.normal(0.5, 0.02, ROWS), rng.normal(0.9, 0.01, 40)])
+    upper, lower = separated_tail(values, upper=True), separated_tail(1 - values, upper=False)
+    assert upper.rows == lower.rows == 40
+    assert [upper.innermost, upper.rest] == pytest.approx([1 - lower.innermost, 1 - lower.rest])
+    assert separated_tail(values, upper=False) is None
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(9, None), (10, 10), (50, 50), (53, None)])
+def test_a_few_rows_and_many_rows_are_no_tail(rows, expected):
+    values = np.concatenate([np.full(rows, 6.0), np.random.default_rng(0).integers(100, 140, 1000)])
+    tail = separated_tail(values, upper=False)
+    assert (tail and tail.rows) == expected
+
+
+def test_stray_rows_do_not_hide_a_tail():
+    rng = np.random.default_rng(0)
+    tail, strays, rest = rng.uniform(0.5, 0.51, 60), [0.534, 0.537], rng.uniform(0.56, 0.66, ROWS)
+    found = separated_tail(np.concatenate([tail, strays, rest]), upper=False)
+    assert (found.rows, found.rest) == (60, 0.534), "the limit is in the wider part of the gap"
+    assert separated_tail(np.concatenate([tail[:20], strays * 3, rest]), upper=False) is None, "too many strays"
+
+
+def test_zeros_are_at_the_lower_end_of_sizes():
+    values = np.concatenate([np.zeros(20), np.random.default_rng(0).integers(100, 140, 1000)])
+    assert separated_tail(values, upper=False).rows == 20
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_limit_drops_the_tail_and_keeps_the_rest(seed):
+    rng = np.random.default_rng(seed)
+    low, high = np.sort(rng.choice([rng.normal(0, 1, 2), rng.lognormal(3, 2, 2), rng.integers(-5, 2000, 2)]))
+    high += low == high
+    whole = bool(low == int(low) and high == int(high))
+    lower = between(Tail(9, low - 1, low, high), whole)
+    upper = between(Tail(9, high + 1, high, low), whole)
+    assert low < lower <= high and low <= upper < high
+    assert not whole or (lower == int(lower) and upper == int(upper))
+
+
+@pytest.mark.parametrize(
+    ("innermost", "rest", "whole", "limit"),
+    [
+        (36, 54, True, 40),
+        (4, 9, True, 6),
+        (3, 4, True, 4),
+        (4, 3, True, 3),
+        (0.556, 0.593, False, 0.57),
+        (0, 7, True, 4),
+    ],
+)
+def test_a_limit_has_as_few_digits_as_will_do(innermost, rest, whole, limit):
+    assert between(Tail(9, innermost, innermost, rest), whole) == limit
+
+
+@one_hump
+@pytest.mark.parametrize("seed", range(3))
+def test_one_hump_has_no_valley(draw, seed):
+    values = draw(np.random.default_rng(seed))
+    if draw not in (ONE_HUMP["mostly one value"], ONE_HUMP["mostly zero"]):  # these do have two
+        assert valley_between_humps(values) is None
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
+@pytest.mark.parametrize(("width", "apart"), [(0.05, 0.3), (0.01, 0.3)])
+def test_the_valley_parts_two_humps_nearly_as_well_as_can_be(share, width, apart):
+    rng = np.random.default_rng(1)
+    low = rng.normal(0, 0.05, int(share * ROWS))
+    high = rng.normal(apart, width, ROWS - len(low))
+    valley = valley_between_humps(np.concatenate([low, high]))
+    limits = np.linspace(0, apart, 2000)
+    wrong = [np.sum(low >= limit) + np.sum(high < limit) for limit in limits]
+    assert np.sum(low >= valley.at) + np.sum(high < valley.at) <= min(wrong) + 0.005 * ROWS
+    assert valley.humps == pytest.approx((0, apart), abs=0.02)
+    assert valley.share == pytest.approx(share, abs=0.02)
+
+
+def test_the_valley_moves_with_the_scale():
+    rng = np.random.default_rng(2)
+    values = np.concatenate([rng.normal(0, 1, ROWS), rng.normal(6, 0.5, ROWS)])
+    assert valley_between_humps(0.1 * values - 3).at == pytest.approx(
+        0.1 * valley_between_humps(values).at - 3, abs=0.005
+    )

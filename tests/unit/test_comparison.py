@@ -1,0 +1,163 @@
+"""comparison.csv and the reading of experiments, from results made by hand."""
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from evaluated_runs import entry, write_dataset, write_run
+
+from errors import InputError
+from files import write_yaml
+from reporting.comparison import COLUMNS, compare, verdict, write_table
+from reporting.experiment import RULE_OF_FILE, load_experiments
+
+IMAGES = [f"e{number}" for number in range(30)]
+
+
+def values(better: float, seed: int, extra: bool = False) -> tuple[dict, dict]:
+    """Scores of both evaluations, `better` above chance on own images."""
+    rng = np.random.default_rng(seed)
+    clip = {
+        "finetune/own": {"clip_score": {name: (better + rng.random(), 1) for name in IMAGES}},
+        "finetune/shuffled": {"clip_score": {name: (rng.random(), 1) for name in IMAGES}},
+        "reference": {"clip_score": dict.fromkeys(IMAGES, (2.0, 1))},
+    }
+    if extra:
+        clip["finetune/own"]["attribute_accuracy"] = dict.fromkeys(IMAGES, (2.0, 3))
+    return clip, {"finetune/own": {"vqa_accuracy": {name: (float(rng.integers(6)), 5) for name in IMAGES}}}
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two experiments of two seeds that share a filter folder; the second has one metric more."""
+    root = tmp_path / "results ünd mehr"
+    dataset = write_dataset(root / "datasets/shapes")
+    baseline = {seed: write_run(root / f"baseline/seed-{seed}", *values(0.0, seed)) for seed in (0, 1)}
+    better = {seed: write_run(root / f"better/seed-{seed}", *values(0.5, seed, extra=True)) for seed in (0, 1)}
+    for stages in better.values():
+        shutil.rmtree(stages["filter"])
+        stages["filter"] = baseline[0]["filter"]
+    entries = [entry("baseline", dataset, baseline), entry("better", dataset, better)]
+    write_yaml(root / "config.yaml", {"experiments": entries})
+    return root
+
+
+def changed(results, change) -> str:
+    """The sentence about a configuration after a change."""
+    experiments = [
+        entry("baseline", results / "datasets/shapes", {0: write_run(results / "one", *values(0.0, 0))}),
+        entry("other", results / "datasets/shapes", {0: write_run(results / "two", *values(0.0, 1))}),
+    ]
+    config = {"experiments": experiments}
+    change(config)
+    write_yaml(results / "changed.yaml", config)
+    with pytest.raises(InputError) as error:
+        load_experiments(results / "changed.yaml")
+    return str(error.value)
+
+
+def test_experiments_are_read_from_wherever_their_stages_are(results):
+    baseline, better = load_experiments(results / "config.yaml")
+    assert (baseline.name, baseline.description, baseline.seeds) == ("baseline", "What baseline is for.", [0, 1])
+    assert baseline.dataset == results / "datasets/shapes" and len(baseline.evaluation) == 1
+    assert better.runs[1].filter == baseline.runs[0].filter and better.runs[0].synthesize is None
+    assert better.runs[1].stages["generate"] == results / "better/seed-1/generate"
+    assert better.image_root == results / "better/seed-0"
+    assert better.groups is better.groups  # resampled once
+
+
+def test_pandas_reads_the_table_back(results):
+    experiments = load_experiments(results / "config.yaml")
+    write_table(compare(experiments), results / "comparison.csv")
+    table = pd.read_csv(results / "comparison.csv")
+    assert list(table.columns) == COLUMNS
+    assert not table.duplicated(["experiment", "group", "metric"]).any()
+    assert len(table) == sum(len(metrics) for e in experiments for metrics in e.groups.values()) == 5 + 6
+    for row in table.itertuples():
+        experiment = experiments[[e.name for e in experiments].index(row.experiment)]
+        found = experiment.groups[row.group][row.metric]
+        assert [row.value, row.low, row.high] == pytest.approx(
+            [found[key] for key in ("mean", "low", "high")], abs=1e-6
+        )
+        assert (row.n, row.seeds) == (found["n"], 2)
+
+
+def test_differences_are_to_the_first_experiment(results):
+    table = compare(load_experiments(results / "config.yaml")).set_index(["experiment", "group", "metric"])
+    assert table.loc["baseline"][["difference", "difference_low", "difference_high"]].isna().all(axis=None)
+    better, baseline = table.loc["better"], table.loc["baseline"]
+    shared = better.index.intersection(baseline.index)
+    assert better.loc[shared, "difference"].to_numpy() == pytest.approx(
+        (better.loc[shared, "value"] - baseline.loc[shared, "value"]).to_numpy()
+    )
+    own = better.loc["finetune/own", "clip_score"]
+    assert own["difference_low"] <= own["difference"] == pytest.approx(0.5) and own["difference_low"] > 0
+    assert np.isnan(better.loc["finetune/own", "attribute_accuracy"]["difference"])
+    assert better.loc["reference", "clip_score"]["difference"] == 0
+
+
+def test_same_results_same_bytes(results):
+    for name in ("a.csv", "b.csv"):
+        write_table(compare(load_experiments(results / "config.yaml")), results / name)
+    assert (results / "a.csv").read_bytes() == (results / "b.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "expected"),
+    [
+        ("clip_score", 0.1, 0.2, "better"),
+        ("clip_score", -0.2, -0.1, "worse"),
+        ("clip_score", -0.1, 0.2, "no difference shown"),
+        ("clip_score", 0.0, 0.2, "no difference shown"),
+        ("extra_objects", 0.1, 0.2, "worse"),
+        ("extra_objects", -0.2, -0.1, "better"),
+    ],
+)
+def test_verdicts(metric, low, high, expected):
+    assert verdict(metric, {"mean": (low + high) / 2, "low": low, "high": high}) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in RULE_OF_FILE if not name.startswith("synthesize/")])
+def test_a_missing_file_is_named_with_its_rule(results, name):
+    (results / "baseline/seed-1" / name).unlink()
+    with pytest.raises(InputError) as error:
+        load_experiments(results / "config.yaml")
+    rule = RULE_OF_FILE[name]
+    expected = f"{results / 'baseline/seed-1' / name} does not exist, so baseline with seed 1 cannot be reported"
+    assert str(error.value) == f"{expected}; run the rule {rule} first"
+
+
+def test_a_missing_synthesis_or_dataset_is_named(results):
+    def synthesized(config):
+        config["experiments"][1]["runs"][0]["stages"]["synthesize"] = str(results / "nowhere")
+
+    message = changed(results, synthesized)
+    assert "nowhere/summary.json does not exist" in message and "the rule synthesize_captions" in message
+    message = changed(results, lambda config: config["experiments"][0].update(dataset="no/dataset"))
+    assert "no/dataset/summary.json does not exist" in message and "the rule make_dataset" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda c: c.update(title="x"), "changed.yaml: unknown key 'title'; known are experiments"),
+        (lambda c: c.update(experiments=[]), "experiments must be a list of at least one experiment"),
+        (lambda c: c["experiments"][1].pop("recipes"), "experiment 2: the key recipes is missing"),
+        (lambda c: c["experiments"][1].update(colour="x"), "experiment 2: unknown key 'colour'; known are config, da"),
+        (lambda c: c["experiments"][0].update(recipes=None), "recipes: a mapping with the keys filter, synthesize"),
+        (lambda c: c["experiments"][0].update(runs=[]), "experiment 1: runs must be a list of at least one run"),
+        (lambda c: c["experiments"][0]["runs"][0].pop("seed"), "experiment 1, runs: the key seed is missing"),
+        (lambda c: c["experiments"][0]["runs"][0]["stages"].pop("jsonl"), "seed 0: the key jsonl is missing"),
+        (lambda c: c["experiments"][0]["runs"][0]["stages"].update(x="y"), "seed 0: unknown key 'x'"),
+        (lambda c: c["experiments"][1].update(name="baseline"), "the name 'baseline' occurs twice"),
+        (lambda c: c["experiments"][1].update(runs=2 * c["experiments"][1]["runs"]), "the seed 0 occurs twice"),
+    ],
+)
+def test_a_wrong_configuration_is_one_sentence(results, change, expected):
+    assert expected in changed(results, change)
+
+
+def test_a_missing_configuration_is_named(tmp_path):
+    with pytest.raises(InputError, match="no.yaml does not exist; it lists the experiments"):
+        load_experiments(tmp_path / "no.yaml")

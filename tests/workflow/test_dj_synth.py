@@ -1,0 +1,97 @@
+"""dj_synth beside the baseline: what is shared, what adds up, and that nothing is captioned twice."""
+
+import pandas
+from test_rerun import edited
+
+from files import read_json, read_jsonl
+
+OWN = {
+    "synthesize_captions",
+    "write_jsonl",
+    "pretrain",
+    "finetune",
+    "generate_answers",
+    "evaluate_clip",
+    "evaluate_vqa",
+    "compare_experiments",
+}
+SUMMARY = "results/dj_synth/synthesize/summary.json"
+
+
+def test_both_experiments_share_dataset_foundation_and_filters(fresh):
+    counts = fresh.job_counts("dj_synth")
+    once = {"make_dataset", "train_clip", "train_language_model", "assemble_model", "filter_data"}
+    once |= {"synthesize_captions", "compare_experiments"}
+    assert {rule for rule, count in counts.items() if count == 1} == once
+    assert {count for rule, count in counts.items() if rule not in once} == {2}
+
+
+def test_three_seeds_train_six_models_and_filter_once(fresh):
+    counts = fresh.job_counts("dj_synth", config=("seeds=[0,1,2]",))
+    assert (counts["filter_data"], counts["synthesize_captions"], counts["pretrain"], counts["finetune"]) == (
+        1,
+        3,
+        6,
+        6,
+    )
+
+
+def test_the_ablation_runs_the_recipe_once_without_each_operator(fresh):
+    operators = ["caption_log_likelihood_filter", "words_num_filter"]
+    counts = fresh.job_counts("ablation", config=(f"ablation={{operators: {operators}}}",))
+    assert counts["synthesize_captions"] == 3
+    assert counts["filter_data"] == 2, "words_num_filter is one of the filter stage's"
+    assert counts["tabulate_ablation"] == 1
+
+
+def test_after_the_baseline_only_what_differs_is_run(finished):
+    assert set(finished.job_counts("dj_synth")) <= OWN  # less, when another test has run it
+
+
+def test_a_finished_run_has_nothing_to_be_done(synthesized):
+    assert synthesized.job_counts("dj_synth") == {}
+
+
+def test_both_train_on_the_same_number_of_samples_and_every_row_is_accounted_for(synthesized):
+    baseline, own = (read_json(synthesized.result("jsonl", name) / "summary.json") for name in ("baseline", "dj_synth"))
+    assert baseline["pretrain"]["rows_out"] == own["pretrain"]["rows_out"]
+    steps = [
+        read_json(synthesized.result("pretrain", name) / "metrics.json")["steps"] for name in ("baseline", "dj_synth")
+    ]
+    assert steps[0] == steps[1]
+
+    folder = synthesized.result("synthesize", "dj_synth")
+    summary = read_json(folder / "summary.json")
+    before = [row["id"] for row in read_jsonl(synthesized.result("filter") / "filtered.jsonl")]
+    kept = [row["id"] for row in read_jsonl(folder / "synthesized.jsonl")]
+    dropped = [row["id"] for row in read_jsonl(folder / "dropped.jsonl") if row["event"] == "dropped"]
+    assert sorted(kept + dropped) == sorted(before)
+    assert kept == [identifier for identifier in before if identifier in set(kept)]
+    assert (summary["rows_in"], summary["rows_kept"]) == (len(before), len(kept))
+    trained = own["pretrain"]
+    assert trained["rows_in"] == len(kept) and trained["rows_out"] == len(kept) + trained["repeated"]
+
+
+def test_the_page_and_the_table_compare_both(synthesized):
+    folder = synthesized.folder / "results/report"
+    assert "dj_synth" in (folder / "report.html").read_text(encoding="utf-8")
+    table = pandas.read_csv(folder / "comparison.csv")
+    assert set(table["experiment"]) == {"baseline", "dj_synth"}
+    assert table[table["experiment"] == "dj_synth"]["difference"].notna().any()
+
+
+def test_another_threshold_captions_only_new_rows_and_going_back_gives_the_same_bytes(synthesized):
+    folder, recipe = synthesized.result("synthesize", "dj_synth"), synthesized.folder / "config/recipes/dj_synth.yaml"
+    first = {name: (folder / name).read_bytes() for name in ("synthesized.jsonl", "dropped.jsonl", "stats.jsonl")}
+    below = read_json(folder / "summary.json")["operators"][0]["recaption"]["below"]
+
+    with edited(recipe, "keep_fraction: &kept 0.5", "keep_fraction: &kept 0.6"):
+        synthesized.run(SUMMARY)
+        higher = read_json(folder / "summary.json")["operators"][0]["recaption"]
+        assert higher["captioned"] == 0 and 0 < higher["cached"] == higher["below"] < below
+    with edited(recipe, "keep_fraction: &kept 0.5", "keep_fraction: &kept 0.4"):
+        synthesized.run(SUMMARY)
+        lower = read_json(folder / "summary.json")["operators"][0]["recaption"]
+        assert lower["cached"] >= below and lower["captioned"] == lower["below"] - lower["cached"] > 0
+    synthesized.run(SUMMARY)
+    assert {name: (folder / name).read_bytes() for name in first} == first

@@ -1,0 +1,35 @@
+"""Measure a dataset before anyone picks a threshold: Data-Juicer's statistics of every row, and limits to suggest.
+
+    python workflow_scripts/analyze_data.py --config results/datasets/shapes/analyze/config.yaml \
+        --data results/datasets/shapes/pretrain.jsonl --output-dir results/datasets/shapes/analyze
+
+Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.json.
+"""
+
+from command_line import command_line, path_arguments
+from files import write_json
+from juicer.analysis_outputs import PAGE, SUMMARY, analyze, summarize
+from juicer.analysis_settings import read_analysis_settings
+from juicer.library import end_workers_with_this_process, forbid_installers
+from juicer.stage import configure_log
+from reporting.analysis_page import write_analysis_page
+
+
+@command_line
+def main() -> None:
+    arguments = path_arguments(__doc__, "--config", "--data", "--output-dir")
+    settings = read_analysis_settings(arguments.config)
+    configure_log()
+    forbid_installers()
+    end_workers_with_this_process()
+    if settings.clip is not None:
+        from compute import use_cpu_threads  # torch: only for a CLIP
+
+        use_cpu_threads(settings.cpu_threads)
+    analysis = analyze(settings.recipe, settings.clip, arguments.data, arguments.output_dir)
+    write_analysis_page(analysis, arguments.output_dir / PAGE)
+    write_json(arguments.output_dir / SUMMARY, summarize(analysis, settings.clip))
+
+
+if __name__ == "__main__":
+    main()
