@@ -2,7 +2,6 @@
 import json
 import os
 import sys
-import zlib
 from glob import glob
 from pathlib import Path
 
@@ -48,6 +47,10 @@ wildcard_constraints:
     model="[^/]+",
     stage="|".join(SETTINGS_OF),
     part="clip|language_model",
+
+
+# for the launcher's `--master_port`; found by the shell when the job starts, so that it is free then and no parameter
+FREE_PORT = "$(python -c 'import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])')"
 
 
 def code(script, loaded_by_path=""):
@@ -146,11 +149,6 @@ def source_files(wildcards):
 
 def gpus(wildcards):
     return RUNS.at(wildcards.run).config["gpus"]
-
-
-def free_port(wildcards):
-    """A port of the launcher's that two training stages on one machine do not share."""
-    return 20000 + zlib.crc32(wildcards.run.encode()) % 10000
 
 
 def page_of(experiment):

@@ -22,7 +22,7 @@ rule pretrain:
         runtime=1440,
     params:
         gpus=gpus,
-        port=free_port,
+        port=FREE_PORT,
         model=model_folder,
     shell:
         "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/pretrain.py"
@@ -59,7 +59,7 @@ rule finetune:
         runtime=1440,
     params:
         gpus=gpus,
-        port=free_port,
+        port=FREE_PORT,
         model=model_folder,
     shell:
         "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/finetune.py"
