@@ -24,7 +24,7 @@ rule compare_experiments:
 
 rule tabulate_ablation:
     input:
-        evaluated_files(RUNS.page(RUNS.ablation)),
+        lambda w: evaluated_files(RUNS.page(RUNS.ablation)),
         config="results/ablation/config.yaml",
         templates=["workflow_scripts/reporting/ablation.html.j2"],
         code=code("tabulate_ablation.py"),

@@ -1,4 +1,4 @@
-"""A random CLIP, captioners on random weights and pictures, for tests of captions; nothing is downloaded."""
+"""Captioners on random weights and pictures, for tests of captions; nothing is downloaded."""
 
 from pathlib import Path
 
@@ -14,11 +14,6 @@ from transformers import (
     Blip2QFormerConfig,
     Blip2VisionConfig,
     BlipImageProcessorPil,
-    CLIPConfig,
-    CLIPImageProcessorPil,
-    CLIPModel,
-    CLIPProcessor,
-    CLIPTokenizer,
     OPTConfig,
     PreTrainedTokenizerFast,
 )
@@ -30,23 +25,6 @@ from training.trained_weights import gather
 
 BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into whatever model it has loaded
 QUERY_TOKENS = 4
-
-
-def save_tiny_clip(folder: Path) -> Path:
-    """A random CLIP, as `save_pretrained` leaves it, whose tokens are single characters."""
-    characters = [chr(code) for code in range(33, 127)]
-    tokens = ["<|startoftext|>", "<|endoftext|>", *characters, *(f"{character}</w>" for character in characters)]
-    tokenizer = CLIPTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=[])
-    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {"vocab_size": len(tokens), "max_position_embeddings": 24, "eos_token_id": 1, "bos_token_id": 0}
-    vision = {"image_size": 32, "patch_size": 8}
-    torch.manual_seed(0)
-    CLIPModel(
-        CLIPConfig(text_config=tower | text, vision_config=tower | vision, projection_dim=16, initializer_factor=5.0)
-    ).save_pretrained(folder)
-    pixels = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    CLIPProcessor(image_processor=pixels, tokenizer=tokenizer).save_pretrained(folder)
-    return folder
 
 
 def save_tiny_blip2(folder: Path) -> Path:

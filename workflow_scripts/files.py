@@ -33,6 +33,11 @@ def replace_whole(path: str | Path, mode: str = "w") -> Iterator[IO]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    with replace_whole(path) as file:
+        file.write(text)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     with replace_whole(path) as file:
         json.dump(value, file, indent=2, ensure_ascii=False)

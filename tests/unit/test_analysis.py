@@ -12,7 +12,7 @@ import yaml
 from browser import find_browser, open_browser
 from PIL import Image
 from places import PROJECT
-from tiny_captioners import save_tiny_clip
+from tiny_clip import save_tiny_clip
 
 from errors import InputError
 from files import read_json, read_jsonl, write_jsonl, write_yaml

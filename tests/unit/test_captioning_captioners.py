@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from data_juicer.utils.lazy_loader import LazyLoader
 from places import PROJECT
-from tiny_captioners import save_tiny_blip2, save_tiny_clip, save_tiny_mgm, write_pairs
+from tiny_captioners import save_tiny_blip2, save_tiny_mgm, write_pairs
+from tiny_clip import save_tiny_clip
 
 from errors import InputError
 from files import read_jsonl

@@ -8,20 +8,17 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from tiny_clip import TOKEN_LIMIT, save_tiny_clip
 from transformers import (
     AutoTokenizer,
-    CLIPConfig,
     CLIPImageProcessorPil,
     CLIPModel,
-    CLIPProcessor,
-    CLIPTokenizer,
 )
 
 import evaluate_clip
 from evaluation.clip_score import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
 from files import read_json, read_jsonl, write_jsonl
 
-TOKEN_LIMIT = 24
 PROMPT = "a photo "
 CAPTIONS = {"1": "a red circle at the top left", "2": "a blue star at the top right", "3": "two cats"}
 
@@ -29,21 +26,7 @@ CAPTIONS = {"1": "a red circle at the top left", "2": "a blue star at the top ri
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory):
     """A random CLIP, saved as `save_pretrained` leaves it, whose tokens are single letters."""
-    folder = tmp_path_factory.mktemp("clip")
-    letters = [chr(code) for code in range(33, 127)]
-    tokens = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
-    tokenizer = CLIPTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=[])
-    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {"vocab_size": len(tokens), "max_position_embeddings": TOKEN_LIMIT, "eos_token_id": 1, "bos_token_id": 0}
-    vision = {"image_size": 32, "patch_size": 8}
-    torch.manual_seed(0)
-    config = CLIPConfig(
-        text_config=tower | text, vision_config=tower | vision, projection_dim=16, initializer_factor=5.0
-    )
-    CLIPModel(config).save_pretrained(folder)
-    images = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    CLIPProcessor(image_processor=images, tokenizer=tokenizer).save_pretrained(folder)
-    return folder
+    return save_tiny_clip(tmp_path_factory.mktemp("clip"))
 
 
 @pytest.fixture

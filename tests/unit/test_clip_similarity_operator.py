@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 from places import PROJECT
-from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer, ViTConfig
+from tiny_clip import save_tiny_clip
+from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, ViTConfig
 
 from errors import InputError
 from files import read_jsonl, write_jsonl, write_yaml
@@ -19,26 +20,12 @@ from juicer.operators.clip_similarity import ClipSimilarity, PixelBatches
 STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"
 STAT = "image_text_similarity"
 IMAGE, END = "<__dj__image>", "<|__dj__eoc|>"
-TOKEN_LIMIT = 24
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory) -> str:
     """A random CLIP, saved as `save_pretrained` leaves it, whose tokens are single characters."""
-    folder = tmp_path_factory.mktemp("clip")
-    characters = [chr(code) for code in range(33, 127)]
-    tokens = ["<|startoftext|>", "<|endoftext|>", *characters, *(f"{character}</w>" for character in characters)]
-    tokenizer = CLIPTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=[])
-    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {"vocab_size": len(tokens), "max_position_embeddings": TOKEN_LIMIT, "eos_token_id": 1, "bos_token_id": 0}
-    vision = {"image_size": 32, "patch_size": 8}
-    torch.manual_seed(0)
-    CLIPModel(
-        CLIPConfig(text_config=tower | text, vision_config=tower | vision, projection_dim=16, initializer_factor=5.0)
-    ).save_pretrained(folder)
-    pixels = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    CLIPProcessor(image_processor=pixels, tokenizer=tokenizer).save_pretrained(folder)
-    return str(folder)
+    return str(save_tiny_clip(tmp_path_factory.mktemp("clip")))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loguru import logger
-from tiny_captioners import save_tiny_clip, write_pairs
+from tiny_captioners import write_pairs
+from tiny_clip import save_tiny_clip
 
 from errors import InputError
 from files import read_jsonl

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import yaml
 from places import PROJECT
-from tiny_captioners import save_tiny_clip, save_tiny_mgm, write_pairs
+from tiny_captioners import save_tiny_mgm, write_pairs
+from tiny_clip import save_tiny_clip
 
 from errors import InputError
 from files import read_jsonl, write_yaml

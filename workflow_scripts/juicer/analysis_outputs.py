@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from data_juicer.analysis import OverallAnalysis
 
-from files import replace_whole, sha256_of, write_jsonl
+from files import sha256_of, write_jsonl, write_text
 from formats.images import BadImage
 from juicer.analysis import Analysis, measure
 from juicer.dataset import iterate, stats_rows
@@ -35,8 +35,8 @@ def analyze(settings: StageSettings, clip: str | None, data: Path, output_dir: P
         found, dataset = measure(settings, clip, data, working)
         unreadable = ({"id": identifier, IMAGE_INTEGRITY: reason} for identifier, reason in found.unreadable.items())
         write_jsonl(output_dir / STATS, [*stats_rows(dataset), *unreadable])
-        _write(output_dir / OVERALL, _overall(dataset, working).to_csv())
-    _write(output_dir / SUGGESTIONS, suggested_recipe(found))
+        write_text(output_dir / OVERALL, _overall(dataset, working).to_csv())
+    write_text(output_dir / SUGGESTIONS, suggested_recipe(found))
     return found
 
 
@@ -98,8 +98,3 @@ def _summarize(statistic: Statistic) -> dict:
         "suggested": limits(statistic.suggested),
         "remark": statistic.remark,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    with replace_whole(path) as file:
-        file.write(text)

@@ -8,6 +8,7 @@ import numpy as np
 from errors import InputError
 from files import read_jsonl
 from juicer.library import OP, Fields, Filter
+from juicer.statistics import limits_of
 
 KEPT_SHARES = (0.1, 0.25, 0.5)  # what the suggested limits would keep, about
 DIGITS = 3
@@ -53,7 +54,7 @@ def _distribution(operator: OP, stats: list[dict]) -> str:
     if not len(values):
         return ""
     text = f"{key}: lowest {_show(values.min())}, median {_show(np.median(values))}, highest {_show(values.max())}"
-    limits = [f"{limit} would keep {share:.0%}" for limit, share in _limits(operator, values)]
+    limits = [f"{limit} would keep {share:.0%}" for limit, share in _limits(operator, key, values)]
     return f" ({'; '.join([text, ', '.join(limits)] if limits else [text])})"
 
 
@@ -76,32 +77,20 @@ def _numbers(stats: list[dict], key: str) -> Iterator[float]:
             yield value
 
 
-def _limits(operator: Filter, values: np.ndarray) -> Iterator[tuple[str, float]]:
+def _limits(operator: Filter, statistic: str, values: np.ndarray) -> Iterator[tuple[str, float]]:
     """Limits that keep more and more, with the share of rows that each keeps, on the side where most were dropped."""
-    if operator.reversed_range:  # keeps what lies outside
+    limits = limits_of(operator, None, statistic, alone=True).values()
+    dropped = {limit: int(limit.drops(values).sum()) for limit in limits}
+    if not any(dropped.values()):
         return
-    lower, upper = _argument(operator, "min_"), _argument(operator, "max_")
-    too_low = np.sum(values < getattr(operator, lower)) if lower else 0
-    too_high = np.sum(values > getattr(operator, upper)) if upper else 0
-    if not too_low and not too_high:
-        return
-    name, sign = (lower, 1) if too_low >= too_high else (upper, -1)
+    judged = max(dropped, key=dropped.get)  # the lower one of two that drop equally many
+    name, sign = judged.argument, 1 if judged.side == "min" else -1
     seen = set()
     for share in KEPT_SHARES:
         limit = sign * _rounded_down(np.quantile(sign * values, 1 - share))
         if limit not in seen:
             seen.add(limit)
             yield f"{name} {_show(limit)}", float(np.mean(sign * values >= sign * limit))
-
-
-def _argument(operator: Filter, prefix: str) -> str | None:
-    """The name of the filter's one numeric limit of a kind."""
-    names = [
-        name
-        for name, value in vars(operator).items()
-        if name.startswith(prefix) and isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    return names[0] if len(names) == 1 else None
 
 
 def _rounded_down(value: float) -> float:

@@ -10,11 +10,7 @@ from files import read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "clip", "captioner", "captions"}
-# `experiment` says whose model the rules hand over on the command line; the stage itself needs no name
-CAPTIONER_KEYS = {
-    "mgm": ({"num_beams", "batch_size", "max_new_tokens"}, {"experiment"}),
-    "blip2": ({"model", "batch_size"}, set()),
-}
+CAPTIONER_KEYS = {"mgm": {"num_beams", "batch_size", "max_new_tokens"}, "blip2": {"model", "batch_size"}}
 
 
 @dataclass(frozen=True)
@@ -107,8 +103,7 @@ def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -
     if name not in CAPTIONER_KEYS:
         known = " or ".join(CAPTIONER_KEYS)
         raise InputError(f"{path}: 'captioner.name' must be {known}, found {name!r}")
-    required, optional = CAPTIONER_KEYS[name]
-    _check_keys(path, values, required | {"name"}, optional, "captioner.")
+    _check_keys(path, values, CAPTIONER_KEYS[name] | {"name"}, set(), "captioner.")
     if name == "blip2":
         arguments = {"hf_img2seq": values["model"], "keep_original_sample": False}
         sizes = {"gpu_batch_size": values["batch_size"], "batch_size": values["batch_size"]}
@@ -121,7 +116,7 @@ def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -
     for folder, file in ((model.base, "config.json"), (model.stage, "projector.safetensors")):
         if not (folder / file).is_file():
             raise InputError(f"{folder} has no {file}, so it is no folder of a captioner; run its rules first")
-    arguments = {key: values[key] for key in ("num_beams", "batch_size", "max_new_tokens")}
+    arguments = {key: values[key] for key in CAPTIONER_KEYS[name]}
     return {"mgm_captioning_mapper": {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
 
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from files import replace_whole
+from files import write_text
 from reporting.ablation import SCORES, Variant, counts, difference, estimate_of
 from reporting.comparison import GROUP_LABELS, HEADLINES, figure, gain, interval, verdict
+from reporting.templates import environment
 
 SUMMARY_COUNTS = {
     "rows_filtered": "Rows after filter",
@@ -18,35 +17,31 @@ VERDICT_CLASSES = {"better": "better", "worse": "worse", "no difference shown": 
 
 def write_page(variants: list[Variant], path: str | Path) -> None:
     """Write one file without scripts that fetches nothing."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     complete, *others = variants
     measured = [(group, metric) for group, metric in SCORES if estimate_of(complete.scores, group, metric)]
     counted = [name for name, own, _ in counts(complete, complete) if name in SUMMARY_COUNTS and own is not None]
     scales = {key: _scale(others, *key) for key in measured}
-    page = environment.get_template("ablation.html.j2").render(
-        complete=complete,
-        count_titles=[SUMMARY_COUNTS[name] for name in counted],
-        score_titles=[(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
-        complete_counts=[count_text(getattr(complete, name)) for name in counted],
-        complete_scores=[_value(complete, *key) for key in measured],
-        rows=[
-            {
-                "operator": variant.without,
-                "counts": [_count(variant, complete, name) for name in counted],
-                "faults": fault_text(variant, complete),
-                "scores": [_score(variant, *key, scales[key]) for key in measured],
-            }
-            for variant in others
-        ],
+    page = (
+        environment()
+        .get_template("ablation.html.j2")
+        .render(
+            complete=complete,
+            count_titles=[SUMMARY_COUNTS[name] for name in counted],
+            score_titles=[(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
+            complete_counts=[count_text(getattr(complete, name)) for name in counted],
+            complete_scores=[_value(complete, *key) for key in measured],
+            rows=[
+                {
+                    "operator": variant.without,
+                    "counts": [_count(variant, complete, name) for name in counted],
+                    "faults": fault_text(variant, complete),
+                    "scores": [_score(variant, *key, scales[key]) for key in measured],
+                }
+                for variant in others
+            ],
+        )
     )
-    with replace_whole(path) as file:
-        file.write(page)
+    write_text(path, page)
 
 
 def count_text(value: float) -> str:

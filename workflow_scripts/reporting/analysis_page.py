@@ -1,7 +1,5 @@
 """The page of an analysis: every statistic's distribution, limits, and the rows at its ends and at its limits."""
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from files import replace_whole
+from files import write_text
 from formats.dj_jsonl import caption_of
 from formats.images import load_image
 from juicer.analysis import Analysis
@@ -21,11 +18,13 @@ from juicer.suggestions import show
 from reporting.bars import Bars, stacked_bars
 from reporting.histograms import bin_edges
 from reporting.scales import Scale, Tick, grouped, named_counts
+from reporting.templates import data_uri, environment
 
 EXAMPLES = 4
 COMMON = 0.25  # of the rows; where so many have the extreme value, they are no examples of an extreme
 LONGEST_CAPTION = 90  # characters
 LONGEST_SIDE = 144  # px, of the embedded copies
+QUALITY = 80
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,10 @@ class Panel:
 
 def write_analysis_page(analysis: Analysis, path: Path) -> None:
     """Write one HTML file, without a script, that fetches nothing."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # captions are whatever a crawl found
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["thousands"] = grouped
-    environment.filters["share"] = partial(share, of=analysis.rows)
-    page = environment.get_template("analysis.html.j2").render(
+    filled = environment()
+    filled.filters["thousands"] = grouped
+    filled.filters["share"] = partial(share, of=analysis.rows)
+    page = filled.get_template("analysis.html.j2").render(
         data=analysis.data,
         rows_in=analysis.rows_in,
         rows=analysis.rows,
@@ -110,8 +103,7 @@ def write_analysis_page(analysis: Analysis, path: Path) -> None:
         not_measured=analysis.not_measured,
         recipe=suggested_recipe(analysis),
     )
-    with replace_whole(path) as file:
-        file.write(page)
+    write_text(path, page)
 
 
 def share(rows: int, of: int) -> str:
@@ -226,14 +218,5 @@ def _example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
     caption = caption_of(analysis.texts[row])
     if len(caption) > LONGEST_CAPTION:
         caption = caption[:LONGEST_CAPTION] + "…"
-    image = thumbnail(analysis.images[row][0]) if statistic.of_images else ""
+    image = data_uri(load_image(analysis.images[row][0]), LONGEST_SIDE, QUALITY) if statistic.of_images else ""
     return Example(show(statistic.values[row]), caption, image)
-
-
-def thumbnail(path: str) -> str:
-    """The image as a WebP data URI, shrunk to LONGEST_SIDE if it is larger."""
-    image = load_image(path)
-    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=80)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,7 +1,5 @@
 """Held-out images and what each experiment's models said of them: evenly spread over the split, not the best ones."""
 
-import base64
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +10,11 @@ from evaluation.vqa import is_correct
 from files import read_jsonl
 from formats.images import BadImage, load_image, locate_image
 from reporting.experiment import Experiment
+from reporting.templates import data_uri
 
 ITEMS = 12
 LONGEST_SIDE = 320  # px, of the embedded copies
+QUALITY = 85
 STAGES = {"finetune": "fine-tuned", "pretrain": "pretrained"}
 Row = TypeVar("Row")
 
@@ -135,7 +135,4 @@ def thumbnail(image_root: Path, relative: str) -> str:
         image = load_image(locate_image(image_root, relative))
     except BadImage as error:
         raise InputError(f"image of the gallery {error}; restore the image or remove its row") from None
-    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=85)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return data_uri(image, LONGEST_SIDE, QUALITY)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from evaluation.seeds import Estimates, paired_difference
-from files import replace_whole
+from files import write_text
 from reporting.chain import Step, finetune_counts, pretrain_chain
 from reporting.comparison import metric_table
 from reporting.config_difference import config_difference
@@ -22,6 +22,7 @@ from reporting.record import times_table, training_table, versions
 from reporting.scales import grouped
 from reporting.similarities import similarities
 from reporting.tables import difference_table
+from reporting.templates import environment
 
 LANES = {
     "original": "with the caption they came with",
@@ -75,27 +76,18 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             training=[(experiment.name, training_table(experiment.runs[0])) for experiment in experiments],
         )
     )
-    with replace_whole(path) as file:
-        file.write(page)
+    write_text(path, page)
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # captions are whatever a model wrote
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["thousands"] = lambda number: grouped(number).replace("-", "−")
-    environment.filters["score"] = lambda value: f"{round(value, 2) + 0:.2f}".replace("-", "−")
-    environment.filters["minus"] = lambda text: text.replace("-", "−")
-    environment.filters["listed"] = listed
+    filled = environment()
+    filled.filters["thousands"] = lambda number: grouped(number).replace("-", "−")
+    filled.filters["score"] = lambda value: f"{round(value, 2) + 0:.2f}".replace("-", "−")
+    filled.filters["minus"] = lambda text: text.replace("-", "−")
+    filled.filters["listed"] = listed
     # a line may be broken after "_" and "."
-    environment.filters["breakable"] = lambda text: Markup(
-        str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>")
-    )
-    return environment
+    filled.filters["breakable"] = lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>"))
+    return filled
 
 
 def listed(items: list[str]) -> str:

@@ -66,6 +66,7 @@ class Runs:
         for operator in across["ablation"]["operators"]:
             self._add_without(operator, command_line)
         self._runs: dict[tuple[str, int], Run] = {}
+        self._signatures: dict[tuple[str, int, str], str] = {}
         for name, config in self.configs.items():
             for seed in config["seeds"]:
                 self.of(name, seed)
@@ -141,6 +142,12 @@ class Runs:
 
     def _signature(self, run: Run, stage: str) -> str:
         """Equal for two runs exactly if everything that a stage's output depends on is equal."""
+        key = run.experiment, run.seed, stage
+        if key not in self._signatures:
+            self._signatures[key] = self._sign(run, stage)
+        return self._signatures[key]
+
+    def _sign(self, run: Run, stage: str) -> str:
         parts: dict = {"dataset": run.dataset, "settings": run.settings.get(stage)}
         if stage != "filter" or "clip" in run.settings["filter"]:
             parts["model"] = run.config["model"]

@@ -36,12 +36,14 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
     recipe, synthesize = read_recipes(config)["synthesize"], config["synthesize"]
     if recipe is None:
         return None
+    # whose model it is, the rules say: they hand over its folders
+    captioner = {key: value for key, value in synthesize[synthesize["captioner"]].items() if key != "experiment"}
     return _common(config) | {
         "image_root": images["pretrain"],
         "processes": config["filter"]["processes"],
         "recipe": recipe,
         "clip": config["model"]["clip_score"],
-        "captioner": {"name": synthesize["captioner"]} | synthesize[synthesize["captioner"]],
+        "captioner": {"name": synthesize["captioner"]} | captioner,
         "captions": CAPTIONS,
     }
 

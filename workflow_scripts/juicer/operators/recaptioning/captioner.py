@@ -7,17 +7,17 @@ of another shape round differently; where it draws at random, the random numbers
 import hashlib
 import json
 import os
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from data_juicer.ops import load_ops
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import SpecialTokens
 
 from errors import InputError
+from files import sha256_of
+from formats.dj_jsonl import text_of
 
 CANDIDATES = "caption_candidates"
 LOG_LIKELIHOODS = "caption_log_likelihoods"
@@ -52,7 +52,7 @@ class Captioner:
         """Captions of up to `batch_size` image files, whose SHA-256 hashes are given too."""
         padded = [*images, *[images[-1]] * (self.batch_size - len(images))]
         samples = {
-            self.operator.text_key: [text_with("")] * len(padded),
+            self.operator.text_key: [text_of("")] * len(padded),
             self.operator.image_key: [[image] for image in padded],
             Fields.meta: [{} for _ in padded],
         }
@@ -81,23 +81,13 @@ class Captioner:
         seed = self.seed if self.draws_at_random else None
         digest.update(json.dumps([self.name, arguments, self.batch_size, seed], sort_keys=True).encode())
         for file in files:
-            digest.update(file.name.encode() + sha256_of_file(file).encode())
+            digest.update(file.name.encode() + sha256_of(file).encode())
         return digest.hexdigest()
-
-
-def text_with(caption: str) -> str:
-    """Data-Juicer's text for one image with this caption."""
-    return f"{SpecialTokens.image}\n{caption} {SpecialTokens.eoc}"
 
 
 def weight_files(folder: Path) -> list[Path]:
     """A model folder's weights and configuration, sorted; none if there is no such folder."""
     return sorted(path for path in folder.glob("*") if path.suffix in WEIGHTS_AND_CONFIG)
-
-
-def sha256_of_file(path: str | Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _captions(text: str, meta: dict) -> Captions:
@@ -109,9 +99,6 @@ def _captions(text: str, meta: dict) -> Captions:
 
 
 def _seed_everything(key: str) -> None:
-    import torch  # a captioner that draws at random is a model
+    from compute import set_seed  # and with it torch: a captioner that draws at random is a model
 
-    value = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
-    random.seed(value)
-    np.random.seed(value)
-    torch.manual_seed(value)
+    set_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big"))

@@ -24,12 +24,14 @@ from datasets.fingerprint import generate_random_fingerprint
 from loguru import logger
 
 from errors import InputError
+from files import sha256_of
+from formats.dj_jsonl import text_of
 
 from ..batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from ..caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from ..similarity_limit import ORIGINAL, check_fraction, limit_of_fraction
 from .caption_store import CaptionStore
-from .captioner import Captioner, Captions, sha256_of_file, text_with
+from .captioner import Captioner, Captions
 from .progress import Progress
 from .usable import problem_of
 
@@ -167,7 +169,7 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
         """Each image's captions, and for how many of the images they were not known before."""
-        hashes = [sha256_of_file(image) for image in images]
+        hashes = [sha256_of(image) for image in images]
         folder = Path(self.captions_folder) if self.captions_folder else None
         store = CaptionStore(folder, self.captioner.fingerprint() if folder else "", self.writer)
         waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in store.known}
@@ -214,7 +216,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         for start in range(0, len(pairs), size):
             texts, images = zip(*pairs[start : start + size], strict=True)
             samples = {
-                self.text_key: [text_with(text) for text in texts],
+                self.text_key: [text_of(text) for text in texts],
                 self.image_key: [[image] for image in images],
                 Fields.stats: [{} for _ in texts],
             }
@@ -251,7 +253,7 @@ class LowSimilarityRecaptionMapper(Mapper):
                 stats[LOG_LIKELIHOOD] = []
                 stats[ORIGINAL] = list(stats[StatsKeys.image_text_similarity])
                 if record and record.caption is not None:
-                    samples[self.text_key][place] = text_with(record.caption)
+                    samples[self.text_key][place] = text_of(record.caption)
                     stats[StatsKeys.image_text_similarity] = [record.similarity]
                     if record.log_likelihood is not None:
                         stats[LOG_LIKELIHOOD] = [record.log_likelihood]

@@ -15,7 +15,9 @@ from data_juicer.ops.base_op import OPERATORS, TAGGING_OPS, UNFORKABLE, Mapper
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
-from .captioner import CANDIDATES, LOG_LIKELIHOODS, text_with, weight_files
+from formats.dj_jsonl import text_of
+
+from .captioner import CANDIDATES, LOG_LIKELIHOODS, weight_files
 
 NAME = "mgm_captioning_mapper"
 
@@ -85,7 +87,7 @@ class MGMCaptioningMapper(Mapper):
         captions: list[list[tuple[str, float]]] = [[] for _ in samples[self.text_key]]
         for row, candidates in zip(rows, found, strict=True):
             captions[row] = candidates
-            samples[self.text_key][row] = text_with(candidates[0][0])
+            samples[self.text_key][row] = text_of(candidates[0][0])
         for meta, candidates in zip(samples[Fields.meta], captions, strict=True):
             # typed, so that a batch without any has the columns' types all the same
             meta[CANDIDATES] = np.array([caption for caption, _ in candidates], dtype=np.str_)
