@@ -31,8 +31,8 @@ ifneq "$(file < .venv/installed)" "$(CURDIR)"
 .PHONY: .venv/installed
 endif
 
-# --clear: what requirements.txt no longer lists must not linger. DeepSpeed compiles its CPU optimizer and communication
-# at first use, which takes a minute or two that no training stage should spend.
+# --clear: what requirements.txt no longer lists must not linger. DeepSpeed's CPU extensions are compiled here
+# rather than at first use, in the middle of a training stage.
 .venv/installed: requirements.txt
 	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
 	    && command -v g++ > /dev/null \
@@ -42,6 +42,5 @@ endif
 	@$(PYTHON) -m venv --clear .venv
 	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --requirement requirements.txt
 	@echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"
-	@$(ACTIVATE) && python -c "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load(verbose=False)"
-	@$(ACTIVATE) && python -c "from deepspeed.comm.torch import build_shm_op; build_shm_op()"
+	@$(ACTIVATE) && python workflow_scripts/compile_extensions.py
 	@echo "$(CURDIR)" > $@

@@ -16,6 +16,7 @@ from compute import set_seed, use_cpu_threads
 from files import sha256_of, write_json, write_jsonl
 from mgm import MGMForConditionalGeneration, MGMProcessor
 from mgm.projector_weights import full_shapes
+from training.build_locks import remove_stale_locks
 from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.conversations import Collator, ConversationDataset
 from training.deepspeed_config import complete_deepspeed_config
@@ -42,6 +43,8 @@ def run_stage(
     """
     start = time.monotonic()
     use_cpu_threads(settings.cpu_threads)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        remove_stale_locks()
     set_seed(settings.seed)
     fingerprint = _fingerprint(settings, inputs)
     checkpoints = output_dir / "checkpoints"
