@@ -1,6 +1,7 @@
 """Opening one image of a dataset, with a named reason when that is not possible."""
 
 from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image, ImageFile
 
@@ -36,8 +37,8 @@ def locate_image(root: str | Path, relative: str) -> Path:
     return path
 
 
-def load_image(path: str | Path) -> Image.Image:
-    """Decode the whole image into RGB, (height, width) as in the file.
+def load_image(path: str | Path | BinaryIO) -> Image.Image:
+    """Decode the whole image, a file or its path, into RGB, (height, width) as in the file.
 
     Raises:
         BadImage: `undecodable` for a truncated file, one that is no image, or one too large to decode safely.

@@ -4,12 +4,11 @@
                                                 {"from": "gpt", "value": "A cat."}]}
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from errors import InputError
-from formats.rows import UniqueIds, check_object, read_objects
+from formats.rows import UniqueIds, check_object, read_json_file, read_objects
 
 IMAGE_TOKEN = "<image>"
 
@@ -45,12 +44,7 @@ def _numbered_rows(path: Path) -> Iterator[tuple[int, dict]]:
     if path.suffix == ".jsonl":
         yield from read_objects(path)
         return
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; check the dataset's paths in config/datasets/ or on the command line")
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON ({error}); mend the file") from None
+    rows = read_json_file(path)
     if not isinstance(rows, list):
         raise InputError(f"{path}: expected a JSON list of conversations, found {type(rows).__name__}")
     for number, row in enumerate(rows, start=1):

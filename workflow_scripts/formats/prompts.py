@@ -15,6 +15,12 @@ CONTROL = re.compile(r"<\|[^|<>]*\|>|</?(?:s|bos|eos|pad|unk|mask|image|start_of
 Segments = list[tuple[str, bool]]
 
 
+def check_no_control(text: str, where: str) -> None:
+    """Refuse a question that would be taken for an image or the end of a turn."""
+    if control := CONTROL.search(text):
+        raise InputError(f"{where}: its text holds the control token {control.group()}; mend or delete the row")
+
+
 def plain(turns: list[dict], eos: str) -> Segments:
     """Stage 1: the image, its caption, a line break; whatever was asked is left out."""
     image = IMAGE_TOKEN if IMAGE_TOKEN in turns[0]["value"] else ""

@@ -1,4 +1,4 @@
-"""Reading jsonl line by line with errors that name the file and the line."""
+"""Reading JSON and jsonl with errors that name the file and the line."""
 
 import json
 from collections.abc import Iterator
@@ -9,10 +9,7 @@ from errors import InputError
 
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
     """Yield (line number from 1, object). Blank lines are errors too: they hide truncated writes."""
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; check the dataset's paths in config/datasets/ or on the command line")
-    with open(path, "rb") as file:
+    with open(existing(path), "rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
                 row = json.loads(raw.decode("utf-8"))
@@ -21,6 +18,24 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
                     f"{path}, line {number}: not one JSON object in UTF-8 ({error}); mend or delete the line"
                 ) from None
             yield number, check_object(row, f"{path}, line {number}")
+
+
+def read_json_file(path: str | Path) -> object:
+    """The content of a JSON file that somebody else wrote."""
+    try:
+        return json.loads(existing(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON ({error}); mend the file") from None
+
+
+def existing(path: str | Path) -> Path:
+    """The path of a file that somebody brings, if it is there."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(
+            f"{path} does not exist; check the paths in config/datasets/, under `benchmarks`, or on the command line"
+        )
+    return path
 
 
 def check_object(row: object, where: str) -> dict:

@@ -1,0 +1,124 @@
+"""VQA accuracy against its definition, options read from answers, and CircularEval."""
+
+import itertools
+
+import pytest
+
+from evaluation.mmbench import chosen_option, measure_mmbench
+from evaluation.textvqa import CONTRACTIONS, measure_textvqa, normalise, vqa_accuracy
+
+
+def by_definition(prediction: str, answers: list[str]) -> float:
+    """The mean, over each nine of the ten answers, of min(1, how many of them agree / 3)."""
+    nines = list(itertools.combinations(answers, 9))
+    return sum(min(1.0, nine.count(prediction) / 3) for nine in nines) / len(nines)
+
+
+@pytest.mark.parametrize("agreeing", range(11))
+def test_vqa_accuracy_is_the_mean_over_all_leave_one_out_subsets(agreeing):
+    answers = ["red"] * agreeing + ["blue"] * (10 - agreeing)
+    assert vqa_accuracy("Red.", answers) == pytest.approx(by_definition("red", answers), abs=1e-12)
+
+
+def test_both_sides_are_normalised():
+    assert vqa_accuracy("the 2 cats!", ["Two cats"] * 2 + ["two, cats?"] * 2 + ["dog"] * 6) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("The Two  cats.", "2 cats"),
+        ("none", "0"),
+        ("1,000", "1000"),
+        ("3.5", "3.5"),
+        ("5.", "5"),
+        ("U.S.A.", "usa"),
+        ("12:30", "12:30"),
+        ("coca-cola", "coca cola"),
+        ("coca- cola", "coca cola"),
+        ("coca -cola", "coca cola"),
+        ("coca-cola - zero", "cocacola 0"),
+        ("budweiser's", "budweiser 's"),
+        ("dont walk", "don't walk"),
+        ("couldnt've", "couldn't've"),
+        ("line\nbreak\ttab", "line break tab"),
+        ("an", ""),
+        ("", ""),
+    ],
+)
+def test_answers_are_normalised_as_the_server_does(raw, expected):
+    assert normalise(raw) == expected
+
+
+def test_each_contraction_is_repaired_where_one_apostrophe_is_missing():
+    assert len(CONTRACTIONS) == len(set(CONTRACTIONS))
+    for word in CONTRACTIONS:
+        if "'s" not in word:  # these are parted: she's → she 's
+            assert normalise(word) == word
+            for place, letter in enumerate(word):
+                if letter == "'":
+                    assert normalise(word[:place] + word[place + 1 :]) == word
+
+
+def test_textvqa_counts_questions_and_groups_them_by_image():
+    rows = [
+        {"image_id": image, "prediction": "red", "answers": ["red"] * agreeing + ["x"] * (10 - agreeing)}
+        for image, agreeing in (("b", 10), ("a", 2), ("b", 0))
+    ]
+    measured = measure_textvqa(rows)["score"]
+    assert measured.values.tolist() == [100, 60, 0] and measured.units.tolist() == ["b", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "letter"),
+    [
+        ("B", "B"),
+        (" B.\n", "B"),
+        ("(B)", "B"),
+        ("B: a cat", "B"),
+        ("B. whatever", "B"),
+        ("a cat", "A"),
+        ("Two Dogs", "B"),
+        ("A cat and a dog", None),
+        ("D", None),
+        ("Both", None),
+        ("b", None),
+        ("", None),
+    ],
+)
+def test_the_option_is_read_from_the_answer(prediction, letter):
+    assert chosen_option(prediction, {"A": "a cat", "B": "two dogs", "C": "none"}) == letter
+
+
+def test_an_option_text_that_occurs_twice_is_no_answer():
+    assert chosen_option("red", {"A": "red", "B": "Red"}) is None
+
+
+def answered(index: int, prediction: str, answer: str | None, category: str = "style") -> dict:
+    options = {"A": "red", "B": "blue"}
+    truth = {"index": index, "options": options, "answer": answer, "category": category, "l2_category": "coarse"}
+    return truth | {"prediction": prediction}
+
+
+def test_circular_accuracy_wants_every_rotation_right():
+    rows = [answered(1, "A", "A"), answered(2, "A", "A"), answered(3, "B", "B", "ocr")]
+    rows += [answered(1_000_001, "A", "B"), answered(1_000_002, "B", "B"), answered(1_000_003, "A", "A", "ocr")]
+    measured = measure_mmbench(rows)
+    means = {name: values.values.mean() for name, values in measured.items()}
+    assert means == {
+        "score": pytest.approx(200 / 3),
+        "l2_category/coarse": pytest.approx(200 / 3),
+        "category/style": 50,
+        "category/ocr": 100,
+    }
+    assert len(measured["score"].values) == 3
+
+
+def test_a_model_that_always_says_a_gets_nothing_from_rotations():
+    rows = [answered(i + turn * 1_000_000, "A", "AB"[(i + turn) % 2]) for i in range(6) for turn in range(2)]
+    assert measure_mmbench(rows)["score"].values.mean() == 0
+    assert measure_mmbench(rows[::2])["score"].values.mean() == 50
+
+
+def test_withheld_answers_give_no_score():
+    assert measure_mmbench([answered(1, "A", None)]) == {}
