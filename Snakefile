@@ -14,6 +14,7 @@ include: "rules/synthesize.smk"
 include: "rules/jsonl.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
+include: "rules/benchmark.smk"
 include: "rules/report.smk"
 
 
@@ -37,4 +38,11 @@ rule analyze:
 rule ablation:
     input:
         "results/ablation/ablation.html",
+    localrule: True
+
+
+rule challenge:
+    input:
+        "results/challenge/challenge.csv",
+        lambda w: benchmark_outputs("mmbench", "submission.xlsx"),
     localrule: True

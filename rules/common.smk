@@ -46,6 +46,7 @@ wildcard_constraints:
     dataset="[^/]+",
     model="[^/]+",
     stage="|".join(SETTINGS_OF),
+    benchmark="|".join(RUNS.benchmarks),
     part="clip|language_model",
 
 
@@ -149,6 +150,27 @@ def source_files(wildcards):
 
 def gpus(wildcards):
     return RUNS.at(wildcards.run).config["gpus"]
+
+
+def benchmark_files(wildcards):
+    """Input function: the user's own files of a benchmark, without the folder of its images."""
+    settings = RUNS.at(wildcards.run).settings.get(f"benchmarks/{wildcards.benchmark}")
+    if settings is None:
+        raise WorkflowError(f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml")
+    return [file for kind, file in settings["files"].items() if kind != "images"]
+
+
+def challenge_settings():
+    """What the challenge's table is made from."""
+    try:
+        return RUNS.challenge()
+    except InputError as error:
+        raise WorkflowError(str(error)) from None
+
+
+def benchmark_outputs(benchmark, name):
+    """A file of a benchmark, for every run in the challenge's table."""
+    return sorted({f"{run['benchmarks'][benchmark]}/{name}" for run in challenge_settings()["runs"]})
 
 
 def page_of(experiment):

@@ -60,6 +60,15 @@ use rule resolve_config as configure_ablation with:
         settings=lambda w: json.dumps(RUNS.page(RUNS.ablation)),
 
 
+use rule resolve_config as configure_challenge with:
+    output:
+        "results/challenge/config.yaml",
+    log:
+        "results/challenge/config.log",
+    params:
+        settings=lambda w: json.dumps(challenge_settings()),
+
+
 use rule resolve_config as configure_analysis with:
     output:
         "results/datasets/{dataset}/analyze/config.yaml",

@@ -121,6 +121,37 @@ def test_a_mistake_names_the_experiment_and_the_key(write, values, message):
     assert message in str(error.value)
 
 
+FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"}, "mmbench": {"questions": "q.tsv"}}
+
+
+def test_the_challenge_needs_the_files_of_both_benchmarks_and_names_what_is_missing(write):
+    with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
+        Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}).challenge()
+
+
+def test_every_seed_of_the_compared_experiments_is_in_the_challenge_and_equal_models_answer_once(write):
+    write("mine")
+    challenge = Runs(
+        {"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES}
+    ).challenge()
+    assert [(run["experiment"], run["seed"]) for run in challenge["runs"]] == [
+        ("baseline", 0),
+        ("baseline", 2),
+        ("mine", 0),
+        ("mine", 2),
+    ]
+    assert challenge["runs"][3]["benchmarks"] == {
+        "textvqa": "results/baseline/seed-2/benchmarks/textvqa",
+        "mmbench": "results/baseline/seed-2/benchmarks/mmbench",
+    }
+    assert challenge["scores"]["mmbench"]["variant"] == "circular"
+
+
+def test_a_benchmark_is_no_stage_before_its_files_are_set(write):
+    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).at("baseline").settings
+    assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages
+
+
 def test_comparing_or_ablating_an_unknown_experiment_lists_the_known_ones(write):
     for key, values in (("report", {"experiments": ["nosuch"]}), ("ablation", {"experiment": "nosuch"})):
         with pytest.raises(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from peft import PeftModel
@@ -38,7 +39,12 @@ class Generator:
 
     @torch.inference_mode()
     def answer(
-        self, images: list[Path], questions: list[str], template: str, max_new_tokens: int, batch_size: int
+        self,
+        images: Sequence[str | Path | BinaryIO],
+        questions: list[str],
+        template: str,
+        max_new_tokens: int,
+        batch_size: int,
     ) -> Iterator[str]:
         """One answer for each (image, question); an empty question asks for a plain caption."""
         tokenizer = self.processor.tokenizer
@@ -90,7 +96,7 @@ class Generator:
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
-    def _inputs(self, images: Sequence[str | Path], prompts: list[str]) -> dict[str, torch.Tensor]:
+    def _inputs(self, images: Sequence[str | Path | BinaryIO], prompts: list[str]) -> dict[str, torch.Tensor]:
         inputs = self.processor.prompts(prompts)
         inputs["pixel_values"] = self.processor.pixels([load_image(image) for image in images])
         return {name: tensor.to(self.device) for name, tensor in inputs.items()}

@@ -10,7 +10,7 @@ from errors import InputError
 from settings.schema import check_layer, check_merged
 
 CONFIG = Path("config")
-ACROSS_EXPERIMENTS = ("report", "ablation")
+ACROSS_EXPERIMENTS = ("report", "ablation", "benchmarks", "challenge")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
 
 
 def merge_across(command_line: dict) -> dict:
-    """What concerns several experiments: which ones the page compares, what the ablation leaves out."""
+    """What concerns several experiments: which ones the page compares, what is left out, the challenge's reference."""
     merged = merge([default_layer(), command_line_layer(command_line)])
     return {key: merged[key] for key in ACROSS_EXPERIMENTS}
 

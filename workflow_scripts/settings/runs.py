@@ -27,6 +27,8 @@ UPSTREAM = {
     "generate": ("finetune",),
     "evaluate_clip": ("generate",),
     "evaluate_vqa": ("generate",),
+    "benchmarks/textvqa": ("finetune",),
+    "benchmarks/mmbench": ("finetune",),
 }
 
 
@@ -60,6 +62,7 @@ class Runs:
         self.parents: dict[str, str] = {}
         across = merge_across(command_line)
         self.compared = across["report"]["experiments"]
+        self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self._check_known(self.compared, "report.experiments")
         self._check_known([across["ablation"]["experiment"]], "ablation.experiment")
         self.ablation = [across["ablation"]["experiment"]]
@@ -135,6 +138,30 @@ class Runs:
                 }
             )
         return {"experiments": described}
+
+    def challenge(self) -> dict:
+        """What the challenge's table is made from: every seed of the experiments that the page compares.
+
+        Raises:
+            InputError: a benchmark's files are not configured.
+        """
+        files = {f"{name}.{key}": file for name, own in self.benchmarks.items() for key, file in own.items()}
+        if missing := [f"benchmarks.{name}" for name, file in files.items() if file is None]:
+            raise InputError(
+                f"the challenge needs {', '.join(missing)}: name them in config/config.yaml "
+                "(docs/evaluation.md says where to get the files)"
+            )
+        runs = [self.of(name, seed) for name in self.compared for seed in self.configs[name]["seeds"]]
+        return self.reference_scores | {
+            "runs": [
+                {
+                    "experiment": run.experiment,
+                    "seed": run.seed,
+                    "benchmarks": {name: self.stage(run, f"benchmarks/{name}") for name in self.benchmarks},
+                }
+                for run in runs
+            ]
+        }
 
     def _stages(self, run: Run) -> dict[str, str]:
         stages = [stage for stage in EVALUATED if stage in run.settings or stage == "evaluate_vqa"]

@@ -73,7 +73,7 @@ def generate_settings(config: dict, images: dict) -> dict:
             "pretrain": {"template": "plain", "question": ""},
             "finetune": {"template": template if question else "plain", "question": question},
         },
-        "decoding": {key: evaluate[key] for key in ("batch_size", "max_new_tokens")},
+        "decoding": _decoding(evaluate),
     }
 
 
@@ -88,6 +88,14 @@ def evaluate_clip_settings(config: dict, images: dict) -> dict:
     }
 
 
+def textvqa_settings(config: dict, images: dict) -> dict | None:
+    return _benchmark(config, "textvqa")
+
+
+def mmbench_settings(config: dict, images: dict) -> dict | None:
+    return _benchmark(config, "mmbench")
+
+
 # in the order in which data flows
 SETTINGS_OF = {
     "filter": filter_settings,
@@ -97,6 +105,8 @@ SETTINGS_OF = {
     "finetune": finetune_settings,
     "generate": generate_settings,
     "evaluate_clip": evaluate_clip_settings,
+    "benchmarks/textvqa": textvqa_settings,
+    "benchmarks/mmbench": mmbench_settings,
 }
 
 
@@ -111,6 +121,24 @@ def assemble_settings(model: dict) -> dict:
 
 def _common(config: dict) -> dict:
     return {"seed": config["seed"], "cpu_threads": config["cpu_threads"]}
+
+
+def _decoding(evaluate: dict) -> dict:
+    return {key: evaluate[key] for key in ("batch_size", "max_new_tokens")}
+
+
+def _benchmark(config: dict, name: str) -> dict | None:
+    """None where the benchmark's files are not all configured."""
+    files = config["benchmarks"][name]
+    if None in files.values():
+        return None
+    return {
+        "benchmark": name,
+        "files": files,
+        "template": config["model"]["template"],
+        "decoding": _decoding(config["evaluate"]),
+        "cpu_threads": config["cpu_threads"],
+    }
 
 
 def _training(config: dict, stage: str) -> dict:

@@ -1,0 +1,91 @@
+# TextVQA and MMBench, from files of the user's own, and the challenge's score.
+rule answer_benchmark:
+    input:
+        model_file,
+        benchmark_files,
+        output_of("finetune", "adapter/adapter_config.json"),
+        output_of("finetune", "adapter/adapter_model.safetensors"),
+        config="results/{run}/benchmarks/{benchmark}/config.yaml",
+        finetuned=output_of("finetune", "projector.safetensors"),
+        code=code("answer_benchmark.py"),
+    output:
+        answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
+    log:
+        "results/{run}/benchmarks/{benchmark}/answer_benchmark.log",
+    benchmark:
+        "results/{run}/benchmarks/{benchmark}/answer_benchmark.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    threads: 8
+    resources:
+        gpu=1,
+        mem_mb=24000,
+        runtime=240,
+    params:
+        model=model_folder,
+        finetuned=subpath(input.finetuned, parent=True),
+    shell:
+        "python workflow_scripts/answer_benchmark.py --config {input.config:q} --model {params.model:q}"
+        " --finetuned {params.finetuned:q}"
+        " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q} 2>&1 | tee {log:q}"
+
+
+rule score_benchmark:
+    input:
+        answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
+        code=code("score_benchmark.py"),
+    output:
+        metrics="results/{run}/benchmarks/{benchmark}/metrics.json",
+    log:
+        "results/{run}/benchmarks/{benchmark}/score_benchmark.log",
+    benchmark:
+        "results/{run}/benchmarks/{benchmark}/score_benchmark.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=30,
+    shell:
+        "python workflow_scripts/score_benchmark.py --answers {input.answers:q}"
+        " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q} 2>&1 | tee {log:q}"
+
+
+rule write_submission:
+    input:
+        answers="results/{run}/benchmarks/mmbench/answers.jsonl",
+        code=code("write_submission.py"),
+    output:
+        submission="results/{run}/benchmarks/mmbench/submission.xlsx",
+    log:
+        "results/{run}/benchmarks/mmbench/write_submission.log",
+    benchmark:
+        "results/{run}/benchmarks/mmbench/write_submission.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=30,
+    shell:
+        "python workflow_scripts/write_submission.py --answers {input.answers:q}"
+        " --output-dir results/{wildcards.run:q}/benchmarks/mmbench 2>&1 | tee {log:q}"
+
+
+rule score_challenge:
+    input:
+        lambda w: [file for name in RUNS.benchmarks for file in benchmark_outputs(name, "metrics.json")],
+        config="results/challenge/config.yaml",
+        code=code("score_challenge.py"),
+    output:
+        table=report("results/challenge/challenge.csv", category="Challenge"),
+    log:
+        "results/challenge/score_challenge.log",
+    benchmark:
+        "results/challenge/score_challenge.benchmark.tsv"
+    conda:
+        "../envs/report.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=30,
+    shell:
+        "python workflow_scripts/score_challenge.py --config {input.config:q} --output-dir results/challenge"
+        " 2>&1 | tee {log:q}"

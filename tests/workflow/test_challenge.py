@@ -1,0 +1,48 @@
+"""The challenge: which jobs it needs, what it says without files, and one run on small files in the real formats."""
+
+import pandas
+from benchmark_files import circular_rows, write_mmbench, write_textvqa
+from small_project import Project
+
+
+def files(project: Project) -> str:
+    """Writes both benchmarks' files into the project; the setting that names them."""
+    textvqa = write_textvqa(project.folder / "textvqa")
+    mmbench = write_mmbench(project.folder / "mmbench.tsv", circular_rows())
+    return f"benchmarks={{textvqa: {textvqa}, mmbench: {mmbench}}}".replace("'", '"')
+
+
+def test_without_files_one_sentence_says_what_to_set(fresh):
+    printed = fresh.run("challenge", "--dry-run", ok=False)
+    assert "the challenge needs benchmarks.textvqa.questions" in printed and "config/config.yaml" in printed
+    printed = fresh.run("results/baseline/benchmarks/textvqa/metrics.json", "--dry-run", ok=False)
+    assert "benchmarks.textvqa is not set" in printed
+
+
+def test_the_challenge_asks_both_benchmarks_of_each_fine_tuned_model_and_evaluates_nothing_else(fresh):
+    counts = fresh.job_counts("challenge", config=(files(fresh),))
+    assert counts == {
+        **dict.fromkeys(("make_dataset", "train_clip", "train_language_model", "assemble_model", "filter_data"), 1),
+        **dict.fromkeys(("synthesize_captions", "score_challenge"), 1),
+        **dict.fromkeys(("write_jsonl", "pretrain", "finetune", "write_submission"), 2),
+        **dict.fromkeys(("answer_benchmark", "score_benchmark"), 4),
+    }
+
+
+def test_each_seed_answers_for_itself(fresh):
+    counts = fresh.job_counts("challenge", config=(files(fresh), "seeds=[0,1,2]", "report={experiments: [baseline]}"))
+    assert (counts["finetune"], counts["answer_benchmark"], counts["write_submission"]) == (3, 6, 3)
+
+
+def test_the_finished_baseline_gets_its_score(finished):
+    config = (files(finished), "report={experiments: [baseline]}")
+    jobs = finished.job_counts("challenge", config=config)
+    assert set(jobs) == {"answer_benchmark", "score_benchmark", "write_submission", "score_challenge"}
+    finished.run("challenge", config=config)
+    table = pandas.read_csv(finished.folder / "results/challenge/challenge.csv")
+    assert table["experiment"].tolist() == ["MGM-2B", "baseline"]
+    own = table.iloc[1]
+    assert 0 <= own["textvqa"] <= 100
+    assert abs(own["challenge_score"] - (own["textvqa"] / 56.2 + own["mmbench"] / 59.8) / 2) < 1e-5
+    assert (finished.result("benchmarks") / "mmbench/submission.xlsx").is_file()
+    assert finished.job_counts("challenge", config=config) == {}

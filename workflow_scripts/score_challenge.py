@@ -1,0 +1,23 @@
+"""Tabulates the challenge's score of every run beside the reference model's.
+
+    python workflow_scripts/score_challenge.py --config results/challenge/config.yaml --output-dir results/challenge
+
+The configuration is described in reporting/challenge.py. Writes challenge.csv.
+"""
+
+from command_line import command_line, path_arguments
+from files import read_yaml
+from reporting.challenge import tabulate_challenge
+from reporting.comparison import write_table
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--config", "--output-dir")
+    table = tabulate_challenge(read_yaml(paths.config))
+    print(table.round(2).to_string(index=False), flush=True)
+    write_table(table, paths.output_dir / "challenge.csv")
+
+
+if __name__ == "__main__":
+    main()
