@@ -9,6 +9,7 @@ rule pretrain:
         projector="results/{run}/pretrain/projector.safetensors",
         steps="results/{run}/pretrain/metrics.jsonl",
         metrics="results/{run}/pretrain/metrics.json",
+        memory="results/{run}/pretrain/memory.csv",
     log:
         "results/{run}/pretrain/pretrain.log",
     benchmark:
@@ -46,6 +47,7 @@ rule finetune:
         projector="results/{run}/finetune/projector.safetensors",
         steps="results/{run}/finetune/metrics.jsonl",
         metrics="results/{run}/finetune/metrics.json",
+        memory="results/{run}/finetune/memory.csv",
     log:
         "results/{run}/finetune/finetune.log",
     benchmark:

@@ -18,6 +18,7 @@ SETTINGS = {
     "micro_batch_size": 4,
     "gradient_accumulation_steps": 4,
     "epochs": 1,
+    "max_steps": None,
     "learning_rate": 1.0e-3,
     "lr_scheduler": "cosine",
     "warmup_ratio": 0.03,

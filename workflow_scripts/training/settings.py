@@ -27,6 +27,7 @@ class TrainingSettings:
     micro_batch_size: int
     gradient_accumulation_steps: int
     epochs: float
+    max_steps: int | None  # optimizer steps; None: as many as the epochs take
     learning_rate: float
     lr_scheduler: str
     warmup_ratio: float

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from compute import set_seed, use_cpu_threads
+from diagnostics.memory_sampler import MemorySampler
 from files import sha256_of, write_json, write_jsonl
 from mgm import MGMForConditionalGeneration, MGMProcessor
 from mgm.projector_weights import full_shapes
@@ -49,6 +50,8 @@ def run_stage(
     fingerprint = _fingerprint(settings, inputs)
     checkpoints = output_dir / "checkpoints"
     checkpoint, reason = find_checkpoint(checkpoints, fingerprint)
+    memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
+    memory.start()
 
     config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
     # before the model: transformers then loads it straight into ZeRO-3's partitions
@@ -79,13 +82,22 @@ def run_stage(
         data_collator=Collator(processor.tokenizer.pad_token_id),
         save_checked=save_checked,
         fingerprint=fingerprint,
+        progress_file=output_dir / "progress.json",
     )
+    memory.phase = "training"
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
+    memory.phase = "saving"
     save_checked(output_dir)
+    record = {
+        "samples": len(dataset),
+        "trained_parameters": sum(shape.numel() for shape in shapes.values()),
+        "train_seconds": round(time.monotonic() - start, 1),
+        "resumed_from": checkpoint.name if checkpoint else None,
+        "memory": memory.finish(output_dir),
+    }
     if first:
-        history = [row for row in trainer.state.log_history if "loss" in row]
-        _write_records(settings, trainer, history, output_dir, len(dataset), checkpoint, time.monotonic() - start)
+        _write_records(settings, trainer, record, output_dir)
         discard_checkpoints(checkpoints)
 
 
@@ -100,6 +112,7 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         per_device_train_batch_size=settings.micro_batch_size,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps or -1,
         learning_rate=settings.learning_rate,
         lr_scheduler_type=settings.lr_scheduler,
         warmup_steps=settings.warmup_ratio,  # a share of all steps when below 1
@@ -129,19 +142,18 @@ def _fingerprint(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
     return f"{sha256_of(*files)}:{settings!r}"
 
 
-def _write_records(settings, trainer, history, output_dir, rows, checkpoint, seconds) -> None:
+def _write_records(settings: TrainingSettings, trainer: MGMTrainer, record: dict, output_dir: Path) -> None:
+    history = [row for row in trainer.state.log_history if "loss" in row]
     kept = ("step", "epoch", "loss", "learning_rate", "grad_norm", "seconds")
     write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))
     write_json(
         output_dir / "metrics.json",
         {
             "engine": trainer.engine,
-            "samples": rows,
             "steps": trainer.state.global_step,
             "loss_first": history[0]["loss"],
             "loss_last": history[-1]["loss"],
-            "train_seconds": round(seconds, 1),
-            "resumed_from": checkpoint.name if checkpoint else None,
+            **record,
             "peak_host_rss_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
             "peak_gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else None,
             "seed": settings.seed,

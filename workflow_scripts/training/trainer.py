@@ -8,6 +8,7 @@ from pathlib import Path
 import transformers.trainer
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
+from files import write_json
 from training.checkpoints import mark_complete
 from training.deepspeed_config import engine_record
 
@@ -29,16 +30,17 @@ class MGMTrainer(Trainer):
         save_checked: called on every rank with the checkpoint folder; writes the trained weights and raises if they
             must not count as saved.
         fingerprint: of settings and inputs, stored in each checkpoint.
+        progress_file: where the newest progress is, for watch.py.
     """
 
-    def __init__(self, *args, save_checked: Callable[[Path], None], fingerprint: str, **kwargs):
+    def __init__(self, *args, save_checked: Callable[[Path], None], fingerprint: str, progress_file: Path, **kwargs):
         super().__init__(*args, **kwargs)
         self.save_checked = save_checked
         self.fingerprint = fingerprint
         self.engine: dict | None = None
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
-        self.add_callback(ProgressLines())
+        self.add_callback(ProgressLines(progress_file))
 
     def training_step(self, *args, **kwargs):
         if self.engine is None:
@@ -62,7 +64,10 @@ class MGMTrainer(Trainer):
 
 
 class ProgressLines(TrainerCallback):
-    """One line at each logging step: readable in a terminal, in a log file and through `tail -f`."""
+    """At each logging step one line, readable in a terminal and through `tail -f`, and the same as JSON."""
+
+    def __init__(self, file: Path):
+        self.file = file
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.start, self.first_step = time.monotonic(), state.global_step
@@ -71,10 +76,20 @@ class ProgressLines(TrainerCallback):
         if not state.is_world_process_zero or "loss" not in logs:
             return
         seconds = time.monotonic() - self.start
-        left = seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step)
+        progress = {
+            "step": state.global_step,
+            "max_steps": state.max_steps,
+            "loss": float(logs["loss"]),
+            "learning_rate": float(logs["learning_rate"]),
+            "seconds": round(seconds, 1),
+            "seconds_left": round(
+                seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step), 1
+            ),
+        }
+        write_json(self.file, progress)
         print(
-            f"step {state.global_step}/{state.max_steps}  loss {float(logs['loss']):.4f}  "
-            f"lr {float(logs['learning_rate']):.2e}  {seconds:.0f} s, about {left:.0f} s left",
+            "step {step}/{max_steps}  loss {loss:.4f}  lr {learning_rate:.2e}  "
+            "{seconds:.0f} s, about {seconds_left:.0f} s left".format(**progress),
             file=sys.stderr,
             flush=True,
         )

@@ -1,0 +1,134 @@
+"""memory.csv of a training stage: what is in it, what a kill and a resume leave of it, and what sampling costs."""
+
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+
+from diagnostics import memory_sampler
+from diagnostics.cgroup_memory import CgroupMemory
+from diagnostics.gpu_memory import GpuMemory
+from diagnostics.memory_readings import GIB, Reading
+from diagnostics.memory_sampler import REST, MemorySampler, read_rows, start_file, warn
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(memory_sampler, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(memory_sampler, "REST", 1)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(file, folder, resumed=False, phases=("loading", "training", "saving")) -> tuple[list[dict], dict | None]:
+    sampler = MemorySampler(file, resumed)
+    sampler.start()
+    for phase in phases:
+        sampler.phase = phase
+        time.sleep(0.15)
+    record = sampler.finish(folder)
+    path = folder / sampler.file.name
+    return (read_rows(path) if path.exists() else []), record
+
+
+def test_a_stage_leaves_its_memory_by_phase_and_nothing_beside_its_checkpoints(often, tmp_path):
+    rows, record = run(tmp_path / "checkpoints/memory.csv", tmp_path)
+    assert list(dict.fromkeys(row["phase"] for row in rows)) == ["loading", "training", "saving"]
+    seconds = [float(row["seconds"]) for row in rows]
+    assert seconds == sorted(seconds) and seconds[-1] < 5
+    assert all(0 < float(row["job_gib"]) <= float(row["host_gib"]) <= record["host_limit_gib"] for row in rows)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_resumed_run_keeps_the_rows_of_the_attempt_that_was_killed_less_the_one_cut_off(often, tmp_path):
+    file = tmp_path / "checkpoints/memory.csv"
+    first, _ = run(file, tmp_path)
+    file.write_text((tmp_path / "memory.csv").read_text() + "1,2026-11")
+    rows, _ = run(file, tmp_path, resumed=True)
+    assert rows[: len(first)] == first
+    assert {row["attempt"] for row in rows[len(first) :]} == {"2"}
+
+
+def test_a_run_that_starts_over_drops_the_old_rows(often, tmp_path):
+    file = tmp_path / "checkpoints/memory.csv"
+    file.parent.mkdir()
+    file.write_text("attempt,job_gib\n7,1.0\n")
+    rows, _ = run(file, tmp_path)
+    assert {row["attempt"] for row in rows} == {"1"}
+
+
+def test_other_gpus_after_a_resume_get_columns_of_their_own(tmp_path):
+    file = tmp_path / "memory.csv"
+    file.write_text("attempt,job_gib,gpu0_gib\n1,2.0,3.0\n")
+    assert start_file(file, ["attempt", "job_gib", "gpu0_gib", "gpu1_gib"], resumed=True) == 2
+    assert file.read_text() == "attempt,job_gib,gpu0_gib,gpu1_gib\n1,2.0,3.0,\n"
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "named"), [("1", "1", None), ("4", "0", "memory-node7.csv")])
+def test_only_the_first_process_of_a_node_samples_and_other_nodes_have_files_of_their_own(
+    often, tmp_path, monkeypatch, rank, local_rank, named
+):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(memory_sampler.socket, "gethostname", lambda: "node7")
+    rows, record = run(tmp_path / "memory.csv", tmp_path / "out")
+    assert bool(rows) == (record is not None) == (named is not None)
+    assert [path.name for path in tmp_path.glob("out/*")] == ([named] if named else [])
+
+
+def test_a_slow_reading_is_followed_by_a_longer_rest_so_that_sampling_takes_less_than_a_hundredth(
+    often, tmp_path, monkeypatch
+):
+    took = 0.01
+    read = memory_sampler.read_memory
+    readings = []
+
+    def slow_read(process):
+        readings.append(time.monotonic())
+        time.sleep(took)
+        return read(process)
+
+    monkeypatch.setattr(memory_sampler, "read_memory", slow_read)
+    monkeypatch.setattr(memory_sampler, "REST", REST)
+    sampler = MemorySampler(tmp_path / "memory.csv", resumed=False)
+    sampler.start()
+    deadline = time.monotonic() + 60
+    while len(readings) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    sampler.finish(tmp_path / "out")
+    _, *regular = readings  # the first is for the columns
+    gaps = [later - earlier for earlier, later in pairwise(regular)]
+    assert len(gaps) >= 2 and min(gaps) > REST * took
+
+
+def test_finishing_at_once_still_leaves_a_row_and_no_thread(often, tmp_path):
+    rows, _ = run(tmp_path / "checkpoints/memory.csv", tmp_path, phases=())
+    assert len(rows) >= 1
+    assert "memory sampler" not in [thread.name for thread in threading.enumerate()]
+
+
+def full(gpu: float, host: float, cgroup: float | None = None) -> Reading:
+    """A machine with one GPU of 24 GiB and 64 GiB, in a control group of 32 GiB if its share is given."""
+    group = None if cgroup is None else CgroupMemory(int(cgroup * 32 * GIB), 32 * GIB)
+    gpus = [GpuMemory(0, int(gpu * 24 * GIB), 24 * GIB)]
+    return Reading(GIB, int(host * 64 * GIB), 64 * GIB, group, gpus)
+
+
+@pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (full(0.79, 0.69), []),
+        (full(0.81, 0.69), ["GPU 0 is 81% full (19.4 of 24.0 GiB)"]),
+        (full(0.5, 0.71), ["host memory is 71% full (limit 64.0 GiB"]),
+        (full(0.5, 0.2, cgroup=0.75), ["host memory is 75% full (limit 32.0 GiB"]),
+    ],
+)
+def test_a_gpu_above_80_and_a_host_above_70_per_cent_are_each_told_once(capsys, reading, said):
+    warned = set()
+    for _ in range(3):
+        warn(reading, warned)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said)
+    for line, text in zip(lines, said, strict=True):
+        assert line.startswith(f"warning: {text}")
