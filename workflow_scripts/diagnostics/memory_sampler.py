@@ -73,7 +73,9 @@ class MemorySampler:
         warned: set[str] = set()
         with open(self.file, "a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, read_columns(self.file), lineterminator="\n")
-            while True:
+            last = False
+            while not last:
+                last = self._stop.is_set()  # set while resting: one more reading, of the end
                 begin = time.monotonic()
                 self.last = read_memory(process)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -83,8 +85,7 @@ class MemorySampler:
                 warn(self.last, warned)
                 took = time.monotonic() - begin
                 self._reading_seconds += took
-                if self._stop.wait(max(INTERVAL_S, REST * took)):
-                    return
+                self._stop.wait(max(INTERVAL_S, REST * took))
 
 
 def start_file(file: Path, columns: list[str], resumed: bool) -> int:
