@@ -9,8 +9,9 @@ import pytest
 from diagnostics import memory_sampler
 from diagnostics.cgroup_memory import CgroupMemory
 from diagnostics.gpu_memory import GpuMemory
+from diagnostics.memory_csv import read_rows, start_file
 from diagnostics.memory_readings import GIB, Reading
-from diagnostics.memory_sampler import REST, MemorySampler, read_rows, start_file, warn
+from diagnostics.memory_sampler import REST, MemorySampler, warn
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """memory.csv: a training stage's memory over time, written by a thread of the stage itself.
 
 Rows are appended to a file beside the resume checkpoints, which outlives a failed attempt; the declared memory.csv is
-written from it last. Columns (GiB): `job`, the processes that the launcher started on this node; `host`, all of the
-machine's; `cgroup`, where a limit is set; one for each GPU.
+written from it last.
 """
 
 import csv
@@ -16,13 +15,13 @@ from pathlib import Path
 
 import psutil
 
+from diagnostics.memory_csv import LEADING, read_columns, start_file
 from diagnostics.memory_readings import GIB, Reading, read_memory
-from files import replace_whole, write_text
+from files import write_text
 
 INTERVAL_S = 1.0
 REST = 100  # a reading is followed by a rest this many times as long, so that it takes less than 1 % of the time
 GPU_WARNING, HOST_WARNING = 0.8, 0.7  # shares in use
-LEADING = ("attempt", "time", "seconds", "phase")
 
 
 class MemorySampler:
@@ -86,31 +85,6 @@ class MemorySampler:
                 took = time.monotonic() - begin
                 self._reading_seconds += took
                 self._stop.wait(max(INTERVAL_S, REST * took))
-
-
-def start_file(file: Path, columns: list[str], resumed: bool) -> int:
-    """Make the file ready for rows of a new attempt; return the attempt's number, from 1.
-
-    A row that a kill cut off is dropped. With other GPUs than before, the file gets the columns of both.
-    """
-    rows = read_rows(file) if resumed and file.exists() else []
-    known = list(dict.fromkeys([*(name for row in rows[:1] for name in row), *columns]))
-    with replace_whole(file) as new:
-        writer = csv.DictWriter(new, known, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return int(rows[-1]["attempt"]) + 1 if rows else 1
-
-
-def read_columns(file: Path) -> list[str]:
-    with open(file, encoding="utf-8") as lines:
-        return next(csv.reader(lines))
-
-
-def read_rows(file: Path) -> list[dict[str, str]]:
-    """The complete rows of a memory.csv, as text by column."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
 def warn(reading: Reading, warned: set[str]) -> None:

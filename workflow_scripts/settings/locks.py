@@ -25,13 +25,22 @@ def note_owner() -> None:
 
 def remove_stale_lock() -> bool:
     """Remove the lock of a run that was killed on this host; return whether there was one."""
-    if not any(LOCKS.glob("*.lock")) or not OWNER.is_file():
-        return False
-    owner = json.loads(OWNER.read_text(encoding="utf-8"))
-    if owner["host"] != socket.gethostname() or _alive(owner):
+    if not _locked() or not OWNER.is_file() or at_work():
         return False
     shutil.rmtree(LOCKS)
     return True
+
+
+def at_work() -> bool:
+    """Whether a run is at work in the current folder; of one on another host only the lock can be seen."""
+    if not OWNER.is_file():
+        return False
+    owner = json.loads(OWNER.read_text(encoding="utf-8"))
+    return _alive(owner) if owner["host"] == socket.gethostname() else _locked()
+
+
+def _locked() -> bool:
+    return any(LOCKS.glob("*.lock"))
 
 
 def _alive(owner: dict) -> bool:

@@ -48,7 +48,7 @@ def run_stage(
         remove_stale_locks()
     set_seed(settings.seed)
     fingerprint = _fingerprint(settings, inputs)
-    checkpoints = output_dir / "checkpoints"
+    checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     checkpoint, reason = find_checkpoint(checkpoints, fingerprint)
     memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
     memory.start()
@@ -61,6 +61,7 @@ def run_stage(
         print(reason, file=sys.stderr, flush=True)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, keep=checkpoint)
+        progress_file.unlink(missing_ok=True)
 
     processor = MGMProcessor.from_pretrained(inputs["model"])
     dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
@@ -82,7 +83,7 @@ def run_stage(
         data_collator=Collator(processor.tokenizer.pad_token_id),
         save_checked=save_checked,
         fingerprint=fingerprint,
-        progress_file=output_dir / "progress.json",
+        progress_file=progress_file,
     )
     memory.phase = "training"
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

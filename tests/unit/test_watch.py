@@ -1,0 +1,100 @@
+"""The live view, on results as running, killed and finished stages leave them."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+from places import PROJECT
+
+from diagnostics.memory_csv import last_row, read_rows
+from diagnostics.run_state import LAST_OUTPUT, runs_in, stages_of
+from files import write_json, write_text
+from settings.runs import EVALUATED
+
+PROGRESS = {"step": 30, "max_steps": 150, "loss": 2.5, "learning_rate": 1e-3, "seconds": 60.0, "seconds_left": 3725.0}
+MEMORY = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib,gpu0_gib\n1,now,1.0,loading,1.0,3.0,,0.5\n"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The baseline in its stage 1; dj_synth, whose filter is the baseline's, not begun beyond its captions."""
+    for stage, name in (("filter", "summary.json"), ("jsonl", "summary.json")):
+        write_text(tmp_path / f"results/baseline/{stage}/{name}", "{}")
+    folder = tmp_path / "results/baseline/pretrain"
+    write_text(folder / "pretrain.log", "")
+    write_text(folder / "config.log", "")
+    write_json(folder / "progress.json", PROGRESS)
+    write_text(folder / "checkpoints/memory.csv", MEMORY + "1,now,2.0,training,1.5,3.5,,20.25\n1,now,3.0,tra")
+    write_text(tmp_path / "results/baseline/finetune/config.log", "")
+    write_text(tmp_path / "results/dj_synth/seed-1/synthesize/summary.json", "{}")
+    write_text(tmp_path / "results/datasets/shapes/summary.json", "{}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def note_owner(project, process: psutil.Process | None) -> None:
+    pid, started = (process.pid, process.create_time()) if process else (4194305, 0)
+    write_json(project / ".snakemake/owner.json", {"host": socket.gethostname(), "pid": pid, "started": started})
+
+
+def states(project, run: str, working: bool) -> dict[str, str]:
+    return {stage.name: stage.state for stage in stages_of(project / "results" / run, working)}
+
+
+def watch(project, *arguments: str) -> str:
+    command = [sys.executable, str(PROJECT / "workflow_scripts/watch.py"), *arguments]
+    environment = os.environ | {"COLUMNS": "100"}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=60)
+    return done.stdout + done.stderr
+
+
+def test_every_stage_of_the_workflow_is_shown():
+    assert tuple(LAST_OUTPUT) == EVALUATED
+
+
+def test_runs_are_the_folders_with_stages(project):
+    folders = runs_in(project / "results")
+    assert [str(folder.relative_to(project / "results")) for folder in folders] == ["baseline", "dj_synth/seed-1"]
+
+
+def test_a_stage_is_done_by_its_last_output_at_work_by_its_log_and_otherwise_pending(project):
+    expected = {"filter": "done", "synthesize": "", "jsonl": "done", "pretrain": "running", "finetune": "pending"}
+    found = states(project, "baseline", working=True)
+    assert expected.items() <= found.items() and found["evaluate_vqa"] == "pending"
+    assert states(project, "baseline", working=False)["pretrain"] == "stopped"
+
+
+def test_what_another_run_has_done_for_this_one_is_not_pending(project):
+    found = states(project, "dj_synth/seed-1", working=True)
+    assert (found["filter"], found["synthesize"], found["jsonl"]) == ("", "done", "pending")
+
+
+def test_the_picture_shows_step_loss_time_left_and_memory_and_whose_process_is_at_work(project):
+    note_owner(project, psutil.Process())
+    printed = re.sub(r"[│\s]+", " ", watch(project))
+    assert "baseline pretrain 30 of 150 2.5000 1 h 02 min training host 1.5, gpu0 20.25" in printed
+    assert "pretrain running" in printed and "snakemake is at work" in printed
+    note_owner(project, None)
+    printed = watch(project, "--once")
+    assert "stopped" in printed and "snakemake is not at work" in printed
+
+
+def test_elsewhere_it_says_where_to_start_it(tmp_path):
+    assert watch(tmp_path) == "error: there is no folder results/; start watch.py in the folder where snakemake runs\n"
+
+
+def test_the_newest_complete_row_is_found_without_the_others(tmp_path):
+    file = tmp_path / "memory.csv"
+    header, first = MEMORY.splitlines(keepends=True)
+    file.write_text(header)
+    assert last_row(file) is None
+    for rows in (1, 2, 5000):
+        many = "".join(first.replace("now", f"t{row}") for row in range(rows))
+        file.write_text(header + many + "1,cut o")
+        assert last_row(file) == read_rows(file)[-1]
+        assert json.dumps(last_row(file)).count(f"t{rows - 1}") == 1

@@ -1,0 +1,48 @@
+"""memory.csv: one row for each reading of a training stage's memory.
+
+Columns: `attempt`, counted from 1 where a run was resumed; `time`, UTC; `seconds` of the attempt; `phase`, one of
+loading, training and saving; then GiB: `job_gib`, of the processes that the launcher started on this node; `host_gib`,
+of the whole machine; `cgroup_gib`, where a limit is set; `gpu<i>_gib` for each GPU.
+"""
+
+import csv
+from pathlib import Path
+
+from files import replace_whole
+
+LEADING = ("attempt", "time", "seconds", "phase")
+LONGEST_ROW = 4096  # bytes
+
+
+def start_file(file: Path, columns: list[str], resumed: bool) -> int:
+    """Make the file ready for rows of a new attempt; return the attempt's number, from 1.
+
+    A row that a kill cut off is dropped. With other GPUs than before, the file gets the columns of both.
+    """
+    rows = read_rows(file) if resumed and file.exists() else []
+    known = list(dict.fromkeys([*(name for row in rows[:1] for name in row), *columns]))
+    with replace_whole(file) as new:
+        writer = csv.DictWriter(new, known, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return int(rows[-1]["attempt"]) + 1 if rows else 1
+
+
+def read_columns(file: Path) -> list[str]:
+    with open(file, encoding="utf-8") as lines:
+        return next(csv.reader(lines))
+
+
+def last_row(file: Path) -> dict[str, str] | None:
+    """The newest complete row, without reading all that come before it."""
+    with open(file, "rb") as lines:
+        columns = lines.readline()
+        lines.seek(max(lines.tell(), file.stat().st_size - LONGEST_ROW))
+        complete = lines.read().split(b"\n")[:-1]
+    return next(csv.DictReader([columns.decode(), complete[-1].decode()])) if complete else None
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """The complete rows of a memory.csv, as text by column."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return list(csv.DictReader(line for line in lines if line.endswith("\n")))

@@ -1,0 +1,86 @@
+"""A live view of the workflow in this folder: stages of every run; of training the step, loss, time left and memory.
+
+python workflow_scripts/watch.py            # in a second terminal, beside `snakemake`; Ctrl-C ends it
+python workflow_scripts/watch.py --once     # one picture, as also where the output is no terminal
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import psutil
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from command_line import command_line
+from diagnostics.memory_readings import GIB, read_memory
+from diagnostics.run_state import runs_in, stages_of
+from errors import InputError
+from reporting.record import duration
+from settings.locks import at_work
+
+RESULTS = Path("results")
+REFRESH_S = 2
+STYLES = {"done": "green", "running": "bold yellow", "stopped": "red", "pending": "dim", "": "dim"}
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    once = parser.parse_args().once
+    if not RESULTS.is_dir():
+        raise InputError(f"there is no folder {RESULTS}/; start watch.py in the folder where snakemake runs")
+    console = Console()
+    if once or not console.is_terminal:
+        console.print(picture())
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(picture(), refresh=True)
+                time.sleep(REFRESH_S)
+        except KeyboardInterrupt:
+            pass
+
+
+def picture() -> RenderableType:
+    working = at_work()
+    runs = {str(folder.relative_to(RESULTS)): stages_of(folder, working) for folder in runs_in(RESULTS)}
+    stages = Table("stage", *runs)
+    for row in zip(*runs.values(), strict=True):
+        stages.add_row(row[0].name, *(Text(stage.state or "–", STYLES[stage.state]) for stage in row))
+    training = Table("training", "step", "loss", "time left", "phase", "memory, GiB")
+    for name, states in runs.items():
+        for stage in states:
+            if stage.progress or stage.memory:
+                training.add_row(f"{name} {stage.name}", *progress_cells(stage.progress), *memory_cells(stage.memory))
+    reading = read_memory(psutil.Process())
+    foot = f"machine: {reading.host / GIB:.1f} of {reading.host_total / GIB:.1f} GiB in use; "
+    foot += "snakemake is at work" if working else "snakemake is not at work"
+    return Group(stages, *([training] if training.rows else []), foot)
+
+
+def progress_cells(progress: dict | None) -> list[str]:
+    """Step, loss and time left; empty before the first step is logged."""
+    if progress is None:
+        return ["", "", ""]
+    return [
+        f"{progress['step']} of {progress['max_steps']}",
+        f"{progress['loss']:.4f}",
+        duration(progress["seconds_left"]),
+    ]
+
+
+def memory_cells(row: dict[str, str] | None) -> list[str]:
+    """The phase, and what the stage's processes and each GPU hold."""
+    if row is None:
+        return ["", ""]
+    gpus = [f"{name.removesuffix('_gib')} {size}" for name, size in row.items() if name.startswith("gpu")]
+    return [row["phase"], ", ".join([f"host {row['job_gib']}", *gpus])]
+
+
+if __name__ == "__main__":
+    main()
