@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from files import write_json, write_jsonl, write_yaml
+from files import write_json, write_jsonl, write_text, write_yaml
 
 # {group: {metric: {image id: (sum, count)}}}
 Values = dict[str, dict[str, dict[str, tuple[float, int]]]]
@@ -45,6 +45,7 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
     for stage in ("pretrain", "finetune"):
         write_json(folder / stage / "metrics.json", {"seed": 0})
         write_jsonl(folder / stage / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+        write_memory(folder / stage / "memory.csv", [1.0, 2.0])
     write_jsonl(folder / "generate/captions.jsonl", [])
     write_jsonl(folder / "generate/answers.jsonl", [])
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(folder)})
@@ -52,6 +53,15 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
         write_json(folder / stage / "metrics.json", {"groups": {}})
         write_scores(folder / stage / "scores.jsonl", values)
     return {name: str(path) for name, path in stages.items()}
+
+
+def write_memory(path: Path, host: list[float], gpu: list[float] | None = None) -> None:
+    """A reading of each phase and then some of training, a second apart; GiB of the job and of one GPU, if given."""
+    lines = ["attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib" + (",gpu0_gib" if gpu else "")]
+    for second, size in enumerate(host):
+        phase = ("loading", "training")[min(second, 1)] if second < len(host) - 1 else "saving"
+        lines.append(f"1,2026-01-01T00:00:00+00:00,{second},{phase},{size},9.0," + (f",{gpu[second]}" if gpu else ""))
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def entry(name: str, dataset: Path, runs: dict[int, dict], **config: object) -> dict:

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-from evaluated_runs import entry, write_scores
+from evaluated_runs import entry, write_memory, write_scores
 
 from evaluation.bootstrap import Measurements
 from evaluation.caption_attributes import attribute_metrics
@@ -223,7 +223,11 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
         steps = [{"step": step, "loss": 3 / step + 0.01 * seed, "learning_rate": 1e-3} for step in range(1, 30)]
         write_jsonl(folder / stage / "metrics.jsonl", steps)
         record = {"engine": {"zero_stage": 3}, "train_seconds": 75.0, "samples": samples, "steps": 29, "seed": seed}
+        if better:
+            record |= {"memory_plan": {"gpu_gib": 21.0, "host_gib": 9.0}}
+            record |= {"memory": {"host_limit_gib": 62.6, "gpu_limit_gib": 23.63, "sampler_share": 0.004}}
         write_json(folder / stage / "metrics.json", record | {"versions": {"torch": "9.8.7"}})
+        write_memory(folder / stage / "memory.csv", [2.0, 8.0, 8.5, 8.25], [1.0, 20.0, 22.5, 22.0] if better else None)
     _write_evaluation(folder, dataset, seed, better)
     return {name: str(path) for name, path in stages.items()}
 

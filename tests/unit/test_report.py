@@ -13,6 +13,7 @@ from evaluation.seeds import paired_difference
 from files import read_yaml, write_yaml
 from reporting.experiment import load_experiments
 from reporting.gallery import evenly_spread, gallery
+from reporting.memory import memory_timeline
 from reporting.page import listed, seeds_note
 from reporting.panels import headline_panels, verdicts
 from reporting.plots import loss_curves, running_mean
@@ -101,6 +102,37 @@ def test_page_shows_the_figures_of_the_files(monkeypatch, root):
         "of 32 captions that were right were replaced or dropped",
     ):
         assert expected in text
+
+
+def test_memory_is_drawn_with_its_peaks_beside_what_was_predicted(monkeypatch, root):
+    config = write_results(root)
+    text = text_of(write_report(monkeypatch, config))
+    assert "finetuneGPU22.50 GiB21.00 GiB−7 %23.6 GiB" in text
+    assert "finetunehost8.50 GiB9.00 GiB+6 %62.6 GiB" in text
+    baseline, dj_synth = (memory_timeline(experiment) for experiment in load_experiments(config))
+    assert [line.kind for line in baseline.lines] == ["host", "host"], "no GPU and no plan: only the host, measured"
+    assert {line.kind for line in dj_synth.lines} == {"host", "host predicted", "gpu", "gpu predicted"}
+    assert [(band.stage, band.left, band.width) for band in dj_synth.bands] == [
+        ("pretrain", 0, 50),
+        ("finetune", 50, 50),
+    ]
+    assert [meaning for _, meaning in dj_synth.bands[1].marks] == ["training begins", "saving begins"]
+    assert dj_synth.unit == "seconds"
+
+
+def test_the_highest_reading_is_drawn_however_many_there_are_and_attempts_follow_each_other(root):
+    config = write_results(root, seeds=(0,))
+    lines = ["attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib"]
+    lines += [f"{attempt},,{second},training,1.0,9.0," for attempt in (1, 2) for second in range(5000)]
+    lines[7777] = "2,,2776,training,64.0,9.0,"
+    (root / "baseline/pretrain/memory.csv").write_text("\n".join(lines) + "\n")
+    timeline = memory_timeline(load_experiments(config)[0])
+    assert timeline.rows[0]["peak"] == "64.00 GiB"
+    points = [tuple(map(float, point.split())) for point in timeline.lines[0].path[1:].split("L")]
+    at, height = min(points, key=lambda point: point[1])
+    assert len(points) < 300 and height == pytest.approx(100 - 100 / 1.08, abs=0.02)
+    assert at == pytest.approx(100 * (4999 + 2776) / (4999 + 4999 + 3), abs=0.02)
+    assert timeline.unit == "minutes"
 
 
 def test_one_experiment_without_ground_truth_shows_no_difference_and_no_synthesis(monkeypatch, root):

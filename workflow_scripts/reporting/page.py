@@ -15,6 +15,7 @@ from reporting.experiment import Experiment
 from reporting.flow import Shape, draw_flows
 from reporting.gallery import gallery
 from reporting.histograms import group_by_folder, statistic_histograms
+from reporting.memory import memory_timeline
 from reporting.panels import headline_panels, verdicts
 from reporting.plots import loss_curves
 from reporting.recaptions import Recaption, quality, read_recaptions, read_truth, recaption_gallery
@@ -63,6 +64,7 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             flows=_flows(experiments, recaptions),
             statistics=_statistics(experiments, recaptions),
             losses=[(title, meaning, loss_curves(experiments, stage)) for stage, title, meaning in STAGE_TITLES],
+            memory=[(e.name, index, memory_timeline(e)) for index, e in enumerate(experiments)],
             recaptions=rewritten,
             galleries=_galleries(experiments),
             metrics=[_metrics(index, experiment, differences) for index, experiment in enumerate(experiments)],
@@ -122,6 +124,7 @@ def _sections(recaptioned: bool) -> list[tuple[str, str]]:
         "rows": "Where the rows went",
         "statistics": "Statistics",
         "losses": "Loss curves",
+        "memory": "Memory of training",
         "recaptions": "Captions written anew",
         "gallery": "What the models say",
         "metrics": "All metrics",

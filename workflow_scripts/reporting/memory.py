@@ -1,0 +1,142 @@
+"""Memory of training over time, both stages one after the other, with what the plan predicted where there was one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from diagnostics.memory_csv import read_rows
+from reporting.experiment import STAGES, Experiment, Run
+from reporting.plots import POINTS
+from reporting.scales import Scale, Tick
+
+SERIES = {"host": "host: the job's processes", "gpu": "GPU: the fullest"}
+TIME_UNITS = (("hours", 3600, 3 * 3600), ("minutes", 60, 3 * 60), ("seconds", 1, 0))  # name, seconds, from a total of
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """One stage's readings, attempts joined: (N,) each; GiB by series, of which there is no gpu without a GPU."""
+
+    stage: str
+    seconds: np.ndarray  # since the stage began
+    phases: list[str]
+    sizes: dict[str, np.ndarray]
+    predicted: dict[str, float]  # GiB by series; empty where no plan was made
+    limits: dict[str, float]
+
+    def peak(self, series: str) -> float:
+        return float(self.sizes[series].max())
+
+
+@dataclass(frozen=True)
+class Line:
+    kind: str  # host or gpu, with " predicted" behind it for a prediction
+    path: str
+
+
+@dataclass(frozen=True)
+class Band:
+    """A stage's part of the time axis."""
+
+    stage: str
+    left: float  # per cent
+    width: float
+    marks: list[tuple[float, str]]  # places where training and saving begin
+
+
+@dataclass(frozen=True)
+class Timeline:
+    lines: list[Line]
+    bands: list[Band]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    unit: str  # of the time axis
+    series: dict[str, str]  # those that were measured, with their meaning
+    rows: list[dict]  # of the table: stage, of, peak, predicted, limit as text
+
+
+def read_stage_memory(run: Run, stage: str) -> StageMemory:
+    record = run.records[stage]
+    rows = read_rows(Path(run.stages[stage]) / "memory.csv")
+    gpus = [name for name in rows[0] if name.startswith("gpu")]
+    sizes = {"host": np.array([float(row["job_gib"]) for row in rows])}
+    if gpus:
+        sizes["gpu"] = np.array([max(float(row[name] or 0) for name in gpus) for row in rows])
+    limits, plan = record.get("memory") or {}, record.get("memory_plan") or {}
+    return StageMemory(
+        stage=stage,
+        seconds=_joined_seconds(rows),
+        phases=[row["phase"] for row in rows],
+        sizes=sizes,
+        predicted={series: plan[f"{series}_gib"] for series in sizes if plan.get(f"{series}_gib") is not None},
+        limits={series: limits[f"{series}_limit_gib"] for series in sizes if limits.get(f"{series}_limit_gib")},
+    )
+
+
+def _joined_seconds(rows: list[dict[str, str]]) -> np.ndarray:
+    """Each attempt's seconds after those of the attempts before it."""
+    joined: list[float] = []
+    for _, attempt in groupby(rows, key=lambda row: row["attempt"]):
+        before = joined[-1] if joined else 0.0
+        joined += [before + float(row["seconds"]) for row in attempt]
+    return np.array(joined)
+
+
+def memory_timeline(experiment: Experiment) -> Timeline:
+    """Of the experiment's first run."""
+    stages = [read_stage_memory(experiment.runs[0], stage) for stage in STAGES]
+    starts = np.cumsum([0.0, *(stage.seconds[-1] for stage in stages)])
+    unit, unit_seconds, _ = next(u for u in TIME_UNITS if starts[-1] >= u[2])
+    x = Scale(0, float(starts[-1]))
+    heights = [height for stage in stages for s in stage.sizes for height in (stage.peak(s), stage.predicted.get(s, 0))]
+    y = Scale(0, 1.08 * max(heights))
+    lines, bands = [], []
+    for stage, start, end in zip(stages, starts, starts[1:], strict=False):
+        lines += _lines(x, y, stage, float(start), float(end))
+        left, marks = x.at(float(start)), _marks(x, stage, float(start))
+        bands.append(Band(stage.stage, left, round(x.at(float(end)) - left, 2), marks))
+    return Timeline(
+        lines=lines,
+        bands=bands,
+        x_ticks=x.ticks(4, factor=1 / unit_seconds),
+        y_ticks=y.ticks(4),
+        unit=unit,
+        series={series: SERIES[series] for series in SERIES if any(series in stage.sizes for stage in stages)},
+        rows=[_row(stage, series) for stage in stages for series in stage.sizes],
+    )
+
+
+def _lines(x: Scale, y: Scale, stage: StageMemory, start: float, end: float) -> Iterator[Line]:
+    for series, sizes in stage.sizes.items():
+        points = [f"{x.at(start + at):.2f} {100 - y.at(size):.2f}" for at, size in _peaks(stage.seconds, sizes)]
+        yield Line(series, "M" + "L".join(points))
+        if series in stage.predicted:
+            height = 100 - y.at(stage.predicted[series])
+            yield Line(f"{series} predicted", f"M{x.at(start):.2f} {height:.2f}H{x.at(end):.2f}")
+
+
+def _peaks(seconds: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[float, float]]:
+    """At most POINTS of the readings: the largest of each group of neighbours, so that no peak is lost."""
+    for group in np.array_split(np.arange(len(sizes)), min(POINTS, len(sizes))):
+        largest = group[sizes[group].argmax()]
+        yield float(seconds[largest]), float(sizes[largest])
+
+
+def _marks(x: Scale, stage: StageMemory, start: float) -> list[tuple[float, str]]:
+    changes = [place for place in range(1, len(stage.phases)) if stage.phases[place] != stage.phases[place - 1]]
+    return [(x.at(start + float(stage.seconds[place])), f"{stage.phases[place]} begins") for place in changes]
+
+
+def _row(stage: StageMemory, series: str) -> dict:
+    peak, predicted, limit = stage.peak(series), stage.predicted.get(series), stage.limits.get(series)
+    return {
+        "stage": stage.stage,
+        "of": "GPU" if series == "gpu" else series,
+        "peak": f"{peak:.2f} GiB",
+        "predicted": "–" if predicted is None else f"{predicted:.2f} GiB",
+        "error": "–" if predicted is None else f"{100 * (predicted / peak - 1):+.0f} %".replace("-", "−"),
+        "limit": "–" if limit is None else f"{limit:.1f} GiB",
+    }
