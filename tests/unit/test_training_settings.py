@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from errors import InputError
-from settings.batch import check_batch
+from settings.batch import solve_batch
 from training.settings import LoraSettings, load_training_settings
 
 FACTORS = ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps", "gpus")
@@ -35,9 +35,14 @@ SETTINGS = {
 LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}
 
 
-def refusal(*sizes: int) -> str | None:
+def solve(*sizes: int | None) -> tuple[int, ...]:
+    """Global batch, micro batch, accumulation and GPUs, the open one solved for."""
+    return tuple(solve_batch("here", dict(zip(FACTORS, sizes, strict=True)))[key] for key in FACTORS)
+
+
+def refusal(*sizes: int | None) -> str | None:
     try:
-        check_batch("here", dict(zip(FACTORS, sizes, strict=True)))
+        solve(*sizes)
     except InputError as error:
         return str(error)
     return None
@@ -55,6 +60,25 @@ def test_a_wrong_accumulation_gets_the_one_that_holds():
         assert f"{micro * 1000 * gpus}" in message
         remedy = int(re.search(r"set gradient_accumulation_steps: (\d+)$", message)[1])
         assert refusal(global_batch, micro, remedy, gpus) is None
+
+
+def test_whatever_single_size_is_left_open_is_solved_for_exactly():
+    for micro, accumulation, gpus in itertools.product((1, 3, 8), (1, 5, 128), (1, 6)):
+        sizes = (micro * accumulation * gpus, micro, accumulation, gpus)
+        for place in range(3):
+            assert solve(*sizes[:place], None, *sizes[place + 1 :]) == sizes
+
+
+def test_what_has_no_exact_solution_gets_the_nearest_global_batches():
+    assert refusal(100, None, 4, 6) == (
+        "here: global_batch_size 100 is not micro_batch_size ? × gradient_accumulation_steps 4 × gpus 6; "
+        "with gradient_accumulation_steps 4 × gpus 6, choose a global_batch_size of 96 or 120"
+    )
+    assert refusal(32, 4, None, 6).endswith("with micro_batch_size 4 × gpus 6, choose a global_batch_size of 24 or 48")
+
+
+def test_two_open_sizes_are_refused_by_name():
+    assert "micro_batch_size and gradient_accumulation_steps are null" in refusal(32, None, None, 1)
 
 
 @pytest.mark.parametrize(

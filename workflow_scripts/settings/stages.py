@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from errors import InputError
-from settings.batch import check_batch
+from settings.batch import solve_batch
 from settings.layers import CONFIG
 from settings.recipes import needs_clip, read_recipes
 
@@ -143,7 +143,7 @@ def _benchmark(config: dict, name: str) -> dict | None:
 
 def _training(config: dict, stage: str) -> dict:
     settings = _common(config) | {"gpus": config["gpus"]} | config[stage]
-    check_batch(stage, settings)
+    settings |= solve_batch(stage, settings)
     path = CONFIG / "deepspeed" / f"{settings['deepspeed']}.json"
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.json"))

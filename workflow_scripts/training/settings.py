@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from files import read_yaml
-from settings.batch import check_batch
+from settings.batch import solve_batch
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TrainingSettings:
     lora: LoraSettings | None = None
 
     def __post_init__(self):
-        check_batch("config.yaml", vars(self))
+        solve_batch("config.yaml", vars(self))
 
 
 def load_training_settings(path: str | Path) -> TrainingSettings:
