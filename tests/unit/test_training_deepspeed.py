@@ -1,14 +1,78 @@
 import copy
+import subprocess
+import sys
 
 import pytest
+from deepspeed.runtime.activation_checkpointing.config import DeepSpeedActivationCheckpointingConfig
 from deepspeed.runtime.config import DeepSpeedConfig
 from places import PROJECT
 
-from files import read_json
+from files import read_json, write_yaml
 from training.deepspeed_config import complete_deepspeed_config
 
 CONFIGS = sorted((PROJECT / "config" / "deepspeed").glob("*.json"))
 SIZES = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+STATED = {1: (1, 32, 32, 2), 2: (1, 16, 32, 2), 4: (1, 8, 32, 2), 6: (1, 8, 48, 3), 8: (1, 4, 32, 3)}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """What write_deepspeed_configs.py writes for the MGM-2B shape, on which nothing is downloaded."""
+    folder = tmp_path_factory.mktemp("written")
+    write_yaml(
+        folder / "config.yaml",
+        {
+            "language_model": "google/gemma-2b-it",
+            "vision_tower": "openai/clip-vit-large-patch14-336",
+            "vision_tower_aux": "model_zoo/convnext-large-d-320",
+            "image_size_aux": 768,
+        },
+    )
+    script = PROJECT / "workflow_scripts/write_deepspeed_configs.py"
+    subprocess.run(
+        [sys.executable, script, "--config", folder / "config.yaml", "--output-dir", folder / "out"],
+        cwd=PROJECT,
+        check=True,
+    )
+    return {path.stem: read_json(path) for path in (folder / "out").iterdir()}
+
+
+def in_world_of(gpus, monkeypatch):
+    """DeepSpeed's config class reads the number of processes from the process group; none runs here."""
+    monkeypatch.setattr("deepspeed.runtime.config.dist.get_rank", lambda: 0)
+    monkeypatch.setattr("deepspeed.runtime.config.dist.get_world_size", lambda: gpus)
+
+
+@pytest.mark.parametrize("gpus", STATED)
+def test_the_configuration_for_each_gpu_count_is_valid_at_that_world_size(gpus, written, monkeypatch):
+    in_world_of(gpus, monkeypatch)
+    micro, accumulation, batch, stage = STATED[gpus]
+    accepted = DeepSpeedConfig(as_transformers_completes_it(written[f"deepspeed_{gpus}gpu"]))
+    sizes = (accepted.train_micro_batch_size_per_gpu, accepted.gradient_accumulation_steps, accepted.train_batch_size)
+    assert (accepted.world_size, *sizes) == (gpus, micro, accumulation, batch)
+    zero = accepted.zero_config
+    assert (zero.stage, zero.offload_optimizer.device) == (stage, "cpu")
+
+
+@pytest.mark.parametrize("gpus", STATED)
+def test_a_configuration_for_another_gpu_count_is_refused(gpus, written, monkeypatch):
+    in_world_of(gpus + 1, monkeypatch)
+    with pytest.raises(AssertionError, match="train_batch_size"):
+        DeepSpeedConfig(as_transformers_completes_it(written[f"deepspeed_{gpus}gpu"]))
+
+
+def test_zero_3_is_sized_by_hidden_2048_and_checkpoints_activations_on_the_cpu(written):
+    stage_3 = [config for config in written.values() if config["zero_optimization"]["stage"] == 3]
+    assert len(stage_3) == 4
+    for config in stage_3:
+        zero = config["zero_optimization"]
+        assert zero["stage3_prefetch_bucket_size"] == 3774873
+        assert all(type(value) is int for key, value in zero.items() if key.startswith("stage3_"))
+        assert {"stage3_param_persistence_threshold", "stage3_max_live_parameters"} < set(zero)
+        accepted = DeepSpeedActivationCheckpointingConfig(config)
+        assert accepted.partition_activations and accepted.cpu_checkpointing and accepted.number_checkpoints == 16
 
 
 def as_transformers_completes_it(value):
@@ -37,7 +101,8 @@ def test_every_deepspeed_file_is_completed_with_integers_that_deepspeed_accepts(
     assert all(type(zero[key]) is int for key in SIZES if key in zero)
     accepted = DeepSpeedConfig(as_transformers_completes_it(completed))
     assert accepted.zero_config.stage == zero["stage"]
-    assert accepted.zero_config.reduce_bucket_size == 2048**2
+    if zero["stage"] > 0:
+        assert accepted.zero_config.reduce_bucket_size == 2048**2
     assert (accepted.train_batch_size, accepted.gradient_accumulation_steps) == (8, 2)
 
 

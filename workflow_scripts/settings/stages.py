@@ -4,12 +4,10 @@ A stage re-runs when its slice changes, so a slice holds what the stage uses and
 configurations are handed over by content, so that a comment in them re-runs nothing.
 """
 
-import json
 from pathlib import Path
 
-from errors import InputError
 from settings.batch import solve_batch
-from settings.layers import CONFIG
+from settings.deepspeed import read_deepspeed
 from settings.recipes import needs_clip, read_recipes
 
 CAPTIONS = "results/captions"  # what captioners have said, shared by all experiments
@@ -144,8 +142,4 @@ def _benchmark(config: dict, name: str) -> dict | None:
 def _training(config: dict, stage: str) -> dict:
     settings = _common(config) | {"gpus": config["gpus"]} | config[stage]
     settings |= solve_batch(stage, settings)
-    path = CONFIG / "deepspeed" / f"{settings['deepspeed']}.json"
-    if not path.is_file():
-        known = sorted(p.stem for p in path.parent.glob("*.json"))
-        raise InputError(f"{stage}.deepspeed: there is no {path}; known are {', '.join(known)}")
-    return settings | {"deepspeed": json.loads(path.read_text(encoding="utf-8"))}
+    return settings | {"deepspeed": read_deepspeed(settings["deepspeed"], f"{stage}.deepspeed")}

@@ -5,6 +5,17 @@ are filled in here, as integers: transformers' own "auto" gives 0.9·hidden² as
 """
 
 import copy
+from collections.abc import Mapping
+
+# For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 where that
+# divides it; from 6 GPUs on the weights are partitioned too.
+BY_GPU_COUNT = {
+    1: (1, 32, "zero2_offload"),
+    2: (1, 16, "zero2_offload"),
+    4: (1, 8, "zero2_offload"),
+    6: (1, 8, "zero3_offload"),
+    8: (1, 4, "zero3_offload"),
+}
 
 
 def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
@@ -20,6 +31,15 @@ def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
         if zero.get(key) == "auto":
             zero[key] = size
     return config
+
+
+def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
+    """Fix the batch sizes of a configuration; `sizes` as settings.batch.solve_batch gives them."""
+    return config | {
+        "train_batch_size": sizes["global_batch_size"],
+        "train_micro_batch_size_per_gpu": sizes["micro_batch_size"],
+        "gradient_accumulation_steps": sizes["gradient_accumulation_steps"],
+    }
 
 
 def engine_record(engine) -> dict:

@@ -1,0 +1,87 @@
+"""The real architecture of a model without its weights: from its parts' config.json, wherever they are.
+
+A part that is not on this machine is looked up by its folder's name in config/architectures, then on the hub.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, CLIPVisionConfig, ConvNextConfig, PretrainedConfig
+
+from errors import InputError
+from files import read_json
+from mgm import MGMConfig, MGMForConditionalGeneration
+from settings.layers import CONFIG
+
+SHIPPED = CONFIG / "architectures"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model to plan for; `config` is an MGMConfig, or a causal language model's own configuration."""
+
+    name: str
+    config: PretrainedConfig
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.get_text_config().hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.get_text_config().vocab_size
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of a sample that its image takes; none for a text model."""
+        return getattr(self.config, "num_image_tokens", 0)
+
+    def build(self, dtype: torch.dtype) -> torch.nn.Module:
+        """The model on the meta device: every parameter's shape and dtype, no memory."""
+        build = MGMForConditionalGeneration if isinstance(self.config, MGMConfig) else AutoModelForCausalLM.from_config
+        with torch.device("meta"):
+            model = build(self.config).to(dtype)
+        model.tie_weights()
+        return model
+
+
+def load_architecture(name: str, model: dict | Path) -> Architecture:
+    """
+    Args:
+        name: what messages call the model.
+        model: a model file's keys (config/models/*.yaml), or a folder or config.json of transformers.
+
+    Raises:
+        InputError: a part is neither on this machine nor in config/architectures nor on the hub.
+    """
+    if isinstance(model, Path) or "assembled" in model:
+        return Architecture(name, _config_of(str(model if isinstance(model, Path) else model["assembled"])))
+    config = MGMConfig(
+        text_config=_config_of(model["language_model"]),
+        vision_config=_config_of(model["vision_tower"], CLIPVisionConfig),
+        vision_aux_config=_config_of(model["vision_tower_aux"], ConvNextConfig),
+        image_size_aux=model["image_size_aux"],
+    )
+    return Architecture(name, config)
+
+
+def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> PretrainedConfig:
+    """`kind` picks the sub-configuration of a folder that holds more, such as CLIP's vision tower."""
+    path = Path(part)
+    if not path.exists():
+        shipped = SHIPPED / f"{path.name.lower()}.json"
+        path = shipped if shipped.is_file() else path
+    kind = kind or (MGMConfig if _model_type(path) == MGMConfig.model_type else AutoConfig)
+    try:
+        return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{part}: no config.json here, no {SHIPPED / (path.name.lower() + '.json')}, and the hub does not give one "
+            f"({str(error).splitlines()[0]})"
+        ) from None
+
+
+def _model_type(path: Path) -> str | None:
+    file = path / "config.json" if path.is_dir() else path
+    return read_json(file).get("model_type") if file.is_file() else None
