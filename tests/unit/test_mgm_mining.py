@@ -141,6 +141,16 @@ def test_clip_sees_the_small_image_and_gives_one_feature_a_patch(model):
     torch.testing.assert_close(features, layers[len(layers) - 2][:, 1:], rtol=1e-5, atol=1e-6)
 
 
+def test_the_image_is_scaled_down_in_float32_before_it_gets_the_towers_dtype():
+    model, images = tiny_mgm(dtype=torch.bfloat16).model, pixels(2)
+    low = torch.nn.functional.interpolate(images, size=8 * PATCHES, mode="bilinear", align_corners=False)
+    with torch.inference_mode():
+        layers = model.vision_tower(low.bfloat16(), output_hidden_states=True).hidden_states
+        assert torch.equal(model.clip_features(images), layers[-2][:, 1:])
+        assert not torch.equal(model.clip_features(images.bfloat16()), layers[-2][:, 1:])
+        assert model.get_image_features(images).dtype == torch.bfloat16
+
+
 def test_visual_tokens_are_the_projected_sum_of_patch_and_mined_features(model):
     images = pixels(2, dtype=torch.float64)
     with torch.inference_mode():

@@ -83,11 +83,14 @@ class MGMModel(MGMPreTrainedModel):
         self.language_model.set_input_embeddings(value)
 
     def clip_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """(B, 3, S', S') → (B, N, C): layer −2 of the CLIP tower without the class token, at CLIP's resolution."""
+        """(B, 3, S', S') → (B, N, C): layer −2 of the CLIP tower without the class token, at CLIP's resolution.
+
+        The image is scaled down in float32 whatever the weights are, as in the published training.
+        """
         low = F.interpolate(
             pixel_values.float(), size=self.config.vision_config.image_size, mode="bilinear", align_corners=False
         )
-        hidden = self.vision_tower(low.to(pixel_values.dtype), output_hidden_states=True).hidden_states
+        hidden = self.vision_tower(low.to(self.vision_tower.dtype), output_hidden_states=True).hidden_states
         return hidden[self.config.vision_feature_layer][:, 1:]
 
     def sub_patch_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -108,9 +111,9 @@ class MGMModel(MGMPreTrainedModel):
 
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → visual tokens (B, N, H)."""
-        pixel_values = pixel_values.to(self.projector[0].weight.dtype)
         patches = self.clip_features(pixel_values)
-        mined = self.patch_info_mining(patches, self.sub_patch_features(pixel_values))
+        sub_patches = self.sub_patch_features(pixel_values.to(self.vision_tower_aux.dtype))
+        mined = self.patch_info_mining(patches, sub_patches)
         return self.projector(patches + mined)
 
     def forward(

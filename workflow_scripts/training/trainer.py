@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 import transformers.trainer
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
@@ -46,6 +47,10 @@ class MGMTrainer(Trainer):
         if self.engine is None:
             self.engine = engine_record(self.model_wrapped)
         return super().training_step(*args, **kwargs)
+
+    def _prepare_input(self, data):
+        # Trainer would cast images to the engine's bf16; the model scales them down in float32 first
+        return data.to(self.args.device) if isinstance(data, torch.Tensor) else super()._prepare_input(data)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or self.args.output_dir)
