@@ -5,10 +5,14 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from published_mgm import Sizes
 from transformers import (
+    AutoModelForCausalLM,
     CLIPImageProcessorPil,
     CLIPVisionConfig,
+    CLIPVisionModel,
     ConvNextConfig,
+    ConvNextModel,
     GemmaConfig,
     GemmaTokenizer,
     Qwen2Config,
@@ -74,6 +78,52 @@ def mgm_config(family: str = "gemma") -> MGMConfig:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+
+
+TINY_SIZES = Sizes(  # of the models above, on Gemma
+    vocab=len(tiny_tokenizer()),
+    hidden=32,
+    intermediate=48,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    clip_hidden=24,
+    clip_intermediate=32,
+    clip_layers=3,
+    clip_heads=2,
+    clip_side=8 * PATCHES,
+    clip_patch=8,
+    widths=(8, 12, 16, 24),
+    depths=(1, 1, 1, 1),
+)
+
+
+def save_parts(root: Path, families: tuple[str, ...] = ("gemma",)) -> None:
+    """Folders as they come from a hub: language models under their family's name, `clip`, `convnext`."""
+    torch.manual_seed(3)
+    for family in families:
+        language = AutoModelForCausalLM.from_config(text_config(family))
+        randomize(language)
+        language.save_pretrained(root / family)
+        tiny_tokenizer().save_pretrained(root / family)
+    for name, model in (("clip", CLIPVisionModel(vision_config())), ("convnext", ConvNextModel(vision_aux_config()))):
+        randomize(model)
+        model.save_pretrained(root / name)
+    side = vision_config().image_size
+    crop = {"height": side, "width": side}
+    CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=crop).save_pretrained(root / "clip")
+
+
+def tiny_parts(root: Path, family: str = "gemma") -> dict:
+    """What a model file in config/models says about the folders of `save_parts`."""
+    return {
+        "language_model": str(root / family),
+        "vision_tower": str(root / "clip"),
+        "vision_tower_aux": str(root / "convnext"),
+        "image_size_aux": IMAGE_SIDE,
+        "image_token": IMAGE_TOKEN,
+    }
 
 
 def randomize(module: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> None:

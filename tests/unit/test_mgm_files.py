@@ -1,6 +1,7 @@
 """Saving, loading and assembling: the same model comes back, from safetensors only."""
 
 import json
+import socket
 
 import pytest
 import torch
@@ -8,16 +9,15 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny_models import (
     IMAGE_SIDE,
-    IMAGE_TOKEN,
     NUM_IMAGE_TOKENS,
     pixels,
     randomize,
     save_image,
+    save_parts,
     text_config,
     tiny_mgm,
+    tiny_parts,
     tiny_processor,
-    tiny_tokenizer,
-    vision_aux_config,
     vision_config,
 )
 from transformers import (
@@ -96,34 +96,13 @@ def test_a_saved_processor_comes_back_and_prepares_the_same(tmp_path):
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """Three folders as they come from a hub: language model, CLIP, ConvNeXt."""
     root = tmp_path_factory.mktemp("parts")
-    torch.manual_seed(3)
-    for family in ("gemma", "qwen2"):
-        language = AutoModelForCausalLM.from_config(text_config(family))
-        randomize(language)
-        language.save_pretrained(root / family)
-        tiny_tokenizer().save_pretrained(root / family)
-    for name, model in (("clip", CLIPVisionModel(vision_config())), ("convnext", ConvNextModel(vision_aux_config()))):
-        randomize(model)
-        model.save_pretrained(root / name)
-    size = vision_config().image_size
-    CLIPImageProcessorPil(size={"shortest_edge": size}, crop_size={"height": size, "width": size}).save_pretrained(
-        root / "clip"
-    )
+    save_parts(root, ("gemma", "qwen2"))
     return root
 
 
 def assembled(parts, family: str = "gemma", **changes):
-    arguments = {
-        "language_model": str(parts / family),
-        "vision_tower": str(parts / "clip"),
-        "vision_tower_aux": str(parts / "convnext"),
-        "image_size_aux": IMAGE_SIDE,
-        "image_token": IMAGE_TOKEN,
-        "dtype": "float32",
-    }
-    return assemble(**arguments | changes)
+    return assemble(**tiny_parts(parts, family) | {"dtype": "float32"} | changes)
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
@@ -205,9 +184,40 @@ def test_a_whole_clip_with_its_text_tower_serves_as_the_vision_tower(parts, tmp_
         )
 
 
-def test_pickled_weights_are_refused(parts, tmp_path):
+def test_pickled_weights_are_refused_and_their_conversion_is_named(parts, tmp_path):
     source = ConvNextModel.from_pretrained(parts / "convnext")
     source.config.save_pretrained(tmp_path)
     torch.save(source.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match="safetensors"):
+    remedy = "vision_tower_aux: .* safetensors; convert what is there: .*convert_mgm_checkpoint.py {} .* <new folder>"
+    with pytest.raises(InputError, match=remedy.format("safetensors")):
         assembled(parts, vision_tower_aux=str(tmp_path))
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "open_clip_pytorch_model.bin")
+    with pytest.raises(InputError, match=remedy.format("convnext")):
+        assembled(parts, vision_tower_aux=str(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["language_model", "vision_tower", "vision_tower_aux"])
+def test_a_folder_that_is_not_there_is_one_sentence_with_its_key(parts, part):
+    with pytest.raises(
+        InputError, match=f"^{part}: 'no/such/folder' can be loaded neither as a folder nor .*models.md"
+    ):
+        assembled(parts, **{part: "no/such/folder"})
+
+
+def test_with_local_folders_nothing_is_asked_of_the_network(parts, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assembled(parts)
+
+
+@pytest.mark.parametrize("stated", ["gelu", "gelu_pytorch_tanh"])
+def test_gemma_computes_the_tanh_gelu_it_was_trained_with_whatever_its_config_says(stated):
+    """Gemma 1's own config.json says "gelu"; see huggingface/transformers#29402."""
+    values = text_config("gemma").to_dict() | {"hidden_act": stated, "hidden_activation": None}
+    mlp = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values)).model.layers[0].mlp
+    x = torch.linspace(-4, 4, 201)
+    tanh = torch.nn.functional.gelu(x, approximate="tanh")
+    assert torch.equal(mlp.act_fn(x), tanh) and not torch.equal(tanh, torch.nn.functional.gelu(x))

@@ -1,0 +1,55 @@
+"""Weights from and to the software that MGM was published with, and other formats into safetensors.
+
+    python workflow_scripts/convert_mgm_checkpoint.py from-mgm model_zoo/MGM-2B model_zoo/mgm-2b \\
+        --config config/models/mgm-2b.yaml
+    python workflow_scripts/convert_mgm_checkpoint.py to-mgm results/models/mgm-2b/mgm exported/MGM-2B
+    python workflow_scripts/convert_mgm_checkpoint.py projector-from-mgm mm_projector.bin results/theirs/pretrain
+    python workflow_scripts/convert_mgm_checkpoint.py projector-to-mgm results/baseline/pretrain mm_projector.bin
+    python workflow_scripts/convert_mgm_checkpoint.py convnext <OpenCLIP folder> model_zoo/convnext-large-d-320
+    python workflow_scripts/convert_mgm_checkpoint.py safetensors <folder with pytorch_model.bin> <new folder>
+
+Weights are read and written shard by shard; every tensor is accounted for. docs/models.md says where folders come from.
+"""
+
+import argparse
+from pathlib import Path
+
+from command_line import command_line
+from errors import InputError
+from files import read_yaml
+from mgm.conversion.checkpoint import from_mgm, to_mgm
+from mgm.conversion.parts import convnext_from_openclip, projector_from_mgm, projector_to_mgm, to_safetensors
+
+PARTS = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token")
+CONVERSIONS = {
+    "to-mgm": to_mgm,
+    "projector-from-mgm": projector_from_mgm,
+    "projector-to-mgm": projector_to_mgm,
+    "convnext": convnext_from_openclip,
+    "safetensors": to_safetensors,
+}
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="conversion", required=True, metavar="conversion")
+    for name in ("from-mgm", *CONVERSIONS):
+        command = commands.add_parser(name)
+        command.add_argument("source", type=Path)
+        command.add_argument("output", type=Path)
+        if name == "from-mgm":
+            command.add_argument("--config", type=Path, required=True, help="the model's file in config/models")
+    args = parser.parse_args()
+    if args.output.exists():
+        raise InputError(f"{args.output} is there already; name a new one, or delete it first")
+    if args.conversion == "from-mgm":
+        model = read_yaml(args.config)
+        tensors = from_mgm(args.source, args.output, {key: model[key] for key in PARTS})
+    else:
+        tensors = CONVERSIONS[args.conversion](args.source, args.output)
+    print(f"{tensors} tensors from {args.source} are in {args.output}")
+
+
+if __name__ == "__main__":
+    main()
