@@ -102,12 +102,17 @@ def budget(wildcards):
 
 
 def model_folder(wildcards):
-    return f"results/models/{RUNS.at(wildcards.run).config['model']['name']}/mgm"
+    """The folder of the whole model: somebody else's, or the one that is assembled here."""
+    model = RUNS.at(wildcards.run).config["model"]
+    return model.get("assembled", f"results/models/{model['name']}/mgm")
 
 
-def model_file(wildcards):
-    """Input function: the last file of the assembled model, which stands for its folder."""
-    return f"{model_folder(wildcards)}/model.safetensors"
+def model_files(wildcards):
+    """Input function: the files that stand for the model's folder."""
+    folder = model_folder(wildcards)
+    if "assembled" in RUNS.at(wildcards.run).config["model"]:
+        return [f"{folder}/config.json", *sorted(glob(f"{folder}/*.safetensors"))]
+    return [f"{folder}/model.safetensors"]
 
 
 def foundation_files(model):
@@ -134,7 +139,7 @@ def captioner_stage(wildcards):
 
 def captioner_files(wildcards):
     folder = captioner_stage(wildcards)
-    return [f"{folder}/projector.safetensors", model_file(wildcards)] if folder else []
+    return [f"{folder}/projector.safetensors", *model_files(wildcards)] if folder else []
 
 
 def captioner_flags(wildcards):
@@ -145,7 +150,8 @@ def captioner_flags(wildcards):
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
     settings = DATASETS[wildcards.dataset]
-    return [settings[split]["file"] for split in ("pretrain", "finetune", "evaluation") if split in settings]
+    splits = [settings[split] for split in ("pretrain", "finetune", "evaluation") if split in settings]
+    return [split[key] for split in splits for key in ("file", "questions") if key in split]
 
 
 def gpus(wildcards):

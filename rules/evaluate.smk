@@ -1,7 +1,7 @@
 # What the model says about held-out images, and how good that is beside its controls.
 rule generate_answers:
     input:
-        model_file,
+        model_files,
         output_of("finetune", "adapter/adapter_config.json"),
         output_of("finetune", "adapter/adapter_model.safetensors"),
         config="results/{run}/generate/config.yaml",

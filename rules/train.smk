@@ -1,7 +1,7 @@
 # Both training stages, under the deepspeed launcher. Each resumes from the checkpoints beside its outputs.
 rule pretrain:
     input:
-        model_file,
+        model_files,
         config="results/{run}/pretrain/config.yaml",
         data=output_of("jsonl", "pretrain.jsonl"),
         code=code("pretrain.py"),
@@ -33,7 +33,7 @@ rule pretrain:
 
 rule finetune:
     input:
-        model_file,
+        model_files,
         config="results/{run}/finetune/config.yaml",
         data=output_of("jsonl", "finetune.jsonl"),
         projector=output_of("pretrain", "projector.safetensors"),

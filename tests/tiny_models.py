@@ -16,6 +16,7 @@ from transformers import (
     GemmaConfig,
     GemmaTokenizer,
     Qwen2Config,
+    Qwen2Tokenizer,
 )
 
 from foundation.tiny_tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
@@ -26,12 +27,22 @@ torch.set_num_threads(1)  # with tensors this small, threads only wait for each 
 IMAGE_SIDE = 64  # px that the model is given: 16 × 16 ConvNeXt features
 PATCHES = 4  # CLIP patches a side: 16 image tokens, each with 4 × 4 sub-patches
 NUM_IMAGE_TOKENS = PATCHES**2
+CORPUS = ["What color is the circle? a red circle at the top left", "How many objects are there? two", "user model"]
 
 
 @cache
 def tiny_tokenizer() -> GemmaTokenizer:
-    corpus = ["What color is the circle? a red circle at the top left", "How many objects are there? two", "user model"]
-    return train_gemma_tokenizer(corpus, [])
+    return train_gemma_tokenizer(CORPUS, [])
+
+
+@cache
+def tiny_qwen_tokenizer() -> Qwen2Tokenizer:
+    """Of Qwen2.5's class and control tokens: no beginning-of-sequence token, <|im_end|> ends a sequence."""
+    trained = Qwen2Tokenizer().train_new_from_iterator([CORPUS], 320)
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>"]
+    trained.add_special_tokens({"additional_special_tokens": control})
+    trained.eos_token, trained.pad_token = "<|im_end|>", "<|endoftext|>"
+    return trained
 
 
 def text_config(family: str) -> GemmaConfig | Qwen2Config:
@@ -146,6 +157,10 @@ def tiny_processor() -> MGMProcessor:
         size={"shortest_edge": IMAGE_SIDE}, crop_size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}
     )
     return MGMProcessor(pixels, tiny_tokenizer(), IMAGE_TOKEN, NUM_IMAGE_TOKENS)
+
+
+def tiny_qwen_processor() -> MGMProcessor:
+    return MGMProcessor(tiny_processor().image_processor, tiny_qwen_tokenizer(), "<|image_pad|>", NUM_IMAGE_TOKENS)
 
 
 def pixels(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

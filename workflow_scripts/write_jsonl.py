@@ -33,7 +33,11 @@ def main() -> None:
     threads = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     budget = read_json(args.same_samples_as)["pretrain"]["rows_out"] if args.same_samples_as else None
     sources = {
-        "pretrain": (list(caption_rows(read_dj_jsonl(args.pairs))), settings["pretrain_images"], budget),
+        "pretrain": (
+            list(caption_rows(read_dj_jsonl(args.pairs), settings["question"])),
+            settings["pretrain_images"],
+            budget,
+        ),
         "finetune": (list(read_llava(args.instructions)), settings["finetune_images"], None),
     }
     summary: dict = {}

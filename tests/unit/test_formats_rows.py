@@ -105,6 +105,14 @@ def test_a_bad_pair_is_named_with_its_fault(tmp_path, row, says):
     assert "line 2" in error and says in error
 
 
+def test_a_pairs_question_is_text(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", PAIR | {"question": "What is this?"})
+    assert [row["question"] for row in read_dj_jsonl(path)] == ["What is this?"]
+    write_lines(path, PAIR | {"question": 3})
+    with pytest.raises(InputError, match="line 1: 'question' must be text, found 3"):
+        list(read_dj_jsonl(path))
+
+
 def test_a_caption_survives_data_juicers_text():
     for caption in ("a red circle", "", "two\nlines", "größer 山"):
         assert caption_of(text_of(caption)) == caption
@@ -140,6 +148,17 @@ def test_a_bad_conversation_is_named_with_its_fault(tmp_path, row, says, suffix)
     path.write_text(json.dumps(rows) if suffix == "json" else "".join(json.dumps(r) + "\n" for r in rows))
     error = message(read_llava, path)
     assert "row 2" in error and says in error
+
+
+def test_ids_of_published_files_are_numbered_where_they_repeat(tmp_path):
+    """LLaVA's mixtures have several rows about one image under its id, and whole numbers for ids."""
+    path = write_lines(tmp_path / "a.jsonl", *[TALK | {"id": identifier} for identifier in ("7", 7, "8", "7")])
+    assert [row["id"] for row in read_llava(path, number_ids=True)] == ["7", "7~2", "8", "7~3"]
+    with pytest.raises(InputError, match="row 2: 'id' must be a string"):
+        list(read_llava(path))
+    write_lines(path, TALK | {"id": None})
+    with pytest.raises(InputError, match="row 1: 'id' must be a string"):
+        list(read_llava(path, number_ids=True))
 
 
 def test_a_json_list_reads_as_its_lines_do(tmp_path):

@@ -12,7 +12,7 @@ from settings.code import modules_of
 from settings.datasets import resolve_dataset
 from settings.layers import experiment_names, merge_experiment
 from settings.schema import check_merged
-from settings.stages import SETTINGS_OF
+from settings.stages import SETTINGS_OF, assemble_settings
 
 
 @pytest.fixture
@@ -33,6 +33,56 @@ def test_every_experiment_in_the_repository_is_valid_and_resolves_for_every_stag
         images = resolve_dataset(config["dataset"])["images"]
         for settings_of in SETTINGS_OF.values():
             json.dumps(settings_of(config, images))
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (PROJECT / "config/models").glob("*.yaml")))
+def test_every_model_in_the_repository_is_valid_and_resolves_for_every_stage(project, model):
+    config = merge_experiment("dj_synth", {"model": model}) | {"seed": 0}
+    images = resolve_dataset(config["dataset"])["images"]
+    for settings_of in SETTINGS_OF.values():
+        json.dumps(settings_of(config, images))
+    if "assembled" not in config["model"]:
+        json.dumps(assemble_settings(config["model"]))
+
+
+def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):
+    """Those of the kit's train_mgm_2b_stage_1_10k_baseline.sh; the learning rate of stage 2 is a LoRA's."""
+    config = merge_experiment("baseline", {"model": "mgm-2b", "dataset": "better_synth"})
+    fixed = {
+        "lr_scheduler": "cosine",
+        "warmup_ratio": 0.03,
+        "weight_decay": 0.0,
+        "epochs": 1,
+        "max_length": 2048,
+    }
+    assert fixed.items() <= config["pretrain"].items() and fixed.items() <= config["finetune"].items()
+    assert (config["pretrain"]["global_batch_size"], config["finetune"]["global_batch_size"]) == (256, 128)
+    assert (config["pretrain"]["learning_rate"], config["jsonl"]["max_samples"]) == (1.0e-3, 200_000)
+
+
+def test_a_caption_is_asked_for_as_stage_one_was_trained(project):
+    def settings(model: str, **evaluate) -> dict:
+        config = merge_experiment("dj_synth", {"model": model, "evaluate": evaluate}) | {"seed": 0}
+        images = resolve_dataset(config["dataset"])["images"]
+        return {stage: settings_of(config, images) for stage, settings_of in SETTINGS_OF.items()}
+
+    for model, template, question in (("tiny", "plain", ""), ("mgm-2b", "gemma", "What is this?")):
+        stages = settings(model, caption_question="What is this?")
+        assert (stages["pretrain"]["template"], stages["jsonl"]["question"]) == (template, question)
+        assert stages["generate"]["captions"]["pretrain"] == {"template": template, "question": question}
+        assert stages["generate"]["captions"]["finetune"] == {"template": "gemma", "question": "What is this?"}
+        assert {"template": template, "question": question}.items() <= stages["synthesize"]["captioner"].items()
+
+
+def test_a_model_names_its_parts_or_is_a_whole_folder_but_not_both(project):
+    path = project / "config/models/mine.yaml"
+    whole = (project / "config/models/mgm-2b-released.yaml").read_text(encoding="utf-8")
+    path.write_text(whole + "language_model: model_zoo/gemma-2b-it\n", encoding="utf-8")
+    with pytest.raises(InputError, match="mine.yaml: unknown key 'language_model'; known are assembled"):
+        merge_experiment("baseline", {"model": "mine"})
+    path.write_text(whole.replace("assembled:", "asembled:"), encoding="utf-8")
+    with pytest.raises(InputError, match="mine.yaml: .*'asembled'"):
+        merge_experiment("baseline", {"model": "mine"})
 
 
 def test_defaults_and_schema_name_the_same_keys(project):
@@ -107,7 +157,7 @@ def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
 
 
 def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
-    with pytest.raises(InputError, match="'nowhere' is neither a folder nor one of shapes"):
+    with pytest.raises(InputError, match="'nowhere' is neither a folder nor one of better_synth, shapes "):
         resolve_dataset("nowhere")
 
 

@@ -66,7 +66,14 @@ def settings_of(project: Path, folder: Path, process: list[dict]) -> dict:
         "seed": 0,
         "cpu_threads": 1,
         "clip": str(project / "clip"),
-        "captioner": {"name": "mgm", "num_beams": 3, "batch_size": 4, "max_new_tokens": 5},
+        "captioner": {
+            "name": "mgm",
+            "template": "plain",
+            "question": "",
+            "num_beams": 3,
+            "batch_size": 4,
+            "max_new_tokens": 5,
+        },
         "captions": str(folder / "captions"),
     }
 

@@ -128,10 +128,11 @@ def test_repeats_are_chosen_by_the_seed_and_the_cap_comes_before_the_budget(root
     assert len(capped) == 30 and len({identifier.split("#")[0] for identifier in capped}) == 20
 
 
-def test_caption_rows_say_the_caption_and_ask_nothing():
+def test_caption_rows_say_the_caption_and_ask_their_own_question_or_the_one_for_all():
     pair = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
-    (row,) = caption_rows([pair])
-    assert row == conversation("1", "a.png", "", "a red circle")
+    for own, for_all, asked in (({}, "", ""), ({}, "What?", "What?"), ({"question": "Why?"}, "What?", "Why?")):
+        (row,) = caption_rows([pair | own], for_all)
+        assert row == conversation("1", "a.png", asked, "a red circle")
 
 
 @pytest.fixture
@@ -144,6 +145,7 @@ def run(root, tmp_path, monkeypatch):
             "finetune_images": str(root),
             "on_bad_row": "refuse",
             "max_samples": 10,
+            "question": "",
             "seed": 0,
             "cpu_threads": 1,
         }

@@ -3,6 +3,8 @@
 import json
 import subprocess
 
+from better_synth_kit import QUESTION, save_kit
+
 ALL = {
     "make_dataset",
     "train_clip",
@@ -55,6 +57,26 @@ def test_the_engine_ran_zero_3_with_both_offloads_through_the_launcher(finished)
 
 def test_without_a_target_the_baseline_runs(fresh):
     assert "results/baseline/report/report.html" in fresh.run("--dry-run")
+
+
+def test_the_challenge_runs_on_its_own_folders_with_mgm_2b(fresh):
+    save_kit(fresh.folder / "better_synth")
+    config = ("dataset=better_synth", "model=mgm-2b")
+    assert set(fresh.job_counts("baseline", config=config)) == ALL - {"train_clip", "train_language_model"}
+    fresh.run("baseline", "--until", "write_jsonl", config=config)
+    rows = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]
+    assert rows and {row["conversations"][0]["value"] for row in rows} == {f"<image>\n{QUESTION}"}
+
+
+def test_a_ready_model_folder_is_used_as_it_is(fresh):
+    folder = fresh.folder / "model_zoo/mgm-2b"
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model-00001-of-00001.safetensors"):
+        (folder / name).touch()
+    config = ("model=mgm-2b-released",)
+    jobs = set(fresh.job_counts("baseline", config=config))
+    assert jobs == ALL - {"train_clip", "train_language_model", "assemble_model"}
+    assert "--model model_zoo/mgm-2b" in fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
 
 
 def test_two_datasets_of_one_name_are_refused(fresh):

@@ -2,7 +2,8 @@
 
     {"id": "000784545", "text": "<__dj__image>\\na white chandelier <|__dj__eoc|>", "images": ["images/000784545.jpg"]}
 
-Image paths are relative to the dataset's image folder.
+Image paths are relative to the dataset's image folder. A row may have a `question`, which stage 1 of a model with a
+chat template asks.
 """
 
 from collections.abc import Iterator
@@ -47,4 +48,6 @@ def read_dj_jsonl(path: str | Path) -> Iterator[dict]:
                 f"{where}: 'text' must hold the image token {IMAGE_TOKEN} exactly once, found {tokens}; "
                 f"write {IMAGE_TOKEN}\\n<caption> {END_OF_CHUNK}"
             )
+        if not isinstance(row.get("question", ""), str):
+            raise InputError(f"{where}: 'question' must be text, found {row['question']!r}; or leave it out")
         yield row

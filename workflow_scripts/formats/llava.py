@@ -4,6 +4,7 @@
                                                 {"from": "gpt", "value": "A cat."}]}
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,15 +21,23 @@ def conversation(identifier: str, image: str, question: str, answer: str) -> dic
     return {"id": identifier, "image": image, "conversations": turns}
 
 
-def read_llava(path: str | Path) -> Iterator[dict]:
+def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     """Yield validated rows of a `.json` list or a `.jsonl` file. Rows without `image` are text-only.
+
+    Args:
+        number_ids: for published files, which have several rows about one image under its id, and whole numbers for
+            ids: the second row of an id `7` gets `7~2`.
 
     Raises:
         InputError: names the file, the row (from 1) and the remedy.
     """
-    ids = UniqueIds(path)
+    ids, seen = UniqueIds(path), Counter()
     for number, row in _numbered_rows(Path(path)):
         where = f"{path}, row {number}"
+        if number_ids and isinstance(row.get("id"), str | int):
+            identifier = str(row["id"])
+            seen[identifier] += 1
+            row = row | {"id": identifier if seen[identifier] == 1 else f"{identifier}~{seen[identifier]}"}
         if not isinstance(row.get("id"), str):
             raise InputError(f"{where}: 'id' must be a string, found {row.get('id')!r}")
         ids.add(row["id"], number)

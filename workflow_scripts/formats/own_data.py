@@ -1,7 +1,8 @@
 """Someone's own dataset in the workflow's three files: pairs, instructions, a held-out split.
 
 What is missing is made from the pairs: the held-out split by taking pairs away (they are then not trained on), the
-instructions by asking for each caption.
+instructions by asking for each caption. Data-Juicer's caption rows have lost the questions that a LLaVA file had; where
+that file is there too, each row gets its question back.
 """
 
 import random
@@ -12,7 +13,7 @@ from files import write_json, write_jsonl
 from formats.dj_jsonl import caption_of, read_dj_jsonl
 from formats.evaluation_jsonl import read_evaluation
 from formats.images import BadImage, load_image, locate_image
-from formats.llava import conversation, read_llava
+from formats.llava import IMAGE_TOKEN, conversation, read_llava
 
 HELD_OUT_SHARE = 0.1
 HELD_OUT_MOST = 500
@@ -23,7 +24,8 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     """Validate what is there, make what is missing, write pretrain.jsonl, finetune.json, evaluation.jsonl.
 
     Args:
-        settings: `pretrain`, perhaps `finetune` and `evaluation`, each {file, images} (config/datasets/<name>.yaml).
+        settings: `pretrain`, perhaps `finetune` and `evaluation`, each {file, images}; `pretrain` perhaps with
+            `questions` (config/datasets/<name>.yaml).
 
     Raises:
         InputError: names the file, the row and the remedy.
@@ -31,6 +33,8 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     pairs = list(read_dj_jsonl(settings["pretrain"]["file"]))
     if not pairs:
         raise InputError(f"{settings['pretrain']['file']} holds no rows")
+    if "questions" in settings["pretrain"]:
+        pairs = restore_questions(pairs, settings["pretrain"]["questions"])
     if "evaluation" in settings:
         evaluation, held_out = list(read_evaluation(settings["evaluation"]["file"])), set()
     else:
@@ -40,7 +44,7 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
             raise InputError(f"{settings['pretrain']['file']}: too few readable images to hold some out for evaluation")
     pairs = [row for row in pairs if row["id"] not in held_out]
     if "finetune" in settings:
-        instructions = list(read_llava(settings["finetune"]["file"]))
+        instructions = list(read_llava(settings["finetune"]["file"], number_ids=True))
     else:
         instructions = [conversation(r["id"], r["images"][0], DESCRIBE, caption_of(r["text"])) for r in pairs]
 
@@ -48,6 +52,23 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     write_jsonl(output_dir / "evaluation.jsonl", evaluation)
     write_jsonl(output_dir / "pretrain.jsonl", pairs)
     return {"pretrain": len(pairs), "finetune": len(instructions), "evaluation": len(evaluation)}
+
+
+def restore_questions(pairs: list[dict], original: str) -> list[dict]:
+    """The pairs with the `question` that the LLaVA row of the same id begins with.
+
+    Raises:
+        InputError: a pair that the LLaVA file does not have.
+    """
+    questions = {
+        row["id"]: row["conversations"][0]["value"].replace(IMAGE_TOKEN, "").strip() for row in read_llava(original)
+    }
+    for row in pairs:
+        if row["id"] not in questions:
+            raise InputError(
+                f"{original} has no row with the id {row['id']!r} of a pair; leave `questions` out, or add it"
+            )
+    return [row | {"question": questions[row["id"]]} for row in pairs]
 
 
 def hold_out(pairs: list[dict], images: str) -> list[dict]:

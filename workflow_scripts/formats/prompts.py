@@ -1,7 +1,8 @@
 """Conversation templates: what the language model reads before it answers.
 
 Templates are lists of (text, is_answer) segments; the loss is taken on answers only. `<image>` marks where the image's
-tokens go. Both follow the public MGM code: `plain` for stage 1, `gemma` for instructions.
+tokens go. `plain` and `gemma` follow the published MGM code: on a Vicuna stage 1 is plain, on a Gemma both stages are
+in Gemma's chat format. `chatml` is the chat format of Qwen2.5.
 """
 
 import re
@@ -22,20 +23,28 @@ def check_no_control(text: str, where: str) -> None:
 
 
 def plain(turns: list[dict], eos: str) -> Segments:
-    """Stage 1: the image, its caption, a line break; whatever was asked is left out."""
+    """The image, its caption, a line break; whatever was asked is left out."""
     image = IMAGE_TOKEN if IMAGE_TOKEN in turns[0]["value"] else ""
     return [(image, False), (turns[-1]["value"] + "\n", True)]
 
 
 def gemma(turns: list[dict], eos: str) -> Segments:
     """Gemma's chat format, ending each answer with <end_of_turn> and the end-of-sequence token."""
+    return _chat(turns, "<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n", f"<end_of_turn>\n{eos}")
+
+
+def chatml(turns: list[dict], eos: str) -> Segments:
+    """Qwen's chat format without a system turn; <|im_end|>, its end-of-sequence token, ends each turn."""
+    return _chat(turns, "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>\n")
+
+
+def _chat(turns: list[dict], before_question: str, after_question: str, after_answer: str) -> Segments:
     segments: Segments = []
     for turn in turns:
         if turn["from"] == "human":
-            text = f"<start_of_turn>user\n{_image_first(turn['value'])}<end_of_turn>\n<start_of_turn>model\n"
-            segments.append((text, False))
+            segments.append((f"{before_question}{_image_first(turn['value'])}{after_question}", False))
         else:
-            segments.append((f"{turn['value']}<end_of_turn>\n{eos}", True))
+            segments.append((f"{turn['value']}{after_answer}", True))
     return segments
 
 
@@ -46,7 +55,7 @@ def _image_first(text: str) -> str:
     return f"{IMAGE_TOKEN}\n{text.replace(IMAGE_TOKEN, '').strip()}".strip()
 
 
-TEMPLATES = {"plain": plain, "gemma": gemma}
+TEMPLATES = {"plain": plain, "gemma": gemma, "chatml": chatml}
 
 
 def segments_of(template: str, turns: list[dict], eos: str = "") -> Segments:
@@ -65,4 +74,4 @@ def prompt_of(template: str, question: str) -> str:
 
 def stop_tokens(template: str) -> list[str]:
     """Tokens that end an answer, beside the tokenizer's own end of sequence."""
-    return {"plain": ["\n"], "gemma": ["<end_of_turn>"]}[template]
+    return {"plain": ["\n"], "gemma": ["<end_of_turn>"], "chatml": ["<|im_end|>"]}[template]

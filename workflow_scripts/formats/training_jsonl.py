@@ -116,7 +116,12 @@ def _check_image(root: str | Path, relative: str) -> Path | BadRow:
     return path
 
 
-def caption_rows(rows: Iterable[dict]) -> Iterator[dict]:
-    """Data-Juicer rows as LLaVA rows that ask nothing: stage 1 learns to say the caption."""
+def caption_rows(rows: Iterable[dict], question: str) -> Iterator[dict]:
+    """Data-Juicer rows as LLaVA rows, of which stage 1 learns to say the caption.
+
+    Args:
+        question: what a row without a question of its own asks; may be empty.
+    """
     for row in rows:
-        yield llava.conversation(row["id"], row["images"][0], "", dj_jsonl.caption_of(row["text"]))
+        asked = row.get("question", question)
+        yield llava.conversation(row["id"], row["images"][0], asked, dj_jsonl.caption_of(row["text"]))

@@ -10,7 +10,10 @@ from files import read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "clip", "captioner", "captions"}
-CAPTIONER_KEYS = {"mgm": {"num_beams", "batch_size", "max_new_tokens"}, "blip2": {"model", "batch_size"}}
+CAPTIONER_KEYS = {
+    "mgm": {"template", "question", "num_beams", "batch_size", "max_new_tokens"},
+    "blip2": {"model", "batch_size"},
+}
 
 
 @dataclass(frozen=True)

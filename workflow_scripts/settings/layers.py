@@ -46,7 +46,7 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
     chosen = merge([defaults, *own])
     model_path = named_file("models", chosen["model"], "model")
     model = read_config(model_path)
-    check_merged(str(model_path), model, "model")
+    check_merged(str(model_path), model, "assembled_model" if "assembled" in model else "model")
     model_settings = Layer(f"{model_path}, settings", model.pop("settings", {}))
     check_layer(model_settings.source, model_settings.values, "config")
 

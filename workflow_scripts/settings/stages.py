@@ -36,6 +36,8 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
         return None
     # whose model it is, the rules say: they hand over its folders
     captioner = {key: value for key, value in synthesize[synthesize["captioner"]].items() if key != "experiment"}
+    if synthesize["captioner"] == "mgm":
+        captioner |= _caption_prompt(config)
     return _common(config) | {
         "image_root": images["pretrain"],
         "processes": config["filter"]["processes"],
@@ -49,11 +51,12 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
 def jsonl_settings(config: dict, images: dict) -> dict:
     # absolute, so that a moved project folder changes this slice and the training files are written anew
     roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in ("pretrain", "finetune")}
-    return roots | config["jsonl"] | _common(config)
+    # asked of a pair that comes with no question of its own
+    return roots | config["jsonl"] | _common(config) | {"question": _caption_prompt(config)["question"]}
 
 
 def pretrain_settings(config: dict, images: dict) -> dict:
-    return _training(config, "pretrain") | {"template": "plain"}
+    return _training(config, "pretrain") | {"template": config["model"]["pretrain_template"]}
 
 
 def finetune_settings(config: dict, images: dict) -> dict:
@@ -68,8 +71,8 @@ def generate_settings(config: dict, images: dict) -> dict:
         "template": template,
         "question_prompt": evaluate["question_prompt"],
         "captions": {
-            "pretrain": {"template": "plain", "question": ""},
-            "finetune": {"template": template if question else "plain", "question": question},
+            "pretrain": _caption_prompt(config),
+            "finetune": {"template": template, "question": question} if question else _caption_prompt(config),
         },
         "decoding": _decoding(evaluate),
     }
@@ -113,8 +116,15 @@ def foundation_settings(model: dict, part: str) -> dict:
 
 
 def assemble_settings(model: dict) -> dict:
+    """Of a model that is not assembled yet."""
     keys = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token", "dtype")
     return {key: model[key] for key in keys}
+
+
+def _caption_prompt(config: dict) -> dict:
+    """How a model after stage 1 is asked for a caption; the plain template has no place for a question."""
+    template = config["model"]["pretrain_template"]
+    return {"template": template, "question": "" if template == "plain" else config["evaluate"]["caption_question"]}
 
 
 def _common(config: dict) -> dict:

@@ -3,8 +3,8 @@
     process:
       - mgm_captioning_mapper: {base_model: results/models/tiny/mgm, stage: results/baseline/pretrain}
 
-The model is asked as in stage 1: the image alone, no question. All captions that beam search found are left in the
-row's meta, most likely per token first, with their log-likelihoods; the first of them becomes the text.
+The model is asked as in its stage 1: with `template: plain`, the image alone. All captions that beam search found are
+left in the row's meta, most likely per token first, with their log-likelihoods; the first of them becomes the text.
 """
 
 from functools import partial
@@ -46,6 +46,8 @@ class MGMCaptioningMapper(Mapper):
         self,
         base_model: str,
         stage: str,
+        template: str = "plain",
+        question: str = "",
         num_beams: int = 4,
         batch_size: int = 64,
         max_new_tokens: int = 40,
@@ -57,6 +59,8 @@ class MGMCaptioningMapper(Mapper):
 
         :param base_model: folder of the assembled model.
         :param stage: output folder of `pretrain` or `finetune`.
+        :param template: conversation template of the stage, `plain`, `gemma` or `chatml`.
+        :param question: what is asked; `plain` asks nothing.
         :param num_beams: beams, and captions found for each image.
         :param batch_size: images captioned together.
         :param max_new_tokens: where a caption is cut.
@@ -64,6 +68,8 @@ class MGMCaptioningMapper(Mapper):
         super().__init__(*args, batch_size=batch_size, **kwargs)
         self.base_model = base_model
         self.stage = stage
+        self.template = template
+        self.question = question
         self.num_beams = num_beams
         self.max_new_tokens = max_new_tokens
         self.model_key = partial(load_generator, base_model, stage)
@@ -78,8 +84,8 @@ class MGMCaptioningMapper(Mapper):
         generator = get_model(self.model_key, rank, self.use_cuda())
         found = generator.candidates(
             [samples[self.image_key][row][0] for row in rows],
-            question="",
-            template="plain",
+            question=self.question,
+            template=self.template,
             num_beams=self.num_beams,
             max_new_tokens=self.max_new_tokens,
             batch_size=self.batch_size,
