@@ -1,11 +1,28 @@
+import sys
+
 import pytest
 import torch
-from tiny_models import pixels, randomize, save_image, tiny_mgm, tiny_processor
+from safetensors.torch import load_file
+from tiny_models import (
+    pixels,
+    randomize,
+    save_image,
+    save_parts,
+    text_config,
+    tiny_mgm,
+    tiny_parts,
+    tiny_processor,
+    tiny_qwen_tokenizer,
+)
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+import chat
+import merge_adapter
 from evaluation.generation import image_paths, other_images
 from finetune import add_lora, save_adapter_and_projector
 from formats.images import BadImage
 from formats.prompts import prompt_of
+from mgm.assemble import assemble
 from mgm.beam_search import beam_search
 from mgm.generation import Generator
 from pretrain import save_projector
@@ -182,3 +199,88 @@ def test_candidates_differ_and_do_not_depend_on_the_batch(trained, tmp_path):
     for size in (1, 2):
         alone = [[text for text, _ in row] for row in generator.candidates(images, batch_size=size, **arguments)]
         assert alone == together
+
+
+def run(monkeypatch, script, *arguments) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, arguments)])
+    script.main()
+
+
+def test_a_merged_folder_says_what_base_and_stage_say_and_needs_neither(trained, tmp_path, monkeypatch):
+    root, _ = trained
+    stage, output = root / "finetune", tmp_path / "merged"
+    run(monkeypatch, merge_adapter, "--model", root / "base", "--stage", stage, "--output-dir", output)
+    assert not [path for path in output.rglob("*") if "adapter" in path.name or path.suffix in (".bin", ".pt")]
+    together, merged = Generator(root / "base", stage), Generator(output, None)
+    inputs = tiny_processor().prompts([prompt_of("gemma", "How many?")]) | {"pixel_values": pixels(1)}
+    with torch.inference_mode():
+        assert torch.equal(merged.model(**inputs).logits, together.model(**inputs).logits)
+    images = [save_image(tmp_path / f"{index}.png", (90 * index, 200, 30)) for index in range(3)]
+    asked = (images, ["How many?", "What color?", ""], "gemma", 12, 2)
+    answers = list(merged.answer(*asked))
+    assert answers == list(together.answer(*asked)) != list(Generator(root / "base", root / "pretrain").answer(*asked))
+    plain = AutoModelForImageTextToText.from_pretrained(output)
+    assert plain.state_dict().keys() == tiny_mgm().state_dict().keys()
+
+
+def test_a_merged_folder_keeps_the_bases_dtype(trained, tmp_path, monkeypatch):
+    root, _ = trained
+    half = tiny_mgm(dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "base")
+    tiny_processor().save_pretrained(tmp_path / "base")
+    output = tmp_path / "merged"
+    run(monkeypatch, merge_adapter, "--model", tmp_path / "base", "--stage", root / "finetune", "--output-dir", output)
+    assert {tensor.dtype for tensor in load_file(output / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_one_question_about_one_image_is_answered(trained, tmp_path, monkeypatch, capsys):
+    root, _ = trained
+    image = save_image(tmp_path / "a.png")
+    cases = (
+        ((), None, "gemma", "How many?"),
+        (("--stage", root / "finetune"), root / "finetune", "gemma", "How many?"),
+        (("--stage", root / "pretrain", "--template", "plain"), root / "pretrain", "plain", ""),
+    )
+    for flags, stage, template, question in cases:
+        shared = ("--model", root / "base", "--image", image, "--max-new-tokens", 6)
+        run(monkeypatch, chat, *shared, *flags, *(("--question", question) if question else ()))
+        [expected] = Generator(root / "base", stage).answer([image], [question], template, 6, 1)
+        assert capsys.readouterr().out == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--image", "missing.png"), "--image: undecodable: missing.png: "),
+        (("--model", "nowhere"), "nowhere holds no config.json, so it is no folder of a model"),
+        (("--stage", "nowhere"), "nowhere holds no projector.safetensors, so it is no folder of a training stage"),
+        (("--template", "chatml"), "template chatml: the model's tokenizer has no token <|im_end|>"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(trained, tmp_path, monkeypatch, capsys, flags, message):
+    root, _ = trained
+    arguments = {"--model": root / "base", "--image": save_image(tmp_path / "a.png"), "--question": "Why?"}
+    arguments |= dict([flags])
+    with pytest.raises(SystemExit):
+        run(monkeypatch, chat, *[word for pair in arguments.items() for word in pair])
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert errors[-1].startswith(f"error: {message}")
+
+
+def test_qwen_is_assembled_with_its_own_tokenizer_and_answers_in_its_format(tmp_path):
+    save_parts(tmp_path)
+    tokenizer = tiny_qwen_tokenizer()
+    config = text_config("qwen2")
+    config.vocab_size = len(tokenizer) + 8  # Qwen's is padded
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "qwen2.5")
+    tokenizer.save_pretrained(tmp_path / "qwen2.5")
+    parts = tiny_parts(tmp_path, "qwen2.5") | {"image_token": "<|image_pad|>", "dtype": "float32"}
+    model, processor = assemble(**parts)
+    model.save_pretrained(tmp_path / "mgm")
+    processor.save_pretrained(tmp_path / "mgm")
+    assert model.config.image_token_id == tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    ids = processor.encode([(prompt_of("chatml", "How many?"), False)])["input_ids"]
+    assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")  # Qwen has no beginning-of-sequence token
+    generator = Generator(tmp_path / "mgm", None)
+    assert generator.processor.encode([(prompt_of("chatml", "How many?"), False)])["input_ids"] == ids
+    assert len(list(generator.answer([save_image(tmp_path / "a.png")], ["How many?"], "chatml", 5, 1))) == 1

@@ -9,6 +9,7 @@ import torch
 from peft import PeftModel
 
 from compute import default_device
+from errors import InputError
 from formats.images import load_image
 from formats.prompts import prompt_of, stop_tokens
 from mgm import MGMForConditionalGeneration, MGMProcessor
@@ -18,23 +19,42 @@ from mgm.projector_weights import load_projector
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
 
 
-class Generator:
-    """A trained MGM: base folder, projector, and LoRA adapter where there is one (merged for speed).
+def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
+    """A whole model: base folder, and a stage's projector and, where there is one, LoRA adapter, merged into it.
 
     Args:
-        base: folder of the assembled model.
-        stage: output folder of `pretrain` or `finetune`.
-        device: where it runs, in bf16 on a GPU and in float32 elsewhere; None: the GPU if there is one.
-    """
+        base: folder of an assembled, converted or merged model.
+        stage: output folder of `pretrain` or `finetune`; None: the base as it is.
+        dtype: of the weights; "auto": the base's own.
 
-    def __init__(self, base: Path, stage: Path, device: str | torch.device | None = None):
-        self.device = torch.device(device or default_device())
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        model = MGMForConditionalGeneration.from_pretrained(base, dtype=dtype, trust_remote_code=False)
+    Raises:
+        InputError: a folder is not what it should be.
+    """
+    for folder, file in ((base, "config.json"), (stage, "projector.safetensors")):
+        if folder is not None and not (folder / file).is_file():
+            kind = "model" if folder == base else "training stage"
+            raise InputError(f"{folder} holds no {file}, so it is no folder of a {kind}; name another one")
+    model = MGMForConditionalGeneration.from_pretrained(
+        base, dtype=dtype, trust_remote_code=False, use_safetensors=True
+    )
+    if stage is not None:
         load_projector(model, stage / "projector.safetensors")
         if (stage / "adapter").is_dir():
             model = PeftModel.from_pretrained(model, stage / "adapter").merge_and_unload()
-        self.model = model.eval().to(self.device)
+    return model.eval()
+
+
+class Generator:
+    """A trained MGM that answers; `base` and `stage` are those of `load_trained`.
+
+    Args:
+        device: where it runs, in bf16 on a GPU and in float32 elsewhere; None: the GPU if there is one.
+    """
+
+    def __init__(self, base: Path, stage: Path | None, device: str | torch.device | None = None):
+        self.device = torch.device(device or default_device())
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.model = load_trained(base, stage, dtype).to(self.device)
         self.processor = MGMProcessor.from_pretrained(base)
 
     @torch.inference_mode()
@@ -103,5 +123,12 @@ class Generator:
 
     def _stops(self, template: str) -> list[int]:
         tokenizer = self.processor.tokenizer
-        stops = [tokenizer(token, add_special_tokens=False).input_ids[-1] for token in stop_tokens(template)]
-        return [tokenizer.eos_token_id, *stops]
+        stops = [tokenizer.eos_token_id]
+        for token in stop_tokens(template):
+            ids = tokenizer(token, add_special_tokens=False).input_ids
+            if len(ids) != 1:
+                raise InputError(
+                    f"template {template}: the model's tokenizer has no token {token}; name its own template"
+                )
+            stops += ids
+        return stops

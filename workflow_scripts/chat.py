@@ -1,0 +1,40 @@
+"""Answers one question about one image.
+
+    python workflow_scripts/chat.py --model exported/baseline --image photo.jpg --question "What is this?"
+    python workflow_scripts/chat.py --model results/models/tiny/mgm --stage results/baseline/pretrain --image photo.jpg \\
+        --template plain
+
+The model is a merged, assembled or converted folder; with --stage, what `pretrain` or `finetune` wrote is put on top. The
+template is the one in the model's file in config/models; the plain one asks nothing and completes a caption.
+"""
+
+import argparse
+from pathlib import Path
+
+from command_line import command_line
+from errors import InputError
+from formats.images import BadImage
+from formats.prompts import TEMPLATES
+from mgm.generation import Generator
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--stage", type=Path)
+    parser.add_argument("--image", type=Path, required=True)
+    parser.add_argument("--question", default="")
+    parser.add_argument("--template", choices=TEMPLATES, default="gemma")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    args = parser.parse_args()
+    generator = Generator(args.model, args.stage)
+    try:
+        [answer] = generator.answer([args.image], [args.question], args.template, args.max_new_tokens, batch_size=1)
+    except BadImage as error:
+        raise InputError(f"--image: {error}") from None
+    print(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Makes one plain folder of a base model and what a stage has trained, for `from_pretrained` and for passing on.
+
+    python workflow_scripts/merge_adapter.py --model results/models/mgm-2b/mgm --stage results/baseline/finetune \\
+        --output-dir exported/baseline
+
+LoRA is merged into the language model's weights, which keep their dtype; nothing of PEFT is needed to use the folder.
+"""
+
+from command_line import command_line, path_arguments
+from errors import InputError
+from files import replace_folder
+from mgm import MGMProcessor
+from mgm.generation import load_trained
+
+
+@command_line
+def main() -> None:
+    args = path_arguments(__doc__, "--model", "--stage", "--output-dir")
+    if args.output_dir.exists():
+        raise InputError(f"{args.output_dir} is there already; name a new folder, or delete it first")
+    model = load_trained(args.model, args.stage, dtype="auto")
+    with replace_folder(args.output_dir) as folder:
+        model.save_pretrained(folder)
+        MGMProcessor.from_pretrained(args.model).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()
