@@ -24,5 +24,7 @@ rule analyze_data:
         mem_mb=8000,
         runtime=240,
     shell:
-        "python workflow_scripts/analyze_data.py --config {input.config:q} --data {input.data:q}"
-        " --output-dir results/datasets/{wildcards.dataset:q}/analyze 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/analyze_data.py --config {input.config:q} --data {input.data:q}"
+            " --output-dir results/datasets/{wildcards.dataset:q}/analyze"
+        )

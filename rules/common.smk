@@ -54,6 +54,11 @@ wildcard_constraints:
 FREE_PORT = "$(python -c 'import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])')"
 
 
+def logged(command):
+    """A stage's shell command: what it prints is shown and kept in its log; when it fails, both end with a diagnosis."""
+    return f"{command} 2>&1 | tee {{log:q}} || python workflow_scripts/diagnose.py {{log:q}} --exit-status $?"
+
+
 def code(script, loaded_by_path=""):
     """A script and the project modules it uses, as inputs: a rule re-runs when its own code changes.
 

@@ -21,5 +21,4 @@ rule make_dataset:
     params:
         folder=subpath(output.summary, parent=True),
     shell:
-        "python workflow_scripts/make_dataset.py --config {input.config:q} --output-dir {params.folder:q}"
-        " 2>&1 | tee {log:q}"
+        logged("python workflow_scripts/make_dataset.py --config {input.config:q} --output-dir {params.folder:q}")

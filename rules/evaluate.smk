@@ -28,10 +28,12 @@ rule generate_answers:
         pretrained=subpath(input.pretrained, parent=True),
         finetuned=subpath(input.finetuned, parent=True),
     shell:
-        "python workflow_scripts/generate_answers.py --config {input.config:q} --model {params.model:q}"
-        " --evaluation {input.evaluation:q}"
-        " --pretrained {params.pretrained:q} --finetuned {params.finetuned:q}"
-        " --output-dir results/{wildcards.run:q}/generate 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/generate_answers.py --config {input.config:q} --model {params.model:q}"
+            " --evaluation {input.evaluation:q}"
+            " --pretrained {params.pretrained:q} --finetuned {params.finetuned:q}"
+            " --output-dir results/{wildcards.run:q}/generate"
+        )
 
 
 rule evaluate_clip:
@@ -56,8 +58,10 @@ rule evaluate_clip:
         mem_mb=16000,
         runtime=120,
     shell:
-        "python workflow_scripts/evaluate_clip.py --config {input.config:q} --captions {input.captions:q}"
-        " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/evaluate_clip.py --config {input.config:q} --captions {input.captions:q}"
+            " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip"
+        )
 
 
 rule evaluate_vqa:
@@ -77,5 +81,7 @@ rule evaluate_vqa:
         mem_mb=4000,
         runtime=30,
     shell:
-        "python workflow_scripts/evaluate_vqa.py --answers {input.answers:q}"
-        " --output-dir results/{wildcards.run:q}/evaluate_vqa 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/evaluate_vqa.py --answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/evaluate_vqa"
+        )

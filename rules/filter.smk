@@ -20,5 +20,7 @@ rule filter_data:
         mem_mb=4000,
         runtime=120,
     shell:
-        "python workflow_scripts/filter_data.py --config {input.config:q} --data {input.data:q}"
-        " --output-dir results/{wildcards.run:q}/filter 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/filter_data.py --config {input.config:q} --data {input.data:q}"
+            " --output-dir results/{wildcards.run:q}/filter"
+        )

@@ -24,8 +24,10 @@ rule train_clip:
         mem_mb=6000,
         runtime=60,
     shell:
-        "python workflow_scripts/train_clip.py --config {input.config:q}"
-        " --output-dir results/foundation/{wildcards.model:q} 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/train_clip.py --config {input.config:q}"
+            " --output-dir results/foundation/{wildcards.model:q}"
+        )
 
 
 rule train_language_model:
@@ -51,8 +53,10 @@ rule train_language_model:
         mem_mb=6000,
         runtime=60,
     shell:
-        "python workflow_scripts/train_language_model.py --config {input.config:q}"
-        " --output-dir results/foundation/{wildcards.model:q}/language_model 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/train_language_model.py --config {input.config:q}"
+            " --output-dir results/foundation/{wildcards.model:q}/language_model"
+        )
 
 
 rule assemble_model:
@@ -79,5 +83,7 @@ rule assemble_model:
         mem_mb=16000,
         runtime=60,
     shell:
-        "python workflow_scripts/assemble_model.py --config {input.config:q}"
-        " --output-dir results/models/{wildcards.model:q}/mgm 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/assemble_model.py --config {input.config:q}"
+            " --output-dir results/models/{wildcards.model:q}/mgm"
+        )

@@ -22,6 +22,7 @@ rule write_jsonl:
     params:
         budget=lambda w, input: f"--same-samples-as {input.budget}" if input.budget else "",
     shell:
-        "python workflow_scripts/write_jsonl.py --config {input.config:q} --pairs {input.pairs:q}"
-        " --instructions {input.instructions:q} {params.budget} --output-dir results/{wildcards.run:q}/jsonl"
-        " 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/write_jsonl.py --config {input.config:q} --pairs {input.pairs:q}"
+            " --instructions {input.instructions:q} {params.budget} --output-dir results/{wildcards.run:q}/jsonl"
+        )

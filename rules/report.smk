@@ -18,8 +18,10 @@ rule compare_experiments:
         mem_mb=4000,
         runtime=30,
     shell:
-        "python workflow_scripts/compare_experiments.py --config {input.config:q} --output-dir results/{wildcards.page:q}"
-        " 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/compare_experiments.py --config {input.config:q}"
+            " --output-dir results/{wildcards.page:q}"
+        )
 
 
 rule tabulate_ablation:
@@ -41,5 +43,4 @@ rule tabulate_ablation:
         mem_mb=4000,
         runtime=30,
     shell:
-        "python workflow_scripts/tabulate_ablation.py --config {input.config:q} --output-dir results/ablation"
-        " 2>&1 | tee {log:q}"
+        logged("python workflow_scripts/tabulate_ablation.py --config {input.config:q} --output-dir results/ablation")

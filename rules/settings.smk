@@ -12,7 +12,7 @@ rule resolve_config:
     params:
         settings=settings,
     shell:
-        "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q} 2> {log:q}"
+        logged("python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q}")
 
 
 use rule resolve_config as configure_dataset with:

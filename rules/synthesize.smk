@@ -25,5 +25,7 @@ rule synthesize_captions:
     params:
         captioner=captioner_flags,
     shell:
-        "python workflow_scripts/synthesize_captions.py --config {input.config:q} --data {input.data:q} {params.captioner}"
-        " --output-dir results/{wildcards.run:q}/synthesize 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/synthesize_captions.py --config {input.config:q} --data {input.data:q} {params.captioner}"
+            " --output-dir results/{wildcards.run:q}/synthesize"
+        )

@@ -26,9 +26,11 @@ rule pretrain:
         port=FREE_PORT,
         model=model_folder,
     shell:
-        "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/pretrain.py"
-        " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
-        " --output-dir results/{wildcards.run:q}/pretrain 2>&1 | tee {log:q}"
+        logged(
+            "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/pretrain.py"
+            " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
+            " --output-dir results/{wildcards.run:q}/pretrain"
+        )
 
 
 rule finetune:
@@ -64,7 +66,8 @@ rule finetune:
         port=FREE_PORT,
         model=model_folder,
     shell:
-        "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/finetune.py"
-        " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
-        " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune"
-        " 2>&1 | tee {log:q}"
+        logged(
+            "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/finetune.py"
+            " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
+            " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune"
+        )

@@ -1,0 +1,338 @@
+"""Failures found in logs. The logs in tests/fixtures/logs look as they do on real machines; a near miss is a log that
+shares words with a failure and is another one, or none."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+
+from diagnostics.cgroups import CgroupLimits, read_limits
+from diagnostics.diagnosis import anchor, find_cause
+from diagnostics.kernel_kills import parse_kernel_log, read_kernel_kills
+from diagnostics.log import read_log
+from diagnostics.signatures import SIGNATURES
+from diagnostics.signatures.gpu_memory import Stage, name_tensor
+from diagnostics.signatures.host_memory import describe_kill
+from settings.code import SCRIPTS, modules_of
+
+LOGS = PROJECT / "tests" / "fixtures" / "logs"
+MIB, GIB = 2**20, 2**30
+
+every_signature = pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: anchor(signature.title))
+
+
+def title(text: str, tmp_path: Path) -> str | None:
+    path = tmp_path / "stage.log"
+    path.write_text(text, encoding="utf-8")
+    diagnosis = find_cause(read_log(path))
+    return diagnosis and diagnosis.signature.title
+
+
+def logged(name: str) -> str:
+    return (LOGS / f"{name}.log").read_text(encoding="utf-8")
+
+
+@every_signature
+def test_a_failure_is_found_in_a_log_of_it(signature):
+    diagnosis = find_cause(read_log(LOGS / f"{anchor(signature.title)}.log"))
+    assert diagnosis.signature.title == signature.title
+    lines = [line.split(":")[0].strip() for line in str(diagnosis).splitlines() if re.match(r"  \w", line)]
+    assert lines == ["cause", "evidence", "remedy", "more"]
+    assert diagnosis.explanation.cause and diagnosis.explanation.remedy
+    assert "{" not in str(diagnosis.explanation)
+
+
+@every_signature
+def test_a_near_miss_is_not_taken_for_the_failure(signature):
+    diagnosis = find_cause(read_log(LOGS / f"{anchor(signature.title)}.near-miss.log"))
+    assert diagnosis is None or diagnosis.signature.title != signature.title
+
+
+@every_signature
+def test_a_failure_has_a_section_in_the_guide(signature):
+    guide = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert f"\n## {signature.title}\n" in guide
+
+
+def test_titles_and_logs_belong_together_one_to_one():
+    names = {anchor(signature.title) for signature in SIGNATURES}
+    assert len(names) == len(SIGNATURES)
+    expected = {f"{name}{kind}.log" for name in names for kind in ("", ".near-miss")}
+    assert {path.name for path in LOGS.glob("*.log")} == expected
+
+
+def test_no_other_failure_is_seen_in_a_near_miss_but_where_it_is_one():
+    """Only an out-of-memory error that is not due to fragments is a failure that the workflow knows."""
+    seen = {path.name: find_cause(read_log(path)) for path in LOGS.glob("*.near-miss.log")}
+    known = {name: diagnosis.signature.title for name, diagnosis in seen.items() if diagnosis}
+    assert known == {"gpu-memory-is-fragmented.near-miss.log": "CUDA out of memory"}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("cuda-out-of-memory", "nccl-time-out"),
+        ("cpu_adam-could-not-be-built", "deepspeedcpuadam-has-no-attribute-ds_opt_adam"),
+        ("the-disk-is-full", "killed-with-signal-9"),
+        ("an-image-cannot-be-read", "nccl-time-out"),
+        ("cuda-out-of-memory", "the-disk-is-full"),
+    ],
+)
+def test_the_first_cause_is_named_and_not_what_it_drags_behind_it(tmp_path, first, then):
+    [expected] = [signature.title for signature in SIGNATURES if anchor(signature.title) == first]
+    assert title(logged(first) + logged(then), tmp_path) == expected
+
+
+@pytest.mark.parametrize("symptom", ["killed-with-signal-9", "nccl-time-out", "the-loss-is-not-a-number"])
+def test_a_symptom_that_comes_first_still_gives_way_to_a_cause(tmp_path, symptom):
+    assert title(logged(symptom) + logged("the-disk-is-full"), tmp_path) == "The disk is full"
+
+
+def test_the_clean_up_of_an_optimizer_that_did_not_load_gives_way_even_when_it_is_printed_first(tmp_path):
+    text = logged("deepspeedcpuadam-has-no-attribute-ds_opt_adam") + logged("cuda-toolkit-and-torch-do-not-match")
+    assert title(text, tmp_path) == "CUDA toolkit and torch do not match"
+
+
+def test_a_build_that_failed_is_explained_by_the_compilers_first_error():
+    explanation = find_cause(read_log(LOGS / "cpu_adam-could-not-be-built.log")).explanation
+    assert "/usr/bin/ld: cannot find -lcurand" in explanation.cause
+    assert "CUDA toolkit" in explanation.remedy
+
+
+def test_the_evidence_is_the_line_itself_with_its_number():
+    diagnosis = str(find_cause(read_log(LOGS / "killed-with-signal-9.log")))
+    assert "  evidence: line 7: [2026-03-02 10:16:27,885] [ERROR]" in diagnosis
+
+
+def test_colours_and_overwritten_progress_bars_hide_nothing(tmp_path):
+    text = "\r 3%|▎ | 1/40\r 5%|▌ | 2/40\x1b[31mOSError: [Errno 28] No space left on device: 'a.pt'\x1b[0m\n"
+    assert title(text, tmp_path) == "The disk is full"
+
+
+# what is computed from the numbers in a log
+
+
+def test_500_mib_is_named_as_gemmas_logits_for_1024_tokens():
+    assert 1024 * 256000 * 2 == 500 * MIB
+    explanation = find_cause(read_log(LOGS / "cuda-out-of-memory.log")).explanation
+    assert (
+        "500.00 MiB is the size of the logits of 1024 tokens: 1024 × 256000 words (Gemma's vocabulary)"
+        in explanation.cause
+    )
+    assert "0.3 GiB of 23.7 GiB were free" in explanation.cause
+
+
+def test_logits_are_named_from_the_model_and_the_settings_of_the_stage(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stage, model = tmp_path / "results/baseline/finetune", tmp_path / "results/models/mgm-2b/mgm"
+    stage.mkdir(parents=True)
+    model.mkdir(parents=True)
+    (stage / "config.yaml").write_text("micro_batch_size: 3\nmax_length: 341\n")
+    (model / "config.json").write_text('{"text_config": {"vocab_size": 151936}}')
+    text = (
+        logged("cuda-out-of-memory").replace("500.00", "298.00").replace("341.87 MiB", "41.87 MiB")
+    )  # 3 × 341 × 151936 × 2, in blocks of 2 MiB
+    (stage / "finetune.log").write_text(text)
+    explanation = find_cause(read_log(stage / "finetune.log")).explanation
+    assert "1023 × 151936 words (this model's vocabulary) × 2 bytes (bf16)" in explanation.cause
+    assert "Now finetune.micro_batch_size is 3, max_length 341" in explanation.remedy
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stage"),
+    [
+        (22 * MIB, Stage("finetune")),
+        (498 * MIB, Stage("finetune")),  # a block less than 1024 tokens
+        (500 * MIB, Stage("finetune", vocabulary=50272)),  # another model
+    ],
+)
+def test_a_tensor_whose_size_says_nothing_is_not_named(wanted, stage):
+    assert name_tensor(wanted, stage) is None
+
+
+def test_others_on_the_same_gpu_are_named(tmp_path):
+    text = logged("cuda-out-of-memory").replace(
+        "Including non-PyTorch memory, this",
+        "Process 608946 has 14.91 GiB memory in use. Including non-PyTorch memory, this",
+    )
+    path = tmp_path / "finetune.log"
+    path.write_text(text)
+    explanation = find_cause(read_log(path)).explanation
+    assert "Other processes held 14.9 GiB of this GPU" in explanation.cause
+    assert "doctor.py" in explanation.remedy
+
+
+KERNEL_LOG = """\
+6,1380,61234567,-;Call Trace:
+ SUBSYSTEM=memory
+4,1381,62000000,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python,pid=13266,uid=1000
+3,1382,62000100,-;Out of memory: Killed process 13266 (python) total-vm:98304000kB, anon-rss:62914560kB, \
+file-rss:2048kB, shmem-rss:1048576kB, UID:1000 pgtables:129000kB oom_score_adj:0
+3,1383,63000000,-;Memory cgroup out of memory: Killed process 77 (python) total-vm:9830400kB, anon-rss:8388608kB, \
+file-rss:0kB, shmem-rss:0kB, UID:0
+"""
+
+
+def test_the_kernels_records_say_who_was_killed_when_and_with_how_much_memory():
+    full, limited = parse_kernel_log(KERNEL_LOG, booted=1000.0)
+    assert (full.pid, full.name, full.held, full.by_limit) == (13266, "python", 61 * GIB, False)
+    assert full.time == pytest.approx(1062.0001)
+    assert (limited.pid, limited.held, limited.by_limit) == (77, 8 * GIB, True)
+
+
+def test_a_kill_is_explained_by_need_against_what_there_was():
+    full, limited = parse_kernel_log(KERNEL_LOG, booted=0)
+    no_limit = CgroupLimits(None, None, None)
+    cause = describe_kill([full], no_limit, 64 * GIB).cause
+    assert "machine's memory was full" in cause
+    assert "process 13266 (python), which held 61.0 GiB; this machine has 64.0 GiB" in cause
+    cause = describe_kill([limited], CgroupLimits(8 * GIB, None, 1), 64 * GIB).cause
+    assert "job's memory limit was reached" in cause and "may use 8.0 GiB" in cause
+    cause = describe_kill(None, CgroupLimits(8 * GIB, None, 2), 64 * GIB).cause
+    assert "memory limit of 8.0 GiB was reached: it has ended 2 process(es)" in cause
+
+
+def test_a_kill_without_records_is_not_blamed_on_memory():
+    for kills, reason in ((None, "may not be read"), ([], "holds no record")):
+        explanation = describe_kill(kills, CgroupLimits(None, None, None), 64 * GIB)
+        assert reason in explanation.cause and "was full" not in explanation.cause
+        assert "dmesg" in explanation.remedy
+
+
+def test_reading_this_machines_kernel_log_gives_kills_or_says_that_it_may_not():
+    kills = read_kernel_kills()
+    assert kills is None or all(kill.pid > 0 for kill in kills)
+    assert read_kernel_kills(Path("/nowhere")) is None
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_limits_of_version_2_are_the_narrowest_on_the_way_up(tmp_path):
+    write(tmp_path / "proc", "0::/jobs/one\n")
+    write(tmp_path / "jobs/memory.max", f"{8 * GIB}\n")
+    write(tmp_path / "jobs/one/memory.max", "max\n")
+    write(tmp_path / "jobs/one/cpu.max", "150000 100000\n")
+    write(tmp_path / "jobs/one/memory.events", "low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n")
+    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(8 * GIB, 1.5, 1)
+
+
+def test_limits_of_version_1_are_read_in_a_container_that_shows_the_hosts_path(tmp_path):
+    write(tmp_path / "proc", "4:memory:/docker/0123\n1:cpu:/docker/0123\n0::/\n")
+    write(tmp_path / "memory/memory.limit_in_bytes", f"{4 * GIB}\n")
+    write(tmp_path / "memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    write(tmp_path / "cpu/cpu.cfs_quota_us", "200000\n")
+    write(tmp_path / "cpu/cpu.cfs_period_us", "100000\n")
+    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(4 * GIB, 2.0, 3)
+
+
+def test_no_limit_is_no_limit(tmp_path):
+    write(tmp_path / "proc", "4:memory:/\n1:cpu:/\n0::/\n")
+    write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")
+    write(tmp_path / "cpu/cpu.cfs_quota_us", "-1\n")
+    write(tmp_path / "cpu/cpu.cfs_period_us", "100000\n")
+    write(tmp_path / "memory.max", "max\n")
+    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(None, None, None)
+
+
+# real failures, and the command itself
+
+FAILURES = {
+    "The disk is full": "print('x' * 2**20, file=open('/dev/full', 'w'))",
+    "A relative path leads nowhere": "open('images/1.png')",
+    "An image cannot be read": """
+import sys; sys.path.insert(0, sys.argv[1])
+from torch.utils.data import DataLoader
+from formats.images import load_image
+class Images(list):
+    def __getitem__(self, index):
+        return load_image(__file__)
+if __name__ == "__main__":
+    list(DataLoader(Images([1]), num_workers=1))
+""",
+}
+
+
+@pytest.mark.parametrize("expected", FAILURES)
+def test_a_real_failure_is_diagnosed_from_what_python_printed(tmp_path, expected):
+    script = tmp_path / "stage.py"
+    script.write_text(FAILURES[expected])
+    command = [sys.executable, str(script), str(SCRIPTS)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and title(done.stderr, tmp_path) == expected
+
+
+def test_a_checkpoint_that_torch_could_not_write_is_a_full_disk(tmp_path):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as error:
+        torch.save(torch.zeros(2**20), "/dev/full")
+    assert title(f"RuntimeError: {error.value}", tmp_path) == "The disk is full"
+
+
+def diagnose(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPTS / "diagnose.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_by_hand_a_diagnosis_is_printed_and_the_log_stays_as_it_is(tmp_path):
+    log = tmp_path / "finetune.log"
+    log.write_text(logged("cuda-out-of-memory"))
+    done = diagnose(log)
+    assert done.returncode == 0 and done.stdout.startswith("diagnosis: CUDA out of memory\n  cause: ")
+    assert log.read_text() == logged("cuda-out-of-memory")
+
+
+def test_for_a_rule_the_diagnosis_ends_the_log_once_and_the_exit_status_is_passed_on(tmp_path):
+    log = tmp_path / "finetune.log"
+    log.write_text(logged("cuda-out-of-memory"))
+    for _ in range(2):
+        done = diagnose(log, "--exit-status", 7)
+        assert done.returncode == 7 and "diagnosis: CUDA out of memory" in done.stdout
+    assert log.read_text() == logged("cuda-out-of-memory") + done.stdout * 2
+    assert "line 9:" in done.stdout  # of the error, not of the diagnosis before
+
+
+def test_a_process_that_was_killed_before_it_said_anything_is_known_by_its_exit_status(tmp_path):
+    log = tmp_path / "filter_data.log"
+    log.write_text("")
+    done = diagnose(log, "--exit-status", 137)
+    assert done.returncode == 137 and "diagnosis: Killed with signal 9" in done.stdout
+
+
+def test_a_mistake_that_a_stage_stated_itself_is_left_as_it_is(tmp_path):
+    log = tmp_path / "make_dataset.log"
+    log.write_text("error: captions.jsonl, line 5: key 'text' is missing; a row needs id, text and images\n")
+    before = log.read_text()
+    assert diagnose(log).stdout == before
+    done = diagnose(log, "--exit-status", 2)
+    assert (done.returncode, done.stdout, log.read_text()) == (2, "", before)
+
+
+def test_what_is_not_known_stays_unknown_and_the_last_lines_are_shown(tmp_path):
+    log = tmp_path / "pretrain.log"
+    log.write_text("".join(f"line {number}\n" for number in range(50)) + "KeyError: 'lm_head.weight'\n")
+    done = diagnose(log)
+    assert done.returncode == 0
+    assert "diagnosis: not known" in done.stdout and "    KeyError: 'lm_head.weight'\n" in done.stdout
+    assert "line 49" in done.stdout and "line 40" not in done.stdout
+    assert "docs/troubleshooting.md" in done.stdout
+
+
+def test_a_log_that_does_not_exist_is_refused_by_hand_in_one_sentence(tmp_path):
+    done = diagnose(tmp_path / "nothing.log")
+    assert done.returncode == 2 and "nothing.log does not exist" in done.stderr
+
+
+def test_a_diagnosis_needs_only_what_every_environment_has():
+    """It runs in the environment of the rule that failed."""
+    environments = [path.read_text(encoding="utf-8") for path in (PROJECT / "envs").glob("*.yaml")]
+    assert environments and all("pyyaml==" in text for text in environments)
+    own = {path.stem for path in SCRIPTS.iterdir()}
+    for module in modules_of(SCRIPTS / "diagnose.py"):
+        imported = re.findall(r"^\s*(?:import|from) (\w+)", module.read_text(encoding="utf-8"), re.MULTILINE)
+        assert not set(imported) - sys.stdlib_module_names - own - {"yaml"}, module

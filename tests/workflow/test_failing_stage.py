@@ -1,0 +1,33 @@
+"""A stage that fails, end to end: its last words and those of its log are a diagnosis."""
+
+import pytest
+
+
+def replace_stage(project, script, lines):
+    (project.folder / "workflow_scripts" / script).write_text(lines, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "Killed with signal 9"),
+        ("open('images/1.png')", "A relative path leads nowhere"),
+        ("raise KeyError('lm_head.weight')", "not known"),
+    ],
+    ids=["killed", "known", "unknown"],
+)
+def test_a_stage_that_fails_ends_with_a_diagnosis_here_and_in_its_log(fresh, lines, found):
+    replace_stage(fresh, "make_dataset.py", lines)
+    printed = fresh.run("baseline", "--until", "make_dataset", ok=False)
+    log = (fresh.folder / "results/datasets/small/make_dataset.log").read_text(encoding="utf-8")
+    assert f"\ndiagnosis: {found}\n" in printed and f"\ndiagnosis: {found}\n" in log
+    last = log.split("diagnosis: ")[1]
+    assert last.index("cause:") < last.index("evidence:") < last.index("remedy:")
+
+
+def test_a_mistake_in_the_input_gets_no_diagnosis_beside_its_own_sentence(fresh, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "captions.jsonl").write_text('{"id": "1"}\n')
+    printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={folder}",))
+    assert "key 'text' is missing" in printed and "diagnosis:" not in printed

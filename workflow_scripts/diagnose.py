@@ -1,0 +1,38 @@
+"""Says why a stage failed, from its log: cause, evidence, remedy.
+
+    python workflow_scripts/diagnose.py results/baseline/finetune/finetune.log
+
+Rules call it with the exit status of a command that failed: the diagnosis is then added to the log too, and the status
+is passed on.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from diagnostics.diagnosis import find_cause, stated_mistake, unknown
+from diagnostics.log import read_log
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--exit-status", type=int, help="of the command that wrote the log")
+    args = parser.parse_args()
+    if args.exit_status is None and not args.log.is_file():
+        parser.error(f"{args.log} does not exist; a stage's log lies beside its results")
+    log = read_log(args.log, args.exit_status)
+    stated = stated_mistake(log)
+    if args.exit_status is None:
+        print(stated or find_cause(log) or unknown(log), end="\n" if stated else "")
+        return
+    if not stated:
+        diagnosis = f"\n{find_cause(log) or unknown(log)}"
+        print(diagnosis, end="", flush=True)
+        with open(args.log, "a", encoding="utf-8") as file:
+            file.write(diagnosis)
+    sys.exit(args.exit_status)
+
+
+if __name__ == "__main__":
+    main()
