@@ -17,6 +17,7 @@ include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/benchmark.smk"
 include: "rules/report.smk"
+include: "rules/doctor.smk"
 
 
 for name in EXPERIMENTS:

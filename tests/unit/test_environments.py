@@ -132,7 +132,7 @@ def test_a_rule_imports_only_what_its_own_environment_lists(name, body, environm
         for package in imported_packages(module):
             names = {canonicalize_name(distribution) for distribution in distributions[package]}
             assert names & set(listed), f"rule {name}: {module.name} imports {package}, not in {environment.name}"
-    launcher = re.search(r'shell:\s+logged\(\s*"(\w+) ', body)[1]
+    launcher = re.search(r'shell:\s+(?:logged\(\s*)?"(\w+) ', body)[1]
     assert launcher == "python" or launcher in listed
 
 

@@ -86,10 +86,8 @@ def name_tensor(wanted: int, stage: Stage) -> str | None:
             fitting = range((wanted - BLOCK) // (words * width) + 1, wanted // (words * width) + 1)
             for tokens in fitting:
                 if tokens > 0 and (tokens == full_batch or tokens % PLAIN_LENGTH == 0):
-                    return (
-                        f"the size of the logits of {tokens} tokens: {tokens} × {words} words ({model} vocabulary) × {width} "
-                        f"bytes ({precision})"
-                    )
+                    factors = f"{tokens} × {words} words ({model} vocabulary) × {width} bytes ({precision})"
+                    return f"the size of the logits of {tokens} tokens: {factors}"
     return None
 
 

@@ -1,0 +1,11 @@
+# Whether this machine can run the workflow, asked in the environment that trains. Prints, and runs whenever it is asked.
+rule doctor:
+    log:
+        "results/doctor/doctor.log",
+    localrule: True
+    conda:
+        "../envs/train.yaml"
+    params:
+        config=json.dumps(config),
+    shell:
+        "python workflow_scripts/doctor.py --config {params.config:q} 2> {log:q}"

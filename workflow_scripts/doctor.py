@@ -1,0 +1,100 @@
+"""Checks whether this machine can run the workflow: driver, CUDA, compilers, GPU, memory, disk, configuration, data.
+
+    python workflow_scripts/doctor.py
+    python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh
+
+Each check passes, warns, fails or does not apply, says why, and names the command that mends it. --fix writes variables
+for the shell; nothing is installed or deleted. The exit status is 1 if a check fails.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from diagnostics import gpu_checks, host_checks, project_checks
+from diagnostics.apart import run_apart
+from diagnostics.check import Finding
+from diagnostics.cuda_probe import probe_cuda
+from diagnostics.environment_file import PATH, variables, write_environment
+from diagnostics.gpu_probe import probe_driver
+from diagnostics.host_probe import probe_host
+from diagnostics.stray import end_strays
+from diagnostics.torch_probe import TorchProbe
+from training.build_locks import stale_locks
+
+TORCH_LIMIT_S = 180
+COMPILE_LIMIT_S = 900
+COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+
+
+def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
+    """Probe the machine once, then judge."""
+    driver, cuda, host = probe_driver(), probe_cuda(), probe_host(Path("results"))
+    if end_stray and (ended := end_strays(driver.processes)):
+        print(f"ended {', '.join(map(str, ended))}", file=sys.stderr)
+        driver = probe_driver()
+    outcome = run_apart("diagnostics.torch_probe", TORCH_LIMIT_S)
+    torch = TorchProbe(**outcome.values) if outcome.values else None
+    locks = stale_locks()
+    extension = None if locks else run_apart("diagnostics.extension_probe", COMPILE_LIMIT_S)
+    runs, configuration = project_checks.read_runs(config)
+    if fix:
+        write_environment(variables(cuda, torch and torch.cuda))
+        print(f"wrote {PATH}: source it before `snakemake`", file=sys.stderr)
+    return [
+        gpu_checks.check_driver(driver),
+        gpu_checks.check_torch(outcome, driver),
+        gpu_checks.check_toolkit(cuda, torch, driver),
+        gpu_checks.check_matmul(torch),
+        gpu_checks.check_bf16(torch),
+        gpu_checks.check_nccl(torch),
+        gpu_checks.check_flash_attention(torch),
+        gpu_checks.check_locks(locks),
+        gpu_checks.check_extension(extension),
+        gpu_checks.check_gpu_processes(driver),
+        host_checks.check_memory(host, bool(driver.gpus)),
+        host_checks.check_swap(host, bool(driver.gpus)),
+        host_checks.check_cgroup(host),
+        host_checks.check_shared_memory(host, project_checks.loader_workers(runs)),
+        host_checks.check_disk(host),
+        host_checks.check_ulimits(host),
+        configuration,
+        *(project_checks.check_data(runs) if runs else ()),
+        *(project_checks.check_models(runs) if runs else ()),
+    ]
+
+
+def show(findings: list[Finding]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("check", "", "why, and what mends it"):
+        table.add_column(column, no_wrap=column != "why, and what mends it", overflow="fold")
+    for finding in findings:
+        remedy = f"\n→ {finding.remedy}" if finding.remedy else ""
+        color = COLORS[finding.status]
+        table.add_row(finding.name, f"[{color}]{finding.status}[/]", Text(f"{finding.reason}{remedy}"))
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=json.loads, default={}, help="what --config of snakemake sets, as JSON")
+    parser.add_argument("--json", action="store_true", help="print a list of findings")
+    parser.add_argument("--fix", action="store_true", help=f"write {PATH}")
+    parser.add_argument("--end-stray", action="store_true", help="end processes of yours left behind on a GPU")
+    args = parser.parse_args()
+    findings = examine(args.config, args.fix, args.end_stray)
+    if args.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+    else:
+        show(findings)
+    sys.exit(any(finding.status == "fail" for finding in findings))
+
+
+if __name__ == "__main__":
+    main()
