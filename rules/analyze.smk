@@ -21,7 +21,7 @@ rule analyze_data:
     threads: 8
     resources:
         gpu=1,
-        mem_mb=8000,
+        mem_mb=growing(8000),
         runtime=240,
     shell:
         logged(

@@ -12,19 +12,19 @@ sys.path.insert(0, str(SCRIPTS))
 
 from errors import InputError
 from settings.code import modules_of
-from settings.locks import note_owner, remove_stale_lock
+from settings.killed_runs import note_owner, remove_stale_lock, wait_for_jobs
 from settings.runs import REFERENCE, Runs
 from settings.stages import SETTINGS_OF, analysis_settings, assemble_settings, foundation_settings
 
-if remove_stale_lock():
-    print(
-        "the last run in this folder was killed; going on from where it was",
-        file=sys.stderr,
-    )
+# not in the Snakemake that each job starts for itself
+if workflow.is_main_process:
+    if remove_stale_lock():
+        print("the last run in this folder was killed; going on from where it was", file=sys.stderr)
+    wait_for_jobs()
 
 
 onstart:
-    note_owner()
+    note_owner(on_cluster=workflow.non_local_exec)
 
 
 # no `configfile:` directive: `config` is then exactly the command line's layer, which comes last
@@ -69,6 +69,11 @@ def code(script, loaded_by_path=""):
         *(SCRIPTS.glob(loaded_by_path) if loaded_by_path else ()),
     ]
     return sorted({os.path.relpath(module) for path in scripts for module in modules_of(path)})
+
+
+def growing(mem_mb):
+    """Resource function: half as much memory again at each further attempt, for jobs that ran out of it."""
+    return lambda wildcards, attempt: mem_mb * (attempt + 1) // 2
 
 
 def settings(wildcards):

@@ -16,7 +16,7 @@ rule make_dataset:
     conda:
         "../envs/dataset.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=60,
     params:
         folder=subpath(output.summary, parent=True),

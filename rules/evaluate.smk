@@ -21,7 +21,7 @@ rule generate_answers:
     threads: 8
     resources:
         gpu=1,
-        mem_mb=24000,
+        mem_mb=growing(24000),
         runtime=240,
     params:
         model=model_folder,
@@ -55,7 +55,7 @@ rule evaluate_clip:
     threads: 8
     resources:
         gpu=1,
-        mem_mb=16000,
+        mem_mb=growing(16000),
         runtime=120,
     shell:
         logged(
@@ -78,7 +78,7 @@ rule evaluate_vqa:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=30,
     shell:
         logged(

@@ -17,7 +17,7 @@ rule filter_data:
     conda:
         "../envs/data_juicer.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=120,
     shell:
         logged(

@@ -21,7 +21,7 @@ rule train_clip:
         "../envs/foundation.yaml"
     threads: 2
     resources:
-        mem_mb=6000,
+        mem_mb=growing(6000),
         runtime=60,
     shell:
         logged(
@@ -50,7 +50,7 @@ rule train_language_model:
         "../envs/foundation.yaml"
     threads: 2
     resources:
-        mem_mb=6000,
+        mem_mb=growing(6000),
         runtime=60,
     shell:
         logged(
@@ -80,7 +80,7 @@ rule assemble_model:
     conda:
         "../envs/train.yaml"
     resources:
-        mem_mb=16000,
+        mem_mb=growing(16000),
         runtime=60,
     shell:
         logged(

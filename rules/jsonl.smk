@@ -17,7 +17,7 @@ rule write_jsonl:
     conda:
         "../envs/jsonl.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=60,
     params:
         budget=lambda w, input: f"--same-samples-as {input.budget}" if input.budget else "",

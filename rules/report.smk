@@ -15,7 +15,7 @@ rule compare_experiments:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=30,
     shell:
         logged(
@@ -40,7 +40,7 @@ rule tabulate_ablation:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=30,
     shell:
         logged("python workflow_scripts/tabulate_ablation.py --config {input.config:q} --output-dir results/ablation")

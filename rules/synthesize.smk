@@ -20,7 +20,7 @@ rule synthesize_captions:
     threads: 8
     resources:
         gpu=1,
-        mem_mb=24000,
+        mem_mb=growing(24000),
         runtime=720,
     params:
         captioner=captioner_flags,

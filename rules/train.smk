@@ -19,7 +19,7 @@ rule pretrain:
     threads: 8
     resources:
         gpu=gpus,
-        mem_mb=48000,
+        mem_mb=growing(48000),
         runtime=1440,
     params:
         gpus=gpus,
@@ -59,7 +59,7 @@ rule finetune:
     threads: 8
     resources:
         gpu=gpus,
-        mem_mb=48000,
+        mem_mb=growing(48000),
         runtime=1440,
     params:
         gpus=gpus,

@@ -19,7 +19,7 @@ from diagnostics.memory_readings import GIB, read_memory
 from diagnostics.run_state import runs_in, stages_of
 from errors import InputError
 from reporting.record import duration
-from settings.locks import at_work
+from settings.killed_runs import at_work
 
 RESULTS = Path("results")
 REFRESH_S = 2

@@ -1,0 +1,119 @@
+"""A real Slurm on this machine: munged, slurmctld and slurmd started for the tests and ended after them.
+
+One node, which claims more processors and memory than there are so that what the rules ask for fits, and /dev/null as
+its GPU. No accounting database. Jobs over their memory are killed by Slurm's own accounting, without cgroups, which
+containers rarely have.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
+CONFIGURATION = Path("/etc/slurm")  # fixed: Snakemake's plugin drops every SLURM_ variable, so SLURM_CONF too
+START_TIMEOUT_S = 30
+NODE = os.uname().nodename
+
+SLURM_CONF = """\
+ClusterName=tests
+SlurmctldHost={node}(127.0.0.1)
+SlurmUser=root
+AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+SlurmdParameters=config_overrides
+GresTypes=gpu
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+MinJobAge=86400
+KillWait=2
+ReturnToService=2
+NodeName={node} NodeAddr=127.0.0.1 CPUs=32 RealMemory=200000 Gres=gpu:1 State=UNKNOWN
+PartitionName=tests Nodes={node} Default=YES MaxTime=INFINITE State=UP
+"""
+GRES_CONF = "NodeName={node} Name=gpu File=/dev/null\n"
+
+
+def why_not() -> str | None:
+    """Why Slurm cannot be started here; None where it can."""
+    missing = [program for program in PROGRAMS if not shutil.which(program)]
+    if missing:
+        return f"needs Slurm: no {', '.join(missing)} (on Debian: apt-get install slurm-wlm munge)"
+    if os.geteuid() != 0:
+        return "starts Slurm's daemons, which needs root"
+    if (CONFIGURATION / "slurm.conf").exists():
+        return f"{CONFIGURATION}/slurm.conf exists: this machine's own Slurm is left alone"
+    return None
+
+
+@contextmanager
+def running_slurm(folder: Path) -> Iterator[None]:
+    """Slurm, with its state and logs in `folder`, until the block ends."""
+    written = {CONFIGURATION / "slurm.conf": SLURM_CONF, CONFIGURATION / "gres.conf": GRES_CONF}
+    daemons = []
+    try:
+        for path, text in written.items():
+            path.write_text(text.format(node=NODE, folder=folder))
+        for name in ("state", "spool", "munge"):
+            (folder / name).mkdir()
+        os.chmod(folder, 0o755)
+        (folder / "munge/key").write_bytes(os.urandom(128))
+        os.chmod(folder / "munge/key", 0o600)
+        own = [f"--{what}-file={folder}/munge/{what}" for what in ("key", "log", "pid", "seed")]
+        daemons.append(start(folder, "munged", "--foreground", "--force", f"--socket={folder}/munge/socket", *own))
+        wait_until(lambda: (folder / "munge/socket").exists(), "munged")
+        daemons.append(start(folder, "slurmctld", "-D", "-c"))
+        daemons.append(start(folder, "slurmd", "-D"))
+        wait_until(lambda: "idle" in slurm("sinfo", "--noheader", "--format=%t"), "slurmd")
+        yield
+    finally:
+        if len(daemons) == 3:
+            slurm("scancel", "--me")
+            wait_until(lambda: not slurm("squeue", "--noheader"), "scancel")
+        for daemon in reversed(daemons):
+            daemon.send_signal(signal.SIGTERM)
+            daemon.wait(START_TIMEOUT_S)
+        for path in written:
+            path.unlink(missing_ok=True)
+
+
+def start(folder: Path, program: str, *arguments: str) -> subprocess.Popen:
+    with open(folder / f"{program}.out", "w") as output:
+        return subprocess.Popen([program, *arguments], stdout=output, stderr=output, cwd=folder)
+
+
+def succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def wait_until(condition, what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: nothing after {timeout_s} s"
+        time.sleep(0.1)
+
+
+def slurm(*command: str) -> str:
+    """What one of Slurm's commands printed; nothing where it failed."""
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def jobs() -> list[dict[str, str]]:
+    """Every job since Slurm was started, finished ones too, as `scontrol show job` describes them."""
+    described = slurm("scontrol", "--oneliner", "show", "job").splitlines()
+    return [dict(re.findall(r"(\S+?)=(.*?)(?= \S+?=|$)", line)) for line in described if line.startswith("JobId=")]
