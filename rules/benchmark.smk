@@ -1,7 +1,7 @@
 # TextVQA and MMBench, from files of the user's own, and the challenge's score.
 rule answer_benchmark:
     input:
-        model_file,
+        model_files,
         benchmark_files,
         output_of("finetune", "adapter/adapter_config.json"),
         output_of("finetune", "adapter/adapter_model.safetensors"),
@@ -19,15 +19,17 @@ rule answer_benchmark:
     threads: 8
     resources:
         gpu=1,
-        mem_mb=24000,
+        mem_mb=growing(24000),
         runtime=240,
     params:
         model=model_folder,
         finetuned=subpath(input.finetuned, parent=True),
     shell:
-        "python workflow_scripts/answer_benchmark.py --config {input.config:q} --model {params.model:q}"
-        " --finetuned {params.finetuned:q}"
-        " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q} 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/answer_benchmark.py --config {input.config:q} --model {params.model:q}"
+            " --finetuned {params.finetuned:q}"
+            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}"
+        )
 
 
 rule score_benchmark:
@@ -43,11 +45,13 @@ rule score_benchmark:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=30,
     shell:
-        "python workflow_scripts/score_benchmark.py --answers {input.answers:q}"
-        " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q} 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/score_benchmark.py --answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}"
+        )
 
 
 rule write_submission:
@@ -63,11 +67,13 @@ rule write_submission:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=30,
     shell:
-        "python workflow_scripts/write_submission.py --answers {input.answers:q}"
-        " --output-dir results/{wildcards.run:q}/benchmarks/mmbench 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/write_submission.py --answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/benchmarks/mmbench"
+        )
 
 
 rule score_challenge:
@@ -84,8 +90,7 @@ rule score_challenge:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=30,
     shell:
-        "python workflow_scripts/score_challenge.py --config {input.config:q} --output-dir results/challenge"
-        " 2>&1 | tee {log:q}"
+        logged("python workflow_scripts/score_challenge.py --config {input.config:q} --output-dir results/challenge")

@@ -1,11 +1,11 @@
 """Answers one question about one image.
 
     python workflow_scripts/chat.py --model exported/baseline --image photo.jpg --question "What is this?"
-    python workflow_scripts/chat.py --model results/models/tiny/mgm --stage results/baseline/pretrain --image photo.jpg \\
-        --template plain
+    python workflow_scripts/chat.py --model results/models/tiny/mgm --stage results/baseline/pretrain \\
+        --image photo.jpg --template plain
 
-The model is a merged, assembled or converted folder; with --stage, what `pretrain` or `finetune` wrote is put on top. The
-template is the one in the model's file in config/models; the plain one asks nothing and completes a caption.
+The model is a merged, assembled or converted folder; with --stage, what `pretrain` or `finetune` wrote is put on top.
+The template is the one in the model's file in config/models; the plain one asks nothing and completes a caption.
 """
 
 import argparse

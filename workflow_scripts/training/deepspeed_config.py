@@ -7,8 +7,8 @@ are filled in here, as integers: transformers' own "auto" gives 0.9·hidden² as
 import copy
 from collections.abc import Mapping
 
-# For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 where that
-# divides it; from 6 GPUs on the weights are partitioned too.
+# For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 where the
+# number divides it; from 6 GPUs on the weights are partitioned too.
 BY_GPU_COUNT = {
     1: (1, 32, "zero2_offload"),
     2: (1, 16, "zero2_offload"),
