@@ -15,7 +15,7 @@ from diagnostics.kernel_kills import parse_kernel_log, read_kernel_kills
 from diagnostics.log import read_log
 from diagnostics.signatures import SIGNATURES
 from diagnostics.signatures.gpu_memory import Stage, name_tensor
-from diagnostics.signatures.host_memory import describe_kill
+from diagnostics.signatures.signals import describe_kill
 from settings.code import SCRIPTS, modules_of
 
 LOGS = PROJECT / "tests" / "fixtures" / "logs"
@@ -79,6 +79,7 @@ def test_no_other_failure_is_seen_in_a_near_miss_but_where_it_is_one():
         ("the-disk-is-full", "killed-with-signal-9"),
         ("an-image-cannot-be-read", "nccl-time-out"),
         ("cuda-out-of-memory", "the-disk-is-full"),
+        ("waiting-on-a-stale-build-lock", "stopped-from-outside"),
     ],
 )
 def test_the_first_cause_is_named_and_not_what_it_drags_behind_it(tmp_path, first, then):

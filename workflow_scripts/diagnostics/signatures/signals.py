@@ -1,8 +1,8 @@
-"""Processes that were ended from outside: signal 9, for which the kernel's out-of-memory killer is known."""
+"""Processes that were ended from outside: by the kernel, for want of memory, by the user or by a scheduler."""
 
 from diagnostics.cgroups import CgroupLimits, read_limits, total_memory
 from diagnostics.kernel_kills import OomKill, read_kernel_kills
-from diagnostics.signature import Explanation, Found, Signature
+from diagnostics.signature import Explanation, Found, Signature, says
 from diagnostics.sizes import gib
 
 NEAR_S = 600  # a kill belongs to a log that was last written at most so long before or after it
@@ -51,6 +51,17 @@ SIGNATURES = (
         r"exits with return code = -9\b|^exit status 137$"
         r"|DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed",
         explain_kill,
+        symptom=True,
+    ),
+    Signature(
+        "Stopped from outside",
+        r"^(?:\[rank\d+\]: )?KeyboardInterrupt$|Main process received SIG(?:INT|TERM), exiting"
+        r"|^exit status (?:130|143)$|CANCELLED AT \S+ DUE TO TIME LIMIT",
+        says(
+            "somebody asked the stage to end: Ctrl-C, `kill`, or a scheduler at its time limit",
+            "run the same command again: a training stage goes on from its last complete checkpoint. If it was the "
+            "time limit, ask for more (`runtime` of the rule: --set-resources finetune:runtime=<minutes>)",
+        ),
         symptom=True,
     ),
 )
