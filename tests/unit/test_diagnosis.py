@@ -196,6 +196,15 @@ def test_a_kill_is_explained_by_need_against_what_there_was():
     assert "memory limit of 8.0 GiB was reached: it has ended 2 process(es)" in cause
 
 
+def test_a_kill_is_shown_beside_the_last_memory_that_the_stage_recorded(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    rows = "attempt,time,seconds,phase,job_gib,host_gib\n1,2026-03-02T10:16:20,38.0,loading,61.2,63.1\n1,2026-03"
+    (tmp_path / "checkpoints/memory.csv").write_text(rows)
+    (tmp_path / "finetune.log").write_text(logged("killed-with-signal-9"))
+    cause = find_cause(read_log(tmp_path / "finetune.log")).explanation.cause
+    assert "(phase loading) the job held 61.2 GiB and the whole machine 63.1 GiB" in cause
+
+
 def test_a_kill_without_records_is_not_blamed_on_memory():
     for kills, reason in ((None, "may not be read"), ([], "holds no record")):
         explanation = describe_kill(kills, CgroupLimits(None, None, None), 64 * GIB)

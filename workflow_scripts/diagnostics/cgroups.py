@@ -1,9 +1,11 @@
 """The limits that a container or a scheduler put this process under: control groups, version 1 and 2."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+PROC, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60  # bytes; version 1 writes "no limit" as the largest number of pages
 
 
@@ -14,18 +16,34 @@ class CgroupLimits:
     oom_kills: int | None  # processes that the memory limit has ended so far; None: not recorded
 
 
-def read_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> CgroupLimits:
+def read_limits(proc: Path = PROC, root: Path = ROOT) -> CgroupLimits:
     """The narrowest limits between this process's groups and the root."""
-    memory, cpus, kills = [], [], None
-    groups = [line.split(":", 2) for line in _read(proc).splitlines()]
-    for _, controllers, path in groups:
-        for folder in _upwards(root if controllers == "" else root / controllers, path):
-            memory += _numbers(_read(folder / "memory.max")) + _numbers(_read(folder / "memory.limit_in_bytes"))
-            cpus += _cpus(folder)
-            if kills is None:
-                kills = _oom_kills(folder)
-    memory = [limit for limit in memory if limit < UNLIMITED]
-    return CgroupLimits(min(memory, default=None), min(cpus, default=None), kills)
+    with_memory, with_cpus = (list(group_folders(controller, proc, root)) for controller in ("memory", "cpu"))
+    sizes = [size for folder in with_memory for size in _memory(folder)]
+    shares = [share for folder in with_cpus for share in _cpus(folder)]
+    kills = [count for folder in with_memory for count in _oom_kills(folder)]
+    return CgroupLimits(min(sizes, default=None), min(shares, default=None), next(iter(kills), None))
+
+
+def group_folders(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[Path]:
+    """Folders of the process's groups, and of those above them, that may limit what `controller` counts.
+
+    Inside a container the path may be the host's and not exist; the mount itself is then the container's group.
+    """
+    for line in read_text(proc).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):  # "" is version 2, which has them all
+            mount = root / controllers
+            folder = mount / path.lstrip("/")
+            yield from (group for group in (folder, *folder.parents) if group.is_relative_to(mount))
+
+
+def read_text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def total_memory() -> int:
@@ -33,35 +51,25 @@ def total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _upwards(mount: Path, group: str) -> list[Path]:
-    """The group's folder and those above it. Inside a container the path may be the host's: then only the mount."""
-    folder = mount / group.lstrip("/")
-    return [folder, *(above for above in folder.parents if above.is_relative_to(mount))]
+def _memory(folder: Path) -> list[int]:
+    limits = [_numbers(read_text(folder / name)) for name in ("memory.max", "memory.limit_in_bytes")]
+    return [limit for numbers in limits for limit in numbers if limit < UNLIMITED]
 
 
 def _cpus(folder: Path) -> list[float]:
-    quota = _numbers(_read(folder / "cpu.max")) or [
-        *_numbers(_read(folder / "cpu.cfs_quota_us")),
-        *_numbers(_read(folder / "cpu.cfs_period_us")),
+    quota = _numbers(read_text(folder / "cpu.max")) or [
+        *_numbers(read_text(folder / "cpu.cfs_quota_us")),
+        *_numbers(read_text(folder / "cpu.cfs_period_us")),
     ]
     return [quota[0] / quota[1]] if len(quota) == 2 and quota[0] > 0 else []
 
 
-def _oom_kills(folder: Path) -> int | None:
-    for name in ("memory.events", "memory.oom_control"):
-        counts = dict(line.split() for line in _read(folder / name).splitlines())
-        if "oom_kill" in counts:
-            return int(counts["oom_kill"])
-    return None
+def _oom_kills(folder: Path) -> list[int]:
+    texts = [read_text(folder / name) for name in ("memory.events", "memory.oom_control")]
+    pairs = [line.split() for text in texts for line in text.splitlines()]
+    return [int(count) for name, count in pairs if name == "oom_kill"]
 
 
 def _numbers(text: str) -> list[int]:
     """Whole numbers; "max" is none."""
     return [int(word) for word in text.split() if word.lstrip("-").isdigit()]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

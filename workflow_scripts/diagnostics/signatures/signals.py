@@ -2,6 +2,7 @@
 
 from diagnostics.cgroups import CgroupLimits, read_limits, total_memory
 from diagnostics.kernel_kills import OomKill, read_kernel_kills
+from diagnostics.memory_csv import last_row
 from diagnostics.signature import Explanation, Found, Signature, says
 from diagnostics.sizes import gib
 
@@ -14,15 +15,21 @@ LESS = (
 )
 
 
-def describe_kill(kills: list[OomKill] | None, limits: CgroupLimits, total: int) -> Explanation:
+def describe_kill(
+    kills: list[OomKill] | None, limits: CgroupLimits, total: int, reading: dict[str, str] | None = None
+) -> Explanation:
     """
     Args:
         kills: the kernel's records near the log's end; None where they cannot be read.
         total: bytes of memory in this machine.
+        reading: the last row of the stage's memory.csv.
     """
     there = f"this machine has {gib(total)}"
     if limits.memory and limits.memory < total:
         there += f", of which this job may use {gib(limits.memory)}"
+    if reading:
+        there += f"; in its last reading (phase {reading['phase']}) the job held {reading['job_gib']} GiB"
+        there += f" and the whole machine {reading['host_gib']} GiB"
     if kills:
         kill = kills[-1]
         whose = "the job's memory limit was reached" if kill.by_limit else "the machine's memory was full"
@@ -42,7 +49,9 @@ def describe_kill(kills: list[OomKill] | None, limits: CgroupLimits, total: int)
 def explain_kill(found: Found) -> Explanation:
     kills, written = read_kernel_kills(), found.log.path.stat().st_mtime
     near = kills and [kill for kill in kills if abs(kill.time - written) < NEAR_S]
-    return describe_kill(near, read_limits(), total_memory())
+    readings = found.log.path.parent / "checkpoints" / "memory.csv"
+    reading = last_row(readings) if readings.is_file() else None
+    return describe_kill(near, read_limits(), total_memory(), reading)
 
 
 SIGNATURES = (
