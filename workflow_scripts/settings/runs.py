@@ -13,6 +13,7 @@ from settings.datasets import resolve_dataset
 from settings.layers import Layer, experiment_names, merge_across, merge_experiment
 from settings.recipes import read_recipes
 from settings.stages import SETTINGS_OF
+from settings.variants import VARIANTS_OF, Variant
 
 REFERENCE = "baseline"  # what every experiment is compared with
 FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
@@ -64,10 +65,13 @@ class Runs:
         self.compared = across["report"]["experiments"]
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self._check_known(self.compared, "report.experiments")
-        self._check_known([across["ablation"]["experiment"]], "ablation.experiment")
-        self.ablation = [across["ablation"]["experiment"]]
-        for operator in across["ablation"]["operators"]:
-            self._add_without(operator, command_line)
+        self.variants: dict[str, list[str]] = {}  # by target (settings/variants.py)
+        for target, variants_of in VARIANTS_OF.items():
+            parent = across[target]["experiment"]
+            self._check_known([parent], f"{target}.experiment")
+            variants = variants_of(across[target], self.configs[parent])
+            self.variants[target] = [self._add(variant, command_line) for variant in variants]
+        self.ablation = [across["ablation"]["experiment"], *self.variants["ablation"]]
         self._runs: dict[tuple[str, int], Run] = {}
         self._signatures: dict[tuple[str, int, str], str] = {}
         for name, config in self.configs.items():
@@ -185,15 +189,13 @@ class Runs:
                 parts[before] = self._signature(run, before)
         return json.dumps(parts, sort_keys=True)
 
-    def _add_without(self, operator: str, command_line: dict) -> None:
-        parent = self.ablation[0]
-        name = f"{parent}-without-{operator}"
+    def _add(self, variant: Variant, command_line: dict) -> str:
+        name = variant.name
         if name in self.names:
-            raise InputError(f"config/experiments/{name}.yaml: the ablation uses this name; rename the experiment")
-        layer = Layer("ablation.operators", {"without": [*self.configs[parent]["without"], operator]})
-        self.configs[name] = merge_experiment(parent, command_line, layer)
-        self.parents[name] = parent
-        self.ablation.append(name)
+            raise InputError(f"config/experiments/{name}.yaml: {variant.source} uses this name; rename the experiment")
+        self.configs[name] = merge_experiment(variant.parent, command_line, Layer(variant.source, variant.changes))
+        self.parents[name] = variant.parent
+        return name
 
     def _check_known(self, names: list[str], key: str) -> None:
         for name in names:

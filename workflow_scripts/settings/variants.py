@@ -1,0 +1,56 @@
+"""Experiments that no file describes: variants of one experiment that a target compares, or tries in a few steps."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`parent` with `changes`, which come after its file; `source` is the key that asks for it."""
+
+    name: str
+    parent: str
+    source: str
+    changes: dict
+
+
+def ablation(settings: dict, parent: dict) -> list[Variant]:
+    """The parent's recipes without one operator at a time.
+
+    Args:
+        settings: the target's own key of the configuration, as in the functions below.
+        parent: the merged configuration of `settings["experiment"]`.
+    """
+    name = settings["experiment"]
+    return [
+        Variant(f"{name}-without-{operator}", name, "ablation.operators", {"without": [*parent["without"], operator]})
+        for operator in settings["operators"]
+    ]
+
+
+def lora_sweep(settings: dict, parent: dict) -> list[Variant]:
+    """One LoRA rank each. alpha / r, the scale of the update (Hu et al. 2021, section 4.1), stays the parent's."""
+    name, lora = settings["experiment"], parent["finetune"]["lora"]
+    return [
+        Variant(
+            f"{name}-lora-r{rank}",
+            name,
+            "lora_sweep.ranks",
+            {"finetune": {"lora": {"r": rank, "alpha": max(1, round(lora["alpha"] * rank / lora["r"]))}}},
+        )
+        for rank in settings["ranks"]
+    ]
+
+
+def finetune_minimal(settings: dict, parent: dict) -> list[Variant]:
+    """A few steps of both stages."""
+    finetune = {key: settings[key] for key in ("max_steps", "save_steps", "gradient_accumulation_steps")}
+    changes = {
+        "seeds": parent["seeds"][:1],
+        "pretrain": {"max_steps": settings["max_steps"]},
+        "finetune": finetune | {"global_batch_size": None},
+    }
+    return [Variant("finetune_minimal", settings["experiment"], "finetune_minimal", changes)]
+
+
+# by target, which is also its key in config/config.yaml
+VARIANTS_OF = {"ablation": ablation, "lora_sweep": lora_sweep, "finetune_minimal": finetune_minimal}
