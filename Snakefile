@@ -18,6 +18,7 @@ include: "rules/evaluate.smk"
 include: "rules/benchmark.smk"
 include: "rules/report.smk"
 include: "rules/doctor.smk"
+include: "rules/attention.smk"
 
 
 for name in EXPERIMENTS:
@@ -40,6 +41,24 @@ rule analyze:
 rule ablation:
     input:
         "results/ablation/ablation.html",
+    localrule: True
+
+
+rule lora_sweep:
+    input:
+        "results/lora_sweep/lora_sweep.html",
+    localrule: True
+
+
+rule attention_benchmark:
+    input:
+        "results/attention_benchmark/attention.html",
+    localrule: True
+
+
+rule finetune_minimal:
+    input:
+        "results/finetune_minimal/finetune/metrics.json",
     localrule: True
 
 

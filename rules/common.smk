@@ -48,6 +48,7 @@ wildcard_constraints:
     stage="|".join(SETTINGS_OF),
     benchmark="|".join(RUNS.benchmarks),
     part="clip|language_model",
+    variants="|".join(RUNS.compared_on),
 
 
 # for the launcher's `--master_port`; found by the shell when the job starts, so that it is free then and no parameter

@@ -16,5 +16,7 @@ rule deepspeed_configs:
     conda:
         "../envs/train.yaml"
     shell:
-        "python workflow_scripts/write_deepspeed_configs.py --config {input.config:q}"
-        " --output-dir results/deepspeed_configs 2>&1 | tee {log:q}"
+        logged(
+            "python workflow_scripts/write_deepspeed_configs.py --config {input.config:q}"
+            " --output-dir results/deepspeed_configs"
+        )

@@ -1,4 +1,7 @@
-# Experiments side by side on one self-contained page, and what each operator of a recipe is worth.
+# Experiments side by side on one self-contained page; what each operator of a recipe, or each way to fine-tune, is worth.
+TABLE_STYLE = "workflow_scripts/reporting/table_style.css.j2"
+
+
 rule compare_experiments:
     input:
         lambda w: evaluated_files(RUNS.page(experiments_on(w.page))),
@@ -26,9 +29,9 @@ rule compare_experiments:
 
 rule tabulate_ablation:
     input:
-        lambda w: evaluated_files(RUNS.page(RUNS.ablation)),
+        lambda w: evaluated_files(RUNS.page(RUNS.compared_on["ablation"])),
         config="results/ablation/config.yaml",
-        templates=["workflow_scripts/reporting/ablation.html.j2"],
+        templates=["workflow_scripts/reporting/ablation.html.j2", TABLE_STYLE],
         code=code("tabulate_ablation.py"),
     output:
         page=report("results/ablation/ablation.html", category="Ablation"),
@@ -44,3 +47,30 @@ rule tabulate_ablation:
         runtime=30,
     shell:
         logged("python workflow_scripts/tabulate_ablation.py --config {input.config:q} --output-dir results/ablation")
+
+
+rule compare_tunings:
+    input:
+        lambda w: evaluated_files(RUNS.page(RUNS.compared_on[w.variants])),
+        config="results/{variants}/config.yaml",
+        templates=["workflow_scripts/reporting/tuning.html.j2", TABLE_STYLE],
+        code=code("compare_tunings.py"),
+    output:
+        page=report("results/{variants}/{variants}.html", category="Fine-tuning"),
+        table="results/{variants}/{variants}.csv",
+    log:
+        "results/{variants}/compare_tunings.log",
+    benchmark:
+        "results/{variants}/compare_tunings.benchmark.tsv"
+    wildcard_constraints:
+        variants="lora_sweep|lora_vs_full",
+    conda:
+        "../envs/report.yaml"
+    resources:
+        mem_mb=growing(4000),
+        runtime=30,
+    shell:
+        logged(
+            "python workflow_scripts/compare_tunings.py --config {input.config:q}"
+            " --output-dir results/{wildcards.variants:q}"
+        )

@@ -51,13 +51,24 @@ use rule resolve_config as configure_page with:
         settings=lambda w: json.dumps(RUNS.page(experiments_on(w.page))),
 
 
-use rule resolve_config as configure_ablation with:
+use rule resolve_config as configure_variants with:
     output:
-        "results/ablation/config.yaml",
+        "results/{variants}/config.yaml",
     log:
-        "results/ablation/config.log",
+        "results/{variants}/config.log",
     params:
-        settings=lambda w: json.dumps(RUNS.page(RUNS.ablation)),
+        settings=lambda w: json.dumps(RUNS.page(RUNS.compared_on[w.variants])),
+
+
+use rule resolve_config as configure_attention_benchmark with:
+    output:
+        "results/attention_benchmark/config.yaml",
+    log:
+        "results/attention_benchmark/config.log",
+    params:
+        settings=lambda w: json.dumps(
+            RUNS.attention_benchmark | {"cpu_threads": RUNS.first(REFERENCE).config["cpu_threads"]}
+        ),
 
 
 use rule resolve_config as configure_challenge with:

@@ -89,7 +89,11 @@ def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
 
 def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_before(write):
     runs = Runs({"ablation": {"experiment": "baseline", "operators": ["words_num_filter", "text_length_filter"]}})
-    assert runs.ablation == ["baseline", "baseline-without-words_num_filter", "baseline-without-text_length_filter"]
+    assert runs.compared_on["ablation"] == [
+        "baseline",
+        "baseline-without-words_num_filter",
+        "baseline-without-text_length_filter",
+    ]
     run = runs.at("baseline-without-words_num_filter")
     operators = [next(iter(step)) for step in run.settings["filter"]["recipe"]["process"]]
     assert "words_num_filter" not in operators and "text_length_filter" in operators

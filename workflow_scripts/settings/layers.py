@@ -10,7 +10,15 @@ from errors import InputError
 from settings.schema import check_layer, check_merged
 
 CONFIG = Path("config")
-ACROSS_EXPERIMENTS = ("report", "ablation", "lora_sweep", "finetune_minimal", "benchmarks", "challenge")
+ACROSS_EXPERIMENTS = (
+    "report",
+    "ablation",
+    "lora_sweep",
+    "finetune_minimal",
+    "attention_benchmark",
+    "benchmarks",
+    "challenge",
+)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Runs:
         across = merge_across(command_line)
         self.compared = across["report"]["experiments"]
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
+        self.attention_benchmark = across["attention_benchmark"]
         self._check_known(self.compared, "report.experiments")
         self.variants: dict[str, list[str]] = {}  # by target (settings/variants.py)
         for target, variants_of in VARIANTS_OF.items():
@@ -71,7 +72,10 @@ class Runs:
             self._check_known([parent], f"{target}.experiment")
             variants = variants_of(across[target], self.configs[parent])
             self.variants[target] = [self._add(variant, command_line) for variant in variants]
-        self.ablation = [across["ablation"]["experiment"], *self.variants["ablation"]]
+        self.compared_on = {  # by target: the experiments on its page, first what the others are compared with
+            "ablation": [across["ablation"]["experiment"], *self.variants["ablation"]],
+            "lora_sweep": self.variants["lora_sweep"],
+        }
         self._runs: dict[tuple[str, int], Run] = {}
         self._signatures: dict[tuple[str, int, str], str] = {}
         for name, config in self.configs.items():

@@ -1,0 +1,34 @@
+# What eager attention, SDPA and FlashAttention take in time and memory, with the baseline's language model.
+ATTENTION_MODEL = f"results/models/{RUNS.first(REFERENCE).config['model']['name']}/mgm"
+
+
+rule benchmark_attention:
+    input:
+        f"{ATTENTION_MODEL}/model.safetensors",
+        config="results/attention_benchmark/config.yaml",
+        templates=[
+            "workflow_scripts/reporting/attention.html.j2",
+            "workflow_scripts/reporting/report_style.css.j2",
+        ],
+        code=code("benchmark_attention.py"),
+    output:
+        page=report("results/attention_benchmark/attention.html", category="Attention"),
+        table="results/attention_benchmark/attention.csv",
+    log:
+        "results/attention_benchmark/benchmark_attention.log",
+    benchmark:
+        "results/attention_benchmark/benchmark_attention.benchmark.tsv"
+    conda:
+        "../envs/train.yaml"
+    threads: 8
+    resources:
+        gpu=1,
+        mem_mb=growing(24000),
+        runtime=60,
+    params:
+        model=ATTENTION_MODEL,
+    shell:
+        logged(
+            "python workflow_scripts/benchmark_attention.py --config {input.config:q} --model {params.model:q}"
+            " --output-dir results/attention_benchmark"
+        )

@@ -1,0 +1,97 @@
+"""Ways to fine-tune side by side, on results with chosen scores and costs."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from evaluated_runs import entry, write_dataset, write_memory, write_run
+
+import compare_tunings
+from files import write_json, write_yaml
+from reporting.experiment import load_experiments
+from reporting.tuning import tunings
+
+IMAGES = [f"e{number}" for number in range(60)]
+
+
+def values(level: float, noise: float, seed: int = 0) -> tuple[dict, dict]:
+    """Scores around `level` on every image."""
+    rng = np.random.default_rng(seed)
+    scores = {name: (float(level + noise * rng.standard_normal()), 1) for name in IMAGES}
+    return {"finetune/own": {"clip_score": scores}}, {"finetune/own": {"vqa_accuracy": scores}}
+
+
+def write_tuning(root: Path, name: str, level: float, noise: float = 0.01, **costs) -> dict:
+    """One experiment's entry; costs: parameters, seconds, host and gpu (GiB)."""
+    folder = root / name
+    stages = write_run(folder, *values(level, noise, seed=len(name)))
+    record = {"trained_parameters": costs["parameters"], "train_seconds": costs["seconds"], "seed": 0}
+    write_json(folder / "finetune/metrics.json", record)
+    gpu = [1.0, costs["gpu"], 1.0] if "gpu" in costs else None
+    write_memory(folder / "finetune/memory.csv", [1.0, costs["host"], 1.0], gpu)
+    config = {"finetune": {"lora": {"r": 16}}}
+    return entry(name, root / "dataset", {0: stages}, **config)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes entries as a page's configuration; returns its path."""
+    write_dataset(tmp_path / "dataset")
+
+    def write(*entries):
+        config = tmp_path / "lora_vs_full/config.yaml"
+        write_yaml(config, {"experiments": list(entries)})
+        return config
+
+    return write
+
+
+def page_and_table(monkeypatch, config: Path) -> tuple[str, pd.DataFrame]:
+    arguments = ["--config", config, "--output-dir", config.parent]
+    monkeypatch.setattr(sys, "argv", ["compare_tunings.py", *map(str, arguments)])
+    compare_tunings.main()
+    return (config.parent / "lora_vs_full.html").read_text(), pd.read_csv(config.parent / "lora_vs_full.csv")
+
+
+FULL = {"parameters": 2_500_000_000, "seconds": 7200, "host": 45.0, "gpu": 23.0}
+LORA = {"parameters": 7_000_000, "seconds": 3600, "host": 8.5, "gpu": 11.5}
+
+
+def test_costs_and_scores_stand_side_by_side(monkeypatch, tmp_path, write):
+    full, lora = write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.78, **LORA)
+    html, table = page_and_table(monkeypatch, write(full, lora))
+    lines = table.set_index("name")
+    assert lines.loc["lora", ["trained_parameters", "train_seconds"]].tolist() == [7_000_000, 3600]
+    assert lines.loc["lora", ["host_gib", "gpu_gib"]].tolist() == [8.5, 11.5]
+    assert lines.loc["lora", "vqa_accuracy_kept"] == pytest.approx(0.78 / 0.8, abs=0.01)
+    assert np.isnan(lines.loc["full", "vqa_accuracy_kept"])
+    text = re.sub(r"<[^>]+>", " ", html)
+    for expected in ("2\u202f500\u202f000\u202f000", "2 h 00 min", "11.50 GiB", "of the reference: at least 90 %"):
+        assert expected in text
+    widths = [float(width) for width in re.findall(r'class="bar" style="width: ([\d.]+)%', html)]
+    assert widths == [100, 100, 100, 100, 0.28, 50, 50, 18.89]
+    assert not re.search(r"<(script|link|img)|url\(|http", html)
+
+
+@pytest.mark.parametrize(
+    ("level", "noise", "enough"), [(0.79, 0.01, True), (0.6, 0.01, False), (0.72, 0.3, None), (0.9, 0.01, True)]
+)
+def test_nine_tenths_are_kept_only_where_the_interval_says_so(tmp_path, write, level, noise, enough):
+    full = write_tuning(tmp_path, "full", 0.8, **FULL)
+    config = write(full, write_tuning(tmp_path, "lora", level, noise, **LORA))
+    reference, lora = tunings(load_experiments(config))
+    assert reference.kept == {}
+    assert {score: one.enough for score, one in lora.kept.items()} == dict.fromkeys(
+        ["clip_score", "vqa_accuracy"], enough
+    )
+
+
+def test_without_a_gpu_the_column_is_left_out(monkeypatch, tmp_path, write):
+    costs = [{key: value for key, value in one.items() if key != "gpu"} for one in (FULL, LORA)]
+    full, lora = write_tuning(tmp_path, "full", 0.8, **costs[0]), write_tuning(tmp_path, "lora", 0.8, **costs[1])
+    html, table = page_and_table(monkeypatch, write(full, lora))
+    assert "GPU" not in html and "Peak host memory" in html
+    assert table["gpu_gib"].isna().all()

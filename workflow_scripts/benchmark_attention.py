@@ -1,0 +1,36 @@
+"""Measures eager attention, SDPA and FlashAttention with the model's language model, by sequence length.
+
+    python workflow_scripts/benchmark_attention.py --config results/attention_benchmark/config.yaml \\
+        --model results/models/tiny/mgm --output-dir results/attention_benchmark
+
+Writes attention.csv and attention.html. What cannot run here (FlashAttention without a GPU, long sequences on a CPU) is
+a row that says so.
+"""
+
+import csv
+import sys
+from dataclasses import asdict, fields
+
+from command_line import command_line, path_arguments
+from diagnostics.attention_benchmark import Measurement, measure_all
+from files import read_yaml, replace_whole
+from reporting.attention_page import write_page
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--config", "--model", "--output-dir")
+    rows = []
+    for row in measure_all(paths.model, read_yaml(paths.config)):
+        said = f"skipped: {row.skipped}" if row.skipped else f"{row.seconds:.3f} s, {row.memory_gib:.3f} GiB"
+        print(f"{row.implementation}, {row.sequence_length} tokens: {said}", file=sys.stderr, flush=True)
+        rows.append(row)
+    with replace_whole(paths.output_dir / "attention.csv") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Measurement)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+    write_page(rows, paths.output_dir / "attention.html")
+
+
+if __name__ == "__main__":
+    main()

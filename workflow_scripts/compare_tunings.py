@@ -1,0 +1,29 @@
+"""Sets ways to fine-tune side by side: what each scores, and what it costs in parameters, time and memory.
+
+    python workflow_scripts/compare_tunings.py --config results/lora_sweep/config.yaml --output-dir results/lora_sweep
+
+The configuration is like the report's (see reporting/experiment.py), the reference first. Writes <folder>.html and
+<folder>.csv, named like the output folder.
+"""
+
+from command_line import command_line, path_arguments
+from reporting.comparison import write_table
+from reporting.experiment import load_experiments
+from reporting.tuning import tabulate, tunings
+from reporting.tuning_page import write_page
+
+TITLES = {"lora_sweep": "What a LoRA rank is worth", "lora_vs_full": "What LoRA keeps of a full fine-tune"}
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--config", "--output-dir")
+    name = paths.output_dir.name
+    rows = tunings(load_experiments(paths.config))
+    write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
+    write_page(rows, TITLES[name], paths.output_dir / f"{name}.html")
+    print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
+
+
+if __name__ == "__main__":
+    main()

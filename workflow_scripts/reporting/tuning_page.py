@@ -1,0 +1,83 @@
+"""The table of reporting/tuning.py as one small page."""
+
+from pathlib import Path
+
+from evaluation.seeds import Estimate
+from files import write_text
+from reporting.comparison import HEADLINES, figure, interval
+from reporting.record import duration
+from reporting.scales import Scale, grouped
+from reporting.templates import environment
+from reporting.tuning import KEPT, Kept, Tuning
+
+COSTS = {  # title, text
+    "trained_parameters": ("Parameters trained", grouped),
+    "train_seconds": ("Time", duration),
+    "gpu_gib": ("Peak GPU memory", "{:.2f} GiB".format),
+    "host_gib": ("Peak host memory", "{:.2f} GiB".format),
+}
+SHARE = f"{100 * KEPT:.0f} %"
+VERDICTS = {  # class of the style sheet, and in words
+    True: ("better", f"at least {SHARE}"),
+    False: ("worse", f"less than {SHARE}"),
+    None: ("same", f"whether {SHARE}, is not shown"),
+}
+
+
+def write_page(rows: list[Tuning], title: str, path: str | Path) -> None:
+    """Write one file without scripts that fetches nothing."""
+    costs = [key for key in COSTS if any(getattr(row, key) is not None for row in rows)]
+    scores = list(rows[0].scores)
+    scales = {score: _scale([row.scores[score] for row in rows if score in row.scores]) for score in scores}
+    page = (
+        environment()
+        .get_template("tuning.html.j2")
+        .render(
+            title=title,
+            reference=rows[0].name,
+            share=SHARE,
+            cost_titles=[COSTS[key][0] for key in costs],
+            score_titles=[HEADLINES[score][0] for score in scores],
+            rows=[
+                {
+                    "name": row.name,
+                    "costs": [_cost(rows, row, key) for key in costs],
+                    "scores": [_score(row, score, scales[score]) for score in scores],
+                }
+                for row in rows
+            ],
+        )
+    )
+    write_text(path, page)
+
+
+def _cost(rows: list[Tuning], row: Tuning, key: str) -> tuple[str, float]:
+    """As text, and in per cent of the most expensive."""
+    value, most = getattr(row, key), max(getattr(other, key) or 0 for other in rows)
+    return ("–", 0.0) if value is None else (COSTS[key][1](value), round(100 * value / most, 2) if most else 0.0)
+
+
+def _scale(estimates: list[Estimate]) -> Scale:
+    low, high = min(e["low"] for e in estimates), max(e["high"] for e in estimates)
+    margin = 0.05 * (high - low) or 0.01
+    return Scale(low - margin, high + margin)
+
+
+def _score(row: Tuning, score: str, scale: Scale) -> dict | None:
+    """The score, its places in per cent of an axis that all rows share, and what is kept of the reference's."""
+    if score not in row.scores:
+        return None
+    estimate = row.scores[score]
+    shown = {
+        "value": figure(score, estimate["mean"]),
+        "interval": interval(score, estimate),
+        "places": {key: scale.at(estimate[key]) for key in ("mean", "low", "high")},
+    }
+    return shown | _kept(row.kept.get(score))
+
+
+def _kept(kept: Kept | None) -> dict:
+    if kept is None:
+        return {"class": "same", "kept": ""}
+    style, words = VERDICTS[kept.enough]
+    return {"class": style, "kept": f"{100 * kept.share:.1f} % of the reference: {words}"}
