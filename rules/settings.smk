@@ -1,4 +1,13 @@
 # Every stage is handed its slice of the configuration as one file, from which it can also be run by hand.
+localrules:  # `use rule` does not take this over
+    configure_dataset,
+    configure_foundation,
+    configure_model,
+    configure_page,
+    configure_ablation,
+    configure_analysis,
+
+
 rule resolve_config:
     input:
         code=code("resolve_config.py"),

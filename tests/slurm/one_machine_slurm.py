@@ -37,6 +37,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 SlurmdParameters=config_overrides
 GresTypes=gpu
+JobFileAppend=1
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
@@ -111,6 +112,12 @@ def wait_until(condition, what: str, timeout_s: float = START_TIMEOUT_S) -> None
 def slurm(*command: str) -> str:
     """What one of Slurm's commands printed; nothing where it failed."""
     return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def update(what: str, name: str, **values: str) -> None:
+    """Change a job or a node, as an administrator does."""
+    changes = [f"{key}={value}" for key, value in values.items()]
+    subprocess.run(["scontrol", "update", f"{what}={name}", *changes], check=True)
 
 
 def jobs() -> list[dict[str, str]]:

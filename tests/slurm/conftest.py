@@ -1,0 +1,17 @@
+"""One Slurm for all these tests; they are skipped, with the reason, where it cannot be started."""
+
+import sys
+
+import pytest
+from one_machine_slurm import running_slurm, why_not
+from places import PROJECT
+
+sys.path.append(str(PROJECT / "tests" / "workflow"))  # small_project
+
+
+@pytest.fixture(scope="session")
+def slurm_runs(tmp_path_factory) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with running_slurm(tmp_path_factory.mktemp("slurm")):
+        yield

@@ -1,0 +1,135 @@
+"""Both experiments on a real Slurm, with everything going wrong on the way that goes wrong on clusters.
+
+One run of `snakemake baseline dj_synth` in which a job runs out of memory, one is cancelled, one reaches its time
+limit, a node fails and Snakemake itself is killed; then the tests look at what Slurm and the results say.
+"""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+from cluster_runs import GENERIC_PROFILE, SLURM_PROFILE, ClusterRun, fail_node, reach_time_limit, rule_of
+from one_machine_slurm import slurm, wait_until
+from small_project import copy_project
+
+TARGETS = ("baseline", "dj_synth")
+SAVE_STEPS = 5  # of tests/fixtures/small/models_small.yaml
+RESUMED = [("pretrain", "baseline"), ("pretrain", "dj_synth"), ("finetune", "dj_synth")]
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory) -> dict[str, dict]:
+    """Every job that is not local as a dry run describes it: how often, and with what resources.
+
+    A dry run does not say which rules are local; they are those that state no time.
+    """
+    printed = copy_project(tmp_path_factory.mktemp("dry run")).run(*TARGETS, *SLURM_PROFILE, "--dry-run")
+    described = re.findall(r"^rule (\w+):\n(.*?)\n\n", printed, flags=re.MULTILINE | re.DOTALL)
+    rules = {}
+    for rule, text in described:
+        resources = dict(re.findall(r"(\w+)=([^,\n]+)", text.split("resources: ")[1]))
+        if "runtime" in resources:
+            rules.setdefault(rule, {"count": 0, "resources": resources})["count"] += 1
+    return rules
+
+
+@pytest.fixture(scope="module")
+def run(slurm_runs, tmp_path_factory) -> ClusterRun:
+    project = copy_project(tmp_path_factory.mktemp("on slurm"))
+    rule = project.folder / "rules/dataset.smk"
+    rule.write_text(rule.read_text().replace("mem_mb=growing(4000)", "mem_mb=growing(180)"))
+    run = ClusterRun(project, (*TARGETS, *SLURM_PROFILE))
+    run.start()
+    slurm("scancel", run.wait_for_checkpoint("pretrain", "baseline"))
+    run.wait_for_checkpoint("finetune", "baseline")
+    run.kill()
+    run.start()
+    run.wait_for_checkpoint("pretrain", "dj_synth")
+    fail_node()
+    reach_time_limit(run.wait_for_checkpoint("finetune", "dj_synth"))
+    run.finish()
+    return run
+
+
+def test_what_is_not_local_was_a_slurm_job_and_came_to_its_end_exactly_once(run, planned):
+    assert run.completed() == Counter({rule: plan["count"] for rule, plan in planned.items()})
+
+
+def test_nothing_is_left_to_be_done(run):
+    assert "Nothing to be done" in run.project.run(*TARGETS)
+
+
+def test_gpu_rules_got_a_gpu_each_that_no_other_job_had_and_other_rules_none(run, planned):
+    times = []
+    for job in run.all_jobs():
+        asked = int(planned[rule_of(job)]["resources"].get("gpu", 0))
+        assert job.get("TresPerJob", "") == (f"gres:gpu:{asked}" if asked else "")
+        if asked and job["StartTime"] != "Unknown":
+            times.append((job["StartTime"], job["EndTime"]))
+    times.sort()
+    assert len(times) >= 9
+    assert all(end <= start for (_, end), (start, _) in zip(times, times[1:], strict=False))
+
+
+def test_jobs_got_the_processors_and_the_time_of_their_rules_in_spite_of_cores_1(run):
+    [*_, job] = run.jobs("pretrain", "baseline")
+    assert (job["NumCPUs"], job["TimeLimit"]) == ("8", "1-00:00:00")
+
+
+def test_a_job_out_of_memory_was_tried_again_with_more(run):
+    jobs = run.jobs("make_dataset", "small")
+    assert "exceeded memory limit" in run.logs("make_dataset", "small")
+    assert [job["JobState"] == "COMPLETED" for job in jobs] == [False] * (len(jobs) - 1) + [True]
+    memory = [int(job["MinMemoryNode"].removesuffix("M")) for job in jobs]
+    assert memory == [180 * (attempt + 1) // 2 for attempt in range(1, len(jobs) + 1)] and len(memory) > 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "experiment", "states"),
+    [("pretrain", "baseline", ["CANCELLED", "COMPLETED"]), ("finetune", "dj_synth", ["TIMEOUT", "COMPLETED"])],
+    ids=["cancelled", "time limit"],
+)
+def test_a_job_that_was_ended_was_submitted_again(run, rule, experiment, states):
+    assert [job["JobState"] for job in run.jobs(rule, experiment)] == states
+
+
+def test_a_job_whose_node_failed_was_started_again_by_slurm(run):
+    [job] = run.jobs("pretrain", "dj_synth")
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
+
+
+@pytest.mark.parametrize(("stage", "experiment"), RESUMED, ids=["cancelled", "node failed", "time limit"])
+def test_training_went_on_from_its_checkpoint(run, stage, experiment):
+    assert "resuming from step" in run.logs(stage, experiment)
+    folder = run.project.result(stage, experiment)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    kept = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = Counter(map(int, re.findall(r"^step (\d+)/", run.logs(stage, experiment), flags=re.MULTILINE)))
+    assert kept == sorted(trained) == list(range(1, metrics["steps"] + 1))
+    assert sum(trained.values()) - metrics["steps"] <= SAVE_STEPS
+
+
+def test_a_killed_snakemake_picks_up_its_jobs_and_submits_none_again(run):
+    assert "waiting for what the killed run left in Slurm" in run.printed()
+    assert [job["JobState"] for job in run.jobs("finetune", "baseline")] == ["COMPLETED"]
+    assert "resuming from step" not in run.logs("finetune", "baseline")
+
+
+def test_without_the_plugin_jobs_are_submitted_tried_again_and_waited_for(slurm_runs, tmp_path):
+    run = ClusterRun(copy_project(tmp_path), ("baseline", "--until", "filter_data", *GENERIC_PROFILE))
+
+    def running(rule: str) -> str | None:
+        jobs = [job["JobId"] for job in run.all_jobs() if rule_of(job) == rule and job["JobState"] == "RUNNING"]
+        return jobs[0] if jobs else None
+
+    run.start()
+    wait_until(lambda: running("make_dataset"), "make_dataset", 60)
+    slurm("scancel", running("make_dataset"))
+    wait_until(lambda: running("filter_data"), "filter_data", 120)
+    run.kill()
+    run.start()
+    run.finish()
+    states = {rule: [job["JobState"] for job in run.all_jobs() if rule_of(job) == rule] for rule in run.completed()}
+    assert states == {"make_dataset": ["CANCELLED", "COMPLETED"], "filter_data": ["COMPLETED"]}
+    assert (run.project.result("filter") / "summary.json").is_file()

@@ -1,0 +1,38 @@
+"""Rules and cluster profiles agree about what a job needs."""
+
+import re
+
+import pytest
+import yaml
+from places import PROJECT
+
+RULES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((PROJECT / "rules").glob("*.smk")))
+BODIES = dict(re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", RULES, flags=re.MULTILINE | re.DOTALL))
+SUBMITTED = {name: body for name, body in BODIES.items() if "localrule: True" not in body}
+
+
+def own_threads() -> dict[str, int]:
+    found = {name: re.search(r"^    threads: (\d+)$", body, flags=re.MULTILINE) for name, body in SUBMITTED.items()}
+    return {name: int(threads[1]) for name, threads in found.items() if threads}
+
+
+@pytest.mark.parametrize("profile", ["slurm", "cluster-generic"])
+def test_a_profile_asks_for_the_processors_of_every_rule_that_uses_several(profile):
+    settings = yaml.safe_load((PROJECT / "profiles" / profile / "config.yaml").read_text(encoding="utf-8"))
+    asked = {rule: resources["cpus_per_task"] for rule, resources in settings["set-resources"].items()}
+    assert asked == own_threads() != {}
+
+
+@pytest.mark.parametrize("rule", SUBMITTED)
+def test_a_rule_states_its_time_and_its_memory_which_grows_with_each_attempt(rule):
+    assert re.search(r"^        mem_mb=growing\(\d+\),$", SUBMITTED[rule], flags=re.MULTILINE)
+    assert re.search(r"^        runtime=\d+,$", SUBMITTED[rule], flags=re.MULTILINE)
+
+
+def test_a_rule_made_from_a_local_one_is_declared_local_too():
+    local = set(BODIES) - set(SUBMITTED)
+    derived = {
+        name for base, name in re.findall(r"^use rule (\w+) as (\w+)", RULES, flags=re.MULTILINE) if base in local
+    }
+    declared = re.findall(r"^localrules:(.*?)\n\n", RULES, flags=re.MULTILINE | re.DOTALL)
+    assert derived == set(re.findall(r"^    (\w+),", "\n".join(declared), flags=re.MULTILINE)) != set()
