@@ -12,15 +12,13 @@ sys.path.insert(0, str(SCRIPTS))
 
 from errors import InputError
 from settings.code import modules_of
-from settings.killed_runs import note_owner, remove_stale_lock, wait_for_jobs
+from settings.killed_runs import note_owner, take_over
 from settings.runs import REFERENCE, Runs
 from settings.stages import SETTINGS_OF, analysis_settings, assemble_settings, foundation_settings
 
-# not in the Snakemake that each job starts for itself
+# each job starts a Snakemake for itself, which takes nothing over
 if workflow.is_main_process:
-    if remove_stale_lock():
-        print("the last run in this folder was killed; going on from where it was", file=sys.stderr)
-    wait_for_jobs()
+    take_over()
 
 
 onstart:

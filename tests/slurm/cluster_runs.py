@@ -10,7 +10,7 @@ import psutil
 from one_machine_slurm import NODE, jobs, slurm, update, wait_until
 from small_project import Project
 
-STAGE_TIMEOUT_S = 300
+STAGE_TIMEOUT_S = 900  # on a busy machine
 SLURM_PROFILE = (
     "--profile=profiles/slurm",
     "--slurm-status-command=squeue",  # there is no accounting database
@@ -43,10 +43,13 @@ class ClusterRun:
 
     def kill(self) -> None:
         """Kill -9 Snakemake; its jobs go on."""
-        tree = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        for victim in tree:
-            victim.kill()
+        self.process.kill()
         self.process.wait()
+
+    def kill_stages(self) -> None:
+        """Kill -9 what Snakemake runs on this machine."""
+        for victim in psutil.Process(self.process.pid).children(recursive=True):
+            victim.kill()
 
     def finish(self, timeout_s: float = STAGE_TIMEOUT_S) -> None:
         assert self.process.wait(timeout_s) == 0, self.printed()[-4000:]
@@ -60,10 +63,11 @@ class ClusterRun:
             return any(checkpoints.glob("*/complete.json"))
 
         wait_until(written, f"checkpoint of {experiment}/{stage}", STAGE_TIMEOUT_S)
-        return self.running_job(stage, experiment)
+        return self.running_job(stage)
 
-    def running_job(self, stage: str, experiment: str) -> str:
-        [job] = [job for job in self.jobs(stage, experiment) if job["JobState"] == "RUNNING"]
+    def running_job(self, rule: str) -> str:
+        """The number of the only job of a rule that is running."""
+        [job] = [job for job in self.all_jobs() if job["JobState"] == "RUNNING" and rule_of(job) == rule]
         return job["JobId"]
 
     def jobs(self, rule: str, wildcards: str) -> list[dict[str, str]]:
@@ -74,14 +78,15 @@ class ClusterRun:
         own = [job for job in jobs() if job["WorkDir"] == str(self.project.folder)]
         return sorted(own, key=lambda job: int(job["JobId"]))
 
-    def completed(self) -> Counter:
-        """How many jobs of each rule came to their end."""
-        return Counter(rule_of(job) for job in self.all_jobs() if job["JobState"] == "COMPLETED")
-
     def logs(self, rule: str, wildcards: str) -> str:
         """What the jobs of a rule printed, all attempts one after another."""
         folder = self.project.folder / ".snakemake/slurm_logs" / f"rule_{rule}" / wildcards
         return "".join(path.read_text() for path in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)))
+
+
+def completed(jobs: list[dict[str, str]]) -> Counter:
+    """How many jobs of each rule came to their end."""
+    return Counter(rule_of(job) for job in jobs if job["JobState"] == "COMPLETED")
 
 
 def rule_of(job: dict[str, str]) -> str:
@@ -97,7 +102,7 @@ def fail_node() -> None:
     update("nodename", NODE, state="resume")
 
 
-def reach_time_limit(job: str) -> None:
+def end_at_time_limit(job: str) -> None:
     update("jobid", job, EndTime="now+1")
     wait_until(lambda: job not in slurm("squeue", "--noheader", "--format=%i"), "the job's end", 120)
     time.sleep(1)

@@ -9,7 +9,16 @@ import re
 from collections import Counter
 
 import pytest
-from cluster_runs import GENERIC_PROFILE, SLURM_PROFILE, ClusterRun, fail_node, reach_time_limit, rule_of
+from cluster_runs import (
+    GENERIC_PROFILE,
+    SLURM_PROFILE,
+    STAGE_TIMEOUT_S,
+    ClusterRun,
+    completed,
+    end_at_time_limit,
+    fail_node,
+    rule_of,
+)
 from one_machine_slurm import slurm, wait_until
 from small_project import copy_project
 
@@ -47,13 +56,13 @@ def run(slurm_runs, tmp_path_factory) -> ClusterRun:
     run.start()
     run.wait_for_checkpoint("pretrain", "dj_synth")
     fail_node()
-    reach_time_limit(run.wait_for_checkpoint("finetune", "dj_synth"))
+    end_at_time_limit(run.wait_for_checkpoint("finetune", "dj_synth"))
     run.finish()
     return run
 
 
 def test_what_is_not_local_was_a_slurm_job_and_came_to_its_end_exactly_once(run, planned):
-    assert run.completed() == Counter({rule: plan["count"] for rule, plan in planned.items()})
+    assert completed(run.all_jobs()) == Counter({rule: plan["count"] for rule, plan in planned.items()})
 
 
 def test_nothing_is_left_to_be_done(run):
@@ -119,17 +128,18 @@ def test_a_killed_snakemake_picks_up_its_jobs_and_submits_none_again(run):
 def test_without_the_plugin_jobs_are_submitted_tried_again_and_waited_for(slurm_runs, tmp_path):
     run = ClusterRun(copy_project(tmp_path), ("baseline", "--until", "filter_data", *GENERIC_PROFILE))
 
-    def running(rule: str) -> str | None:
-        jobs = [job["JobId"] for job in run.all_jobs() if rule_of(job) == rule and job["JobState"] == "RUNNING"]
-        return jobs[0] if jobs else None
+    def runs(rule: str) -> bool:
+        return any(rule_of(job) == rule and job["JobState"] == "RUNNING" for job in run.all_jobs())
 
     run.start()
-    wait_until(lambda: running("make_dataset"), "make_dataset", 60)
-    slurm("scancel", running("make_dataset"))
-    wait_until(lambda: running("filter_data"), "filter_data", 120)
+    wait_until(lambda: runs("make_dataset"), "make_dataset", STAGE_TIMEOUT_S)
+    slurm("scancel", run.running_job("make_dataset"))
+    wait_until(lambda: runs("filter_data"), "filter_data", STAGE_TIMEOUT_S)
     run.kill()
     run.start()
     run.finish()
-    states = {rule: [job["JobState"] for job in run.all_jobs() if rule_of(job) == rule] for rule in run.completed()}
+    states = {
+        rule: [job["JobState"] for job in run.all_jobs() if rule_of(job) == rule] for rule in completed(run.all_jobs())
+    }
     assert states == {"make_dataset": ["CANCELLED", "COMPLETED"], "filter_data": ["COMPLETED"]}
     assert (run.project.result("filter") / "summary.json").is_file()

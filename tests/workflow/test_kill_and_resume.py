@@ -18,7 +18,9 @@ TIMEOUT_S = 120
 CANCELLED = {"patch_info_mining.key.0.bias", "patch_info_mining.key.1.bias"}
 
 
-def kill_midway(project, until: Callable[[], bool], *arguments: str, whole_tree: bool) -> None:
+def kill_midway(
+    project, until: Callable[[], bool], *arguments: str, whole_tree: bool = False, snakemake_alone: bool = False
+) -> None:
     """Start Snakemake, wait until the stage is at work, and kill -9 it (with or without Snakemake itself)."""
     with open(project.folder / "killed.log", "w") as log:
         process = subprocess.Popen(
@@ -30,7 +32,9 @@ def kill_midway(project, until: Callable[[], bool], *arguments: str, whole_tree:
             assert time.monotonic() < deadline, "the stage never came to where it was to be killed"
             time.sleep(0.02)
         tree = psutil.Process(process.pid).children(recursive=True)
-        if whole_tree:
+        if snakemake_alone:
+            tree.clear()
+        if whole_tree or snakemake_alone:
             tree.append(psutil.Process(process.pid))
         for victim in tree:
             try:
@@ -52,6 +56,13 @@ def running_for(script: str, folder, seconds: float) -> Callable[[], bool]:
         return False
 
     return check
+
+
+def is_training(process: psutil.Process, folder) -> bool:
+    try:
+        return process.cwd() == str(folder) and "workflow_scripts/pretrain.py" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def leave_build_lock() -> None:
@@ -119,6 +130,15 @@ def test_captioning_killed_midway_captions_no_image_twice_and_ends_with_the_same
     counts = read_json(folder / "summary.json")["operators"][0]["recaption"]
     assert counts["cached"] >= before > 0 and counts["captioned"] + counts["cached"] == counts["below"]
     assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
+
+
+def test_a_stage_that_outlives_its_snakemake_is_ended_before_it_is_run_again(finished):
+    folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
+    undo(finished, "pretrain")
+    kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)
+    [orphan, *_] = [process for process in psutil.process_iter() if is_training(process, finished.folder)]
+    assert "resuming from step" in finished.run(*command)
+    assert not orphan.is_running()
 
 
 @pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])

@@ -1,12 +1,13 @@
-"""What a killed Snakemake leaves behind, so that the same command simply goes on.
+"""Taking over from a Snakemake that was killed in this folder, so that the same command simply goes on.
 
-Snakemake's lock does not say whose it is, and jobs that it submitted to a cluster outlive it. So each run notes its
-host and process, and whether its jobs went to a cluster. A lock is removed only if the run that is noted was on this
-host and is dead. Jobs that are still in Slurm are waited for, because Snakemake would start them once more beside
-themselves.
+What it leaves behind: a lock, which does not say whose it is; stages that go on without it on this machine; and jobs
+on a cluster. Snakemake would refuse the first and start the others once more beside themselves. So each run notes who
+it is, and the next one removes the lock of a dead run and ends its stages, which nobody waits for any more. Jobs in
+Slurm record by themselves that they are done: they are waited for.
 """
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import psutil
 STATE = Path(".snakemake")
 OWNER = STATE / "owner.json"
 LOCKS = STATE / "locks"
-# both cluster profiles put the rule's name here; %Z is the folder of the project, %i the job's number
+# %i is a job's number, %Z the folder it was submitted from, %k a comment: both cluster profiles have the rule there
 LIST_JOBS = ["squeue", "--me", "--noheader", "--format=%i|%Z|%k"]
 COMMENT = "rule_"
 POLL_S = 5
@@ -32,38 +33,53 @@ def note_owner(on_cluster: bool) -> None:
         "host": socket.gethostname(),
         "pid": process.pid,
         "started": process.create_time(),
+        "process_group": os.getpgrp(),
         "on_cluster": on_cluster,
     }
     OWNER.write_text(json.dumps(owner), encoding="utf-8")
-
-
-def remove_stale_lock() -> bool:
-    """Remove the lock of a run that was killed on this host; return whether there was one."""
-    if not _locked() or not OWNER.is_file() or at_work():
-        return False
-    shutil.rmtree(LOCKS)
-    return True
 
 
 def at_work() -> bool:
     """Whether a run is at work in the current folder; of one on another host only the lock can be seen."""
     if not OWNER.is_file():
         return False
-    owner = _owner()
+    owner = json.loads(OWNER.read_text(encoding="utf-8"))
     return _alive(owner) if owner["host"] == socket.gethostname() else _locked()
 
 
-def wait_for_jobs() -> None:
-    """Return when no job of an earlier run is left in Slurm; at once where a run holds the lock: Snakemake says so."""
-    if _locked() or not OWNER.is_file() or not _owner().get("on_cluster"):
+def take_over() -> None:
+    """Remove what a run that was killed left here; return when none of its jobs is left in Slurm.
+
+    Where a run holds the lock that is alive, or on another host and perhaps alive, Snakemake itself says so.
+    """
+    if not OWNER.is_file():
         return
+    owner = json.loads(OWNER.read_text(encoding="utf-8"))
+    if _locked() and owner["host"] == socket.gethostname() and not _alive(owner):
+        _say("the last run in this folder was killed; going on from where it was")
+        _end_stages(owner)
+        shutil.rmtree(LOCKS)
+    if not _locked() and owner.get("on_cluster"):
+        _wait_for_jobs()
+
+
+def _end_stages(owner: dict) -> None:
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        in_folder = process.info["cwd"] == str(Path.cwd())
+        if in_folder and any("workflow_scripts/" in part for part in process.info["cmdline"] or ()):
+            try:
+                if os.getpgid(process.pid) == owner.get("process_group"):
+                    process.kill()
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                pass
+
+
+def _wait_for_jobs() -> None:
     said = None
     while left := _jobs_in(Path.cwd()):
         if left != said:
-            print(
-                f"waiting for jobs of the run that was killed: {', '.join(left)}; `scancel` ends them", file=sys.stderr
-            )
             said = left
+            _say(f"waiting for what the killed run left in Slurm (scancel ends it): {', '.join(left)}")
         time.sleep(POLL_S)
 
 
@@ -80,12 +96,12 @@ def _locked() -> bool:
     return any(LOCKS.glob("*.lock"))
 
 
-def _owner() -> dict:
-    return json.loads(OWNER.read_text(encoding="utf-8"))
-
-
 def _alive(owner: dict) -> bool:
     try:
         return psutil.Process(owner["pid"]).create_time() == owner["started"]
     except psutil.NoSuchProcess:
         return False
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

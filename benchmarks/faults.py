@@ -1,0 +1,273 @@
+"""Kills at random moments: does the same command end right, with nothing lost and nothing done twice?
+
+    python benchmarks/faults.py                              # every kill, ten times: hours
+    python benchmarks/faults.py --kill scancel --times 2     # some of them
+
+Runs the small project of the tests once undisturbed. Each trial then starts from a random moment of that run: a stage
+is drawn with a probability proportional to its duration, what it and all later stages wrote is removed, and when it
+has run for a random part of its duration, the kill happens. Where Snakemake ends, the same command is given again. Then
+the results are compared with the undisturbed run's. Each trial is a line of `trials.jsonl` in the folder and is not
+repeated when the benchmark is run again. Prints the table of docs/reliability.md. Kills on a cluster need what
+tests/slurm needs.
+"""
+
+import argparse
+import json
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+PROJECT = Path(__file__).resolve().parents[1]
+for library in ("workflow_scripts", "tests", "tests/workflow", "tests/slurm"):
+    sys.path.insert(0, str(PROJECT / library))
+
+from cluster_runs import SLURM_PROFILE, ClusterRun, completed, end_at_time_limit, fail_node  # noqa: E402
+from one_machine_slurm import running_slurm, slurm, why_not  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from small_project import Project, copy_project  # noqa: E402
+from test_kill_and_resume import CANCELLED  # noqa: E402
+
+from files import read_json, read_jsonl  # noqa: E402
+
+TARGET = "baseline"
+SAVE_STEPS = 5  # of tests/fixtures/small/models_small.yaml
+TIMEOUT_S = 1800
+# what each rule writes in results/, in an order in which none comes before what it needs
+STAGES = {
+    "make_dataset": "datasets/small",
+    "train_clip": "foundation/small/clip",
+    "train_language_model": "foundation/small/language_model",
+    "assemble_model": "models/small/mgm",
+    "filter_data": "baseline/filter",
+    "write_jsonl": "baseline/jsonl",
+    "pretrain": "baseline/pretrain",
+    "finetune": "baseline/finetune",
+    "generate_answers": "baseline/generate",
+    "evaluate_clip": "baseline/evaluate_clip",
+    "evaluate_vqa": "baseline/evaluate_vqa",
+    "compare_experiments": "baseline/report",
+}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """`do` is called with the run and the rule that is at work."""
+
+    on_slurm: bool
+    do: Callable[[ClusterRun, str], None]
+
+
+KILLS = {
+    "stage": Kill(False, lambda run, rule: run.kill_stages()),
+    "snakemake": Kill(False, lambda run, rule: run.kill()),
+    "snakemake with jobs in Slurm": Kill(True, lambda run, rule: run.kill()),
+    "scancel": Kill(True, lambda run, rule: slurm("scancel", run.running_job(rule))),
+    "node": Kill(True, lambda run, rule: fail_node()),
+    "time limit": Kill(True, lambda run, rule: end_at_time_limit(run.running_job(rule))),
+    "memory": Kill(True, lambda run, rule: None),  # by asking for too little, below
+}
+
+
+class Reference:
+    """The undisturbed run, and copies of it at the very path where it ran: training files hold absolute paths."""
+
+    def __init__(self, folder: Path):
+        self.finished, self.project = folder / "finished", Project(folder / "project")
+
+    def prepare(self) -> None:
+        if not self.finished.exists():
+            shutil.rmtree(self.project.folder, ignore_errors=True)
+            copy_project(self.project.folder).run(TARGET)
+            self.project.folder.rename(self.finished)
+
+    def restore(self) -> None:
+        shutil.rmtree(self.project.folder, ignore_errors=True)
+        shutil.copytree(self.finished, self.project.folder, symlinks=True)
+
+    def benchmark(self, rule: str, column: str) -> float:
+        [path] = self.finished.glob(f"results/**/{rule}.benchmark.tsv")
+        names, values = (line.split("\t") for line in path.read_text().splitlines())
+        return float(dict(zip(names, values, strict=True))[column])
+
+
+def draw(reference: Reference, kill: str, trial: int) -> tuple[str, float]:
+    """A rule and a part of its duration."""
+    generator = random.Random(f"{kill} {trial}")
+    durations = [reference.benchmark(rule, "s") for rule in STAGES]
+    return generator.choices(list(STAGES), weights=durations)[0], generator.random()
+
+
+def run_trial(reference: Reference, kill: str, trial: int) -> dict:
+    """One kill and what came of it."""
+    rule, part = draw(reference, kill, trial)
+    moment = part * reference.benchmark(rule, "s")
+    reference.restore()
+    repeated = list(STAGES)[list(STAGES).index(rule) :]
+    for later in repeated:
+        shutil.rmtree(reference.project.result(STAGES[later], ""), ignore_errors=True)
+    arguments = SLURM_PROFILE if KILLS[kill].on_slurm else ()
+    if kill == "memory":
+        arguments += ("--set-resources", f"{rule}:mem_mb={too_little(reference, rule, part)}*(attempt+1)//2")
+    run = ClusterRun(reference.project, (TARGET, *arguments))
+    known = {job["JobId"] for job in run.all_jobs()} if KILLS[kill].on_slurm else set()
+
+    run.start()
+    wait_until_at_work(run, rule, moment)
+    struck = at_work(run, rule) is not None
+    if struck:
+        KILLS[kill].do(run, rule)
+    commands = 1
+    while run.process.wait(TIMEOUT_S) != 0 and commands < 3:
+        run.start()
+        commands += 1
+    jobs = [job for job in run.all_jobs() if job["JobId"] not in known] if KILLS[kill].on_slurm else []
+    if kill == "memory":
+        struck = any(job["JobState"] == "FAILED" for job in jobs)
+    return {
+        "kill": kill,
+        "trial": trial,
+        "stage": rule,
+        "moment_s": round(moment, 1),
+        "struck": struck,
+        "commands": commands,
+        "ended_right": run.process.returncode == 0 and not reference.project.jobs(),
+        "lost": lost(reference),
+        "largest_difference_of_weights": weights_differ(reference, rule),
+        "done_twice": done_twice(run, jobs, repeated),
+        "steps_trained_again": steps_trained_again(run, repeated, KILLS[kill].on_slurm),
+    }
+
+
+def too_little(reference: Reference, rule: str, part: float) -> int:
+    """Memory (MB) at which the rule dies, but no longer at the last attempt, which gets 2.5 times as much."""
+    snakemake_mb = 120  # in the same job
+    return int((reference.benchmark(rule, "max_rss") + snakemake_mb) * (0.5 + 0.3 * part))
+
+
+def at_work(run: ClusterRun, rule: str) -> float | None:
+    """When the rule's command started, as seconds since the epoch; None while it does not run."""
+    script, started = f"workflow_scripts/{rule}.py", []
+    for process in psutil.process_iter(["cmdline", "cwd", "create_time"]):
+        command = process.info["cmdline"] or []
+        # Snakemake's own processes name the script too, as an input
+        if process.info["cwd"] == str(run.project.folder) and script in command and "snakemake" not in command:
+            started.append(process.info["create_time"])
+    return min(started, default=None)
+
+
+def wait_until_at_work(run: ClusterRun, rule: str, seconds: float) -> None:
+    """Return when the rule's command has run for so long, or is over."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while (started := at_work(run, rule)) is None:
+        assert run.process.poll() is None, run.printed()[-3000:]
+        assert time.monotonic() < deadline, f"{rule} was never started"
+        time.sleep(0.05)
+    while at_work(run, rule) and time.time() - started < seconds:
+        time.sleep(0.05)
+
+
+def lost(reference: Reference) -> list[str]:
+    """Result files that are missing, or whose rows or steps are not the undisturbed run's."""
+    wrong = []
+    for path in sorted(reference.finished.glob("results/**/*")):
+        name = path.relative_to(reference.finished)
+        own = reference.project.folder / name
+        if path.is_dir() or "tensorboard" in name.parts:
+            continue
+        if not own.is_file() or (path.suffix == ".jsonl" and rows(path) != rows(own)):
+            wrong.append(str(name))
+    return wrong
+
+
+def rows(path: Path) -> list:
+    return [row.get("id", row.get("step")) for row in read_jsonl(path)]
+
+
+def weights_differ(reference: Reference, rule: str) -> float:
+    """The largest difference of a weight that the killed stage wrote from the undisturbed run's."""
+    largest = 0.0
+    for path in (reference.finished / "results" / STAGES[rule]).rglob("*.safetensors"):
+        own = load_file(reference.project.folder / path.relative_to(reference.finished))
+        for name, weight in load_file(path).items():
+            if name not in CANCELLED:
+                largest = max(largest, (weight.float() - own[name].float()).abs().max().item())
+    return largest
+
+
+def done_twice(run: ClusterRun, jobs: list[dict], repeated: list[str]) -> dict[str, int]:
+    """Rules that came to their end more often than once; those that were not to run at all count too."""
+    if jobs:
+        ends = completed(jobs)
+    else:
+        ends = Counter(re.findall(r"^Finished jobid: \d+ \(Rule: (\w+)\)", run.printed(), flags=re.MULTILINE))
+    return {rule: count for rule, count in ends.items() if rule in STAGES and count > (rule in repeated)}
+
+
+def steps_trained_again(run: ClusterRun, repeated: list[str], on_slurm: bool) -> int:
+    """Optimizer steps beyond those that training takes when nothing disturbs it."""
+    training = [rule for rule in ("pretrain", "finetune") if rule in repeated]
+    printed = "".join(run.logs(rule, "baseline") for rule in training) if on_slurm else run.printed()
+    taken = len(re.findall(r"^step \d+/\d+  loss ", printed, flags=re.MULTILINE))
+    return taken - sum(read_json(run.project.result(rule) / "metrics.json")["steps"] for rule in training)
+
+
+def print_table(trials: list[dict]) -> None:
+    print("| kill | trials | in stages | ended right | rows, steps or files lost | done twice | steps trained again |")
+    print("|---|---|---|---|---|---|---|")
+    for kill in KILLS:
+        own = [trial for trial in trials if trial["kill"] == kill and trial["struck"]]
+        if not own:
+            continue
+        stages = ", ".join(f"{stage} {count}" for stage, count in Counter(trial["stage"] for trial in own).items())
+        right = sum(trial["ended_right"] for trial in own)
+        missing, twice = (sum(bool(trial[key]) for trial in own) for key in ("lost", "done_twice"))
+        again = max(trial["steps_trained_again"] for trial in own)
+        print(f"| {kill} | {len(own)} | {stages} | {right} | {missing} | {twice} | at most {again} |")
+    missed = sum(not trial["struck"] for trial in trials)
+    print(f"\n{missed} further trials are left out: the stage was over before its moment had come.")
+
+
+@contextmanager
+def slurm_if_needed(kills: list[str]) -> Iterator[None]:
+    if not any(KILLS[kill].on_slurm for kill in kills):
+        yield
+        return
+    if reason := why_not():
+        sys.exit(f"kills on a cluster: {reason}")
+    with tempfile.TemporaryDirectory() as folder, running_slurm(Path(folder)):
+        yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kill", choices=KILLS, action="append", help="default: all")
+    parser.add_argument("--times", type=int, default=10, help="trials of each kill that struck")
+    parser.add_argument("--folder", type=Path, default=PROJECT / "results/faults", help="where trials are kept")
+    arguments = parser.parse_args()
+    kills = arguments.kill or list(KILLS)
+    reference, record = Reference(arguments.folder.resolve()), arguments.folder / "trials.jsonl"
+    reference.prepare()
+    record.touch()
+    with slurm_if_needed(kills):
+        for kill in kills:
+            trials = [trial for trial in read_jsonl(record) if trial["kill"] == kill]
+            while sum(trial["struck"] for trial in trials) < arguments.times:
+                trials.append(run_trial(reference, kill, len(trials)))
+                print(json.dumps(trials[-1]), flush=True)
+                with open(record, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(trials[-1]) + "\n")
+    print_table(list(read_jsonl(record)))
+
+
+if __name__ == "__main__":
+    main()
