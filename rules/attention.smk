@@ -1,10 +1,9 @@
 # What eager attention, SDPA and FlashAttention take in time and memory, with the baseline's language model.
-ATTENTION_MODEL = f"results/models/{RUNS.first(REFERENCE).config['model']['name']}/mgm"
 
 
 rule benchmark_attention:
     input:
-        f"{ATTENTION_MODEL}/model.safetensors",
+        files_of(RUNS.first(REFERENCE).config["model"]),
         config="results/attention_benchmark/config.yaml",
         templates=[
             "workflow_scripts/reporting/attention.html.j2",
@@ -26,7 +25,7 @@ rule benchmark_attention:
         mem_mb=growing(24000),
         runtime=60,
     params:
-        model=ATTENTION_MODEL,
+        model=lambda w: folder_of(RUNS.first(REFERENCE).config["model"]),
     shell:
         logged(
             "python workflow_scripts/benchmark_attention.py --config {input.config:q} --model {params.model:q}"

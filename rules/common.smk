@@ -110,18 +110,26 @@ def budget(wildcards):
     return [] if run.experiment == REFERENCE else f"{RUNS.stage(reference, 'jsonl')}/summary.json"
 
 
-def model_folder(wildcards):
+def folder_of(model):
     """The folder of the whole model: somebody else's, or the one that is assembled here."""
-    model = RUNS.at(wildcards.run).config["model"]
     return model.get("assembled", f"results/models/{model['name']}/mgm")
 
 
-def model_files(wildcards):
-    """Input function: the files that stand for the model's folder."""
-    folder = model_folder(wildcards)
-    if "assembled" in RUNS.at(wildcards.run).config["model"]:
+def files_of(model):
+    """The files that stand for the model's folder."""
+    folder = folder_of(model)
+    if "assembled" in model:
         return [f"{folder}/config.json", *sorted(glob(f"{folder}/*.safetensors"))]
     return [f"{folder}/model.safetensors"]
+
+
+def model_folder(wildcards):
+    return folder_of(RUNS.at(wildcards.run).config["model"])
+
+
+def model_files(wildcards):
+    """Input function: the model that a run starts from."""
+    return files_of(RUNS.at(wildcards.run).config["model"])
 
 
 def foundation_files(model):

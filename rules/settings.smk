@@ -4,7 +4,9 @@ localrules:  # `use rule` does not take this over
     configure_foundation,
     configure_model,
     configure_page,
-    configure_ablation,
+    configure_variants,
+    configure_attention_benchmark,
+    configure_challenge,
     configure_analysis,
 
 
