@@ -99,6 +99,35 @@ def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_be
     assert "words_num_filter" not in operators and "text_length_filter" in operators
 
 
+def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experiment_has(write):
+    write(finetune={"lora": {"r": 16, "alpha": 24}})
+    runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8, 16]}})
+    assert runs.compared_on["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
+    loras = [runs.at(name).settings["finetune"]["lora"] for name in runs.compared_on["lora_sweep"]]
+    assert [(lora["r"], lora["alpha"]) for lora in loras] == [(8, 12), (16, 24)]
+    assert set(owners(runs, "mine-lora-r16").values()) == {"baseline", "mine"}
+    assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
+    assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write, gpus):
+    runs = Runs({"gpus": gpus, "seeds": [3, 4], "pretrain": {"micro_batch_size": 64 // gpus}})
+    run = runs.at("finetune_minimal")
+    finetune = run.settings["finetune"]
+    assert (run.seed, finetune["max_steps"], finetune["save_steps"]) == (3, 10, 5)
+    assert finetune["gradient_accumulation_steps"] == 16
+    assert finetune["global_batch_size"] == 16 * gpus * finetune["micro_batch_size"]
+    assert run.settings["pretrain"]["max_steps"] == 10
+    assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
+
+
+def test_an_experiment_file_may_not_take_a_variants_name(write):
+    write("finetune_minimal", description="mine")
+    with pytest.raises(InputError, match="config/experiments/finetune_minimal.yaml: finetune_minimal uses this name"):
+        Runs({})
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

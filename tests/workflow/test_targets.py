@@ -41,6 +41,24 @@ def test_every_experiment_file_is_a_target(fresh):
     )
 
 
+TRAINING = ALL - {"generate_answers", "evaluate_clip", "evaluate_vqa", "compare_experiments"}
+
+
+def test_a_minimal_fine_tune_needs_the_training_stages_once_and_no_evaluation(fresh):
+    assert fresh.job_counts("finetune_minimal") == dict.fromkeys(TRAINING, 1)
+
+
+def test_a_sweep_trains_each_rank_on_one_stage_1(fresh):
+    each = dict.fromkeys(("finetune", "generate_answers", "evaluate_clip", "evaluate_vqa"), 3)
+    expected = dict.fromkeys(ALL - {"compare_experiments"}, 1) | each | {"compare_tunings": 1}
+    assert fresh.job_counts("lora_sweep") == expected
+
+
+def test_the_attention_benchmark_needs_a_model_and_no_training(fresh):
+    parts = {"train_clip", "train_language_model", "assemble_model", "benchmark_attention"}
+    assert set(fresh.job_counts("attention_benchmark")) == parts
+
+
 def test_a_finished_run_gets_snakemakes_own_report(finished):
     finished.run("baseline", "--report", "snakemake.html")
     assert "report.html" in (finished.folder / "snakemake.html").read_text(encoding="utf-8")

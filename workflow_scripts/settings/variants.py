@@ -45,7 +45,6 @@ def finetune_minimal(settings: dict, parent: dict) -> list[Variant]:
     """A few steps of both stages."""
     finetune = {key: settings[key] for key in ("max_steps", "save_steps", "gradient_accumulation_steps")}
     changes = {
-        "seeds": parent["seeds"][:1],
         "pretrain": {"max_steps": settings["max_steps"]},
         "finetune": finetune | {"global_batch_size": None},
     }

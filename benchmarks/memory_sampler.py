@@ -1,0 +1,62 @@
+"""What the memory sampler costs a training step: the same steps with and without it, block by block.
+
+    python benchmarks/memory_sampler.py [--blocks 20] [--block-seconds 6]
+
+Each block is timed as a whole; blocks with and without alternate, so that what else the machine does hits both alike.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow_scripts"))
+
+from diagnostics.memory_sampler import MemorySampler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=20, help="of each kind")
+    parser.add_argument("--block-seconds", type=float, default=6)
+    args = parser.parse_args()
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(64, 512)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    def step_seconds() -> float:
+        start, steps = time.monotonic(), 0
+        while (seconds := time.monotonic() - start) < args.block_seconds:
+            step()
+            steps += 1
+        return seconds / steps
+
+    step_seconds()  # warm-up
+    ratios, shares = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(args.blocks):
+            without = step_seconds()
+            sampler = MemorySampler(Path(folder) / "raw/memory.csv", resumed=False)
+            sampler.start()
+            with_sampler = step_seconds()
+            shares.append(sampler.finish(Path(folder))["sampler_share"])
+            ratios.append(with_sampler / without)
+    quartiles = statistics.quantiles(ratios, n=4)
+    print(
+        f"step time with / without sampler: median {quartiles[1]:.4f}, quartiles {quartiles[0]:.4f}–{quartiles[2]:.4f}"
+    )
+    print(f"time spent in readings: median {statistics.median(shares):.2%} of the block")
+
+
+if __name__ == "__main__":
+    main()
