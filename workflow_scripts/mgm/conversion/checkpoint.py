@@ -58,12 +58,11 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
         del names["lm_head.weight"]
     shapes = {names[name]: shape for shard in shards for name, shape in shard.shapes.items() if name in names}
     check_shapes(source, shapes, _published_shapes(config))
+    config.architectures = [MGMForConditionalGeneration.__name__]
+    config.dtype = _read(shards, "model.mm_projector.0.bias").dtype
     with replace_folder(output) as folder:
-        tensors = renamed(shards, names)
-        first = next(tensors)
-        write_shards(folder, chain([first | _last_norm(config, first)], tensors), len(shards))
-        config.architectures = [MGMForConditionalGeneration.__name__]
-        config.dtype = next(iter(first.values())).dtype
+        tensors = chain(renamed(shards, names), [_last_norm(config)])
+        write_shards(folder, tensors, len(shards) + 1)
         config.save_pretrained(folder)
         processor.save_pretrained(folder)
     return len(names)
@@ -145,20 +144,20 @@ def _check_settings(where: Path, theirs: dict, ours: dict) -> None:
 
 
 def _check_tied(where: Path, shards: list[Shard]) -> None:
-    head, embedding = (
-        next(shard.tensor(name) for shard in shards if name in shard.shapes)
-        for name in ("lm_head.weight", "model.embed_tokens.weight")
-    )
-    if not torch.equal(head, embedding):
+    if not torch.equal(_read(shards, "lm_head.weight"), _read(shards, "model.embed_tokens.weight")):
         raise InputError(
             f"{where}: lm_head.weight differs from the embeddings, with which the language model shares it"
         )
 
 
-def _last_norm(config: MGMConfig, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _read(shards: list[Shard], name: str) -> torch.Tensor:
+    return next(shard.tensor(name) for shard in shards if name in shard.shapes)
+
+
+def _last_norm(config: MGMConfig) -> dict[str, torch.Tensor]:
     """The norm that is never applied, as an identity."""
-    channels, dtype = config.vision_aux_config.hidden_sizes[-1], next(iter(like.values())).dtype
+    channels = config.vision_aux_config.hidden_sizes[-1]
     return {
-        f"{LAST_NORM}weight": torch.ones(channels, dtype=dtype),
-        f"{LAST_NORM}bias": torch.zeros(channels, dtype=dtype),
+        f"{LAST_NORM}weight": torch.ones(channels, dtype=config.dtype),
+        f"{LAST_NORM}bias": torch.zeros(channels, dtype=config.dtype),
     }

@@ -69,12 +69,14 @@ def shards_of(folder: Path, names: tuple[str, ...] = TRANSFORMERS) -> list[Shard
 
 def write_shards(folder: Path, shards: Iterable[dict[str, torch.Tensor]], count: int) -> None:
     """Write each of `count` shards as it comes, and the index that says where a tensor is."""
-    weight_map, total = {}, 0
-    for number, tensors in enumerate(shards, start=1):
+    weight_map, total, number = {}, 0, 0
+    for tensors in shards:  # not enumerate, which holds the last shard while the next one is read
+        number += 1
         name = f"model-{number:05d}-of-{count:05d}.safetensors"
         save_file(tensors, folder / name, {"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         total += sum(tensor.nbytes for tensor in tensors.values())
+        del tensors
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
 
 
