@@ -127,13 +127,25 @@ def test_an_environment_resolves_to_exactly_what_it_lists(path, package_index):
 @pytest.mark.parametrize(("name", "body", "environment", "script"), list(rules()), ids=lambda value: str(value)[:30])
 def test_a_rule_imports_only_what_its_own_environment_lists(name, body, environment, script):
     listed = pins(load(environment)[2])
-    distributions = importlib.metadata.packages_distributions()
-    for module in modules_of(script):
-        for package in imported_packages(module):
-            names = {canonicalize_name(distribution) for distribution in distributions[package]}
-            assert names & set(listed), f"rule {name}: {module.name} imports {package}, not in {environment.name}"
+    assert not unlisted_imports(script, listed), f"rule {name}, {environment.name}"
     launcher = re.search(r'shell:\s+(?:logged\(\s*)?"(\w+) ', body)[1]
     assert launcher == "python" or launcher in listed
+
+
+@pytest.mark.parametrize("script", ["convert_mgm_checkpoint.py", "merge_adapter.py", "chat.py"])
+def test_a_script_for_the_hand_runs_where_models_are_trained(script):
+    assert not unlisted_imports(SCRIPTS / script, pins(load(PROJECT / "envs/train.yaml")[2]))
+
+
+def unlisted_imports(script: Path, listed: dict[str, str]) -> list[str]:
+    """What the script's modules import and an environment lacks."""
+    distributions = importlib.metadata.packages_distributions()
+    return [
+        f"{module.name} imports {package}"
+        for module in modules_of(script)
+        for package in imported_packages(module)
+        if not {canonicalize_name(name) for name in distributions[package]} & set(listed)
+    ]
 
 
 def test_every_rule_and_environment_was_looked_at():
