@@ -12,12 +12,13 @@ from pathlib import Path
 
 import deepspeed
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from torch import nn
 
 from command_line import command_line, path_arguments
 from files import replace_folder
 from mgm.projector_weights import load_projector, projector_parameters
+from training.lora import wrap_with_lora
 from training.settings import LoraSettings, load_training_settings
 from training.stage import run_stage
 from training.trained_weights import save_weights
@@ -26,19 +27,7 @@ from training.trained_weights import save_weights
 def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel:
     """Load the stage-1 projector and wrap the language model's projections; everything else stays frozen."""
     load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
-    config = LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        bias="none",
-        # CLIP has projections of the same names: only the language model's
-        target_modules=rf".*language_model.*\.({'|'.join(lora.targets)})",
-        task_type="CAUSAL_LM",
-    )
-    wrapped = get_peft_model(model, config)
-    for parameter in projector_parameters(wrapped).values():
-        parameter.requires_grad_(True)
-    return wrapped
+    return wrap_with_lora(model, lora)
 
 
 def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -17,7 +17,7 @@ from settings.layers import CONFIG
 SHIPPED = CONFIG / "architectures"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """A model to plan for; `config` is an MGMConfig, or a causal language model's own configuration."""
 

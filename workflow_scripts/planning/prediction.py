@@ -1,0 +1,114 @@
+"""Peak memory of a training stage, on a GPU and on the host, part by part."""
+
+from dataclasses import dataclass
+
+from planning.step import Workload, count_parameters, moments
+from planning.zero import Held, Zero, held_by
+
+GIB = 2**30
+
+# Beside PyTorch's allocations: the CUDA context with the kernels of PyTorch and cuBLAS. Not measured yet; 0.5 GiB is usual.
+CUDA_CONTEXT = int(0.6 * GIB)
+# Share of the allocated memory that PyTorch holds in blocks of sizes that nothing fits. Not measured yet.
+FRAGMENTATION = 0.05
+# Resident memory of a training process with its libraries and, on a GPU, CUDA's: docs/memory.md
+PROCESS_ON_GPU = int(2.3 * GIB)  # one H200, LoRA without offload
+PROCESS_ON_CPU = int(0.75 * GIB)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a workload is run: a DeepSpeed configuration with its name, and how much at a time."""
+
+    deepspeed: str
+    zero: Zero
+    recomputation: bool
+    micro_batch: int
+    accumulation: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs of one host, GiB that a process may use of each, and GiB that all processes may use of the host.
+
+    None: cannot be read; with 0 GPUs everything is on the host.
+    """
+
+    gpus: int
+    gpu_gib: float | None
+    host_gib: float | None
+
+    @property
+    def processes(self) -> int:
+        return max(1, self.gpus)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """GiB by part at the moment of the peak: of one GPU, and of the host over all processes."""
+
+    gpu: dict[str, float]
+    host: dict[str, float]
+
+    @property
+    def gpu_gib(self) -> float:
+        return sum(self.gpu.values())
+
+    @property
+    def host_gib(self) -> float:
+        return sum(self.host.values())
+
+    @property
+    def allocated_gib(self) -> float:
+        """What torch.cuda.max_memory_allocated() will say."""
+        return self.gpu_gib - self.gpu.get("CUDA context", 0) - self.gpu.get("fragmentation", 0)
+
+    def shortage(self, machine: Machine) -> str | None:
+        """Why it does not fit, in words with the numbers; None if it does, as far as is known."""
+        short = []
+        for name, needed, there in (
+            ("GPU", self.gpu_gib, machine.gpu_gib),
+            ("host", self.host_gib, machine.host_gib),
+        ):
+            if there is not None and needed > there:
+                short.append(f"{needed:.1f} GiB of {name} memory are needed, {there:.1f} GiB are there")
+        return "; ".join(short) or None
+
+
+def predict(workload: Workload, arrangement: Arrangement, machine: Machine, loading: bool = True) -> Prediction:
+    """The peak over the backward pass, the optimizer's step and DeepSpeed's own start.
+
+    Args:
+        loading: whether the host reads the weights from a folder first.
+    """
+    parameters, weight = count_parameters(workload), workload.precision.itemsize
+    held = held_by(arrangement.zero, parameters, weight, machine.processes, arrangement.accumulation > 1)
+    gpu = max(_moments_of_gpu(workload, arrangement, held), key=lambda parts: sum(parts.values()))
+    host = {part: size * machine.processes for part, size in held.host.items()}
+    loaded = sum(parameters.every) * weight * machine.processes if loading else 0  # by every process, as a whole
+    if machine.gpus == 0:
+        host = {part: host.get(part, 0) + gpu.get(part, 0) for part in gpu | host}
+        return Prediction({}, _gib({"process": PROCESS_ON_CPU} | host))
+    process = PROCESS_ON_GPU * machine.processes
+    if loaded > sum(host.values()):
+        host = {"weights being loaded": loaded}
+    overhead = {"CUDA context": CUDA_CONTEXT, "fragmentation": int(FRAGMENTATION * sum(gpu.values()))}
+    return Prediction(_gib(gpu | overhead), _gib({"process": process} | host))
+
+
+def _moments_of_gpu(workload: Workload, arrangement: Arrangement, held: Held) -> list[dict[str, int]]:
+    """Bytes by part at the worst moment of the backward pass, in the optimizer's step, and at the start."""
+    step = moments(workload, arrangement.recomputation)
+    activations, logits, gradients = step.of(arrangement.micro_batch).T
+    gradients = gradients + held.gradients * (step.accumulated > 0) + held.in_transit * step.latest
+    worst = (activations + logits + gradients).argmax()
+    backward = {"activations": activations[worst], "logits": logits[worst], "gradients": gradients[worst]}
+    return [
+        held.gpu | backward | {"gradients": held.gpu.get("gradients", 0) + gradients[worst]},
+        held.gpu | {"optimizer": held.gpu.get("optimizer", 0) + held.at_step},
+        held.gpu | {"ZeRO buffers": held.gpu.get("ZeRO buffers", 0) + held.at_start},
+    ]
+
+
+def _gib(parts: dict[str, int]) -> dict[str, float]:
+    return {part: int(size) / GIB for part, size in parts.items() if size}

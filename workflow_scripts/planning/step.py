@@ -1,0 +1,165 @@
+"""What one micro batch holds on top of weights and optimizer, from moment to moment: the real model, on the meta device.
+
+The model's own code runs, forward and backward, with its real shapes (planning/live_memory.py); only kernels that need a
+GPU are stood in for (planning/stand_ins.py). Two batch sizes give every other one: each moment is linear in
+it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from mgm import MGMForConditionalGeneration
+from mgm.projector_weights import projector_parameters
+from planning.architecture import Architecture
+from planning.live_memory import LiveMemory
+from planning.stand_ins import ATTENTION, fuse_layers, fused_loss, one_operation_scans
+from training.lora import wrap_with_lora
+from training.settings import LoraSettings
+
+TUNINGS = ("stage1", "lora", "full")
+KINDS = ("activations", "logits", "gradients")
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What is trained on what.
+
+    Args:
+        tuning: stage1 (projector and mining), lora (those and LoRA matrices) or full (those and the language model).
+        sequence: tokens of a sample, its image's included.
+        answers: those of them that carry loss.
+        precision: torch dtype of the weights.
+        fused: whether norms, gated MLPs and the loss run as fused kernels.
+        lora: for the tuning `lora`.
+    """
+
+    architecture: Architecture
+    tuning: str
+    sequence: int
+    answers: int
+    precision: torch.dtype = torch.bfloat16
+    fused: bool = False
+    lora: LoraSettings | None = None
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers of elements: of every parameter, and of every one that is trained."""
+
+    every: tuple[int, ...]
+    trained: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Memory of a micro batch of one sample, and what each further one adds; (moments, kinds) bytes.
+
+    `flops` are one sample's, forward, recomputed and backward. `accumulated` (moments,) is how many elements of trained parameters have their gradient by then, and `latest`
+    (moments,) the elements of the one that has just got it, 0 elsewhere.
+    """
+
+    one: np.ndarray
+    more: np.ndarray
+    flops: int
+    accumulated: np.ndarray
+    latest: np.ndarray
+
+    def of(self, micro_batch: int) -> np.ndarray:
+        return self.one + (micro_batch - 1) * self.more
+
+
+def build(workload: Workload) -> nn.Module:
+    """The model on the meta device, with gradients asked of what is trained."""
+    model = workload.architecture.build(workload.precision)
+    model.requires_grad_(False)
+    if workload.tuning == "lora":
+        return wrap_with_lora(model, workload.lora).to(workload.precision)
+    language_model = model.model.language_model if isinstance(model, MGMForConditionalGeneration) else model
+    language_model.requires_grad_(workload.tuning == "full")
+    for parameter in projector_parameters(model).values():
+        parameter.requires_grad_(True)
+    return model
+
+
+@cache
+def count_parameters(workload: Workload) -> Parameters:
+    parameters = list(build(workload).parameters())
+    return Parameters(tuple(p.numel() for p in parameters), tuple(p.numel() for p in parameters if p.requires_grad))
+
+
+@cache
+def moments(workload: Workload, recomputation: bool) -> Moments:
+    # not 1: a batch of one needs fewer copies, and the moments would not correspond
+    two, flops, latest = _run(workload, recomputation, 2)
+    three, _, _ = _run(workload, recomputation, 3)
+    return Moments(two - (three - two), three - two, flops // 2, latest.cumsum(), latest)
+
+
+def _run(workload: Workload, recomputation: bool, batch: int) -> tuple[np.ndarray, int, np.ndarray]:
+    wrapped = build(workload).train()
+    [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
+    model.set_attn_implementation(ATTENTION)
+    if recomputation:
+        # random state is a device's, of which there is none
+        kwargs = {"use_reentrant": False, "preserve_rng_state": False}
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+    if workload.fused:
+        fuse_layers(model.model.language_model if hasattr(model.model, "language_model") else model)
+
+    words = workload.architecture.vocab_size
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    shapes = {parameter.shape for parameter in trained}
+    backward = False
+
+    def kind_of(tensor: torch.Tensor) -> str:
+        if tensor.shape[-1:] == (words,):
+            return "logits"
+        return "gradients" if backward and tensor.shape in shapes else "activations"
+
+    memory = LiveMemory(KINDS, kind_of)
+    memory.know(model.parameters())
+    memory.know(model.buffers())
+    accumulated: list[tuple[int, int]] = []  # moment, elements
+
+    def hand_over(parameter: nn.Parameter) -> None:
+        """As DeepSpeed does: a gradient that is complete moves to a buffer that is counted with the optimizer."""
+        accumulated.append((memory.count - 1, parameter.numel()))
+        parameter.grad = None
+
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(hand_over)
+    with memory, one_operation_scans():
+        loss = _loss(model, workload, batch)
+        backward = True
+        loss.backward()
+    latest = np.zeros(memory.count, dtype=np.int64)
+    for moment, elements in accumulated:
+        latest[moment] += elements
+    return memory.moments(), memory.flops, latest
+
+
+def _loss(model: PreTrainedModel, workload: Workload, batch: int) -> torch.Tensor:
+    """The forward pass of `MGMForConditionalGeneration` or of a causal language model, on data that is not there."""
+    meta = torch.device("meta")
+    text = workload.sequence - workload.architecture.image_tokens
+    embeddings = model.get_input_embeddings()(torch.empty(batch, text, dtype=torch.long, device=meta))
+    language_model = model.model
+    if isinstance(model, MGMForConditionalGeneration):
+        side = model.config.image_size_aux
+        image = model.model.get_image_features(torch.empty(batch, 3, side, side, device=meta))
+        embeddings = torch.cat([image.to(embeddings.dtype) * 1.0, embeddings], dim=1)
+        language_model = model.model.language_model
+    elif not embeddings.requires_grad:
+        embeddings.requires_grad_(True)
+    hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+    hidden = hidden[:, -workload.answers :].flatten(0, 1)
+    if workload.fused:
+        return fused_loss(hidden, model.get_output_embeddings().weight)
+    target = torch.empty(len(hidden), dtype=torch.long, device=meta)
+    return cross_entropy(model.get_output_embeddings()(hidden).float(), target)

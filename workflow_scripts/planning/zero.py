@@ -1,0 +1,158 @@
+"""What DeepSpeed keeps beside a step's own tensors, part by part, for one process; all in bytes.
+
+Read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engine.py), with AdamW. Let N be
+the number of trained elements on this process, w the bytes of a weight, 4 those of the optimizer's float32 copies.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from planning.step import Parameters
+
+FLOAT32 = 4
+MOMENTS = 2 * FLOAT32  # Adam's two, in float32
+ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that travel at once
+
+
+@dataclass(frozen=True)
+class Zero:
+    """The keys of a completed config/deepspeed file that decide about memory; sizes in elements."""
+
+    stage: int
+    offload_optimizer: bool
+    offload_param: bool
+    pinned: bool
+    overlap: bool
+    reduce_bucket: int
+    sub_group: int
+    persistence_threshold: int
+    max_live: int
+
+    @classmethod
+    def of(cls, config: dict) -> "Zero":
+        zero = config["zero_optimization"]
+        optimizer, param = zero.get("offload_optimizer", {}), zero.get("offload_param", {})
+        return cls(
+            stage=zero["stage"],
+            offload_optimizer=optimizer.get("device") == "cpu",
+            offload_param=param.get("device") == "cpu",
+            pinned=optimizer.get("pin_memory", False),
+            overlap=zero.get("overlap_comm", False),
+            reduce_bucket=zero.get("reduce_bucket_size", 500_000_000),
+            sub_group=zero.get("sub_group_size", 1_000_000_000),
+            persistence_threshold=zero.get("stage3_param_persistence_threshold", 100_000),
+            max_live=zero.get("stage3_max_live_parameters", 1_000_000_000),
+        )
+
+
+    def on_host(self, size: int) -> int:
+        """Bytes that the host gives for a buffer: PyTorch rounds page-locked memory up to a power of two."""
+        return 1 << (size - 1).bit_length() if self.pinned and size else size
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that one process holds from the first step on.
+
+    On the GPU come on top: `gradients` as soon as the backward pass has completed the first one, `in_transit` for each
+    element of the gradient that is just being handed over, `at_step` while the optimizer works, and `at_start` while
+    DeepSpeed sets itself up.
+    """
+
+    gpu: dict[str, int]
+    host: dict[str, int]
+    gradients: int = 0
+    in_transit: int = 0
+    at_step: int = 0
+    at_start: int = 0
+
+
+def held_by(zero: Zero, parameters: Parameters, weight: int, gpus: int, accumulates: bool) -> Held:
+    """
+    Args:
+        weight: bytes of a weight.
+        accumulates: whether a step has several micro batches.
+    """
+    own = sum(parameters.trained) // gpus
+    if zero.stage == 0:
+        return _plain(parameters, weight, gpus)
+    if zero.stage < 3:
+        return _partitioned_optimizer(zero, parameters, weight, gpus, own, accumulates)
+    return _partitioned_weights(zero, parameters, weight, gpus, own)
+
+
+def _plain(parameters: Parameters, weight: int, gpus: int) -> Held:
+    """ZeRO-0: the optimizer works on the weights themselves, so in bf16 its moments are bf16 too."""
+    trained = sum(parameters.trained)
+    reduced = min(trained, ALLREDUCE_BUCKET) * weight if gpus > 1 else 0
+    gpu = {
+        "weights": sum(parameters.every) * weight,
+        "optimizer": 2 * trained * weight,
+        "gradients": trained * weight,
+        "ZeRO buffers": reduced,
+    }
+    return Held(gpu, {})
+
+
+def _partitioned_optimizer(
+    zero: Zero, parameters: Parameters, weight: int, gpus: int, own: int, accumulates: bool
+) -> Held:
+    """ZeRO-1 and 2: whole weights on every GPU, the optimizer's part of this process there or on the host."""
+    buckets = zero.reduce_bucket * weight * (2 if zero.overlap else 1)
+    gpu = {"weights": sum(parameters.every) * weight, "ZeRO buffers": buckets}
+    if not zero.offload_optimizer:
+        # accumulated over micro batches in a second buffer beside the one that is being filled
+        gradients = own * weight * (2 if accumulates else 1) if zero.stage == 2 else sum(parameters.trained) * weight
+        gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
+        # flattened once more, then cast
+        return Held(gpu, {}, gradients=gradients, at_step=gradients + own * (weight + FLOAT32))
+    largest = max(parameters.trained)
+    gpu["ZeRO buffers"] += largest * weight
+    host = {
+        "optimizer": zero.on_host(own * FLOAT32) + own * MOMENTS,
+        "gradients": zero.on_host(own * FLOAT32),
+        "ZeRO buffers": zero.on_host(own * weight) + zero.on_host(largest * weight),
+    }
+    if accumulates:  # one buffer for each parameter, whole on every process
+        host["gradients"] += sum(zero.on_host(elements * weight) for elements in parameters.trained)
+    # gradients are cast on the GPU; the flat weights are cloned there on their way to the host
+    return Held(gpu, host, in_transit=FLOAT32, at_start=own * weight)
+
+
+def _partitioned_weights(zero: Zero, parameters: Parameters, weight: int, gpus: int, own: int) -> Held:
+    """ZeRO-3: a partition of every weight on each process, and whole only what is being used, or small."""
+    small = sum(elements for elements in parameters.every if elements <= zero.persistence_threshold)
+    large = sum(parameters.every) - small
+    gathered = min(large, max(zero.max_live, max(parameters.every)))
+    partition = large // gpus * weight
+    gpu = {"weights": (small + gathered) * weight, "ZeRO buffers": zero.reduce_bucket * weight}
+    host: dict[str, int] = {}
+    if zero.offload_param:
+        # each weight's partition, then once more the trained ones' in one piece; pinned memory is never given back
+        host["weights"] = sum(zero.on_host(-(-elements // gpus) * weight) for elements in parameters.every)
+        host["weights"] += zero.on_host(own * weight)
+    else:
+        # one GPU's partition is the weight itself, not gathered anew
+        gpu["weights"] = small * weight + partition + (gathered * weight if gpus > 1 else 0)
+    groups = list(_sub_groups([elements // gpus for elements in parameters.trained], zero.sub_group))
+    if not zero.offload_optimizer:
+        gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
+        at_step = own * weight + max(groups) * FLOAT32
+        return Held(gpu, host, gradients=own * weight, in_transit=weight, at_step=at_step)
+    host["optimizer"] = own * (FLOAT32 + MOMENTS)
+    host["gradients"] = sum(zero.on_host(elements * FLOAT32) for elements in groups)
+    host["ZeRO buffers"] = zero.on_host(own * weight)
+    # reducing a gradient flattens it into a new tensor
+    return Held(gpu, host, in_transit=weight)
+
+
+def _sub_groups(partitions: Iterable[int], limit: int) -> Iterable[int]:
+    """Elements of the groups that ZeRO-3 updates one after the other: filled until they reach the limit."""
+    elements = 0
+    for partition in partitions:
+        elements += partition
+        if elements >= limit:
+            yield elements
+            elements = 0
+    if elements:
+        yield elements

@@ -1,0 +1,24 @@
+"""Wrapping the language model's projections with LoRA; everything else of the language model and the towers is frozen."""
+
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+
+from mgm.projector_weights import projector_parameters
+from training.settings import LoraSettings
+
+
+def wrap_with_lora(model: nn.Module, lora: LoraSettings) -> PeftModel:
+    """LoRA matrices and projector require gradients, nothing else does."""
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        bias="none",
+        # CLIP has projections of the same names: only the language model's
+        target_modules=rf".*language_model.*\.({'|'.join(lora.targets)})",
+        task_type="CAUSAL_LM",
+    )
+    wrapped = get_peft_model(model, config)
+    for parameter in projector_parameters(wrapped).values():
+        parameter.requires_grad_(True)
+    return wrapped
