@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, CLIPVisionConfig, Con
 from errors import InputError
 from files import read_json
 from mgm import MGMConfig, MGMForConditionalGeneration
-from settings.layers import CONFIG
+from settings.layers import CONFIG, read_config
 
 SHIPPED = CONFIG / "architectures"
 
@@ -44,6 +44,15 @@ class Architecture:
             model = build(self.config).to(dtype)
         model.tie_weights()
         return model
+
+
+def find_architecture(model: str) -> Architecture:
+    """By the name of a file in config/models or config/presets, or from a folder, a config.json or a hub id."""
+    for path in (CONFIG / "models" / f"{model}.yaml", CONFIG / "presets" / f"{model}.yaml", Path(model)):
+        if path.suffix == ".yaml" and path.is_file():
+            keys = read_config(path)
+            return load_architecture(path.stem, Path(keys["model"]) if "model" in keys else keys)
+    return load_architecture(model, Path(model))
 
 
 def load_architecture(name: str, model: dict | Path) -> Architecture:

@@ -44,7 +44,6 @@ class Zero:
             max_live=zero.get("stage3_max_live_parameters", 1_000_000_000),
         )
 
-
     def on_host(self, size: int) -> int:
         """Bytes that the host gives for a buffer: PyTorch rounds page-locked memory up to a power of two."""
         return 1 << (size - 1).bit_length() if self.pinned and size else size

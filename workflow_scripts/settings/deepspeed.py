@@ -7,6 +7,10 @@ from settings.layers import CONFIG
 FOLDER = CONFIG / "deepspeed"
 
 
+def deepspeed_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
 def read_deepspeed(name: str, key: str) -> dict:
     """The content of config/deepspeed/<name>.json.
 
@@ -15,7 +19,5 @@ def read_deepspeed(name: str, key: str) -> dict:
     """
     path = FOLDER / f"{name}.json"
     if not path.is_file():
-        raise InputError(
-            f"{key}: there is no {path}; known are {', '.join(sorted(p.stem for p in FOLDER.glob('*.json')))}"
-        )
+        raise InputError(f"{key}: there is no {path}; known are {', '.join(deepspeed_names())}")
     return read_json(path)

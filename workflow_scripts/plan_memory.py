@@ -1,0 +1,96 @@
+"""Predicts the memory that training needs, on each GPU and on the host: what fits, the fastest of it, what to change.
+
+    python workflow_scripts/plan_memory.py --model mgm-2b
+    python workflow_scripts/plan_memory.py --model mgm-2b --gpus 1 --gpu-memory 23.63 --host-memory 62.6 --tuning lora
+    python workflow_scripts/plan_memory.py --model 7b_mamba --gpus 6 --gpu-memory 32 --host-memory 512
+
+Memory is in GiB and this machine's where it is not given. Nothing is loaded: the model runs without data or weights.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from command_line import command_line
+from errors import InputError
+from files import read_json
+from planning.architecture import Architecture, find_architecture
+from planning.machine import this_machine
+from planning.prediction import Machine
+from planning.search import candidates
+from planning.step import TUNINGS, Workload
+from planning.table import print_plan
+from settings.deepspeed import deepspeed_names, read_deepspeed
+from training.deepspeed_config import complete_deepspeed_config
+from training.settings import LoraSettings
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+@command_line
+def main() -> None:
+    args = parse_arguments()
+    architecture = find_architecture(args.model)
+    machine = machine_of(args)
+    configs = {Path(name).stem: deepspeed_config(name, architecture.hidden_size) for name in args.deepspeed}
+    micro_batches = [args.micro_batch] if args.micro_batch else MICRO_BATCHES
+    plans = []
+    for tuning in args.tuning or (TUNINGS if architecture.image_tokens else ["full"]):
+        workload = workload_of(architecture, tuning, args)
+        plans.append((workload, candidates(workload, machine, configs, args.global_batch, micro_batches)))
+    print_plan(Console(width=max(120, Console().width)), plans, machine)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", required=True, help="config/models or config/presets name, or a folder, config.json or hub id")
+    add("--tuning", action="append", choices=TUNINGS, help="what is trained; may be repeated (default: all that apply)")
+    add("--gpus", type=int, help="GPUs of the machine; 0 plans for its CPU")
+    add("--gpu-memory", type=float, help="GiB that can be used of each GPU")
+    add("--host-memory", type=float, help="GiB of main memory that can be used")
+    add("--sequence", type=int, default=1024, help="tokens of a sample, its image included (default 1024)")
+    add("--micro-batch", type=int, help="samples at a time on each GPU (default: 1 to 32)")
+    add("--global-batch", type=int, help="samples a step (default: 16 micro batches on every GPU)")
+    add("--deepspeed", action="append", help="config/deepspeed name or a JSON file; may be repeated (default: all)")
+    add("--lora-rank", type=int, default=16)
+    add("--lora-targets", nargs="+", default=["q_proj", "v_proj", "o_proj"])
+    add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels")
+    args = parser.parse_args()
+    args.deepspeed = args.deepspeed or deepspeed_names()
+    return args
+
+
+def machine_of(args: argparse.Namespace) -> Machine:
+    if args.gpus and args.gpu_memory is None and not torch.cuda.is_available():
+        raise InputError("--gpu-memory: there is no GPU here to ask; state the GiB that can be used of each GPU")
+    here = this_machine(args.gpus or 1) if args.gpu_memory is None else Machine(args.gpus or 1, args.gpu_memory, None)
+    if args.gpus == 0:
+        here = replace(here, gpus=0, gpu_gib=None)
+    host = args.host_memory if args.host_memory is not None else this_machine(1).host_gib
+    return replace(here, host_gib=host)
+
+
+def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespace) -> Workload:
+    if tuning != "full" and not architecture.image_tokens:
+        raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, which is trained as a whole: full")
+    text = args.sequence - architecture.image_tokens
+    if text <= 0:
+        raise InputError(
+            f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens; raise it"
+        )
+    lora = LoraSettings(args.lora_rank, 2 * args.lora_rank, 0.1, args.lora_targets) if tuning == "lora" else None
+    return Workload(architecture, tuning, args.sequence, text, torch.bfloat16, args.fused, lora)
+
+
+def deepspeed_config(name: str, hidden_size: int) -> dict:
+    """A configuration by its name in config/deepspeed, or from a file."""
+    config = read_json(name) if Path(name).is_file() else read_deepspeed(name, "--deepspeed")
+    return complete_deepspeed_config(config, hidden_size)
+
+
+if __name__ == "__main__":
+    main()
