@@ -81,7 +81,7 @@ def test_only_the_first_process_of_a_node_samples_and_other_nodes_have_files_of_
 def test_a_slow_reading_is_followed_by_a_longer_rest_so_that_sampling_takes_less_than_a_hundredth(
     often, tmp_path, monkeypatch
 ):
-    took = 0.01
+    took = 0.005
     read = memory_sampler.read_memory
     readings = []
 

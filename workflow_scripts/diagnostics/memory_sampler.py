@@ -20,7 +20,7 @@ from diagnostics.memory_readings import GIB, Reading, read_memory
 from files import write_text
 
 INTERVAL_S = 1.0
-REST = 100  # a reading is followed by a rest this many times as long, so that it takes less than 1 % of the time
+REST = 200  # a reading is followed by a rest this many times as long: well below 1 % of the time, however slow it is
 GPU_WARNING, HOST_WARNING = 0.8, 0.7  # shares in use
 
 
