@@ -112,7 +112,8 @@ def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experi
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write, gpus):
-    runs = Runs({"gpus": gpus, "seeds": [3, 4], "pretrain": {"micro_batch_size": 64 // gpus}})
+    micro = {"pretrain": {"micro_batch_size": 64 // gpus}, "finetune": {"micro_batch_size": 32 // gpus}}
+    runs = Runs({"gpus": gpus, "seeds": [3, 4]} | micro)
     run = runs.at("finetune_minimal")
     finetune = run.settings["finetune"]
     assert (run.seed, finetune["max_steps"], finetune["save_steps"]) == (3, 10, 5)
