@@ -6,8 +6,11 @@ import pytest
 from browser import Page, find_browser, open_browser
 from report_results import write_results
 
+from diagnostics.attention_benchmark import Measurement
+from reporting import attention_page, tuning_page
 from reporting.experiment import load_experiments
 from reporting.page import write_page
+from reporting.tuning import Kept, Tuning
 
 DRAWN = """[...document.querySelectorAll("img, svg")].map(element => {
     const box = element.getBoundingClientRect();
@@ -20,7 +23,7 @@ OVERFLOWING = """[...document.querySelectorAll(".card :not(.scroll *)")]
     .filter(element => element.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
     .map(element => element.outerHTML.slice(0, 120))"""
 TOUCHING = """[...document.querySelectorAll(".axis")].flatMap(axis => {
-    const boxes = [...axis.children].map(label => label.getBoundingClientRect());
+    const boxes = [...axis.children].filter(label => label.textContent).map(label => label.getBoundingClientRect());
     return boxes.slice(1).filter((box, place) => box.left < boxes[place].right).map(() => axis.textContent);
 })"""
 COVERED = """[...document.querySelectorAll(".flow .said")]
@@ -55,6 +58,35 @@ def test_the_page_is_drawn_whole_at_every_width(browser: Page, report, width, da
     assert browser.evaluate(OVERFLOWING) == []
     assert browser.evaluate(TOUCHING) == []
     assert browser.evaluate(COVERED) == []
+
+
+@pytest.fixture(scope="module")
+def small_pages(tmp_path_factory) -> list[Path]:
+    """Ways to fine-tune side by side, and the attention benchmark."""
+    root = tmp_path_factory.mktemp("small pages ä")
+    estimate = {"n": 60, "mean": 0.78, "low": 0.71, "high": 0.84, "seeds": 1}
+    scores = dict.fromkeys(("attribute_accuracy", "clip_score", "vqa_accuracy"), estimate)
+    kept = {"clip_score": Kept(0.95, True), "vqa_accuracy": Kept(0.83, False), "attribute_accuracy": Kept(0.9, None)}
+    full = Tuning("baseline-full", None, 2_506_172_416, 14_400.0, 45.2, 23.1, scores, {})
+    lora = Tuning("baseline-lora-r16", 16, 3_686_400, 3_725.0, 8.5, 11.4, scores, kept)
+    tuning_page.write_page([full, lora], "What LoRA keeps of a full fine-tune", root / "tuning.html")
+    lengths = (512, 1024, 2048, 4096)
+    rows = [
+        Measurement(name, length, length / 1e4, length**2 / 1e6) for name in ("eager", "sdpa") for length in lengths
+    ]
+    rows += [Measurement("flash_attention_2", length, skipped="needs a GPU") for length in lengths]
+    attention_page.write_page(rows, root / "attention.html")
+    return [root / "tuning.html", root / "attention.html"]
+
+
+@pytest.mark.parametrize("width", [360, 768, 1600])
+def test_the_small_pages_are_drawn_whole_too(browser: Page, small_pages, width):
+    for page in small_pages:
+        browser.open(page, width)
+        assert [item["what"] for item in browser.evaluate(DRAWN) if not item["drawn"]] == []
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate(OVERFLOWING) == []
+        assert browser.evaluate(TOUCHING) == []
 
 
 def test_nothing_is_fetched_and_nothing_complains(browser: Page, report):

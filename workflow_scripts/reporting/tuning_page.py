@@ -17,11 +17,7 @@ COSTS = {  # title, text
     "host_gib": ("Peak host memory", "{:.2f} GiB".format),
 }
 SHARE = f"{100 * KEPT:.0f} %"
-VERDICTS = {  # class of the style sheet, and in words
-    True: ("better", f"at least {SHARE}"),
-    False: ("worse", f"less than {SHARE}"),
-    None: ("same", f"whether {SHARE}, is not shown"),
-}
+VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, and in words
 
 
 def write_page(rows: list[Tuning], title: str, path: str | Path) -> None:
@@ -78,6 +74,6 @@ def _score(row: Tuning, score: str, scale: Scale) -> dict | None:
 
 def _kept(kept: Kept | None) -> dict:
     if kept is None:
-        return {"class": "same", "kept": ""}
+        return {"class": "same", "kept": []}
     style, words = VERDICTS[kept.enough]
-    return {"class": style, "kept": f"{100 * kept.share:.1f} % of the reference: {words}"}
+    return {"class": style, "kept": [f"{100 * kept.share:.1f} % kept", f"at least {SHARE}: {words}"]}
