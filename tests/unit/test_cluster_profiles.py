@@ -16,7 +16,7 @@ def own_threads() -> dict[str, int]:
     return {name: int(threads[1]) for name, threads in found.items() if threads}
 
 
-@pytest.mark.parametrize("profile", ["slurm", "cluster-generic"])
+@pytest.mark.parametrize("profile", ["slurm", "cluster-generic", "kubernetes"])
 def test_a_profile_asks_for_the_processors_of_every_rule_that_uses_several(profile):
     settings = yaml.safe_load((PROJECT / "profiles" / profile / "config.yaml").read_text(encoding="utf-8"))
     asked = {rule: resources["cpus_per_task"] for rule, resources in settings["set-resources"].items()}
