@@ -6,6 +6,8 @@ limit, a node fails and Snakemake itself is killed; then the tests look at what 
 
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 
 import pytest
@@ -20,7 +22,7 @@ from cluster_runs import (
     rule_of,
 )
 from one_machine_slurm import slurm, wait_until
-from small_project import copy_project
+from small_project import SMALL, copy_project
 
 TARGETS = ("baseline", "dj_synth")
 SAVE_STEPS = 5  # of tests/fixtures/small/models_small.yaml
@@ -143,3 +145,26 @@ def test_without_the_plugin_jobs_are_submitted_tried_again_and_waited_for(slurm_
     }
     assert states == {"make_dataset": ["CANCELLED", "COMPLETED"], "filter_data": ["COMPLETED"]}
     assert (run.project.result("filter") / "summary.json").is_file()
+
+
+def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_path):
+    project = copy_project(tmp_path / "shared filesystem")
+    scratch = tmp_path / "local disk"
+    settings = project.environment() | {"SCRATCH": str(scratch), "COPY_BACK_S": "1"}
+    command = ["sbatch", "--parsable", "--mem=4000", "profiles/slurm/on_local_scratch.sh"]
+    command += ["baseline", "--until", "filter_data", "--config", *SMALL]
+
+    def submit() -> str:
+        done = subprocess.run(command, cwd=project.folder, env=settings, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    dataset = project.folder / "results/datasets/small/summary.json"
+    first = submit()
+    wait_until(dataset.exists, "the dataset, on the shared filesystem", STAGE_TIMEOUT_S)
+    written = dataset.stat().st_mtime_ns
+    slurm("scancel", first)
+    wait_until(lambda: first not in slurm("squeue", "--noheader", "--format=%i"), "the end of the killed job")
+    shutil.rmtree(scratch)  # as if the next job came to another node
+    submit()
+    wait_until((project.result("filter") / "summary.json").exists, "the filter", STAGE_TIMEOUT_S)
+    assert dataset.stat().st_mtime_ns == written
