@@ -2,7 +2,7 @@
 
 One node, which claims more processors and memory than there are so that what the rules ask for fits, and /dev/null as
 its GPU. No accounting database. Jobs over their memory are killed by Slurm's own accounting, without cgroups, which
-containers rarely have.
+containers rarely have. A job that is started again waits for `cred_expire`, two minutes by default.
 """
 
 import os
@@ -24,7 +24,7 @@ SLURM_CONF = """\
 ClusterName=tests
 SlurmctldHost={node}(127.0.0.1)
 SlurmUser=root
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket;cred_expire=20
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
