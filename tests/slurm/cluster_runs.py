@@ -4,6 +4,7 @@ import re
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -49,7 +50,8 @@ class ClusterRun:
     def kill_stages(self) -> None:
         """Kill -9 what Snakemake runs on this machine."""
         for victim in psutil.Process(self.process.pid).children(recursive=True):
-            victim.kill()
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
 
     def finish(self, timeout_s: float = STAGE_TIMEOUT_S) -> None:
         assert self.process.wait(timeout_s) == 0, self.printed()[-4000:]

@@ -148,9 +148,7 @@ def test_without_the_plugin_jobs_are_submitted_tried_again_and_waited_for(slurm_
 
 
 def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_path):
-    shared, scratch = tmp_path / "shared filesystem", tmp_path / "local disk"
-    shared.mkdir()
-    project = copy_project(shared)
+    project, scratch = copy_project(tmp_path / "shared filesystem"), tmp_path / "local disk"
     settings = project.environment() | {"SCRATCH": str(scratch), "COPY_BACK_S": "1"}
     command = ["sbatch", "--parsable", "--mem=4000", "profiles/slurm/on_local_scratch.sh"]
     command += ["baseline", "--until", "filter_data", "--config", *SMALL]

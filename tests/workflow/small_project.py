@@ -61,6 +61,7 @@ class Project:
 
 
 def copy_project(folder: Path) -> Project:
+    folder.mkdir(parents=True, exist_ok=True)
     for part in PARTS:
         source = PROJECT / part
         if source.is_dir():
