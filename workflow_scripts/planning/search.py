@@ -9,7 +9,6 @@ from planning.speed import samples_per_second
 from planning.step import Workload
 from planning.zero import Zero
 
-
 ACCUMULATION = 16  # where no global batch is asked for
 
 
