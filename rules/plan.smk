@@ -1,5 +1,14 @@
-# Before anything is trained: DeepSpeed configurations for other numbers of GPUs, for the reference's model.
+# Before anything is trained: what fits this machine, and DeepSpeed configurations for other numbers of GPUs; for the
+# reference's model.
 PLANNED = RUNS.configs[REFERENCE]["model"]["name"]
+
+
+def plan_flags(config):
+    """The settings of fine-tuning that decide about memory."""
+    lora, batch = config["finetune"]["lora"], config["finetune"]["global_batch_size"]
+    flags = f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}"
+    flags += f" --gpus {config['gpus']}" if config["gpus"] > 1 else ""
+    return flags + (f" --global-batch {batch}" if batch else "")
 
 
 rule deepspeed_configs:
@@ -20,3 +29,19 @@ rule deepspeed_configs:
             "python workflow_scripts/write_deepspeed_configs.py --config {input.config:q}"
             " --output-dir results/deepspeed_configs"
         )
+
+
+# Prints, and runs whenever it is asked.
+rule plan:
+    input:
+        foundation_files(PLANNED),
+    log:
+        "results/plan/plan.log",
+    localrule: True
+    conda:
+        "../envs/train.yaml"
+    params:
+        model=PLANNED,
+        flags=lambda w: plan_flags(RUNS.first(REFERENCE).config),
+    shell:
+        "python workflow_scripts/plan_memory.py --model {params.model:q} {params.flags} 2> {log:q}"

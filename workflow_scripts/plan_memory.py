@@ -18,7 +18,7 @@ from command_line import command_line
 from errors import InputError
 from files import read_json
 from planning.architecture import Architecture, find_architecture
-from planning.machine import this_machine
+from planning.machine import machine_in_use
 from planning.prediction import Machine
 from planning.search import candidates
 from planning.step import TUNINGS, Workload
@@ -67,11 +67,10 @@ def parse_arguments() -> argparse.Namespace:
 def machine_of(args: argparse.Namespace) -> Machine:
     if args.gpus and args.gpu_memory is None and not torch.cuda.is_available():
         raise InputError("--gpu-memory: there is no GPU here to ask; state the GiB that can be used of each GPU")
-    here = this_machine(args.gpus or 1) if args.gpu_memory is None else Machine(args.gpus or 1, args.gpu_memory, None)
-    if args.gpus == 0:
-        here = replace(here, gpus=0, gpu_gib=None)
-    host = args.host_memory if args.host_memory is not None else this_machine(1).host_gib
-    return replace(here, host_gib=host)
+    here = machine_in_use(1 if args.gpus is None else args.gpus)
+    if args.gpu_memory is not None:
+        here = replace(here, gpus=args.gpus or 1, gpu_gib=args.gpu_memory)
+    return here if args.host_memory is None else replace(here, host_gib=args.host_memory)
 
 
 def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespace) -> Workload:

@@ -30,6 +30,7 @@ SETTINGS = {
     "save_steps": 100,
     "log_steps": 1,
     "loader_workers": 4,
+    "check_memory": True,
     "deepspeed": {"zero_optimization": {"stage": 2}},
 }
 LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}

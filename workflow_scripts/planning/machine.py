@@ -1,4 +1,4 @@
-"""What this machine has for a training stage: GPUs and their memory, and the memory that the host can still give."""
+"""What this machine has for a training stage: GPUs with their memory, and main memory; None for what cannot be read."""
 
 import psutil
 import torch
@@ -7,16 +7,29 @@ from diagnostics.cgroup_memory import read_cgroup_memory
 from planning.prediction import CUDA_CONTEXT, GIB, Machine
 
 
-def this_machine(gpus: int) -> Machine:
-    """`gpus` of this machine's GPUs, or the host alone where there are none."""
-    if not torch.cuda.is_available():
-        return Machine(0, None, available_host_memory() / GIB)
-    free = min(torch.cuda.mem_get_info(device)[0] for device in range(min(gpus, torch.cuda.device_count())))
+def whole_machine(gpus: int) -> Machine:
+    """What there would be if nothing else ran here. Without a GPU, a machine of none."""
+    total, cgroup = psutil.virtual_memory().total, read_cgroup_memory()
+    host = min(total, cgroup.limit) if cgroup else total
+    memory = [torch.cuda.get_device_properties(device).total_memory for device in _devices(gpus)]
+    return _machine(gpus, memory, host)
+
+
+def machine_in_use(gpus: int) -> Machine:
+    """What is free now: on the host what the kernel can give or what is left of the control group's limit, whichever is
+    smaller."""
+    free, cgroup = psutil.virtual_memory().available, read_cgroup_memory()
+    host = min(free, cgroup.limit - cgroup.used) if cgroup else free
     # this process's own context is there already, and is a part of what a stage needs
-    return Machine(gpus, (free + CUDA_CONTEXT) / GIB, available_host_memory() / GIB)
+    memory = [torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT for device in _devices(gpus)]
+    return _machine(gpus, memory, host)
 
 
-def available_host_memory() -> int:
-    """Bytes: what the kernel can give, or what is left of the control group's limit, whichever is smaller."""
-    available, cgroup = psutil.virtual_memory().available, read_cgroup_memory()
-    return min(available, cgroup.limit - cgroup.used) if cgroup else available
+def _devices(gpus: int) -> range:
+    return range(min(gpus, torch.cuda.device_count()))
+
+
+def _machine(gpus: int, gpu_memory: list[int], host: int) -> Machine:
+    if not gpu_memory:
+        return Machine(0, None, host / GIB)
+    return Machine(gpus, min(gpu_memory) / GIB, host / GIB)

@@ -7,10 +7,12 @@ from planning.zero import Held, Zero, held_by
 
 GIB = 2**30
 
-# Beside PyTorch's allocations: the CUDA context with the kernels of PyTorch and cuBLAS. Not measured yet; 0.5 GiB is usual.
+# Beside PyTorch's allocations: the CUDA context with the kernels of PyTorch and cuBLAS. An estimate.
 CUDA_CONTEXT = int(0.6 * GIB)
-# Share of the allocated memory that PyTorch holds in blocks of sizes that nothing fits. Not measured yet.
+# Share of the allocated memory that PyTorch holds in blocks of sizes that nothing fits. An estimate.
 FRAGMENTATION = 0.05
+# Of the host's memory this share of what is needed has to be left: the machine runs other things too.
+HOST_MARGIN = 0.05
 # Resident memory of a training process with its libraries and, on a GPU, CUDA's: docs/memory.md
 PROCESS_ON_GPU = int(2.3 * GIB)  # one H200, LoRA without offload
 PROCESS_ON_CPU = int(0.75 * GIB)
@@ -66,12 +68,13 @@ class Prediction:
     def shortage(self, machine: Machine) -> str | None:
         """Why it does not fit, in words with the numbers; None if it does, as far as is known."""
         short = []
-        for name, needed, there in (
-            ("GPU", self.gpu_gib, machine.gpu_gib),
-            ("host", self.host_gib, machine.host_gib),
+        for name, needed, margin, there in (
+            ("GPU", self.gpu_gib, 0, machine.gpu_gib),
+            ("host", self.host_gib, HOST_MARGIN, machine.host_gib),
         ):
-            if there is not None and needed > there:
-                short.append(f"{needed:.1f} GiB of {name} memory are needed, {there:.1f} GiB are there")
+            if there is not None and needed * (1 + margin) > there:
+                spare = f" and {margin:.0%} to spare" if needed <= there else ""
+                short.append(f"{needed:.1f} GiB of {name} memory{spare} are needed, {there:.1f} GiB are there")
         return "; ".join(short) or None
 
 
@@ -111,4 +114,4 @@ def _moments_of_gpu(workload: Workload, arrangement: Arrangement, held: Held) ->
 
 
 def _gib(parts: dict[str, int]) -> dict[str, float]:
-    return {part: int(size) / GIB for part, size in parts.items() if size}
+    return {part: int(size) / GIB for part, size in parts.items() if size > 0}

@@ -75,8 +75,11 @@ def judge(workload: Workload, arrangement: Arrangement, machine: Machine) -> Can
 
 
 def fastest(found: Sequence[Candidate]) -> Candidate | None:
-    """The fastest that fits; of equals the one that needs less of the GPU."""
-    fitting = [candidate for candidate in found if candidate.fits]
+    """The fastest that fits; of equals the one that needs less of the GPU.
+
+    Not ZeRO-0: it has no float32 copy of the weights, so that updates smaller than bf16's steps are lost.
+    """
+    fitting = [candidate for candidate in found if candidate.fits and candidate.arrangement.zero.stage > 0]
     return max(fitting, key=lambda c: (c.samples_per_second, -c.prediction.gpu_gib), default=None)
 
 

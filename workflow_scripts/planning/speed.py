@@ -1,7 +1,7 @@
 """About how fast an arrangement trains, to rank those that fit; not a forecast for any one machine.
 
-The constants are fitted to runs of the MGM-2B shape on one H200 (docs/memory.md). Other machines are slower, by factors that
-arrangements mostly share.
+The constants are fitted to runs of the MGM-2B shape on one H200 (docs/memory.md). Other machines are slower, by factors
+that arrangements mostly share.
 """
 
 from planning.prediction import Arrangement

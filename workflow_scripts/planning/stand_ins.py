@@ -18,7 +18,7 @@ ATTENTION = "planned"
 
 
 def _attention(module, query, key, value, attention_mask, **kwargs):
-    """(B, heads, T, D) each → (B, T, heads, D). Keeps query, key, value, the output and one number per row, no scores."""
+    """(B, heads, T, D) each → (B, T, heads, D). Keeps query, key, value, output and one number per row."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:  # with a padding mask SDPA takes as many keys as queries
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

@@ -1,8 +1,7 @@
-"""What one micro batch holds on top of weights and optimizer, from moment to moment: the real model, on the meta device.
+"""What one micro batch holds beside weights and optimizer, from moment to moment: the real model, on the meta device.
 
-The model's own code runs, forward and backward, with its real shapes (planning/live_memory.py); only kernels that need a
-GPU are stood in for (planning/stand_ins.py). Two batch sizes give every other one: each moment is linear in
-it.
+The model's own code runs, forward and backward, with its real shapes (planning/live_memory.py); only kernels that need
+a GPU are stood in for (planning/stand_ins.py). Two batch sizes give every other one: each moment is linear in it.
 """
 
 from dataclasses import dataclass
@@ -60,8 +59,8 @@ class Parameters:
 class Moments:
     """Memory of a micro batch of one sample, and what each further one adds; (moments, kinds) bytes.
 
-    `flops` are one sample's, forward, recomputed and backward. `accumulated` (moments,) is how many elements of trained parameters have their gradient by then, and `latest`
-    (moments,) the elements of the one that has just got it, 0 elsewhere.
+    `flops` are one sample's, forward, recomputed and backward. `accumulated` (moments,) is how many elements of trained
+    parameters have their gradient by then, and `latest` (moments,) those of the one that has just got it.
     """
 
     one: np.ndarray
@@ -80,8 +79,9 @@ def build(workload: Workload) -> nn.Module:
     model.requires_grad_(False)
     if workload.tuning == "lora":
         return wrap_with_lora(model, workload.lora).to(workload.precision)
-    language_model = model.model.language_model if isinstance(model, MGMForConditionalGeneration) else model
-    language_model.requires_grad_(workload.tuning == "full")
+    if workload.tuning == "full":
+        _language_model(model).requires_grad_(True)
+        model.get_output_embeddings().requires_grad_(True)
     for parameter in projector_parameters(model).values():
         parameter.requires_grad_(True)
     return model
@@ -110,7 +110,7 @@ def _run(workload: Workload, recomputation: bool, batch: int) -> tuple[np.ndarra
         kwargs = {"use_reentrant": False, "preserve_rng_state": False}
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
     if workload.fused:
-        fuse_layers(model.model.language_model if hasattr(model.model, "language_model") else model)
+        fuse_layers(_language_model(model))
 
     words = workload.architecture.vocab_size
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -144,19 +144,21 @@ def _run(workload: Workload, recomputation: bool, batch: int) -> tuple[np.ndarra
     return memory.moments(), memory.flops, latest
 
 
+def _language_model(model: PreTrainedModel) -> nn.Module:
+    """Without its head."""
+    return model.base_model.language_model if isinstance(model, MGMForConditionalGeneration) else model.base_model
+
+
 def _loss(model: PreTrainedModel, workload: Workload, batch: int) -> torch.Tensor:
     """The forward pass of `MGMForConditionalGeneration` or of a causal language model, on data that is not there."""
     meta = torch.device("meta")
     text = workload.sequence - workload.architecture.image_tokens
     embeddings = model.get_input_embeddings()(torch.empty(batch, text, dtype=torch.long, device=meta))
-    language_model = model.model
+    language_model = _language_model(model)
     if isinstance(model, MGMForConditionalGeneration):
         side = model.config.image_size_aux
         image = model.model.get_image_features(torch.empty(batch, 3, side, side, device=meta))
-        embeddings = torch.cat([image.to(embeddings.dtype) * 1.0, embeddings], dim=1)
-        language_model = model.model.language_model
-    elif not embeddings.requires_grad:
-        embeddings.requires_grad_(True)
+        embeddings = torch.cat([image * 1.0, embeddings], dim=1)
     hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
     hidden = hidden[:, -workload.answers :].flatten(0, 1)
     if workload.fused:

@@ -11,14 +11,16 @@ from planning.step import Workload, count_parameters
 
 
 def print_plan(console: Console, plans: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
-    """One row for each workload and DeepSpeed configuration: its fastest arrangement that fits, or the nearest to it."""
+    """One row for each workload and DeepSpeed configuration: its fastest arrangement that fits, or the nearest."""
     console.print(_machine_line(machine))
     table = Table("tuning", "DeepSpeed", "recompute", "micro × acc.", "GPU GiB", "host GiB", "speed", "verdict")
     for workload, found in plans:
         best = fastest(found)
         for name in dict.fromkeys(candidate.arrangement.deepspeed for candidate in found):
             same = [candidate for candidate in found if candidate.arrangement.deepspeed == name]
-            table.add_row(*_row(workload, fastest(same) or nearest(same, machine), best))
+            fitting = [candidate for candidate in same if candidate.fits]
+            shown = max(fitting, key=lambda c: c.samples_per_second) if fitting else nearest(same, machine)
+            table.add_row(*_row(workload, shown, best))
         table.add_section()
     console.print(table)
     for workload, found in plans:

@@ -1,7 +1,6 @@
 """What DeepSpeed keeps beside a step's own tensors, part by part, for one process; all in bytes.
 
-Read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engine.py), with AdamW. Let N be
-the number of trained elements on this process, w the bytes of a weight, 4 those of the optimizer's float32 copies.
+Read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engine.py), for AdamW.
 """
 
 from collections.abc import Iterable

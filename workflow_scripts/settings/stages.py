@@ -7,7 +7,7 @@ configurations are handed over by content, so that a comment in them re-runs not
 from pathlib import Path
 
 from settings.batch import solve_batch
-from settings.deepspeed import read_deepspeed
+from settings.deepspeed import deepspeed_names, read_deepspeed
 from settings.recipes import needs_clip, read_recipes
 
 CAPTIONS = "results/captions"  # what captioners have said, shared by all experiments
@@ -152,4 +152,7 @@ def _benchmark(config: dict, name: str) -> dict | None:
 def _training(config: dict, stage: str) -> dict:
     settings = _common(config) | {"gpus": config["gpus"]} | config[stage]
     settings |= solve_batch(stage, settings)
+    if settings["deepspeed"] == "auto":
+        choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in deepspeed_names()}
+        return settings | {"deepspeed": None, "deepspeed_choices": choices}
     return settings | {"deepspeed": read_deepspeed(settings["deepspeed"], f"{stage}.deepspeed")}

@@ -1,5 +1,6 @@
 """The training data: one conversation a line, with an absolute image path, read and decoded when its turn comes."""
 
+import heapq
 from pathlib import Path
 
 import torch
@@ -35,14 +36,26 @@ class ConversationDataset(Dataset):
 
     def __getitem__(self, index: int) -> dict:
         row = self.rows[index]
-        segments = segments_of(self.template, row["conversations"], self.processor.tokenizer.eos_token or "")
-        item = {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
+        item = self._encode(row)
         item["pixel_values"] = None
         if "image" in row:
             if item["input_ids"].count(self.processor.image_token_id) < self.processor.num_image_tokens:
                 raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
             item["pixel_values"] = self.processor.pixels([load_image(row["image"])])[0]
         return item
+
+    def longest(self, looked_at: int = 100) -> tuple[int, int]:
+        """Tokens of the longest conversation, and the most that carry loss: of those `looked_at` with the most text."""
+        by_text = heapq.nlargest(
+            looked_at, self.rows, key=lambda row: sum(len(t["value"]) for t in row["conversations"])
+        )
+        items = [self._encode(row) for row in by_text]
+        answers = [sum(label != IGNORED for label in item["labels"]) for item in items]
+        return max(len(item["input_ids"]) for item in items), max(answers)
+
+    def _encode(self, row: dict) -> dict[str, list[int]]:
+        segments = segments_of(self.template, row["conversations"], self.processor.tokenizer.eos_token or "")
+        return {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
 
 
 class Collator:

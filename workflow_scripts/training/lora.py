@@ -1,4 +1,4 @@
-"""Wrapping the language model's projections with LoRA; everything else of the language model and the towers is frozen."""
+"""LoRA on the language model's projections; everything else of the language model and the towers is frozen."""
 
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn

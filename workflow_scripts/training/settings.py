@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from files import read_yaml
 from settings.batch import solve_batch
 
@@ -17,7 +19,11 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """One training stage. Batch sizes count samples; `deepspeed` is the content of a config/deepspeed file."""
+    """One training stage. Batch sizes count samples.
+
+    `deepspeed` is the content of a config/deepspeed file; None, if the memory plan is to choose one of
+    `deepspeed_choices`.
+    """
 
     seed: int
     gpus: int
@@ -39,11 +45,17 @@ class TrainingSettings:
     save_steps: int
     log_steps: int
     loader_workers: int
-    deepspeed: dict
+    check_memory: bool  # refuse what the memory plan says cannot fit
+    deepspeed: dict | None
+    deepspeed_choices: dict[str, dict] | None = None  # contents by name
     lora: LoraSettings | None = None
 
     def __post_init__(self):
         solve_batch("config.yaml", vars(self))
+
+    @property
+    def bf16(self) -> bool:
+        return self.precision == "bf16" or (self.precision == "auto" and torch.cuda.is_available())
 
 
 def load_training_settings(path: str | Path) -> TrainingSettings:

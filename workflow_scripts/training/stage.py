@@ -21,6 +21,7 @@ from training.build_locks import remove_stale_locks
 from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.conversations import Collator, ConversationDataset
 from training.deepspeed_config import complete_deepspeed_config
+from training.memory_plan import check_memory, choose_deepspeed, workload_of
 from training.settings import TrainingSettings
 from training.trained_weights import check_weights, gather
 from training.trainer import MGMTrainer
@@ -47,13 +48,19 @@ def run_stage(
     if os.environ.get("LOCAL_RANK", "0") == "0":
         remove_stale_locks()
     set_seed(settings.seed)
+    processor = MGMProcessor.from_pretrained(inputs["model"])
+    dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
+    config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
+    workload = workload_of(settings, config, dataset)
+    settings = choose_deepspeed(settings, workload)
+    plan = check_memory(settings, workload)
+
     fingerprint = _fingerprint(settings, inputs)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     checkpoint, reason = find_checkpoint(checkpoints, fingerprint)
     memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
     memory.start()
 
-    config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
     first = arguments.process_index == 0
@@ -63,9 +70,7 @@ def run_stage(
         discard_checkpoints(checkpoints, keep=checkpoint)
         progress_file.unlink(missing_ok=True)
 
-    processor = MGMProcessor.from_pretrained(inputs["model"])
-    dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
+    dtype = workload.precision
     model = prepare(MGMForConditionalGeneration.from_pretrained(inputs["model"], dtype=dtype, trust_remote_code=False))
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     shapes = full_shapes(trained)
@@ -96,6 +101,7 @@ def run_stage(
         "train_seconds": round(time.monotonic() - start, 1),
         "resumed_from": checkpoint.name if checkpoint else None,
         "memory": memory.finish(output_dir),
+        "memory_plan": plan,
     }
     if first:
         _write_records(settings, trainer, record, output_dir)
@@ -103,13 +109,12 @@ def run_stage(
 
 
 def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
-    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.parent / "tensorboard")
     return TrainingArguments(
         output_dir=str(folder),
         deepspeed=complete_deepspeed_config(settings.deepspeed, hidden_size),
         use_cpu=not torch.cuda.is_available(),
-        bf16=bf16,
+        bf16=settings.bf16,
         per_device_train_batch_size=settings.micro_batch_size,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         num_train_epochs=settings.epochs,

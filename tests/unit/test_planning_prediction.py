@@ -1,0 +1,121 @@
+"""Predictions beside what was measured: MGM-2B's shape on one H200, random weights, sequence 1024 (640 in stage 1)."""
+
+from functools import cache
+
+import pytest
+from places import PROJECT
+
+from files import read_json
+from planning.architecture import find_architecture
+from planning.prediction import Arrangement, Machine, predict
+from planning.search import candidates, fastest, remedies
+from planning.step import Parameters, Workload
+from planning.zero import Zero, held_by
+from training.deepspeed_config import complete_deepspeed_config
+from training.settings import LoraSettings
+
+LORA = LoraSettings(r=16, alpha=32, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
+STORY = Machine(gpus=1, gpu_gib=23.63, host_gib=62.6)
+# tuning, sequence, micro batch, fused, DeepSpeed; GiB allocated on the GPU and resident on the host
+MEASURED = [
+    ("lora", 1024, 1, False, "zero3_offload", 5.7, 8.6),
+    ("lora", 1024, 4, True, "zero3_offload", 5.9, 8.6),
+    ("lora", 1024, 1, False, "zero2", 9.66, 2.3),
+    ("stage1", 640, 4, False, "zero2", 16.4, 2.3),
+    ("stage1", 640, 16, True, "zero2", 21.3, 2.4),
+    ("full", 1024, 1, True, "zero3_offload", 5.73, 62.4),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_the_project():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(PROJECT)
+        yield
+
+
+@pytest.fixture(scope="module")
+def mgm_2b():
+    return find_architecture("mgm-2b")
+
+
+def deepspeed(name: str, hidden_size: int = 2048) -> dict:
+    return complete_deepspeed_config(read_json(PROJECT / f"config/deepspeed/{name}.json"), hidden_size)
+
+
+@cache
+def workload(architecture, tuning, sequence, answers, fused=False):
+    return Workload(architecture, tuning, sequence, answers, fused=fused, lora=LORA if tuning == "lora" else None)
+
+
+@pytest.mark.parametrize(("tuning", "sequence", "micro", "fused", "name", "gpu", "host"), MEASURED)
+def test_predictions_are_within_the_bars_of_what_was_measured(mgm_2b, tuning, sequence, micro, fused, name, gpu, host):
+    case = workload(mgm_2b, tuning, sequence, sequence, fused)
+    arrangement = Arrangement(name, Zero.of(deepspeed(name)), True, micro, 1)
+    prediction = predict(case, arrangement, STORY, loading=False)  # these runs made their weights on the GPU
+    assert prediction.allocated_gib == pytest.approx(gpu, rel=0.10)
+    assert prediction.host_gib == pytest.approx(host, rel=0.15)
+
+
+def test_on_the_machine_of_the_story_lora_fits_and_the_full_fine_tune_lacks_host_memory(mgm_2b):
+    full, lora = workload(mgm_2b, "full", 1024, 448), workload(mgm_2b, "lora", 1024, 448)
+    zero2, zero3 = ({name: deepspeed(name)} for name in ("zero2_offload", "zero3_offload"))
+    for candidate in candidates(full, STORY, zero2, 128, [1, 2, 4]):
+        assert candidate.prediction.host_gib == pytest.approx(66.6, rel=0.15)
+        assert "GiB of host memory are needed, 62.6 GiB are there" in candidate.shortage
+    [fits] = candidates(lora, STORY, zero3, 128, [1], [True])
+    assert fits.fits and fits.prediction.gpu_gib < 8 and fits.prediction.host_gib < 15
+
+
+def test_when_nothing_fits_the_advice_names_amounts_that_would_do(mgm_2b):
+    small = Machine(gpus=1, gpu_gib=4.0, host_gib=62.6)
+    case = workload(mgm_2b, "lora", 1024, 448)
+    configs = {"zero3_offload": deepspeed("zero3_offload")}
+    found = candidates(case, small, configs, 128, [1, 2])
+    assert fastest(found) is None
+    [needed] = [advice for advice in remedies(case, found, small) if "of the GPU's memory would do" in advice]
+    enough = Machine(1, float(needed.split(" GiB")[0]) + 0.05, 62.6)
+    assert fastest(candidates(case, enough, configs, 128, [1, 2]))
+
+
+@pytest.fixture(scope="module")
+def mamba_on_six_gpus():
+    machine = Machine(gpus=6, gpu_gib=32.0, host_gib=512.0)
+    architecture = find_architecture("7b_mamba")
+    return Workload(architecture, "full", 1024, 1024), machine
+
+
+def test_a_7b_mamba_with_zero_2_and_micro_batch_4_is_refused_on_six_gpus_and_zero_3_accepted(mamba_on_six_gpus):
+    case, machine = mamba_on_six_gpus
+    for candidate in candidates(case, machine, {"zero2": deepspeed("zero2", 4096)}, None, [4]):
+        assert "of GPU memory are needed, 32.0 GiB are there" in candidate.shortage
+    [accepted] = candidates(case, machine, {"zero3_offload": deepspeed("zero3_offload", 4096)}, 48, [1], [True])
+    assert accepted.fits and accepted.arrangement.accumulation == 8
+    assert sum(accepted.prediction.gpu.values()) == accepted.prediction.gpu_gib
+
+
+PARAMETERS = Parameters(every=(1000, 600), trained=(600,))
+
+
+def test_without_offload_zero_2_divides_adams_copies_among_the_gpus_and_offload_moves_them_to_the_host():
+    plain, offloaded = Zero.of(deepspeed("zero2", 4)), Zero.of(deepspeed("zero2_offload", 4))
+    for gpus in (1, 2, 6):
+        assert held_by(plain, PARAMETERS, 2, gpus, True).gpu["optimizer"] == 600 // gpus * 12
+        held = held_by(offloaded, PARAMETERS, 2, gpus, True)
+        assert "optimizer" not in held.gpu
+        # float32 weights, page-locked and so rounded up to a power of two, and two moments
+        assert held.host["optimizer"] == {1: 4096, 2: 2048, 6: 512}[gpus] + 600 // gpus * 8
+
+
+def test_zero_3_holds_a_share_of_the_weights_and_what_it_gathers():
+    config = deepspeed("zero3", 4)
+    config["zero_optimization"] |= {"stage3_param_persistence_threshold": 700, "stage3_max_live_parameters": 100}
+    zero = Zero.of(config)
+    # the small weight stays whole, the large one is divided by four, and gathered when it is used
+    assert held_by(zero, PARAMETERS, 2, 4, False).gpu["weights"] == 2 * (600 + 250 + 1000)
+
+
+def test_a_machine_that_says_nothing_refuses_nothing(mgm_2b):
+    case = workload(mgm_2b, "lora", 1024, 448)
+    prediction = predict(case, Arrangement("zero2", Zero.of(deepspeed("zero2")), True, 64, 1), STORY)
+    assert prediction.shortage(STORY) and prediction.shortage(Machine(1, None, None)) is None

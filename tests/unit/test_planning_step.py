@@ -1,0 +1,86 @@
+"""What a step holds, counted on the meta device: against PyTorch's own profiler, and against itself at other sizes."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import mgm_config
+from torch.autograd.profiler import profile
+from transformers import MambaConfig
+
+from planning.architecture import Architecture
+from planning.live_memory import LiveMemory
+from planning.step import Workload, _run, build, count_parameters, moments
+from training.settings import LoraSettings
+
+LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj"])
+
+
+def workload(tuning="lora", fused=False, family="gemma"):
+    architecture = Architecture("tiny", mgm_config(family))
+    lora = LORA if tuning == "lora" else None
+    return Workload(architecture, tuning, sequence=40, answers=12, precision=torch.float32, fused=fused, lora=lora)
+
+
+def train_three_layers(device: str) -> None:
+    layers = [torch.randn(200, 200, device=device, requires_grad=True) for _ in range(3)]
+    hidden = torch.randn(64, 200, device=device)
+    for layer in layers:
+        hidden = (hidden @ layer).relu()
+    hidden.sum().backward()
+
+
+def test_the_peak_counted_without_data_is_the_one_that_pytorchs_profiler_sees_with_data():
+    with profile(profile_memory=True) as profiled:
+        train_three_layers("cpu")
+    changes = [event.nbytes() for event in profiled.kineto_results.events() if event.name() == "[memory]"]
+    memory = LiveMemory(("all",), lambda tensor: "all")
+    with memory:
+        train_three_layers("meta")
+    assert memory.moments().sum(axis=1).max() == np.cumsum(changes).max() > 0
+
+
+def test_flops_are_those_of_the_matrix_products():
+    memory = LiveMemory(("all",), lambda tensor: "all")
+    with memory:
+        train_three_layers("meta")
+    forward = 3 * 2 * 64 * 200 * 200
+    assert memory.flops == forward + 2 * forward - forward // 3, "the first layer's input needs no gradient"
+
+
+@pytest.mark.parametrize("tuning", ["stage1", "lora", "full"])
+def test_a_larger_batch_needs_exactly_what_two_smaller_ones_say(tuning):
+    case = workload(tuning)
+    directly, _, _ = _run(case, True, 5)
+    assert np.array_equal(moments(case, True).of(5).sum(axis=1), directly.sum(axis=1))
+
+
+def test_parameters_are_those_of_the_real_model():
+    case = workload("lora")
+    model = build(case)
+    counted = count_parameters(case)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert all("lora_" in name or "projector" in name or "patch_info_mining" in name for name in trained)
+    assert sum(counted.every) == sum(parameter.numel() for parameter in model.parameters())
+    assert sum(counted.trained) == sum(p.numel() for name, p in model.named_parameters() if name in trained)
+
+
+def peak(case: Workload, recomputation=False, micro_batch=4) -> int:
+    return moments(case, recomputation).of(micro_batch).sum(axis=1).max()
+
+
+def test_recomputation_fused_kernels_and_fewer_answers_each_need_less():
+    case = workload("full")
+    assert peak(case, recomputation=True) < peak(case)
+    assert peak(workload("full", fused=True)) < peak(case)
+    fewer = Workload(case.architecture, "full", 40, 2, torch.float32)
+    assert moments(fewer, False).of(4)[:, 1].max() == pytest.approx(
+        moments(case, False).of(4)[:, 1].max() / 6, rel=0.01
+    ), "logits are in proportion to the tokens that carry loss"
+
+
+def test_a_text_model_is_planned_too_and_mambas_scan_without_its_loop():
+    config = MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=2)
+    case = Workload(Architecture("mamba", config), "full", 12, 12, torch.float32)
+    states = 32 * 12 * 4 * 4  # inner size × tokens × states × bytes, of one sample
+    assert peak(case, micro_batch=1) > 2 * 2 * states, "two layers keep decay and states of every token"
+    assert peak(case, recomputation=True) < peak(case)

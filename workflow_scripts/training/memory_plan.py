@@ -1,0 +1,117 @@
+"""A training stage's plan, before anything is loaded: `deepspeed: auto` is decided, and what cannot fit is refused."""
+
+import os
+import sys
+from dataclasses import replace
+
+import torch
+
+from errors import InputError
+from mgm import MGMConfig
+from planning.architecture import Architecture
+from planning.machine import machine_in_use, whole_machine
+from planning.prediction import Arrangement, Machine, Prediction, predict
+from planning.search import candidates, describe, fastest, remedies
+from planning.step import Workload
+from planning.zero import Zero
+from training.conversations import ConversationDataset
+from training.deepspeed_config import complete_deepspeed_config
+from training.settings import TrainingSettings
+
+
+def workload_of(settings: TrainingSettings, config: MGMConfig, dataset: ConversationDataset) -> Workload:
+    """What the stage trains, on its longest conversation."""
+    sequence, answers = dataset.longest()
+    return Workload(
+        architecture=Architecture("the model", config),
+        tuning="lora" if settings.lora else "stage1",
+        sequence=sequence,
+        answers=answers,
+        precision=torch.bfloat16 if settings.bf16 else torch.float32,
+        lora=settings.lora,
+    )
+
+
+def choose_deepspeed(settings: TrainingSettings, workload: Workload) -> TrainingSettings:
+    """With `deepspeed: auto`, the settings with the fastest configuration that fits; other settings as they are.
+
+    It is chosen by what the machine has, not by what happens to be free, so that every process and every resumed run
+    chooses the same.
+
+    Raises:
+        InputError: none fits; with what would help.
+    """
+    if not settings.deepspeed_choices:
+        return settings
+    machine, hidden_size = whole_machine(settings.gpus), workload.architecture.hidden_size
+    choices = {
+        name: complete_deepspeed_config(config, hidden_size) for name, config in settings.deepspeed_choices.items()
+    }
+    found = candidates(
+        workload,
+        machine,
+        choices,
+        settings.global_batch_size,
+        [settings.micro_batch_size],
+        [settings.activation_checkpointing],
+    )
+    best = fastest(found)
+    if best is None:
+        raise InputError(
+            f"deepspeed: auto: nothing fits; what would help: {'; '.join(remedies(workload, found, machine))}"
+        )
+    _say(f"deepspeed: auto: {describe(best.arrangement)} is the fastest that fits")
+    return replace(settings, deepspeed=settings.deepspeed_choices[best.arrangement.deepspeed], deepspeed_choices=None)
+
+
+def check_memory(settings: TrainingSettings, workload: Workload) -> dict:
+    """Refuse what cannot fit into what is free now.
+
+    Returns:
+        The prediction for the run's record: `gpu_gib`, `host_gib`, both part by part, and what was free.
+
+    Raises:
+        InputError: it cannot fit, and `check_memory` is true.
+    """
+    machine = machine_in_use(settings.gpus)
+    prediction = predict(workload, _arrangement(settings, workload), machine)
+    if machine.host_gib is None or (machine.gpus and machine.gpu_gib is None):
+        _say("memory plan: this machine does not say how much memory is free; going on without the check")
+    if shortage := prediction.shortage(machine):
+        if settings.check_memory:
+            raise InputError(
+                f"this stage does not fit: {shortage}. `python workflow_scripts/plan_memory.py --help` says how to "
+                "find what does; `check_memory: false` in the stage's settings tries anyway"
+            )
+        _say(f"memory plan: {shortage}; trying anyway (check_memory: false)")
+    return _record(prediction, machine)
+
+
+def _arrangement(settings: TrainingSettings, workload: Workload) -> Arrangement:
+    config = complete_deepspeed_config(settings.deepspeed, workload.architecture.hidden_size)
+    return Arrangement(
+        deepspeed="configured",
+        zero=Zero.of(config),
+        recomputation=settings.activation_checkpointing,
+        micro_batch=settings.micro_batch_size,
+        accumulation=settings.gradient_accumulation_steps,
+    )
+
+
+def _record(prediction: Prediction, machine: Machine) -> dict:
+    def rounded(parts: dict[str, float]) -> dict[str, float]:
+        return {part: round(size, 3) for part, size in parts.items()}
+
+    return {
+        "gpu_gib": round(prediction.gpu_gib, 2) if machine.gpus else None,
+        "host_gib": round(prediction.host_gib, 2),
+        "gpu": rounded(prediction.gpu),
+        "host": rounded(prediction.host),
+        "free_gpu_gib": machine.gpu_gib,
+        "free_host_gib": machine.host_gib,
+    }
+
+
+def _say(sentence: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(sentence, file=sys.stderr, flush=True)
