@@ -74,7 +74,7 @@ class ClusterRun:
 
     def jobs(self, rule: str, wildcards: str) -> list[dict[str, str]]:
         """All jobs of one of the workflow's jobs, in order."""
-        return [job for job in self.all_jobs() if job["Comment"].strip() == f"rule_{rule}_wildcards_{wildcards}"]
+        return [job for job in self.all_jobs() if job["Comment"] == f"rule_{rule}_wildcards_{wildcards}"]
 
     def all_jobs(self) -> list[dict[str, str]]:
         own = [job for job in jobs() if job["WorkDir"] == str(self.project.folder)]
@@ -92,7 +92,7 @@ def completed(jobs: list[dict[str, str]]) -> Counter:
 
 
 def rule_of(job: dict[str, str]) -> str:
-    return re.fullmatch(r"rule_(\w+?)(_wildcards_.*)?", job["Comment"].strip())[1]
+    return re.fullmatch(r"rule_(\w+?)(_wildcards_.*)?", job["Comment"])[1]
 
 
 def fail_node() -> None:

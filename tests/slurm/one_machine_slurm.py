@@ -123,4 +123,4 @@ def update(what: str, name: str, **values: str) -> None:
 def jobs() -> list[dict[str, str]]:
     """Every job since Slurm was started, finished ones too, as `scontrol show job` describes them."""
     described = slurm("scontrol", "--oneliner", "show", "job").splitlines()
-    return [dict(re.findall(r"(\S+?)=(.*?)(?= \S+?=|$)", line)) for line in described if line.startswith("JobId=")]
+    return [dict(re.findall(r"(\S+?)=(.*?) *(?= \S+?=|$)", line)) for line in described if line.startswith("JobId=")]
