@@ -52,7 +52,7 @@ def test_left_padding_and_neighbours_do_not_change_an_answer(model):
 def test_the_image_enters_once_and_matters(model):
     inputs, images = prompts(1), pixels(1, dtype=torch.float64)
     calls = []
-    hook = model.model.vision_tower.register_forward_hook(lambda *_: calls.append(1))
+    hook = model.model.vision_tower.embeddings.register_forward_hook(lambda *_: calls.append(1))
     generate(model, inputs, images)
     hook.remove()
     assert len(calls) == 1

@@ -5,7 +5,8 @@ import torch
 from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm
 from transformers import AutoModelForCausalLM
 
-from mgm.modeling_mgm import IGNORED
+import mgm.loss
+from mgm.loss import IGNORED, LanguageModelHead, loss_and_gradient
 
 LENGTH = NUM_IMAGE_TOKENS + 12
 
@@ -96,14 +97,46 @@ def test_padding_carries_no_loss_and_changes_none():
         torch.testing.assert_close(model(**wider).loss, model(**inputs).loss)
 
 
-def test_with_labels_no_full_logits_are_made():
+def test_logits_exist_for_supervised_positions_only_and_some_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(mgm.loss, "ROWS_AT_ONCE", 7)
     model = tiny_mgm()
     inputs = batch(model)
-    rows = []
-    model.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape))
-    with torch.inference_mode():
-        assert model(**inputs).logits is None
-    assert rows == [(int((inputs["labels"] != IGNORED).sum()), model.config.text_config.vocab_size)]
+    shapes = []
+
+    def recorded(logits, targets):
+        shapes.append(tuple(logits.shape))
+        return loss_and_gradient(logits, targets)
+
+    model.lm_head.loss_and_gradient = recorded
+    assert model(**inputs).logits is None
+    supervised, words = int((inputs["labels"] != IGNORED).sum()), model.config.text_config.vocab_size
+    assert supervised == 18 and shapes == [(7, words), (7, words), (4, words)]
+
+
+@pytest.mark.parametrize("frozen", ["neither", "hidden", "weight"])
+def test_the_heads_loss_and_its_scaled_gradients_are_pytorchs_cross_entropy(frozen, monkeypatch):
+    monkeypatch.setattr(mgm.loss, "ROWS_AT_ONCE", 4)
+    torch.manual_seed(0)
+    head = LanguageModelHead(6, 11).double()
+    hidden = torch.randn(10, 6, dtype=torch.float64)
+    targets = torch.randint(0, 11, (10,))
+    sources = [source for name, source in (("hidden", hidden), ("weight", head.weight)) if name != frozen]
+    for source in (hidden, head.weight):
+        source.requires_grad_(any(source is chosen for chosen in sources))
+    own = head(hidden, targets)
+    reference = torch.nn.functional.cross_entropy(head(hidden), targets, reduction="sum")
+    torch.testing.assert_close(own, reference.float(), rtol=1e-6, atol=0)
+    for a, b in zip(torch.autograd.grad(own / 3, sources), torch.autograd.grad(reference / 3, sources), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_a_batch_without_supervised_positions_has_no_loss_and_no_gradient():
+    model = tiny_mgm()
+    inputs = batch(model)
+    loss = model(**{**inputs, "labels": torch.full_like(inputs["labels"], IGNORED)}).loss
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not any(parameter.grad.any() for parameter in model.model.projector.parameters())
 
 
 @pytest.mark.parametrize("change", [-1, 1, -NUM_IMAGE_TOKENS])

@@ -18,7 +18,7 @@ from tiny_models import (
 from transformers import CLIPVisionConfig, ConvNextModel
 
 from mgm.configuration_mgm import MGMConfig
-from mgm.modeling_mgm import PatchInfoMining
+from mgm.mining import PatchInfoMining
 
 
 def normalised_linear(sequential, vector: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ def assemble(
     language = _load("language_model", language_model, AutoModelForCausalLM, dtype=dtype, **SAFE)
     with torch.device("meta"):  # no time spent on random weights that are replaced at once
         model = MGMForConditionalGeneration(config).to(dtype)
-    model.model.language_model, model.lm_head = language.model, language.lm_head
+    model.model.language_model, model.lm_head.weight = language.model, language.lm_head.weight
     model.model.vision_tower = _load("vision_tower", vision_tower, CLIPVisionModel, dtype=dtype, **SAFE)
     model.model.vision_tower_aux = _load("vision_tower_aux", vision_tower_aux, ConvNextModel, dtype=dtype, **SAFE)
     for module in (model.model.projector, model.model.patch_info_mining):

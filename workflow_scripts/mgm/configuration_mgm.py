@@ -16,6 +16,7 @@ class MGMConfig(PretrainedConfig):
     """
 
     model_type = "mgm"
+    has_no_defaults_at_init = True  # the grids of transformers' default towers do not meet
     sub_configs = {"text_config": AutoConfig, "vision_config": CLIPVisionConfig, "vision_aux_config": ConvNextConfig}
 
     def __init__(

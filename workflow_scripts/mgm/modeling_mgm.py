@@ -2,6 +2,8 @@
 
 Shapes: B images, N CLIP patches, M² high-resolution sub-patches in each, C CLIP channels, C' ConvNeXt channels of all
 stages, H hidden size of the language model, T tokens, V words.
+
+Both towers are frozen in every stage, so they run without gradients, and always as in evaluation.
 """
 
 from dataclasses import dataclass
@@ -9,12 +11,16 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, CLIPVisionModel, ConvNextModel, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 
 from mgm.configuration_mgm import MGMConfig
+from mgm.loss import LanguageModelHead, supervised_positions
+from mgm.mining import PatchInfoMining, join_stages
 
-IGNORED = -100  # label of positions that carry no loss
+# Of how many images high-resolution features exist at a time: those of MGM-2B take 0.2 GiB an image.
+IMAGES_AT_ONCE = 8
 
 
 @dataclass
@@ -24,27 +30,6 @@ class MGMCausalLMOutput(ModelOutput):
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     past_key_values: object | None = None
-
-
-class PatchInfoMining(nn.Module):
-    """Each CLIP patch looks into its own high-resolution sub-patches (Li et al. 2024, arXiv:2403.18814, eq. 1).
-
-    Query, key and value are a LayerNorm and a linear layer each; scores are scaled by 1/√C and normalised over the
-    M² sub-patches.
-    """
-
-    def __init__(self, channels: int, aux_channels: int):
-        super().__init__()
-        self.query = nn.Sequential(nn.LayerNorm(channels), nn.Linear(channels, channels))
-        self.key = nn.Sequential(nn.LayerNorm(aux_channels), nn.Linear(aux_channels, channels))
-        self.value = nn.Sequential(nn.LayerNorm(aux_channels), nn.Linear(aux_channels, channels))
-
-    def forward(self, patches: torch.Tensor, sub_patches: torch.Tensor) -> torch.Tensor:
-        """patches (B, N, C), sub_patches (B, N, M², C') → mined features (B, N, C), to be added to `patches`."""
-        query = self.query(patches).unsqueeze(2)  # (B, N, 1, C)
-        key, value = self.key(sub_patches), self.value(sub_patches)  # (B, N, M², C)
-        scores = query @ key.transpose(-1, -2) / key.shape[-1] ** 0.5  # (B, N, 1, M²)
-        return (scores.softmax(dim=-1) @ value).squeeze(2)
 
 
 class MGMProjector(nn.Sequential):
@@ -82,39 +67,54 @@ class MGMModel(MGMPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.language_model.set_input_embeddings(value)
 
+    def train(self, mode: bool = True) -> "MGMModel":
+        super().train(mode)
+        for tower in (self.vision_tower, self.vision_tower_aux):
+            tower.eval()
+        return self
+
+    @torch.no_grad()
     def clip_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → (B, N, C): layer −2 of the CLIP tower without the class token, at CLIP's resolution.
 
         The image is scaled down in float32 whatever the weights are, as in the published training.
         """
+        tower = self.vision_tower
         low = F.interpolate(
             pixel_values.float(), size=self.config.vision_config.image_size, mode="bilinear", align_corners=False
         )
-        hidden = self.vision_tower(low.to(self.vision_tower.dtype), output_hidden_states=True).hidden_states
-        return hidden[self.config.vision_feature_layer][:, 1:]
+        hidden = tower.pre_layrnorm(tower.embeddings(low.to(self.dtype)))
+        layers = tower.encoder.layers
+        for layer in layers[: self.config.vision_feature_layer % (len(layers) + 1)]:  # none after the one that is read
+            hidden = layer(hidden, attention_mask=None)
+        return hidden[:, 1:]
+
+    @torch.no_grad()
+    def stage_features(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
+        """(B, 3, S', S') → what every ConvNeXt stage gives, [(B, C_s, h_s, h_s)], finest first."""
+        tower = self.vision_tower_aux
+        # its depthwise convolutions are several times faster with channels innermost
+        features = tower.embeddings(pixel_values.to(self.dtype, memory_format=torch.channels_last))
+        return [features := stage(features) for stage in tower.encoder.stages]
 
     def sub_patch_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → (B, N, M², C'): every ConvNeXt stage at the first stage's resolution, grouped by patch."""
-        features, stages = self.vision_tower_aux.embeddings(pixel_values), []
-        for stage in self.vision_tower_aux.encoder.stages:
-            features = stage(features)
-            stages.append(features)
-        size = stages[0].shape[-2:]
-        upsampled = [
-            F.interpolate(stage.float(), size=size, mode="bilinear", align_corners=False).to(stage.dtype)
-            for stage in stages[1:]
-        ]
-        grid = torch.cat([stages[0], *upsampled], dim=1)  # (B, C', side·M, side·M)
-        side, m = self.config.patches_per_side, self.config.sub_patches_per_side
-        grid = grid.unflatten(3, (side, m)).unflatten(2, (side, m))  # (B, C', side, M, side, M)
-        return grid.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)
+        return join_stages(self.stage_features(pixel_values), self.config.patches_per_side)
+
+    def mine(self, patches: torch.Tensor, *stages: torch.Tensor) -> torch.Tensor:
+        """patches (B, N, C) and ConvNeXt stages → mined features (B, N, C)."""
+        return self.patch_info_mining(patches, join_stages(stages, self.config.patches_per_side))
 
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → visual tokens (B, N, H)."""
         patches = self.clip_features(pixel_values)
-        sub_patches = self.sub_patch_features(pixel_values.to(self.vision_tower_aux.dtype))
-        mined = self.patch_info_mining(patches, sub_patches)
-        return self.projector(patches + mined)
+        mined = [
+            # what the backward pass needs at the first stage's resolution is joined again then: kept until then, it
+            # would take more memory than two decoder layers
+            checkpoint(self.mine, some, *self.stage_features(pixels), use_reentrant=False)
+            for some, pixels in zip(patches.split(IMAGES_AT_ONCE), pixel_values.split(IMAGES_AT_ONCE), strict=True)
+        ]
+        return self.projector(patches + torch.cat(mined))
 
     def forward(
         self,
@@ -130,16 +130,12 @@ class MGMModel(MGMPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         if pixel_values is not None:
-            tokens = self.get_image_features(pixel_values).to(inputs_embeds.dtype)
-            positions = (input_ids == self.config.image_token_id).unsqueeze(-1).expand_as(inputs_embeds)
-            if int(positions.sum()) != tokens.numel():
-                raise ValueError(
-                    f"{len(pixel_values)} images need {tokens.shape[0] * tokens.shape[1]} image tokens in input_ids, "
-                    f"found {int(positions[..., 0].sum())}"
-                )
+            places = self._image_positions(input_ids, len(pixel_values))
+            tokens = self.get_image_features(pixel_values).to(inputs_embeds.dtype).flatten(0, 1)
             # Gemma scales its word embeddings by √H; in MGM visual tokens pass through the same scale
             scale = getattr(self.get_input_embeddings(), "scalar_embed_scale", 1.0)
-            inputs_embeds = inputs_embeds.masked_scatter(positions, tokens * scale)
+            rows = inputs_embeds.flatten(0, 1).index_copy(0, places, tokens * scale)
+            inputs_embeds = rows.view_as(inputs_embeds)
         return self.language_model(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
@@ -148,6 +144,14 @@ class MGMModel(MGMPreTrainedModel):
             **kwargs,
         )
 
+    def _image_positions(self, input_ids: torch.LongTensor, images: int) -> torch.Tensor:
+        """Flat indices of the image tokens, in order; they must be as many as the images have."""
+        places = (input_ids.flatten() == self.config.image_token_id).nonzero().squeeze(1)
+        expected = images * self.config.num_image_tokens
+        if len(places) != expected:
+            raise ValueError(f"{images} images need {expected} image tokens in input_ids, found {len(places)}")
+        return places
+
 
 class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}
@@ -155,7 +159,7 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
     def __init__(self, config: MGMConfig):
         super().__init__(config)
         self.model = MGMModel(config)
-        self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
+        self.lm_head = LanguageModelHead(config.text_config.hidden_size, config.text_config.vocab_size)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -178,6 +182,8 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         **kwargs,
     ) -> MGMCausalLMOutput:
         """labels (B, T): the answer's token ids, −100 elsewhere. With labels, `logits` are not materialised."""
+        if labels is not None:  # before the model runs: that it is known how many they are waits for the GPU
+            supervised, targets = supervised_positions(labels)
         output = self.model(
             input_ids=input_ids,
             pixel_values=pixel_values,
@@ -189,18 +195,11 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         )
         hidden = output.last_hidden_state
         if labels is not None:
-            return MGMCausalLMOutput(loss=self._answer_loss(hidden, labels, num_items_in_batch))
+            total = self.lm_head(hidden.flatten(0, 1)[supervised], targets)
+            items = num_items_in_batch if num_items_in_batch is not None else max(1, len(targets))
+            return MGMCausalLMOutput(loss=total / items)
         logits = self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
         return MGMCausalLMOutput(logits=logits, past_key_values=output.past_key_values)
-
-    def _answer_loss(self, hidden: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int | None):
-        """Next-token cross-entropy in float32 at supervised positions only: a full (B, T, V) tensor is 500 MiB for
-        Gemma's 256 000 words at 1024 tokens, and most of it would carry no loss."""
-        target = labels[:, 1:]
-        supervised = target != IGNORED
-        logits = self.lm_head(hidden[:, :-1][supervised]).float()  # (answer tokens, V)
-        total = F.cross_entropy(logits, target[supervised], reduction="sum")
-        return total / (supervised.sum().clamp(min=1) if items is None else items)
 
     def prepare_inputs_for_generation(self, input_ids, pixel_values=None, is_first_iteration=False, **kwargs):
         # the image enters once, with the prompt; afterwards its keys and values are in the cache
@@ -210,4 +209,4 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         return inputs
 
 
-__all__ = ["MGMForConditionalGeneration", "MGMModel", "MGMPreTrainedModel", "PatchInfoMining"]
+__all__ = ["MGMForConditionalGeneration", "MGMModel", "MGMPreTrainedModel"]

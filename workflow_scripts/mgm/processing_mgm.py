@@ -6,8 +6,7 @@ from transformers import ProcessorMixin
 
 from formats.llava import IMAGE_TOKEN
 from formats.prompts import Segments
-
-IGNORED = -100
+from mgm.loss import IGNORED
 
 
 class MGMProcessor(ProcessorMixin):

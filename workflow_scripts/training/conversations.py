@@ -11,8 +11,7 @@ from formats.images import load_image
 from formats.llava import read_llava
 from formats.prompts import segments_of
 from mgm import MGMProcessor
-
-IGNORED = -100
+from mgm.loss import IGNORED
 
 
 class ConversationDataset(Dataset):

@@ -1,0 +1,52 @@
+"""Patch info mining: what each CLIP patch finds in its own high-resolution sub-patches.
+
+Shapes: B images, N CLIP patches, M² sub-patches in each, C CLIP channels, C' channels of all ConvNeXt stages.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class PatchInfoMining(nn.Module):
+    """Attention of each CLIP patch over its own sub-patches (Li et al. 2024, arXiv:2403.18814, eq. 1).
+
+    Query, key and value are a LayerNorm and a linear layer each; scores are scaled by 1/√C and normalised over the
+    M² sub-patches.
+
+    Keys and values are linear in the normalised sub-patches x̂, so that neither is ever made: the query is projected
+    back to x̂'s channels, it attends over x̂ itself, and the sum it attends to is projected. That is the same function
+    with M² times fewer multiplications in the projections.
+    """
+
+    def __init__(self, channels: int, aux_channels: int):
+        super().__init__()
+        self.query = nn.Sequential(nn.LayerNorm(channels), nn.Linear(channels, channels))
+        self.key = nn.Sequential(nn.LayerNorm(aux_channels), nn.Linear(aux_channels, channels))
+        self.value = nn.Sequential(nn.LayerNorm(aux_channels), nn.Linear(aux_channels, channels))
+
+    def forward(self, patches: torch.Tensor, sub_patches: torch.Tensor) -> torch.Tensor:
+        """patches (B, N, C), sub_patches (B, N, M², C') → mined features (B, N, C), to be added to `patches`."""
+        (key_norm, key), (value_norm, value) = self.key, self.value
+        # x̂, which keys and values share: both norms have one epsilon
+        normalised = F.layer_norm(sub_patches, key_norm.normalized_shape, eps=key_norm.eps)
+        query = self.query(patches)  # (B, N, C)
+        back = (query @ key.weight) * key_norm.weight  # (B, N, C')
+        # the same for all sub-patches, so that the softmax cancels it; kept so that every parameter has a gradient
+        offset = query @ (key.weight @ key_norm.bias + key.bias)  # (B, N)
+        scores = (normalised @ back.unsqueeze(-1)).squeeze(-1) + offset.unsqueeze(-1)  # (B, N, M²)
+        weights = (scores / query.shape[-1] ** 0.5).softmax(dim=-1)
+        attended = (weights.unsqueeze(-2) @ normalised).squeeze(-2)  # (B, N, C')
+        return value(attended * value_norm.weight + value_norm.bias)
+
+
+def join_stages(stages: list[torch.Tensor], patches_per_side: int) -> torch.Tensor:
+    """ConvNeXt stages [(B, C_s, h_s, h_s)], finest first → sub-patches (B, N, M², C') at the finest resolution.
+
+    Coarser stages are upsampled bilinearly; PyTorch's kernels compute that in float32, whatever the dtype.
+    """
+    size, side = stages[0].shape[-2:], patches_per_side
+    upsampled = [F.interpolate(stage, size=size, mode="bilinear", align_corners=False) for stage in stages[1:]]
+    grid = torch.cat([stages[0], *upsampled], dim=1)  # (B, C', side·M, side·M)
+    grid = grid.unflatten(3, (side, -1)).unflatten(2, (side, -1))  # (B, C', side, M, side, M)
+    return grid.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)
