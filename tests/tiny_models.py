@@ -21,6 +21,7 @@ from transformers import (
 
 from foundation.tiny_tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
 from mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+from mgm.loss import IGNORED
 
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 
@@ -167,6 +168,26 @@ def pixels(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tor
     """Random images as the model is given them: (count, 3, S', S')."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 3, IMAGE_SIDE, IMAGE_SIDE, generator=generator, dtype=dtype)
+
+
+def training_batch(model: MGMForConditionalGeneration, rows: int = 3, seed: int = 2) -> dict[str, torch.Tensor]:
+    """Image, question, and an answer of a different length in each row; right padding."""
+    generator = torch.Generator().manual_seed(seed)
+    config, length = model.config, NUM_IMAGE_TOKENS + 12
+    input_ids = torch.randint(10, config.text_config.vocab_size, (rows, length), generator=generator)
+    input_ids[:, 1 : 1 + NUM_IMAGE_TOKENS] = config.image_token_id
+    labels, mask = torch.full_like(input_ids, IGNORED), torch.ones_like(input_ids)
+    for row in range(rows):
+        end = length - row
+        mask[row, end:] = 0
+        input_ids[row, end:] = config.pad_token_id
+        labels[row, length - 7 : end] = input_ids[row, length - 7 : end]
+    return {
+        "input_ids": input_ids,
+        "attention_mask": mask,
+        "labels": labels,
+        "pixel_values": pixels(rows, dtype=model.dtype),
+    }
 
 
 def save_image(path: Path, color: tuple[int, int, int] = (200, 30, 30), size: tuple[int, int] = (40, 30)) -> Path:

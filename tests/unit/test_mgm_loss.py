@@ -2,33 +2,11 @@
 
 import pytest
 import torch
-from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm
+from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 from transformers import AutoModelForCausalLM
 
 import mgm.loss
 from mgm.loss import IGNORED, LanguageModelHead, loss_and_gradient
-
-LENGTH = NUM_IMAGE_TOKENS + 12
-
-
-def batch(model, rows: int = 3) -> dict[str, torch.Tensor]:
-    """Image, question, answer of a different length in each row, right padding."""
-    generator = torch.Generator().manual_seed(2)
-    config = model.config
-    input_ids = torch.randint(10, config.text_config.vocab_size, (rows, LENGTH), generator=generator)
-    input_ids[:, 1 : 1 + NUM_IMAGE_TOKENS] = config.image_token_id
-    labels, mask = torch.full_like(input_ids, IGNORED), torch.ones_like(input_ids)
-    for row in range(rows):
-        end = LENGTH - row
-        mask[row, end:] = 0
-        input_ids[row, end:] = config.pad_token_id
-        labels[row, LENGTH - 7 : end] = input_ids[row, LENGTH - 7 : end]
-    return {
-        "input_ids": input_ids,
-        "attention_mask": mask,
-        "labels": labels,
-        "pixel_values": pixels(rows, dtype=model.dtype),
-    }
 
 
 def full_logits_loss(model, inputs: dict) -> torch.Tensor:
@@ -49,7 +27,7 @@ def full_logits_loss(model, inputs: dict) -> torch.Tensor:
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
 def test_the_loss_and_its_gradients_equal_the_full_logits_cross_entropy(family):
     model = tiny_mgm(family)
-    inputs = batch(model)
+    inputs = training_batch(model)
     loss, reference = model(**inputs).loss, full_logits_loss(model, inputs)
     torch.testing.assert_close(loss, reference)
     trained = [*model.model.projector.parameters(), *model.model.patch_info_mining.parameters(), model.lm_head.weight]
@@ -59,7 +37,7 @@ def test_the_loss_and_its_gradients_equal_the_full_logits_cross_entropy(family):
 
 def test_the_loss_is_the_cross_entropy_of_the_models_own_logits():
     model = tiny_mgm()
-    inputs = batch(model)
+    inputs = training_batch(model)
     labels = inputs["labels"]
     with torch.inference_mode():
         loss = model(**inputs).loss
@@ -72,7 +50,7 @@ def test_the_loss_is_the_cross_entropy_of_the_models_own_logits():
 
 def test_micro_batches_with_the_batchs_token_count_add_up_to_the_whole_batch():
     model = tiny_mgm()
-    inputs = batch(model, rows=4)
+    inputs = training_batch(model, rows=4)
     items = (inputs["labels"] != IGNORED).sum()
     with torch.inference_mode():
         whole = model(**inputs).loss
@@ -85,7 +63,7 @@ def test_micro_batches_with_the_batchs_token_count_add_up_to_the_whole_batch():
 
 def test_padding_carries_no_loss_and_changes_none():
     model = tiny_mgm()
-    inputs = batch(model)
+    inputs = training_batch(model)
     pad = torch.full((3, 5), model.config.pad_token_id)
     wider = {
         "input_ids": torch.cat([inputs["input_ids"], pad], 1),
@@ -100,7 +78,7 @@ def test_padding_carries_no_loss_and_changes_none():
 def test_logits_exist_for_supervised_positions_only_and_some_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(mgm.loss, "ROWS_AT_ONCE", 7)
     model = tiny_mgm()
-    inputs = batch(model)
+    inputs = training_batch(model)
     shapes = []
 
     def recorded(logits, targets):
@@ -132,7 +110,7 @@ def test_the_heads_loss_and_its_scaled_gradients_are_pytorchs_cross_entropy(froz
 
 def test_a_batch_without_supervised_positions_has_no_loss_and_no_gradient():
     model = tiny_mgm()
-    inputs = batch(model)
+    inputs = training_batch(model)
     loss = model(**{**inputs, "labels": torch.full_like(inputs["labels"], IGNORED)}).loss
     loss.backward()
     assert loss.item() == 0.0
@@ -142,7 +120,7 @@ def test_a_batch_without_supervised_positions_has_no_loss_and_no_gradient():
 @pytest.mark.parametrize("change", [-1, 1, -NUM_IMAGE_TOKENS])
 def test_a_wrong_number_of_image_tokens_is_refused_with_both_numbers(change):
     model = tiny_mgm()
-    inputs = batch(model, rows=2)
+    inputs = training_batch(model, rows=2)
     ids = inputs["input_ids"]
     start = 1 + NUM_IMAGE_TOKENS
     if change > 0:
@@ -165,7 +143,7 @@ def test_text_alone_works_without_an_image():
 
 def test_each_image_goes_into_its_own_row():
     model = tiny_mgm()
-    inputs = batch(model)
+    inputs = training_batch(model)
     with torch.inference_mode():
         together = model(**{**inputs, "labels": None}).logits
         for row in range(3):
@@ -176,7 +154,7 @@ def test_each_image_goes_into_its_own_row():
 
 def test_activation_checkpointing_changes_neither_loss_nor_gradients():
     model = tiny_mgm().train()
-    inputs = batch(model)
+    inputs = training_batch(model)
     trained = list(model.model.projector.parameters())
     plain = model(**inputs).loss
     expected = torch.autograd.grad(plain, trained)

@@ -56,7 +56,7 @@ def mining():
 def test_mining_equals_a_loop_over_patches_and_sub_patches(mining):
     module, patches, sub_patches = mining
     torch.testing.assert_close(
-        module(patches, sub_patches), mined_patch_by_patch(module, patches, sub_patches), rtol=0, atol=1e-10
+        module.attend(patches, sub_patches), mined_patch_by_patch(module, patches, sub_patches), rtol=0, atol=1e-10
     )
 
 
@@ -64,7 +64,7 @@ def test_minings_gradients_equal_those_of_the_loop(mining):
     module, patches, sub_patches = mining
     sources = [patches, sub_patches, *module.parameters()]
     weight = torch.randn(2, 5, 6, dtype=torch.float64)
-    fast = torch.autograd.grad((module(patches, sub_patches) * weight).sum(), sources)
+    fast = torch.autograd.grad((module.attend(patches, sub_patches) * weight).sum(), sources)
     slow = torch.autograd.grad((mined_patch_by_patch(module, patches, sub_patches) * weight).sum(), sources)
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
@@ -74,12 +74,12 @@ def test_minings_gradients_equal_those_of_the_loop(mining):
 
 def test_a_patch_looks_only_into_its_own_sub_patches_in_any_order(mining):
     module, patches, sub_patches = mining
-    before = module(patches, sub_patches)
+    before = module.attend(patches, sub_patches)
     other = sub_patches.detach().clone()
     other[0, 3] *= torch.randn(4, 10, dtype=torch.float64)
-    changed = (module(patches, other) - before).abs().amax(dim=-1) > 1e-9
+    changed = (module.attend(patches, other) - before).abs().amax(dim=-1) > 1e-9
     assert changed.nonzero().tolist() == [[0, 3]]
-    torch.testing.assert_close(module(patches, sub_patches[:, :, [2, 0, 3, 1]]), before)
+    torch.testing.assert_close(module.attend(patches, sub_patches[:, :, [2, 0, 3, 1]]), before)
 
 
 @pytest.fixture(scope="module")

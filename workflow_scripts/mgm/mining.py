@@ -3,9 +3,13 @@
 Shapes: B images, N CLIP patches, M² sub-patches in each, C CLIP channels, C' channels of all ConvNeXt stages.
 """
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class PatchInfoMining(nn.Module):
@@ -16,7 +20,8 @@ class PatchInfoMining(nn.Module):
 
     Keys and values are linear in the normalised sub-patches x̂, so that neither is ever made: the query is projected
     back to x̂'s channels, it attends over x̂ itself, and the sum it attends to is projected. That is the same function
-    with M² times fewer multiplications in the projections.
+    with M² times fewer multiplications in the projections. (It reads weights outside of their modules' own forward: to
+    ZeRO-3 this module is one leaf.)
     """
 
     def __init__(self, channels: int, aux_channels: int):
@@ -25,8 +30,19 @@ class PatchInfoMining(nn.Module):
         self.key = nn.Sequential(nn.LayerNorm(aux_channels), nn.Linear(aux_channels, channels))
         self.value = nn.Sequential(nn.LayerNorm(aux_channels), nn.Linear(aux_channels, channels))
 
-    def forward(self, patches: torch.Tensor, sub_patches: torch.Tensor) -> torch.Tensor:
-        """patches (B, N, C), sub_patches (B, N, M², C') → mined features (B, N, C), to be added to `patches`."""
+    def forward(self, patches: torch.Tensor, *stages: torch.Tensor) -> torch.Tensor:
+        """patches (B, N, C), ConvNeXt stages (B, C_s, h_s, h_s) → mined features (B, N, C), to be added to `patches`.
+
+        The stages are joined once more in the backward pass: joined features that were kept until then would take
+        0.2 GiB an image in MGM-2B, as much as the activations of two decoder layers.
+        """
+        return checkpoint(self._mine, patches, *stages, use_reentrant=False)
+
+    def _mine(self, patches: torch.Tensor, *stages: torch.Tensor) -> torch.Tensor:
+        return self.attend(patches, join_stages(stages, math.isqrt(patches.shape[1])))
+
+    def attend(self, patches: torch.Tensor, sub_patches: torch.Tensor) -> torch.Tensor:
+        """patches (B, N, C), sub_patches (B, N, M², C') → mined features (B, N, C)."""
         (key_norm, key), (value_norm, value) = self.key, self.value
         # x̂, which keys and values share: both norms have one epsilon
         normalised = F.layer_norm(sub_patches, key_norm.normalized_shape, eps=key_norm.eps)
@@ -40,7 +56,7 @@ class PatchInfoMining(nn.Module):
         return value(attended * value_norm.weight + value_norm.bias)
 
 
-def join_stages(stages: list[torch.Tensor], patches_per_side: int) -> torch.Tensor:
+def join_stages(stages: Sequence[torch.Tensor], patches_per_side: int) -> torch.Tensor:
     """ConvNeXt stages [(B, C_s, h_s, h_s)], finest first → sub-patches (B, N, M², C') at the finest resolution.
 
     Coarser stages are upsampled bilinearly; PyTorch's kernels compute that in float32, whatever the dtype.

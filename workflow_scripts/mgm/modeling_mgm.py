@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, CLIPVisionModel, ConvNextModel, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 
@@ -101,17 +100,11 @@ class MGMModel(MGMPreTrainedModel):
         """(B, 3, S', S') → (B, N, M², C'): every ConvNeXt stage at the first stage's resolution, grouped by patch."""
         return join_stages(self.stage_features(pixel_values), self.config.patches_per_side)
 
-    def mine(self, patches: torch.Tensor, *stages: torch.Tensor) -> torch.Tensor:
-        """patches (B, N, C) and ConvNeXt stages → mined features (B, N, C)."""
-        return self.patch_info_mining(patches, join_stages(stages, self.config.patches_per_side))
-
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → visual tokens (B, N, H)."""
         patches = self.clip_features(pixel_values)
         mined = [
-            # what the backward pass needs at the first stage's resolution is joined again then: kept until then, it
-            # would take more memory than two decoder layers
-            checkpoint(self.mine, some, *self.stage_features(pixels), use_reentrant=False)
+            self.patch_info_mining(some, *self.stage_features(pixels))
             for some, pixels in zip(patches.split(IMAGES_AT_ONCE), pixel_values.split(IMAGES_AT_ONCE), strict=True)
         ]
         return self.projector(patches + torch.cat(mined))
@@ -182,7 +175,9 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         **kwargs,
     ) -> MGMCausalLMOutput:
         """labels (B, T): the answer's token ids, −100 elsewhere. With labels, `logits` are not materialised."""
-        if labels is not None:  # before the model runs: that it is known how many they are waits for the GPU
+        if labels is not None:
+            kwargs["use_cache"] = False
+            # before the model runs, since counting them waits for the GPU
             supervised, targets = supervised_positions(labels)
         output = self.model(
             input_ids=input_ids,

@@ -53,7 +53,7 @@ def choose_deepspeed(settings: TrainingSettings, workload: Workload) -> Training
         choices,
         settings.global_batch_size,
         [settings.micro_batch_size],
-        [settings.activation_checkpointing],
+        [bool(settings.activation_checkpointing)],
     )
     best = fastest(found)
     if best is None:
@@ -92,7 +92,7 @@ def _arrangement(settings: TrainingSettings, workload: Workload) -> Arrangement:
     return Arrangement(
         deepspeed="configured",
         zero=Zero.of(config),
-        recomputation=settings.activation_checkpointing,
+        recomputation=bool(settings.activation_checkpointing),
         micro_batch=settings.micro_batch_size,
         accumulation=settings.gradient_accumulation_steps,
     )

@@ -41,7 +41,8 @@ class TrainingSettings:
     max_grad_norm: float
     max_length: int
     precision: str  # bf16, fp32, or auto: bf16 on a GPU, fp32 on a CPU
-    activation_checkpointing: bool
+    activation_checkpointing: bool | int  # every layer, or every n-th
+    compile: bool  # on a GPU; never on a CPU
     save_steps: int
     log_steps: int
     loader_workers: int

@@ -1,6 +1,7 @@
 """One training stage from settings to saved weights; `pretrain.py` and `finetune.py` say what is trained."""
 
 import importlib.metadata
+import math
 import os
 import resource
 import sys
@@ -19,6 +20,7 @@ from mgm import MGMForConditionalGeneration, MGMProcessor
 from mgm.projector_weights import full_shapes
 from training.build_locks import remove_stale_locks
 from training.checkpoints import discard_checkpoints, find_checkpoint
+from training.compilation import compile_layers
 from training.conversations import Collator, ConversationDataset
 from training.deepspeed_config import complete_deepspeed_config
 from training.memory_plan import check_memory, choose_deepspeed, workload_of
@@ -44,6 +46,8 @@ def run_stage(
         save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
     """
     start = time.monotonic()
+    # conversations differ in length; without it, memory that was reserved for one length is lost to the others
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     use_cpu_threads(settings.cpu_threads)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         remove_stale_locks()
@@ -72,6 +76,8 @@ def run_stage(
 
     dtype = workload.precision
     model = prepare(MGMForConditionalGeneration.from_pretrained(inputs["model"], dtype=dtype, trust_remote_code=False))
+    if settings.compile and torch.cuda.is_available():
+        compile_layers(model)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     shapes = full_shapes(trained)
 
@@ -109,6 +115,9 @@ def run_stage(
 
 
 def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
+    recomputed, workers = settings.activation_checkpointing, settings.loader_workers
+    # a step asks for all of its micro batches at once: they are decoded while the step before is computed
+    prefetched = max(2, math.ceil(settings.gradient_accumulation_steps / workers)) if workers else None
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.parent / "tensorboard")
     return TrainingArguments(
         output_dir=str(folder),
@@ -124,14 +133,16 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         warmup_steps=settings.warmup_ratio,  # a share of all steps when below 1
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        activation_checkpointing=settings.activation_checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False} if settings.activation_checkpointing else None,
+        activation_checkpointing=bool(recomputed),
+        activation_checkpointing_kwargs={"use_reentrant": False, "every_n_layers": int(recomputed)},
         save_strategy="steps",
         save_steps=settings.save_steps,
         save_total_limit=1,
         logging_steps=settings.log_steps,
         logging_first_step=True,
-        dataloader_num_workers=settings.loader_workers,
+        logging_nan_inf_filter=False,  # it waits for the GPU at every micro batch, and hides what went wrong
+        dataloader_num_workers=workers,
+        dataloader_prefetch_factor=prefetched,
         remove_unused_columns=False,
         report_to=["tensorboard"],
         disable_tqdm=True,
@@ -160,9 +171,14 @@ def _write_records(settings: TrainingSettings, trainer: MGMTrainer, record: dict
             "loss_first": history[0]["loss"],
             "loss_last": history[-1]["loss"],
             **record,
-            "peak_host_rss_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
-            "peak_gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else None,
+            "peak_host_rss_gib": _gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),
+            "peak_gpu_gib": _gib(torch.cuda.max_memory_allocated()),
+            "peak_gpu_reserved_gib": _gib(torch.cuda.max_memory_reserved()),
             "seed": settings.seed,
             "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         },
     )
+
+
+def _gib(size: int) -> float:
+    return round(size / 2**30, 2)
