@@ -1,8 +1,8 @@
 """MGM written down plainly: every formula as the paper has it, nothing saved and nothing hurried.
 
 What this workflow trains must be the same function: tests/unit/test_mgm_golden.py compares losses and gradients on a
-CPU, and benchmarks/train_step.py both losses and speed on a GPU. It has the parameters of `MGMForConditionalGeneration`,
-so that one folder of weights serves both.
+CPU, and benchmarks/train_step.py losses and speed on a GPU. It has the parameters of `MGMForConditionalGeneration`, so
+that one folder of weights serves both.
 """
 
 import torch

@@ -39,6 +39,15 @@ def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
 
 
+def train_language_model(model: nn.Module, projector: Path) -> nn.Module:
+    """Load the stage-1 projector; it and all of the language model are trained."""
+    load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
+    model.requires_grad_(True)
+    for tower in (model.model.vision_tower, model.model.vision_tower_aux):
+        tower.requires_grad_(False)
+    return model
+
+
 @command_line
 def main() -> None:
     args = path_arguments(__doc__, "--config", "--data", "--model", "--projector", "--output-dir", launched=True)

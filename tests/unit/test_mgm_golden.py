@@ -1,6 +1,7 @@
 """The model that is trained gives the losses of MGM written down plainly, step after step."""
 
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -65,7 +66,9 @@ def test_gradients_are_those_of_the_plain_model():
 
 
 @pytest.mark.parametrize("every_n_layers", [1, 2])
-def test_recomputed_and_compiled_layers_have_the_losses_of_the_plain_model(every_n_layers):
+def test_recomputed_and_compiled_layers_have_the_losses_of_the_plain_model(every_n_layers, monkeypatch):
+    # traced and differentiated ahead of time as on a GPU, but no C++ is compiled, which would take a minute
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     model = tiny_mgm()
     plain = losses_of_training(trainable(plain_twin(model), stage_1=True), steps=4)
     model = trainable(model, stage_1=True)

@@ -61,6 +61,14 @@ def test_micro_batches_with_the_batchs_token_count_add_up_to_the_whole_batch():
     torch.testing.assert_close(sum(micro), whole)
 
 
+def test_padding_on_the_right_needs_no_mask():
+    model = tiny_mgm()
+    inputs = training_batch(model)
+    without_mask = {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}
+    with torch.inference_mode():
+        torch.testing.assert_close(model(**without_mask).loss, model(**inputs).loss)
+
+
 def test_padding_carries_no_loss_and_changes_none():
     model = tiny_mgm()
     inputs = training_batch(model)

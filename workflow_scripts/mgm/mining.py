@@ -20,8 +20,9 @@ class PatchInfoMining(nn.Module):
 
     Keys and values are linear in the normalised sub-patches x̂, so that neither is ever made: the query is projected
     back to x̂'s channels, it attends over x̂ itself, and the sum it attends to is projected. That is the same function
-    with M² times fewer multiplications in the projections. (It reads weights outside of their modules' own forward: to
-    ZeRO-3 this module is one leaf.)
+    with M² times fewer multiplications in the projections.
+
+    The forward pass reads its layers' parameters and calls none of them: they are external parameters to ZeRO-3.
     """
 
     def __init__(self, channels: int, aux_channels: int):
@@ -46,14 +47,20 @@ class PatchInfoMining(nn.Module):
         (key_norm, key), (value_norm, value) = self.key, self.value
         # x̂, which keys and values share: both norms have one epsilon
         normalised = F.layer_norm(sub_patches, key_norm.normalized_shape, eps=key_norm.eps)
-        query = self.query(patches)  # (B, N, C)
+        query = _linear_after_norm(self.query, patches)  # (B, N, C)
         back = (query @ key.weight) * key_norm.weight  # (B, N, C')
         # the same for all sub-patches, so that the softmax cancels it; kept so that every parameter has a gradient
         offset = query @ (key.weight @ key_norm.bias + key.bias)  # (B, N)
         scores = (normalised @ back.unsqueeze(-1)).squeeze(-1) + offset.unsqueeze(-1)  # (B, N, M²)
         weights = (scores / query.shape[-1] ** 0.5).softmax(dim=-1)
         attended = (weights.unsqueeze(-2) @ normalised).squeeze(-2)  # (B, N, C')
-        return value(attended * value_norm.weight + value_norm.bias)
+        return F.linear(attended * value_norm.weight + value_norm.bias, value.weight, value.bias)
+
+
+def _linear_after_norm(layers: nn.Sequential, features: torch.Tensor) -> torch.Tensor:
+    norm, linear = layers
+    normalised = F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return F.linear(normalised, linear.weight, linear.bias)
 
 
 def join_stages(stages: Sequence[torch.Tensor], patches_per_side: int) -> torch.Tensor:

@@ -58,7 +58,11 @@ class ConversationDataset(Dataset):
 
 
 class Collator:
-    """Right-pads a batch: input_ids, attention_mask, labels (B, T); pixel_values (images, 3, S', S')."""
+    """Right-pads a batch: input_ids and labels (B, T), pixel_values (images, 3, S', S').
+
+    There is no attention mask: under causal attention nothing looks at what stands to its right, padding carries no
+    loss, and attention without a mask is what the fast kernels compute.
+    """
 
     def __init__(self, pad_token_id: int):
         self.pad_token_id = pad_token_id
@@ -67,13 +71,11 @@ class Collator:
         width = max(len(item["input_ids"]) for item in items)
         input_ids = torch.full((len(items), width), self.pad_token_id)
         labels = torch.full((len(items), width), IGNORED)
-        mask = torch.zeros_like(input_ids)
         for row, item in enumerate(items):
             length = len(item["input_ids"])
             input_ids[row, :length] = torch.tensor(item["input_ids"])
             labels[row, :length] = torch.tensor(item["labels"])
-            mask[row, :length] = 1
-        batch = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+        batch = {"input_ids": input_ids, "labels": labels}
         images = [item["pixel_values"] for item in items if item["pixel_values"] is not None]
         if images:
             batch["pixel_values"] = torch.stack(images)

@@ -24,6 +24,7 @@ from training.compilation import compile_layers
 from training.conversations import Collator, ConversationDataset
 from training.deepspeed_config import complete_deepspeed_config
 from training.memory_plan import check_memory, choose_deepspeed, workload_of
+from training.layers import gather_whole_layers
 from training.settings import TrainingSettings
 from training.trained_weights import check_weights, gather
 from training.trainer import MGMTrainer
@@ -76,6 +77,7 @@ def run_stage(
 
     dtype = workload.precision
     model = prepare(MGMForConditionalGeneration.from_pretrained(inputs["model"], dtype=dtype, trust_remote_code=False))
+    gather_whole_layers(model)
     if settings.compile and torch.cuda.is_available():
         compile_layers(model)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -123,7 +125,11 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         output_dir=str(folder),
         deepspeed=complete_deepspeed_config(settings.deepspeed, hidden_size),
         use_cpu=not torch.cuda.is_available(),
-        bf16=settings.bf16,
+        # 8-bit states and bf16 weights, rounded stochastically, take the place of DeepSpeed's mixed precision
+        bf16=settings.bf16 and settings.deepspeed["bf16"]["enabled"] == "auto",
+        # where the DeepSpeed configuration names no optimizer
+        optim="adamw_torch_8bit",
+        optim_args="bf16_stochastic_round=True",
         per_device_train_batch_size=settings.micro_batch_size,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         num_train_epochs=settings.epochs,
@@ -149,6 +155,10 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         seed=settings.seed,
         data_seed=settings.seed,
     )
+
+
+def computes_in_bf16(settings: TrainingSettings) -> bool:
+    return settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
 
 
 def _fingerprint(settings: TrainingSettings, inputs: dict[str, Path]) -> str:

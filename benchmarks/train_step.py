@@ -1,0 +1,262 @@
+"""Samples a second, memory and losses of training steps at the shape of MGM-2B, on one GPU.
+
+    python benchmarks/train_step.py                          # every configuration, one after the other
+    python benchmarks/train_step.py lora_zero3 plain         # some of them
+    python benchmarks/train_step.py --shape tiny golden      # without a GPU, to try the script
+
+Random weights, JPEG images and conversations are made in a temporary folder; then each configuration runs the training
+stage of the workflow (data loader, DeepSpeed, optimizer) in a process of its own, in which the GPU's memory is limited.
+Printed are medians over the steps after the first three, as a table and as JSON.
+
+`plain` is benchmarks/plain_mgm.py under DeepSpeed's usual sizes, with batch 1. `golden_plain` trains 20 steps with it,
+`golden` with what the workflow trains, on the same samples and from the same weights, and their losses are compared; so
+are those of `golden_full`, whose optimizer has 8 bits, with those of AdamW whose weights and states are float32.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
+
+WARM_UP_STEPS = 3
+GPU_GIB = 24
+# sequence: tokens of a sample, its image's included, and of its question
+SEQUENCES = {"pretrain": (640, 0), "finetune": (1024, 215)}
+USUAL_SIZES = {
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    stage: str = "finetune"
+    tuning: str = "lora"  # lora, full or projector
+    deepspeed: str = "zero2"
+    plain: bool = False
+    micro_batch_size: int = 8
+    gradient_accumulation_steps: int = 16
+    activation_checkpointing: bool | int = False
+    compile: bool = True
+    precision: str = "bf16"
+    dropout: float = 0.1
+    learning_rate: float = 2e-4
+    steps: int = 10
+    gpu_gib: float = 22.0
+
+
+PLAIN = Configuration(
+    deepspeed="zero3_offload",
+    plain=True,
+    micro_batch_size=1,
+    gradient_accumulation_steps=8,
+    activation_checkpointing=True,
+    compile=False,
+    steps=7,
+)
+GOLDEN = Configuration(gradient_accumulation_steps=1, activation_checkpointing=True, dropout=0.0, steps=20, gpu_gib=60)
+FULL = Configuration(
+    tuning="full",
+    deepspeed="adamw_8bit",
+    activation_checkpointing=True,
+    learning_rate=2e-5,
+    gpu_gib=24.0,
+)
+CONFIGURATIONS = {
+    "plain": PLAIN,
+    "lora_zero3": Configuration(
+        deepspeed="zero3_offload", micro_batch_size=32, gradient_accumulation_steps=4, activation_checkpointing=True
+    ),
+    "lora_zero2": Configuration(activation_checkpointing=5),
+    "stage_1": Configuration(
+        stage="pretrain",
+        tuning="projector",
+        micro_batch_size=16,
+        activation_checkpointing=4,
+        learning_rate=1e-3,
+    ),
+    "full": FULL,
+    "golden": GOLDEN,
+    "golden_plain": replace(
+        GOLDEN, plain=True, micro_batch_size=1, gradient_accumulation_steps=8, compile=False, deepspeed="zero2"
+    ),
+    "golden_full": replace(FULL, gradient_accumulation_steps=1, steps=50, dropout=0.0),
+    "golden_full_fp32": replace(FULL, gradient_accumulation_steps=1, steps=50, deepspeed="zero2", gpu_gib=120),
+}
+COMPARED = [("golden_plain", "golden"), ("golden_full_fp32", "golden_full")]
+
+
+def configurations(shape: str) -> dict[str, Configuration]:
+    if shape != "tiny":
+        return CONFIGURATIONS
+    small = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "steps": 5}
+    return {name: replace(configuration, **small) for name, configuration in CONFIGURATIONS.items()}
+
+
+def train(configuration: Configuration, folder: Path, output: Path) -> None:
+    """One training stage of this workflow, in this process."""
+    import torch
+
+    import finetune
+    import pretrain
+    import training.stage
+    from files import read_json
+    from training.settings import LoraSettings, TrainingSettings
+
+    if torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(configuration.gpu_gib * 2**30 / total)
+    deepspeed = read_json(PROJECT / "config" / "deepspeed" / f"{configuration.deepspeed}.json")
+    if configuration.plain:
+        from plain_mgm import PlainMGM
+
+        training.stage.MGMForConditionalGeneration = PlainMGM
+        training.stage.gather_whole_layers = lambda model: None
+        deepspeed["zero_optimization"] |= USUAL_SIZES if configuration.deepspeed.startswith("zero3") else {}
+    training.stage.sha256_of = lambda *paths: ""  # of six gigabytes, which take longer than the steps
+    training.stage.MGMTrainer._save_checkpoint = lambda *_: None
+    length = read_json(folder / "lengths.json")[configuration.stage]
+    micro, accumulation = configuration.micro_batch_size, configuration.gradient_accumulation_steps
+    settings = TrainingSettings(
+        seed=0,
+        gpus=1,
+        cpu_threads=None if torch.cuda.is_available() else 1,
+        template={"pretrain": "plain", "finetune": "gemma"}[configuration.stage],
+        global_batch_size=micro * accumulation,
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        epochs=1,
+        learning_rate=configuration.learning_rate,
+        lr_scheduler="constant",
+        warmup_ratio=0.0,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        max_length=length,
+        precision=configuration.precision if torch.cuda.is_available() else "fp32",
+        activation_checkpointing=configuration.activation_checkpointing,
+        compile=configuration.compile,
+        save_steps=1_000_000,
+        log_steps=1,
+        loader_workers=min(8, len(os.sched_getaffinity(0))),
+        deepspeed=deepspeed,
+        lora=LoraSettings(r=16, alpha=32, dropout=configuration.dropout, targets=["q_proj", "v_proj", "o_proj"]),
+    )
+    projector = folder / "projector.safetensors"
+    prepare = {
+        "projector": pretrain.train_projector_only,
+        "lora": partial(finetune.add_lora, lora=settings.lora, projector=projector),
+        "full": partial(finetune.train_language_model, projector=projector),
+    }[configuration.tuning]
+    data = folder / configuration.stage / f"{configuration.steps * settings.global_batch_size}.jsonl"
+    inputs = {"data": data, "model": folder / "mgm"}
+    training.stage.run_stage(settings, inputs, output, prepare, save=lambda *_: None)
+
+
+def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -> None:
+    from random_mgm import save_random_mgm, write_conversations
+    from safetensors.torch import save_file
+
+    from files import write_json
+    from mgm import MGMForConditionalGeneration
+    from mgm.projector_weights import projector_parameters
+
+    config = save_random_mgm(shape, folder / "mgm")
+    model = MGMForConditionalGeneration.from_pretrained(folder / "mgm", dtype="bfloat16")
+    weights = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
+    save_file(weights, folder / "projector.safetensors")
+    beside_image = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}
+    write_json(folder / "lengths.json", {s: config.num_image_tokens + n for s, (n, _) in beside_image.items()})
+    for configuration in configurations:
+        samples = configuration.steps * configuration.micro_batch_size * configuration.gradient_accumulation_steps
+        answered, asked = beside_image[configuration.stage]  # cut at the sequence's end
+        write_conversations(folder / configuration.stage / f"{samples}.jsonl", samples, asked, answered)
+
+
+def measure(name: str, configuration: Configuration, folder: Path, shape: str) -> dict:
+    """The row of one configuration, which runs in a process of its own."""
+    output = folder / "output" / name
+    command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--shape", shape]
+    environment = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    log = folder / f"{name}.log"
+    with open(log, "w", encoding="utf-8") as file:
+        port = str(29500 + list(CONFIGURATIONS).index(name))
+        run = subprocess.run(command, env=environment | {"MASTER_PORT": port}, stdout=file, stderr=subprocess.STDOUT)
+    if run.returncode:
+        lines = log.read_text(encoding="utf-8").splitlines()
+        return {"configuration": name, "failed": run.returncode, "log": lines[-25:]}
+    metrics = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
+    steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    times = [after["seconds"] - before["seconds"] for before, after in zip(steps, steps[1:], strict=False)]
+    seconds = statistics.median(times[WARM_UP_STEPS - 1 :])
+    batch = configuration.micro_batch_size * configuration.gradient_accumulation_steps
+    return {
+        "configuration": name,
+        "samples_per_second": round(batch / seconds, 2),
+        "step_seconds": [round(time, 3) for time in times],
+        "peak_allocated_gib": metrics["peak_gpu_gib"],
+        "peak_reserved_gib": metrics["peak_gpu_reserved_gib"],
+        "host_rss_gib": metrics["peak_host_rss_gib"],
+        "losses": [step["loss"] for step in steps],
+        "engine": metrics["engine"],
+    }
+
+
+def print_table(rows: list[dict]) -> None:
+    print(f"\n{'configuration':<18}{'samples/s':>10}{'allocated':>11}{'reserved':>10}{'host RSS':>10}   (GiB)")
+    for row in rows:
+        if "failed" in row:
+            print(f"{row['configuration']:<18} failed with {row['failed']}", *row["log"], sep="\n    ")
+            continue
+        print(
+            f"{row['configuration']:<18}{row['samples_per_second']:>10}{row['peak_allocated_gib']:>11}"
+            f"{row['peak_reserved_gib']:>10}{row['host_rss_gib']:>10}"
+        )
+    losses = {row["configuration"]: row.get("losses") for row in rows}
+    for reference, other in COMPARED:
+        if losses.get(reference) and losses.get(other):
+            pairs = zip(losses[reference], losses[other], strict=True)
+            worst = max(abs(a - b) / a for a, b in pairs)
+            print(f"{other} against {reference}: losses differ by at most {worst:.2e} of their value")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)} (default: all)")
+    parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
+    parser.add_argument("--output", type=Path, help="write the rows there as JSON, too")
+    parser.add_argument("--folder", type=Path, help="keep what is made here, and use what is there already")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        configuration = configurations(arguments.shape)[arguments.child]
+        train(configuration, arguments.folder, arguments.folder / "output" / arguments.child)
+        return
+    if unknown := sorted(set(arguments.names) - set(CONFIGURATIONS)):
+        parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(CONFIGURATIONS)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        known = configurations(arguments.shape)
+        if not (folder / "lengths.json").exists():
+            make_inputs(arguments.shape, folder, list(known.values()))
+        rows = []
+        for name in arguments.names or known:
+            rows.append(measure(name, known[name], folder, arguments.shape))
+            print(json.dumps(rows[-1]), flush=True)
+        print_table(rows)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
