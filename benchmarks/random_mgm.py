@@ -37,7 +37,7 @@ SHAPES = {
 }
 
 
-def save_random_mgm(shape: str, folder: Path) -> MGMConfig:
+def save_random_mgm(shape: str, folder: Path) -> MGMForConditionalGeneration:
     """An assembled model in bf16, made on the GPU if there is one: 3 billion random numbers take a CPU minutes."""
     text, vision, vision_aux, side = SHAPES[shape]
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def save_random_mgm(shape: str, folder: Path) -> MGMConfig:
     model.save_pretrained(folder)
     pixels = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
     MGMProcessor(pixels, tokenizer, IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder)
-    return config
+    return model
 
 
 def write_conversations(data: Path, rows: int, asked: int, answered: int) -> None:

@@ -168,15 +168,13 @@ def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -
     from safetensors.torch import save_file
 
     from files import write_json
-    from mgm import MGMForConditionalGeneration
     from mgm.projector_weights import projector_parameters
 
-    config = save_random_mgm(shape, folder / "mgm")
-    model = MGMForConditionalGeneration.from_pretrained(folder / "mgm", dtype="bfloat16")
+    model = save_random_mgm(shape, folder / "mgm")
     weights = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
     save_file(weights, folder / "projector.safetensors")
     beside_image = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}
-    write_json(folder / "lengths.json", {s: config.num_image_tokens + n for s, (n, _) in beside_image.items()})
+    write_json(folder / "lengths.json", {s: model.config.num_image_tokens + n for s, (n, _) in beside_image.items()})
     for configuration in configurations:
         samples = configuration.steps * configuration.micro_batch_size * configuration.gradient_accumulation_steps
         answered, asked = beside_image[configuration.stage]  # cut at the sequence's end

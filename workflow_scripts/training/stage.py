@@ -23,8 +23,9 @@ from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.compilation import compile_layers
 from training.conversations import Collator, ConversationDataset
 from training.deepspeed_config import complete_deepspeed_config
-from training.memory_plan import check_memory, choose_deepspeed, workload_of
 from training.layers import gather_whole_layers
+from training.memory_plan import check_memory, choose_deepspeed, workload_of
+from training.optimizer import adamw_8bit
 from training.settings import TrainingSettings
 from training.trained_weights import check_weights, gather
 from training.trainer import MGMTrainer
@@ -97,6 +98,7 @@ def run_stage(
         save_checked=save_checked,
         fingerprint=fingerprint,
         progress_file=progress_file,
+        optimizer_cls_and_kwargs=None if "optimizer" in settings.deepspeed else adamw_8bit(settings),
     )
     memory.phase = "training"
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -125,11 +127,8 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         output_dir=str(folder),
         deepspeed=complete_deepspeed_config(settings.deepspeed, hidden_size),
         use_cpu=not torch.cuda.is_available(),
-        # 8-bit states and bf16 weights, rounded stochastically, take the place of DeepSpeed's mixed precision
+        # DeepSpeed's mixed precision, which keeps a float32 copy of what is trained
         bf16=settings.bf16 and settings.deepspeed["bf16"]["enabled"] == "auto",
-        # where the DeepSpeed configuration names no optimizer
-        optim="adamw_torch_8bit",
-        optim_args="bf16_stochastic_round=True",
         per_device_train_batch_size=settings.micro_batch_size,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         num_train_epochs=settings.epochs,
@@ -155,10 +154,6 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         seed=settings.seed,
         data_seed=settings.seed,
     )
-
-
-def computes_in_bf16(settings: TrainingSettings) -> bool:
-    return settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
 
 
 def _fingerprint(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
