@@ -20,6 +20,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     blocks = [block for stage in mgm.vision_tower_aux.encoder.stages for block in stage.layers]
     return [*mgm.vision_tower.encoder.layers, *blocks, *mgm.language_model.layers]
 
+
 def gather_whole_layers(model: nn.Module) -> None:
     """Let ZeRO-3 gather and release whole layers: its hooks around each of the hundreds of modules in them take longer
     than a GPU computes."""
