@@ -9,6 +9,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from diagnostics.memory_csv import read_rows
 from files import read_json, read_jsonl
 from training.build_locks import build_root
 
@@ -161,3 +162,4 @@ def test_training_killed_midway_resumes_and_ends_with_the_same_weights(finished,
     assert all((resumed[name] - uninterrupted[name]).abs().max() < 1e-4 for name in compared)
     steps = [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
     assert steps == sorted(set(steps)) and len(steps) == read_json(folder / "metrics.json")["steps"]
+    assert {row["attempt"] for row in read_rows(folder / "memory.csv")} == {"1", "2"}, "memory of the killed attempt"

@@ -26,7 +26,7 @@ IMPLEMENTATIONS = ("eager", "sdpa", "flash_attention_2")
 
 @dataclass(frozen=True)
 class Measurement:
-    """`seconds` is the median of the passes, `memory_gib` their peak above weights and input; None where skipped."""
+    """`seconds` is the median of the passes, `memory_gib` the peak above weights and input; None where skipped."""
 
     implementation: str
     sequence_length: int
@@ -93,13 +93,13 @@ def measure(model: Path, implementation: str, length: int, settings: dict) -> Me
         return time.monotonic() - start
 
     try:
-        one_pass()  # warm-up
-        inputs.grad = None
         before = _reset_peak(device)
+        one_pass()  # warm-up for the time; for memory the only one, since later ones reuse what it has freed
+        held = _peak(device) - before
         seconds = statistics.median(one_pass() for _ in range(settings["passes"]))
     except torch.OutOfMemoryError:
         return Measurement(implementation, length, skipped="out of GPU memory")
-    return Measurement(implementation, length, seconds, (_peak(device) - before) / 2**30)
+    return Measurement(implementation, length, seconds, held / 2**30)
 
 
 def _reset_peak(device: torch.device) -> int:
