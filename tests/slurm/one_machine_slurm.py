@@ -24,7 +24,7 @@ SLURM_CONF = """\
 ClusterName=tests
 SlurmctldHost={node}(127.0.0.1)
 SlurmUser=root
-AuthInfo=socket={folder}/munge/socket;cred_expire=20
+AuthInfo=socket={folder}/munge/socket,cred_expire=20
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
