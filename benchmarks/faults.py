@@ -32,7 +32,7 @@ for library in ("workflow_scripts", "tests", "tests/workflow", "tests/slurm"):
     sys.path.insert(0, str(PROJECT / library))
 
 from cluster_runs import SLURM_PROFILE, ClusterRun, completed, end_at_time_limit, fail_node  # noqa: E402
-from one_machine_slurm import running_slurm, slurm, why_not  # noqa: E402
+from one_machine_slurm import running_slurm, slurm, wait_until, why_not  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from small_project import Project, copy_project  # noqa: E402
 from test_kill_and_resume import CANCELLED  # noqa: E402
@@ -110,7 +110,7 @@ def draw(reference: Reference, kill: str, trial: int) -> tuple[str, float]:
 def run_trial(reference: Reference, kill: str, trial: int) -> dict:
     """One kill and what came of it."""
     rule, part = draw(reference, kill, trial)
-    moment = part * reference.benchmark(rule, "s")
+    moment = 0.0 if kill == "memory" else part * reference.benchmark(rule, "s")  # Slurm kills when it is used up
     reference.restore()
     repeated = list(STAGES)[list(STAGES).index(rule) :]
     for later in repeated:
@@ -123,22 +123,21 @@ def run_trial(reference: Reference, kill: str, trial: int) -> dict:
 
     run.start()
     wait_until_at_work(run, rule, moment)
-    struck = at_work(run, rule) is not None
-    if struck:
-        KILLS[kill].do(run, rule)
+    if at_work(run, rule) is None:
+        end(run)
+        return {"kill": kill, "trial": trial, "stage": rule, "struck": False}
+    KILLS[kill].do(run, rule)
     commands = 1
     while run.process.wait(TIMEOUT_S) != 0 and commands < 3:
         run.start()
         commands += 1
     jobs = [job for job in run.all_jobs() if job["JobId"] not in known] if KILLS[kill].on_slurm else []
-    if kill == "memory":
-        struck = any(job["JobState"] == "FAILED" for job in jobs)
     return {
         "kill": kill,
         "trial": trial,
         "stage": rule,
         "moment_s": round(moment, 1),
-        "struck": struck,
+        "struck": kill != "memory" or any(job["JobState"] == "FAILED" for job in jobs),
         "commands": commands,
         "ended_right": run.process.returncode == 0 and not reference.project.jobs(),
         "lost": lost(reference),
@@ -171,9 +170,18 @@ def wait_until_at_work(run: ClusterRun, rule: str, seconds: float) -> None:
     while (started := at_work(run, rule)) is None:
         assert run.process.poll() is None, run.printed()[-3000:]
         assert time.monotonic() < deadline, f"{rule} was never started"
-        time.sleep(0.05)
+        time.sleep(0.2)
     while at_work(run, rule) and time.time() - started < seconds:
-        time.sleep(0.05)
+        time.sleep(0.2)
+
+
+def end(run: ClusterRun) -> None:
+    """Stop a run in which the moment for the kill never came."""
+    run.kill_stages()
+    run.kill()
+    if set(SLURM_PROFILE) <= set(run.arguments):
+        slurm("scancel", "--me")
+        wait_until(lambda: not slurm("squeue", "--noheader"), "scancel")
 
 
 def lost(reference: Reference) -> list[str]:
