@@ -149,8 +149,9 @@ def run_trial(reference: Reference, kill: str, trial: int) -> dict:
 
 def too_little(reference: Reference, rule: str, part: float) -> int:
     """Memory (MB) at which the rule dies, but no longer at the last attempt, which gets 2.5 times as much."""
+    peak_mb = max(250, reference.benchmark(rule, "max_rss"))  # that of short stages is rarely seen
     snakemake_mb = 120  # in the same job
-    return int((reference.benchmark(rule, "max_rss") + snakemake_mb) * (0.5 + 0.3 * part))
+    return int((peak_mb + snakemake_mb) * (0.5 + 0.3 * part))
 
 
 def at_work(run: ClusterRun, rule: str) -> float | None:
