@@ -9,9 +9,8 @@ What is left "auto" (learning rate, precision, clipping) transformers fills in f
 from command_line import command_line, path_arguments
 from files import read_yaml, write_json
 from planning.architecture import load_architecture
-from settings.batch import solve_batch
 from settings.deepspeed import read_deepspeed
-from training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, with_batch
+from training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus
 
 PLAIN = ("zero2_offload", "zero3", "zero3_offload")  # without batch sizes, for any number of GPUs
 
@@ -20,16 +19,11 @@ PLAIN = ("zero2_offload", "zero3", "zero3_offload")  # without batch sizes, for 
 def main() -> None:
     args = path_arguments(__doc__, "--config", "--output-dir")
     hidden_size = load_architecture(str(args.config), read_yaml(args.config)).hidden_size
-
-    def config_of(name: str) -> dict:
-        return complete_deepspeed_config(read_deepspeed(name, "config"), hidden_size)
-
-    for gpus, (micro, accumulation, name) in BY_GPU_COUNT.items():
-        factors = {"micro_batch_size": micro, "gradient_accumulation_steps": accumulation, "gpus": gpus}
-        sizes = solve_batch(f"{gpus} GPUs", factors | {"global_batch_size": None})
-        write_json(args.output_dir / f"deepspeed_{gpus}gpu.json", with_batch(config_of(name), sizes))
+    for gpus in BY_GPU_COUNT:
+        write_json(args.output_dir / f"deepspeed_{gpus}gpu.json", config_for_gpus(gpus, hidden_size))
     for name in PLAIN:
-        write_json(args.output_dir / f"{name}.json", config_of(name))
+        config = complete_deepspeed_config(read_deepspeed(name, "config"), hidden_size)
+        write_json(args.output_dir / f"{name}.json", config)
 
 
 if __name__ == "__main__":

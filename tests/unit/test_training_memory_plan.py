@@ -1,4 +1,4 @@
-"""What a training stage does with its memory plan, on a tiny model. The machine's memory is faked, the rest is real."""
+"""What a training stage does with its memory plan, on a tiny model."""
 
 import pytest
 import torch
@@ -34,53 +34,40 @@ def workload():
     return workload_of(settings(), mgm_config(), Conversations())
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    def use(machine: Machine) -> None:
-        for name in ("machine_in_use", "whole_machine"):
-            monkeypatch.setattr(f"training.memory_plan.{name}", lambda gpus: machine)
-
-    use(ROOM)
-    return use
-
-
 def test_the_workload_is_the_stages_own(workload):
     assert (workload.tuning, workload.sequence, workload.answers) == ("lora", 40, 12)
     assert workload.precision == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
 
 
-def test_what_fits_goes_on_with_a_record_whose_parts_add_up(workload, machine):
-    plan = check_memory(settings(), workload)
+def test_what_fits_goes_on_with_a_record_whose_parts_add_up(workload):
+    plan = check_memory(settings(), workload, ROOM)
     assert plan["host_gib"] == pytest.approx(sum(plan["host"].values()), abs=0.02) and plan["gpu_gib"] is None
     assert plan["free_host_gib"] == 64.0
 
 
-def test_what_cannot_fit_is_refused_with_the_numbers_and_the_way_around(workload, machine):
-    machine(NO_ROOM)
+def test_what_cannot_fit_is_refused_with_the_numbers_and_the_way_around(workload):
     with pytest.raises(InputError, match=r"does not fit: 0\.\d GiB of host memory are needed, 0\.2 GiB are there"):
-        check_memory(settings(), workload)
-    check_memory(settings(check_memory=False), workload)
+        check_memory(settings(), workload, NO_ROOM)
+    check_memory(settings(check_memory=False), workload, NO_ROOM)
 
 
-def test_a_machine_that_cannot_be_read_is_said_so_and_not_refused(workload, machine, capsys):
-    machine(Machine(1, None, None))
-    check_memory(settings(), workload)
+def test_a_machine_that_cannot_be_read_is_said_so_and_not_refused(workload, capsys):
+    check_memory(settings(), workload, Machine(1, None, None))
     assert "does not say how much memory is free" in capsys.readouterr().err
 
 
-def test_auto_takes_the_fastest_that_fits_and_never_zero_0(workload, machine, capsys):
-    chosen = choose_deepspeed(settings(deepspeed=None, deepspeed_choices=CHOICES), workload)
+def test_auto_takes_the_fastest_that_fits_and_never_zero_0(workload, capsys):
+    chosen = choose_deepspeed(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, ROOM)
     assert chosen.deepspeed == CHOICES["zero2"] and chosen.deepspeed_choices is None
     assert (
         "deepspeed: auto: zero2, micro batch 4, with recomputation is the fastest that fits" in capsys.readouterr().err
     )
 
 
-def test_auto_says_what_would_help_where_nothing_fits(workload, machine):
-    machine(NO_ROOM)
+def test_auto_says_what_would_help_where_nothing_fits(workload):
     with pytest.raises(InputError, match="nothing fits; what would help: .* GiB of the host's memory would do"):
-        choose_deepspeed(settings(deepspeed=None, deepspeed_choices=CHOICES), workload)
+        choose_deepspeed(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
 
 
-def test_a_configuration_that_was_chosen_by_hand_stays(workload, machine):
-    assert choose_deepspeed(settings(), workload) == settings()
+def test_a_configuration_that_was_chosen_by_hand_stays(workload):
+    assert choose_deepspeed(settings(), workload, ROOM) == settings()

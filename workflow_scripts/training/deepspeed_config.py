@@ -7,6 +7,9 @@ are filled in here, as integers: transformers' own "auto" gives 0.9·hidden² as
 import copy
 from collections.abc import Mapping
 
+from settings.batch import solve_batch
+from settings.deepspeed import read_deepspeed
+
 # For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 where the
 # number divides it; from 6 GPUs on the weights are partitioned too.
 BY_GPU_COUNT = {
@@ -31,6 +34,14 @@ def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
         if zero.get(key) == "auto":
             zero[key] = size
     return config
+
+
+def config_for_gpus(gpus: int, hidden_size: int) -> dict:
+    """The configuration that BY_GPU_COUNT has for so many GPUs, with its batch sizes."""
+    micro, accumulation, name = BY_GPU_COUNT[gpus]
+    factors = {"micro_batch_size": micro, "gradient_accumulation_steps": accumulation, "gpus": gpus}
+    sizes = solve_batch(f"{gpus} GPUs", factors | {"global_batch_size": None})
+    return with_batch(complete_deepspeed_config(read_deepspeed(name, "config"), hidden_size), sizes)
 
 
 def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:

@@ -4,12 +4,9 @@ import os
 import sys
 from dataclasses import replace
 
-import torch
-
 from errors import InputError
 from mgm import MGMConfig
 from planning.architecture import Architecture
-from planning.machine import machine_in_use, whole_machine
 from planning.prediction import Arrangement, Machine, Prediction, predict
 from planning.search import candidates, describe, fastest, remedies
 from planning.step import Workload
@@ -27,23 +24,23 @@ def workload_of(settings: TrainingSettings, config: MGMConfig, dataset: Conversa
         tuning="lora" if settings.lora else "stage1",
         sequence=sequence,
         answers=answers,
-        precision=torch.bfloat16 if settings.bf16 else torch.float32,
+        precision=settings.dtype,
         lora=settings.lora,
     )
 
 
-def choose_deepspeed(settings: TrainingSettings, workload: Workload) -> TrainingSettings:
+def choose_deepspeed(settings: TrainingSettings, workload: Workload, machine: Machine) -> TrainingSettings:
     """With `deepspeed: auto`, the settings with the fastest configuration that fits; other settings as they are.
 
-    It is chosen by what the machine has, not by what happens to be free, so that every process and every resumed run
-    chooses the same.
+    Args:
+        machine: as a whole, not what happens to be free, so that every process and every resumed run chooses the same.
 
     Raises:
         InputError: none fits; with what would help.
     """
     if not settings.deepspeed_choices:
         return settings
-    machine, hidden_size = whole_machine(settings.gpus), workload.architecture.hidden_size
+    hidden_size = workload.architecture.hidden_size
     choices = {
         name: complete_deepspeed_config(config, hidden_size) for name, config in settings.deepspeed_choices.items()
     }
@@ -64,8 +61,8 @@ def choose_deepspeed(settings: TrainingSettings, workload: Workload) -> Training
     return replace(settings, deepspeed=settings.deepspeed_choices[best.arrangement.deepspeed], deepspeed_choices=None)
 
 
-def check_memory(settings: TrainingSettings, workload: Workload) -> dict:
-    """Refuse what cannot fit into what is free now.
+def check_memory(settings: TrainingSettings, workload: Workload, machine: Machine) -> dict:
+    """Refuse what cannot fit into what is free on the machine.
 
     Returns:
         The prediction for the run's record: `gpu_gib`, `host_gib`, both part by part, and what was free.
@@ -73,7 +70,6 @@ def check_memory(settings: TrainingSettings, workload: Workload) -> dict:
     Raises:
         InputError: it cannot fit, and `check_memory` is true.
     """
-    machine = machine_in_use(settings.gpus)
     prediction = predict(workload, _arrangement(settings, workload), machine)
     if machine.host_gib is None or (machine.gpus and machine.gpu_gib is None):
         _say("memory plan: this machine does not say how much memory is free; going on without the check")

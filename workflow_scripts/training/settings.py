@@ -58,6 +58,11 @@ class TrainingSettings:
     def bf16(self) -> bool:
         return self.precision == "bf16" or (self.precision == "auto" and torch.cuda.is_available())
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights while they are trained."""
+        return torch.bfloat16 if self.bf16 else torch.float32
+
 
 def load_training_settings(path: str | Path) -> TrainingSettings:
     values = read_yaml(path)

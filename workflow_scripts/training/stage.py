@@ -18,6 +18,7 @@ from diagnostics.memory_sampler import MemorySampler
 from files import sha256_of, write_json, write_jsonl
 from mgm import MGMForConditionalGeneration, MGMProcessor
 from mgm.projector_weights import full_shapes
+from planning.machine import machine_in_use, whole_machine
 from training.build_locks import remove_stale_locks
 from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.compilation import compile_layers
@@ -58,8 +59,8 @@ def run_stage(
     dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
     config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
     workload = workload_of(settings, config, dataset)
-    settings = choose_deepspeed(settings, workload)
-    plan = check_memory(settings, workload)
+    settings = choose_deepspeed(settings, workload, whole_machine(settings.gpus))
+    plan = check_memory(settings, workload, machine_in_use(settings.gpus))
 
     fingerprint = _fingerprint(settings, inputs)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
@@ -76,8 +77,8 @@ def run_stage(
         discard_checkpoints(checkpoints, keep=checkpoint)
         progress_file.unlink(missing_ok=True)
 
-    dtype = workload.precision
-    model = prepare(MGMForConditionalGeneration.from_pretrained(inputs["model"], dtype=dtype, trust_remote_code=False))
+    model = MGMForConditionalGeneration.from_pretrained(inputs["model"], dtype=settings.dtype, trust_remote_code=False)
+    model = prepare(model)
     gather_whole_layers(model)
     if settings.compile and torch.cuda.is_available():
         compile_layers(model)

@@ -1,0 +1,103 @@
+"""train_deepspeed.py: a dry run looks at everything up to the first step; a tiny Mamba is trained on the CPU."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from places import PROJECT
+from tiny_models import tiny_tokenizer
+from transformers import MambaConfig, MambaForCausalLM
+
+from files import read_json
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with the project's configuration, a preset of a tiny Mamba, its weights and a corpus."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "mamba")
+    config = MambaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=2, pad_token_id=0
+    )
+    MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
+    rows = [json.dumps({"text": "How many objects are there? two"}) for _ in range(40)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    preset = {
+        "model": "mamba",
+        "data": "corpus.jsonl",
+        "training": {
+            "global_batch_size": None,
+            "micro_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "max_length": 8,
+            "max_steps": 2,
+            "log_steps": 1,
+            "loader_workers": 0,
+        },
+    }
+    (tmp_path / "config/presets/tiny_mamba.yaml").write_text(yaml.safe_dump(preset), encoding="utf-8")
+    return tmp_path
+
+
+def run(project: Path, *flags: str, preset: str = "tiny_mamba") -> subprocess.CompletedProcess:
+    script = PROJECT / "workflow_scripts/train_deepspeed.py"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, script, "--preset", preset, *flags],
+        cwd=project,
+        env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_dry_run_shows_batch_memory_and_data_and_launches_nothing(project):
+    done = run(project, "--num-gpus", "6", "--dry-run", "--gpu-memory", "32", "--host-memory", "512")
+    assert done.returncode == 0, done.stderr
+    assert "batch: micro 1 × accumulation 8 × 6 GPUs = 48 samples a step" in done.stdout
+    assert "gpu memory: " in done.stdout and "host memory: process 13.80 + " in done.stdout
+    assert "data: 40 texts in corpus.jsonl" in done.stdout
+    assert not (project / "results").exists()
+
+
+def test_the_7b_preset_is_refused_with_zero_2_and_micro_batch_4_on_six_gpus_of_32_gib(project):
+    config = read_json(project / "config/deepspeed/zero2.json")
+    config |= {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "train_batch_size": 48}
+    (project / "mine.json").write_text(json.dumps(config), encoding="utf-8")
+    flags = ("--num-gpus", "6", "--dry-run", "--gpu-memory", "32", "--host-memory", "512")
+    refused = run(project, *flags, "--deepspeed-config", "mine.json", preset="7b_mamba")
+    assert refused.returncode == 2 and "GiB of GPU memory are needed, 32.0 GiB are there" in refused.stderr
+    assert "batch: micro 4 × accumulation 2 × 6 GPUs = 48" in refused.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--num-gpus", "3"), "there are configurations for 1, 2, 4, 6, 8; give a --deepspeed-config"),
+        (("--deepspeed-config", "none.json"), "none.json does not exist"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(project, flags, message):
+    done = run(project, "--dry-run", *flags)
+    assert done.returncode == 2 and message in done.stderr
+
+
+def test_a_tiny_mamba_is_trained_under_deepspeed_on_the_cpu(project):
+    config = read_json(project / "config/deepspeed/zero3_offload.json")
+    (project / "mine.json").write_text(json.dumps(config), encoding="utf-8")
+    done = run(project, "--deepspeed-config", "mine.json")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    output = project / "results/presets/tiny_mamba"
+    record = read_json(output / "metrics.json")
+    assert record["steps"] == 2 and record["engine"]["zero_stage"] == 3
+    assert record["engine"]["global_batch_size"] == 4
+    trained = MambaForCausalLM.from_pretrained(output / "model").state_dict()
+    before = MambaForCausalLM.from_pretrained(project / "mamba").state_dict()
+    assert trained.keys() == before.keys() and all(trained[name].shape == before[name].shape for name in before)
+    assert any((trained[name] != before[name]).any() for name in before)

@@ -1,0 +1,125 @@
+"""Trains a preset (config/presets) under DeepSpeed: a text model as a whole, on any number of GPUs.
+
+    python workflow_scripts/train_deepspeed.py --preset 7b_mamba --num-gpus 6 --dry-run
+    python workflow_scripts/train_deepspeed.py --preset 7b_mamba --num-gpus 6
+
+With --dry-run everything up to the first step is looked at: configuration, batch sizes, memory and data. For a machine
+other than this one, --gpu-memory and --host-memory say what it has, in GiB. Results go to results/presets/<preset>.
+"""
+
+import argparse
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from command_line import command_line
+from errors import InputError
+from files import write_yaml
+from formats.rows import read_json_file
+from formats.texts import read_texts
+from planning.architecture import Architecture, load_architecture
+from planning.machine import machine_in_use
+from planning.prediction import Machine
+from planning.step import Workload
+from settings.batch import solve_batch
+from settings.presets import Preset, read_preset
+from training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus, with_batch
+from training.memory_plan import check_memory
+from training.settings import TrainingSettings
+
+SCRIPTS = Path(__file__).parent
+
+
+@command_line
+def main() -> None:
+    args = parse_arguments()
+    preset = read_preset(args.preset)
+    architecture = load_architecture(args.preset, Path(preset.model))
+    settings = settings_of(preset, args, architecture)
+    print_batch(settings)
+    print_plan(settings, architecture, machine_of(args))
+    texts = sum(1 for _ in read_texts(Path(preset.data)))
+    print(f"data: {texts:,} texts in {preset.data}, cut into samples of {settings.max_length} tokens")
+    if args.dry_run:
+        print("dry run: nothing was launched")
+        return
+    sys.exit(launch(settings, preset, args.output_dir or Path("results/presets") / args.preset))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--num-gpus", type=int, default=1)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--deepspeed-config", type=Path, help="a DeepSpeed JSON (default: that for the number of GPUs)")
+    parser.add_argument("--gpu-memory", type=float, help="GiB that can be used of each GPU")
+    parser.add_argument("--host-memory", type=float, help="GiB of main memory that can be used")
+    parser.add_argument("--output-dir", type=Path)
+    return parser.parse_args()
+
+
+def settings_of(preset: Preset, args: argparse.Namespace, architecture: Architecture) -> TrainingSettings:
+    """The preset with the batch sizes and the content of its DeepSpeed configuration."""
+    if args.deepspeed_config:
+        config = complete_deepspeed_config(read_json_file(args.deepspeed_config), architecture.hidden_size)
+    elif args.num_gpus in BY_GPU_COUNT:
+        config = config_for_gpus(args.num_gpus, architecture.hidden_size)
+    else:
+        known = ", ".join(map(str, BY_GPU_COUNT))
+        raise InputError(f"--num-gpus {args.num_gpus}: there are configurations for {known}; give a --deepspeed-config")
+    if config["zero_optimization"]["stage"] == 3:
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    stated = {
+        "global_batch_size": config.get("train_batch_size", "auto"),
+        "micro_batch_size": config.get("train_micro_batch_size_per_gpu", "auto"),
+        "gradient_accumulation_steps": config.get("gradient_accumulation_steps", "auto"),
+    }
+    training = preset.training | {key: size for key, size in stated.items() if size != "auto"}
+    sizes = solve_batch(f"preset {args.preset}", training | {"gpus": args.num_gpus})
+    common = {"seed": 0, "cpu_threads": None, "template": "plain"}
+    return TrainingSettings(**training | sizes | common | {"deepspeed": with_batch(config, sizes)})
+
+
+def print_batch(settings: TrainingSettings) -> None:
+    micro, accumulation = settings.micro_batch_size, settings.gradient_accumulation_steps
+    product = f"micro {micro} × accumulation {accumulation} × {settings.gpus} GPUs"
+    print(f"batch: {product} = {settings.global_batch_size} samples a step")
+
+
+def print_plan(settings: TrainingSettings, architecture: Architecture, machine: Machine) -> None:
+    """The predicted memory with its parts; raises where it cannot fit."""
+    dtype = torch.bfloat16 if settings.bf16 or (settings.precision == "auto" and machine.gpus) else torch.float32
+    workload = Workload(architecture, "full", settings.max_length, settings.max_length, dtype)
+    plan = check_memory(settings, workload, machine)
+    for name in ("gpu", "host"):
+        if parts := plan[name]:
+            total = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
+            print(f"{name} memory: {total} = {plan[f'{name}_gib']} GiB")
+
+
+def machine_of(args: argparse.Namespace) -> Machine:
+    """This machine, or the one that the flags describe."""
+    if args.gpu_memory or args.num_gpus > max(1, torch.cuda.device_count()):
+        return Machine(args.num_gpus, args.gpu_memory, args.host_memory)
+    return machine_in_use(args.num_gpus)
+
+
+def launch(settings: TrainingSettings, preset: Preset, output_dir: Path) -> int:
+    """Run the training script under DeepSpeed's launcher; return its exit status."""
+    config = output_dir / "config.yaml"
+    write_yaml(config, asdict(settings))
+    with socket.socket() as probe:  # a free port, so that two launchers on one machine do not meet
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    command = ["deepspeed", "--num_gpus", str(settings.gpus), "--master_port", str(port)]
+    command.append(SCRIPTS / "train_text_model.py")
+    command += ["--config", config, "--data", preset.data, "--model", preset.model, "--output-dir", output_dir]
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Trains a causal language model on text, as a whole; `train_deepspeed.py` writes its configuration and launches it.
+
+    deepspeed workflow_scripts/train_text_model.py --config results/presets/7b_mamba/config.yaml \\
+        --data data/corpus.jsonl --model model_zoo/mamba-7b --output-dir results/presets/7b_mamba
+
+Writes model/ (safetensors and tokenizer) and metrics.json; resumes from its own checkpoints.
+"""
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+from transformers.trainer_utils import get_last_checkpoint
+
+from command_line import command_line, path_arguments
+from compute import set_seed, use_cpu_threads
+from files import write_json
+from planning.architecture import load_architecture
+from training.deepspeed_config import engine_record
+from training.settings import load_training_settings
+from training.stage import training_arguments
+from training.texts import TextDataset
+
+
+@command_line
+def main() -> None:
+    args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
+    settings = load_training_settings(args.config)
+    use_cpu_threads(settings.cpu_threads)
+    set_seed(settings.seed)
+    hidden_size = load_architecture(args.model.name, args.model).hidden_size
+    # before the model: transformers then loads it straight into ZeRO-3's partitions
+    arguments = training_arguments(settings, args.output_dir / "checkpoints", hidden_size)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+    trainer = Trainer(
+        model=AutoModelForCausalLM.from_pretrained(
+            args.model, dtype=settings.dtype, trust_remote_code=False, use_safetensors=True
+        ),
+        args=arguments,
+        train_dataset=TextDataset(args.data, tokenizer, settings.max_length),
+        processing_class=tokenizer,
+    )
+    checkpoints = args.output_dir / "checkpoints"
+    result = trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.is_dir() else None)
+    trainer.save_model(str(args.output_dir / "model"))
+    if trainer.is_world_process_zero():
+        record = {"steps": result.global_step, "loss": result.training_loss, "seed": settings.seed}
+        write_json(args.output_dir / "metrics.json", record | {"engine": engine_record(trainer.model_wrapped)})
+
+
+if __name__ == "__main__":
+    main()
