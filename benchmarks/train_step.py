@@ -52,7 +52,7 @@ class Configuration:
     precision: str = "bf16"
     dropout: float = 0.1
     learning_rate: float = 2e-4
-    steps: int = 10
+    steps: int = 7
     gpu_gib: float = 22.0
 
 
@@ -60,10 +60,9 @@ PLAIN = Configuration(
     deepspeed="zero3_offload",
     plain=True,
     micro_batch_size=1,
-    gradient_accumulation_steps=8,
+    gradient_accumulation_steps=4,
     activation_checkpointing=True,
     compile=False,
-    steps=7,
 )
 GOLDEN = Configuration(gradient_accumulation_steps=1, activation_checkpointing=True, dropout=0.0, steps=20, gpu_gib=60)
 FULL = Configuration(
@@ -76,14 +75,13 @@ FULL = Configuration(
 CONFIGURATIONS = {
     "plain": PLAIN,
     "lora_zero3": Configuration(
-        deepspeed="zero3_offload", micro_batch_size=32, gradient_accumulation_steps=4, activation_checkpointing=True
+        deepspeed="zero3_offload", micro_batch_size=16, gradient_accumulation_steps=8, activation_checkpointing=True
     ),
-    "lora_zero2": Configuration(activation_checkpointing=5),
+    "lora_zero2": Configuration(activation_checkpointing=18),
     "stage_1": Configuration(
         stage="pretrain",
         tuning="projector",
-        micro_batch_size=16,
-        activation_checkpointing=4,
+        gradient_accumulation_steps=32,
         learning_rate=1e-3,
     ),
     "full": FULL,

@@ -21,7 +21,7 @@ from transformers import (
 
 from foundation.tiny_tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
 from mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
-from mgm.loss import IGNORED
+from mgm.positions import IGNORED
 
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 

@@ -6,7 +6,8 @@ from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 from transformers import AutoModelForCausalLM
 
 import mgm.loss
-from mgm.loss import IGNORED, LanguageModelHead, loss_and_gradient
+from mgm.loss import LanguageModelHead, loss_and_gradient
+from mgm.positions import IGNORED
 
 
 def full_logits_loss(model, inputs: dict) -> torch.Tensor:

@@ -77,7 +77,7 @@ def test_a_batch_is_padded_on_the_right_where_labels_are_ignored(dataset, image)
     data = dataset(conversation("1", image, "How many objects are there?", "two"), conversation("2", image, "", "two"))
     items = [data[0], data[1]]
     pad = tiny_processor().tokenizer.pad_token_id
-    batch = Collator(pad)(items)
+    batch = Collator(pad, tiny_processor().image_token_id)(items)
     width = len(items[0]["input_ids"])
     assert width > len(items[1]["input_ids"])
     for key, filler in (("input_ids", pad), ("labels", IGNORED)):
@@ -89,7 +89,7 @@ def test_images_of_a_mixed_batch_keep_the_order_of_their_rows(dataset, tmp_path)
     red = conversation("1", str(save_image(tmp_path / "r.png", (255, 0, 0))), "Q", "A")
     blue = conversation("2", str(save_image(tmp_path / "b.png", (0, 0, 255))), "Q", "A")
     data = dataset(red, TEXT_ONLY, blue)
-    batch = Collator(0)([data[index] for index in range(3)])
+    batch = Collator(0, tiny_processor().image_token_id)([data[index] for index in range(3)])
     assert batch["pixel_values"].shape[0] == 2
     centre = batch["pixel_values"][:, :, IMAGE_SIDE // 2, IMAGE_SIDE // 2]
     assert centre[0, 0] > centre[0, 2] and centre[1, 2] > centre[1, 0]
@@ -98,4 +98,4 @@ def test_images_of_a_mixed_batch_keep_the_order_of_their_rows(dataset, tmp_path)
 
 
 def test_a_batch_of_text_alone_has_no_pixel_values(dataset):
-    assert "pixel_values" not in Collator(0)([dataset(TEXT_ONLY)[0]])
+    assert "pixel_values" not in Collator(0, tiny_processor().image_token_id)([dataset(TEXT_ONLY)[0]])

@@ -5,20 +5,11 @@ loss. So only supervised positions are projected, some at a time, and their grad
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-IGNORED = -100  # label of positions that carry no loss
 # Logits of this many rows exist at a time: 250 MiB under 256 000 words in bf16, and enough for an efficient product.
 # (Liger's kernel takes 16 to 32 rows under a vocabulary so large, and reads the whole weight for each.)
 ROWS_AT_ONCE = 512
-
-
-def supervised_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """labels (B, T) → flat indices (n,) of the positions whose next label is not `IGNORED`, and those labels (n,)."""
-    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
-    positions = (following != IGNORED).nonzero().squeeze(1)
-    return positions, following[positions]
 
 
 class LanguageModelHead(nn.Linear):

@@ -40,6 +40,10 @@ class PatchInfoMining(nn.Module):
         return checkpoint(self._mine, patches, *stages, use_reentrant=False)
 
     def _mine(self, patches: torch.Tensor, *stages: torch.Tensor) -> torch.Tensor:
+        return self.attend_to_stages(patches, *upsample(stages))
+
+    def attend_to_stages(self, patches: torch.Tensor, *stages: torch.Tensor) -> torch.Tensor:
+        """patches (B, N, C), stages (B, C_s, side·M, side·M) of one resolution → mined features (B, N, C)."""
         return self.attend(patches, join_stages(stages, math.isqrt(patches.shape[1])))
 
     def attend(self, patches: torch.Tensor, sub_patches: torch.Tensor) -> torch.Tensor:
@@ -63,13 +67,19 @@ def _linear_after_norm(layers: nn.Sequential, features: torch.Tensor) -> torch.T
     return F.linear(normalised, linear.weight, linear.bias)
 
 
-def join_stages(stages: Sequence[torch.Tensor], patches_per_side: int) -> torch.Tensor:
-    """ConvNeXt stages [(B, C_s, h_s, h_s)], finest first → sub-patches (B, N, M², C') at the finest resolution.
+def upsample(stages: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """ConvNeXt stages (B, C_s, h_s, h_s), finest first → (B, C_s, h, h), bilinearly at the finest one's resolution.
 
-    Coarser stages are upsampled bilinearly; PyTorch's kernels compute that in float32, whatever the dtype.
+    PyTorch's kernels compute that in float32, whatever the dtype.
     """
-    size, side = stages[0].shape[-2:], patches_per_side
-    upsampled = [F.interpolate(stage, size=size, mode="bilinear", align_corners=False) for stage in stages[1:]]
-    grid = torch.cat([stages[0], *upsampled], dim=1)  # (B, C', side·M, side·M)
+    finest, *coarser = stages
+    size = finest.shape[-2:]
+    return [finest, *(F.interpolate(stage, size=size, mode="bilinear", align_corners=False) for stage in coarser)]
+
+
+def join_stages(stages: Sequence[torch.Tensor], patches_per_side: int) -> torch.Tensor:
+    """Stages (B, C_s, side·M, side·M) of one resolution → sub-patches (B, N, M², C')."""
+    side = patches_per_side
+    grid = torch.cat(stages, dim=1)  # (B, C', side·M, side·M)
     grid = grid.unflatten(3, (side, -1)).unflatten(2, (side, -1))  # (B, C', side, M, side, M)
     return grid.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)

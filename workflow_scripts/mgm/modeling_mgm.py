@@ -15,8 +15,9 @@ from transformers import AutoModel, CLIPVisionModel, ConvNextModel, GenerationMi
 from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 
 from mgm.configuration_mgm import MGMConfig
-from mgm.loss import LanguageModelHead, supervised_positions
-from mgm.mining import PatchInfoMining, join_stages
+from mgm.loss import LanguageModelHead
+from mgm.mining import PatchInfoMining, join_stages, upsample
+from mgm.positions import positions_of_answers, positions_of_images
 
 # Of how many images high-resolution features exist at a time: those of MGM-2B take 0.2 GiB an image.
 IMAGES_AT_ONCE = 8
@@ -98,7 +99,7 @@ class MGMModel(MGMPreTrainedModel):
 
     def sub_patch_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → (B, N, M², C'): every ConvNeXt stage at the first stage's resolution, grouped by patch."""
-        return join_stages(self.stage_features(pixel_values), self.config.patches_per_side)
+        return join_stages(upsample(self.stage_features(pixel_values)), self.config.patches_per_side)
 
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → visual tokens (B, N, H)."""
@@ -117,17 +118,27 @@ class MGMModel(MGMPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         past_key_values=None,
         inputs_embeds: torch.Tensor | None = None,
+        image_positions: torch.LongTensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
-        """input_ids (B, T) with N image tokens for each image in pixel_values (images, 3, S', S')."""
+        """input_ids (B, T) with N image tokens for each image in pixel_values (images, 3, S', S').
+
+        image_positions: flat indices of those tokens in `input_ids`. Where they are not given they are looked for,
+        which waits for a GPU to have counted them.
+        """
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         if pixel_values is not None:
-            places = self._image_positions(input_ids, len(pixel_values))
+            if image_positions is None:
+                image_positions = positions_of_images(input_ids, self.config.image_token_id)
+            expected = len(pixel_values) * self.config.num_image_tokens
+            if len(image_positions) != expected:
+                found = len(image_positions)
+                raise ValueError(f"{len(pixel_values)} images need {expected} image tokens in input_ids, found {found}")
             tokens = self.get_image_features(pixel_values).to(inputs_embeds.dtype).flatten(0, 1)
             # Gemma scales its word embeddings by √H; in MGM visual tokens pass through the same scale
             scale = getattr(self.get_input_embeddings(), "scalar_embed_scale", 1.0)
-            rows = inputs_embeds.flatten(0, 1).index_copy(0, places, tokens * scale)
+            rows = inputs_embeds.flatten(0, 1).index_copy(0, image_positions, tokens * scale)
             inputs_embeds = rows.view_as(inputs_embeds)
         return self.language_model(
             inputs_embeds=inputs_embeds,
@@ -136,14 +147,6 @@ class MGMModel(MGMPreTrainedModel):
             past_key_values=past_key_values,
             **kwargs,
         )
-
-    def _image_positions(self, input_ids: torch.LongTensor, images: int) -> torch.Tensor:
-        """Flat indices of the image tokens, in order; they must be as many as the images have."""
-        places = (input_ids.flatten() == self.config.image_token_id).nonzero().squeeze(1)
-        expected = images * self.config.num_image_tokens
-        if len(places) != expected:
-            raise ValueError(f"{images} images need {expected} image tokens in input_ids, found {len(places)}")
-        return places
 
 
 class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
@@ -172,13 +175,17 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         labels: torch.LongTensor | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        answer_positions: torch.LongTensor | None = None,
         **kwargs,
     ) -> MGMCausalLMOutput:
-        """labels (B, T): the answer's token ids, −100 elsewhere. With labels, `logits` are not materialised."""
+        """labels (B, T): the answer's token ids, −100 elsewhere. With labels, `logits` are not materialised.
+
+        answer_positions: flat indices of what predicts them; looked for where they are not given.
+        """
         if labels is not None:
             kwargs["use_cache"] = False
-            # before the model runs, since counting them waits for the GPU
-            supervised, targets = supervised_positions(labels)
+            if answer_positions is None:
+                answer_positions = positions_of_answers(labels)
         output = self.model(
             input_ids=input_ids,
             pixel_values=pixel_values,
@@ -190,7 +197,8 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         )
         hidden = output.last_hidden_state
         if labels is not None:
-            total = self.lm_head(hidden.flatten(0, 1)[supervised], targets)
+            targets = labels.flatten()[answer_positions + 1]
+            total = self.lm_head(hidden.flatten(0, 1).index_select(0, answer_positions), targets)
             items = num_items_in_batch if num_items_in_batch is not None else max(1, len(targets))
             return MGMCausalLMOutput(loss=total / items)
         logits = self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)

@@ -6,7 +6,7 @@ from transformers import ProcessorMixin
 
 from formats.llava import IMAGE_TOKEN
 from formats.prompts import Segments
-from mgm.loss import IGNORED
+from mgm.positions import IGNORED
 
 
 class MGMProcessor(ProcessorMixin):

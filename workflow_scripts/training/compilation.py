@@ -15,7 +15,8 @@ def compile_layers(model: nn.Module) -> None:
     # ConvNeXt's blocks have four widths, and a last batch is smaller
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     mgm = mgm_in(model)
-    for layer in (*layers_of(model), mgm.model.patch_info_mining):
+    for layer in layers_of(model):
         layer.forward = torch.compile(layer.forward)
-    head = mgm.lm_head
+    mining, head = mgm.model.patch_info_mining, mgm.lm_head
+    mining.attend_to_stages = torch.compile(mining.attend_to_stages)
     head.loss_and_gradient = torch.compile(head.loss_and_gradient)

@@ -11,7 +11,7 @@ from formats.images import load_image
 from formats.llava import read_llava
 from formats.prompts import segments_of
 from mgm import MGMProcessor
-from mgm.loss import IGNORED
+from mgm.positions import IGNORED, positions_of_answers, positions_of_images
 
 
 class ConversationDataset(Dataset):
@@ -58,14 +58,15 @@ class ConversationDataset(Dataset):
 
 
 class Collator:
-    """Right-pads a batch: input_ids and labels (B, T), pixel_values (images, 3, S', S').
+    """Right-pads a batch: input_ids and labels (B, T), pixel_values (images, 3, S', S'), and the positions of both.
 
     There is no attention mask: under causal attention nothing looks at what stands to its right, padding carries no
     loss, and attention without a mask is what the fast kernels compute.
     """
 
-    def __init__(self, pad_token_id: int):
+    def __init__(self, pad_token_id: int, image_token_id: int):
         self.pad_token_id = pad_token_id
+        self.image_token_id = image_token_id
 
     def __call__(self, items: list[dict]) -> dict[str, torch.Tensor]:
         width = max(len(item["input_ids"]) for item in items)
@@ -75,8 +76,10 @@ class Collator:
             length = len(item["input_ids"])
             input_ids[row, :length] = torch.tensor(item["input_ids"])
             labels[row, :length] = torch.tensor(item["labels"])
-        batch = {"input_ids": input_ids, "labels": labels}
+        # counted here, where nothing has to wait for a GPU
+        batch = {"input_ids": input_ids, "labels": labels, "answer_positions": positions_of_answers(labels)}
         images = [item["pixel_values"] for item in items if item["pixel_values"] is not None]
         if images:
             batch["pixel_values"] = torch.stack(images)
+            batch["image_positions"] = positions_of_images(input_ids, self.image_token_id)
         return batch

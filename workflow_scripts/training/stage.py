@@ -95,7 +95,7 @@ def run_stage(
         model=model,
         args=arguments,
         train_dataset=dataset,
-        data_collator=Collator(processor.tokenizer.pad_token_id),
+        data_collator=Collator(processor.tokenizer.pad_token_id, processor.image_token_id),
         save_checked=save_checked,
         fingerprint=fingerprint,
         progress_file=progress_file,
