@@ -2,8 +2,8 @@
 
     python benchmarks/memory_sampler.py [--blocks 20] [--block-seconds 6]
 
-Blocks with and without alternate. Steps are timed by the clock and in processor time, all threads of the process together:
-the latter hardly feels what else the machine does, and contains the sampler's work.
+Blocks with and without alternate. Steps are timed by the clock and in processor time (all threads of the process); on a
+machine that is busy with other work both are noise, and only the time spent in readings, which bounds the cost, tells.
 """
 
 import argparse
