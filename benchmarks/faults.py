@@ -100,17 +100,21 @@ class Reference:
         return float(dict(zip(names, values, strict=True))[column])
 
 
-def draw(reference: Reference, kill: str, trial: int) -> tuple[str, float]:
-    """A rule and a part of its duration."""
-    generator = random.Random(f"{kill} {trial}")
-    durations = [reference.benchmark(rule, "s") for rule in STAGES]
-    return generator.choices(list(STAGES), weights=durations)[0], generator.random()
+def durations(reference: Reference, trials: list[dict]) -> dict[str, float]:
+    """Seconds that each stage takes: the least that was seen, as other work on the machine only adds to them."""
+    seen = {rule: [reference.benchmark(rule, "s")] for rule in STAGES}
+    for trial in trials:
+        if not trial["struck"] and "lasted_s" in trial:
+            seen[trial["stage"]].append(trial["lasted_s"])
+    return {rule: min(seconds) for rule, seconds in seen.items()}
 
 
-def run_trial(reference: Reference, kill: str, trial: int) -> dict:
+def run_trial(reference: Reference, kill: str, trial: int, seconds: dict[str, float]) -> dict:
     """One kill and what came of it."""
-    rule, part = draw(reference, kill, trial)
-    moment = 0.0 if kill == "memory" else part * reference.benchmark(rule, "s")  # Slurm kills when it is used up
+    generator = random.Random(f"{kill} {trial}")
+    rule = generator.choices(list(STAGES), weights=[seconds[rule] for rule in STAGES])[0]
+    part = generator.random()
+    moment = 0.0 if kill == "memory" else part * seconds[rule]  # Slurm kills when it is used up
     reference.restore()
     repeated = list(STAGES)[list(STAGES).index(rule) :]
     for later in repeated:
@@ -122,10 +126,10 @@ def run_trial(reference: Reference, kill: str, trial: int) -> dict:
     known = {job["JobId"] for job in run.all_jobs()} if KILLS[kill].on_slurm else set()
 
     run.start()
-    wait_until_at_work(run, rule, moment)
-    if at_work(run, rule) is None:
+    lasted = wait_until_at_work(run, rule, moment)
+    if lasted < moment:
         end(run)
-        return {"kill": kill, "trial": trial, "stage": rule, "struck": False}
+        return {"kill": kill, "trial": trial, "stage": rule, "struck": False, "lasted_s": round(lasted, 1)}
     KILLS[kill].do(run, rule)
     commands = 1
     while run.process.wait(TIMEOUT_S) != 0 and commands < 3:
@@ -165,8 +169,8 @@ def at_work(run: ClusterRun, rule: str) -> float | None:
     return min(started, default=None)
 
 
-def wait_until_at_work(run: ClusterRun, rule: str, seconds: float) -> None:
-    """Return when the rule's command has run for so long, or is over."""
+def wait_until_at_work(run: ClusterRun, rule: str, seconds: float) -> float:
+    """Return when the rule's command has run for so long, or is over, and for how long it ran."""
     deadline = time.monotonic() + TIMEOUT_S
     while (started := at_work(run, rule)) is None:
         assert run.process.poll() is None, run.printed()[-3000:]
@@ -174,6 +178,7 @@ def wait_until_at_work(run: ClusterRun, rule: str, seconds: float) -> None:
         time.sleep(0.2)
     while at_work(run, rule) and time.time() - started < seconds:
         time.sleep(0.2)
+    return time.time() - started
 
 
 def end(run: ClusterRun) -> None:
@@ -271,7 +276,8 @@ def main() -> None:
         for kill in kills:
             trials = [trial for trial in read_jsonl(record) if trial["kill"] == kill]
             while sum(trial["struck"] for trial in trials) < arguments.times:
-                trials.append(run_trial(reference, kill, len(trials)))
+                seconds = durations(reference, list(read_jsonl(record)))
+                trials.append(run_trial(reference, kill, len(trials), seconds))
                 print(json.dumps(trials[-1]), flush=True)
                 with open(record, "a", encoding="utf-8") as file:
                     file.write(json.dumps(trials[-1]) + "\n")
