@@ -31,7 +31,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 for library in ("workflow_scripts", "tests", "tests/workflow", "tests/slurm"):
     sys.path.insert(0, str(PROJECT / library))
 
-from cluster_runs import SLURM_PROFILE, ClusterRun, completed, end_at_time_limit, fail_node  # noqa: E402
+from cluster_runs import CONFIG, SLURM_PROFILE, ClusterRun, completed, end_at_time_limit, fail_node  # noqa: E402
 from one_machine_slurm import running_slurm, slurm, wait_until, why_not  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from small_project import Project, copy_project  # noqa: E402
@@ -87,7 +87,7 @@ class Reference:
     def prepare(self) -> None:
         if not self.finished.exists():
             shutil.rmtree(self.project.folder, ignore_errors=True)
-            copy_project(self.project.folder).run(TARGET)
+            copy_project(self.project.folder).run(TARGET, config=CONFIG)
             self.project.folder.rename(self.finished)
 
     def restore(self) -> None:
@@ -143,7 +143,7 @@ def run_trial(reference: Reference, kill: str, trial: int, seconds: dict[str, fl
         "moment_s": round(moment, 1),
         "struck": kill != "memory" or any(job["JobState"] == "FAILED" for job in jobs),
         "commands": commands,
-        "ended_right": run.process.returncode == 0 and not reference.project.jobs(),
+        "ended_right": run.process.returncode == 0 and not reference.project.job_counts(TARGET, config=CONFIG),
         "lost": lost(reference),
         "largest_difference_of_weights": weights_differ(reference, rule),
         "done_twice": done_twice(run, jobs, repeated),

@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 from cluster_runs import (
+    CONFIG,
     GENERIC_PROFILE,
     SLURM_PROFILE,
     STAGE_TIMEOUT_S,
@@ -68,7 +69,7 @@ def test_what_is_not_local_was_a_slurm_job_and_came_to_its_end_exactly_once(run,
 
 
 def test_nothing_is_left_to_be_done(run):
-    assert "Nothing to be done" in run.project.run(*TARGETS)
+    assert "Nothing to be done" in run.project.run(*TARGETS, config=CONFIG)
 
 
 def test_gpu_rules_got_a_gpu_each_that_no_other_job_had_and_other_rules_none(run, planned):
@@ -151,7 +152,7 @@ def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_p
     project, scratch = copy_project(tmp_path / "shared filesystem"), tmp_path / "local disk"
     settings = project.environment() | {"SCRATCH": str(scratch), "COPY_BACK_S": "1"}
     command = ["sbatch", "--parsable", "--mem=4000", "profiles/slurm/on_local_scratch.sh"]
-    command += ["baseline", "--until", "filter_data", "--config", *SMALL]
+    command += ["baseline", "--until", "filter_data", "--config", *SMALL, *CONFIG]
 
     def submit() -> str:
         done = subprocess.run(command, cwd=project.folder, env=settings, check=True, capture_output=True, text=True)
