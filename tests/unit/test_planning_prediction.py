@@ -1,12 +1,15 @@
-"""Predictions beside what was measured: MGM-2B's shape on one H200, random weights, sequence 1024 (640 in stage 1)."""
+"""Predictions beside what was measured on one H200 with random weights in MGM-2B's shape, and on made-up machines."""
 
+import sys
 from functools import cache
 
 import pytest
+import torch
+import torch.nn.functional as F
 from places import PROJECT
 
 from files import read_json
-from planning.architecture import find_architecture
+from planning.architecture import Architecture, find_architecture
 from planning.prediction import Arrangement, Machine, predict
 from planning.search import candidates, fastest, remedies
 from planning.step import Parameters, Workload
@@ -14,17 +17,35 @@ from planning.zero import Zero, held_by
 from training.deepspeed_config import complete_deepspeed_config
 from training.settings import LoraSettings
 
+sys.path.append(str(PROJECT / "benchmarks"))
+from plain_mgm import PlainMGM  # noqa: E402
+
 LORA = LoraSettings(r=16, alpha=32, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
 STORY = Machine(gpus=1, gpu_gib=23.63, host_gib=62.6)
-# tuning, sequence, micro batch, fused, DeepSpeed; GiB allocated on the GPU and resident on the host
+# Plain MGM with all logits, sequence 1024 (stage 1: 640), all layers recomputed: tuning, sequence, micro batch,
+# DeepSpeed; GiB allocated on the GPU (None: measured with other kernels) and resident on the host.
 MEASURED = [
-    ("lora", 1024, 1, False, "zero3_offload", 5.7, 8.6),
-    ("lora", 1024, 4, True, "zero3_offload", 5.9, 8.6),
-    ("lora", 1024, 1, False, "zero2", 9.66, 2.3),
-    ("stage1", 640, 4, False, "zero2", 16.4, 2.3),
-    ("stage1", 640, 16, True, "zero2", 21.3, 2.4),
-    ("full", 1024, 1, True, "zero3_offload", 5.73, 62.4),
+    ("lora", 1024, 1, "zero3_offload", 5.7, 8.6),
+    ("lora", 1024, 1, "zero2", 9.66, 2.3),
+    ("stage1", 640, 4, "zero2", 16.4, 2.3),
+    ("full", 1024, 1, "zero2_offload", None, 66.6),
+    ("full", 1024, 1, "zero3_offload", None, 62.4),
 ]
+USUAL_SIZES = {"stage3_param_persistence_threshold": 20_480, "stage3_max_live_parameters": 1_000_000_000}
+
+
+class PlainArchitecture(Architecture):
+    """The model that the measurements were made with."""
+
+    def build(self, dtype):
+        with torch.device("meta"):
+            model = PlainMGM(self.config).to(dtype)
+        model.tie_weights()
+        model.model.get_image_features = model.visual_tokens
+        model.lm_head.forward = lambda hidden, target: F.cross_entropy(
+            (hidden @ model.lm_head.weight.T).float(), target
+        )
+        return model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,16 +65,19 @@ def deepspeed(name: str, hidden_size: int = 2048) -> dict:
 
 
 @cache
-def workload(architecture, tuning, sequence, answers, fused=False):
-    return Workload(architecture, tuning, sequence, answers, fused=fused, lora=LORA if tuning == "lora" else None)
+def workload(architecture, tuning, sequence, answers):
+    return Workload(architecture, tuning, sequence, answers, lora=LORA if tuning == "lora" else None)
 
 
-@pytest.mark.parametrize(("tuning", "sequence", "micro", "fused", "name", "gpu", "host"), MEASURED)
-def test_predictions_are_within_the_bars_of_what_was_measured(mgm_2b, tuning, sequence, micro, fused, name, gpu, host):
-    case = workload(mgm_2b, tuning, sequence, sequence, fused)
-    arrangement = Arrangement(name, Zero.of(deepspeed(name)), True, micro, 1)
+@pytest.mark.parametrize(("tuning", "sequence", "micro", "name", "gpu", "host"), MEASURED)
+def test_predictions_are_within_the_bars_of_what_was_measured(mgm_2b, tuning, sequence, micro, name, gpu, host):
+    case = workload(PlainArchitecture("plain", mgm_2b.config), tuning, sequence, sequence)
+    config = deepspeed(name)
+    if config["zero_optimization"]["stage"] == 3:
+        config["zero_optimization"] |= USUAL_SIZES
+    arrangement = Arrangement(name, Zero.of(config), 1, micro, 8)
     prediction = predict(case, arrangement, STORY, loading=False)  # these runs made their weights on the GPU
-    assert prediction.allocated_gib == pytest.approx(gpu, rel=0.10)
+    assert gpu is None or prediction.allocated_gib == pytest.approx(gpu, rel=0.10)
     assert prediction.host_gib == pytest.approx(host, rel=0.15)
 
 
@@ -63,8 +87,8 @@ def test_on_the_machine_of_the_story_lora_fits_and_the_full_fine_tune_lacks_host
     for candidate in candidates(full, STORY, zero2, 128, [1, 2, 4]):
         assert candidate.prediction.host_gib == pytest.approx(66.6, rel=0.15)
         assert "GiB of host memory are needed, 62.6 GiB are there" in candidate.shortage
-    [fits] = candidates(lora, STORY, zero3, 128, [1], [True])
-    assert fits.fits and fits.prediction.gpu_gib < 8 and fits.prediction.host_gib < 15
+    [fits] = candidates(lora, STORY, zero3, 128, [1], [1])
+    assert fits.fits and fits.prediction.gpu_gib < 10 and fits.prediction.host_gib < 15
 
 
 def test_when_nothing_fits_the_advice_names_amounts_that_would_do(mgm_2b):
@@ -89,7 +113,7 @@ def test_a_7b_mamba_with_zero_2_and_micro_batch_4_is_refused_on_six_gpus_and_zer
     case, machine = mamba_on_six_gpus
     for candidate in candidates(case, machine, {"zero2": deepspeed("zero2", 4096)}, None, [4]):
         assert "of GPU memory are needed, 32.0 GiB are there" in candidate.shortage
-    [accepted] = candidates(case, machine, {"zero3_offload": deepspeed("zero3_offload", 4096)}, 48, [1], [True])
+    [accepted] = candidates(case, machine, {"zero3_offload": deepspeed("zero3_offload", 4096)}, 48, [1], [1])
     assert accepted.fits and accepted.arrangement.accumulation == 8
     assert sum(accepted.prediction.gpu.values()) == accepted.prediction.gpu_gib
 
@@ -117,5 +141,5 @@ def test_zero_3_holds_a_share_of_the_weights_and_what_it_gathers():
 
 def test_a_machine_that_says_nothing_refuses_nothing(mgm_2b):
     case = workload(mgm_2b, "lora", 1024, 448)
-    prediction = predict(case, Arrangement("zero2", Zero.of(deepspeed("zero2")), True, 64, 1), STORY)
+    prediction = predict(case, Arrangement("zero2", Zero.of(deepspeed("zero2")), 1, 64, 1), STORY)
     assert prediction.shortage(STORY) and prediction.shortage(Machine(1, None, None)) is None

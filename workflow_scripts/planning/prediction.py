@@ -24,7 +24,7 @@ class Arrangement:
 
     deepspeed: str
     zero: Zero
-    recomputation: bool
+    recomputation: int  # of every n-th layer; 0: none
     micro_batch: int
     accumulation: int
 
@@ -101,8 +101,8 @@ def predict(workload: Workload, arrangement: Arrangement, machine: Machine, load
 
 def _moments_of_gpu(workload: Workload, arrangement: Arrangement, held: Held) -> list[dict[str, int]]:
     """Bytes by part at the worst moment of the backward pass, in the optimizer's step, and at the start."""
-    step = moments(workload, arrangement.recomputation)
-    activations, logits, gradients = step.of(arrangement.micro_batch).T
+    step = moments(workload, arrangement.recomputation, arrangement.micro_batch)
+    activations, logits, gradients = step.sizes.T
     gradients = gradients + held.gradients * (step.accumulated > 0) + held.in_transit * step.latest
     worst = (activations + logits + gradients).argmax()
     backward = {"activations": activations[worst], "logits": logits[worst], "gradients": gradients[worst]}

@@ -30,13 +30,15 @@ def candidates(
     configs: Mapping[str, dict],
     global_batch_size: int | None,
     micro_batches: Sequence[int],
-    recomputations: Sequence[bool] = (False, True),
+    recomputations: Sequence[int] = (0, 1),
 ) -> list[Candidate]:
     """
     Args:
         configs: completed DeepSpeed configurations by name; one that fixes its batch sizes is taken with those.
         global_batch_size: None: ACCUMULATION micro batches on every GPU.
-        micro_batches: those that do not divide the global batch are left out.
+        micro_batches: in rising order; left out are those that do not divide the global batch, and those larger than
+            one that does not fit.
+        recomputations: of every n-th layer; 0: none.
 
     Raises:
         InputError: none divides it.
@@ -47,6 +49,8 @@ def candidates(
             for micro_batch, accumulation in _batches(config, machine, global_batch_size, micro_batches):
                 arrangement = Arrangement(name, Zero.of(config), recomputation, micro_batch, accumulation)
                 found.append(judge(workload, arrangement, machine))
+                if not found[-1].fits:
+                    break
     if not found:
         raise InputError(
             f"a global batch of {global_batch_size} on {machine.processes} GPUs cannot be made of micro batches of "
@@ -75,11 +79,8 @@ def judge(workload: Workload, arrangement: Arrangement, machine: Machine) -> Can
 
 
 def fastest(found: Sequence[Candidate]) -> Candidate | None:
-    """The fastest that fits; of equals the one that needs less of the GPU.
-
-    Not ZeRO-0: it has no float32 copy of the weights, so that updates smaller than bf16's steps are lost.
-    """
-    fitting = [candidate for candidate in found if candidate.fits and candidate.arrangement.zero.stage > 0]
+    """The fastest that fits; of equals the one that needs less of the GPU."""
+    fitting = [candidate for candidate in found if candidate.fits]
     return max(fitting, key=lambda c: (c.samples_per_second, -c.prediction.gpu_gib), default=None)
 
 
@@ -112,5 +113,10 @@ def remedies(workload: Workload, found: Sequence[Candidate], machine: Machine) -
 
 
 def describe(arrangement: Arrangement) -> str:
-    recomputation = "with" if arrangement.recomputation else "without"
-    return f"{arrangement.deepspeed}, micro batch {arrangement.micro_batch}, {recomputation} recomputation"
+    return f"{arrangement.deepspeed}, micro batch {arrangement.micro_batch}, {recomputed(arrangement)} recomputed"
+
+
+def recomputed(arrangement: Arrangement) -> str:
+    """Which layers are."""
+    every = arrangement.recomputation
+    return {0: "no layer", 1: "every layer"}.get(every, f"every {every}th layer")

@@ -17,8 +17,8 @@ UPDATED = 6.4e9  # elements a second whose gradient goes to the host, is applied
 
 def samples_per_second(workload: Workload, arrangement: Arrangement, gpus: int) -> float:
     parameters, zero = count_parameters(workload), arrangement.zero
-    flops = moments(workload, arrangement.recomputation).flops
-    micro_batch = LAUNCHES + arrangement.micro_batch * flops / FLOPS
+    flops = moments(workload, arrangement.recomputation, arrangement.micro_batch).flops
+    micro_batch = LAUNCHES + flops / FLOPS
     if zero.offload_param:
         fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
         micro_batch += 2 * fetched * workload.precision.itemsize / GATHERED

@@ -1,10 +1,9 @@
-"""What stands on the meta device for kernels that only a GPU has: same results' shapes, same tensors kept for backward.
+"""What stands on the meta device for kernels that only a GPU has: same shapes, and the same tensors kept for backward.
 
-The originals are PyTorch's FlashAttention (behind SDPA), liger-kernel 0.8.5's RMSNorm, GeGLU/SwiGLU and fused linear
-cross-entropy, and Mamba's selective scan, whose loop over the sequence would take minutes here.
+The originals are PyTorch's FlashAttention (behind SDPA), what torch.compile makes of norms, gated MLPs and the loss,
+and Mamba's selective scan, whose loop over the sequence would take minutes here.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,9 +18,6 @@ ATTENTION = "planned"
 
 def _attention(module, query, key, value, attention_mask, **kwargs):
     """(B, heads, T, D) each → (B, T, heads, D). Keeps query, key, value, output and one number per row."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:  # with a padding mask SDPA takes as many keys as queries
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     causal = getattr(module, "is_causal", False)
     output = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)[0]
     return output.transpose(1, 2).contiguous(), None
@@ -56,32 +52,8 @@ class _GatedActivation(torch.autograd.Function):
         return ctx.saved_tensors
 
 
-class _FusedLinearCrossEntropy(torch.autograd.Function):
-    """Loss and gradients in the forward pass, for as many rows at a time as make the logits as large as the input."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight):
-        gradient = torch.empty_like(hidden)
-        weight_gradient = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        chunks = math.ceil(weight.shape[0] / weight.shape[1])
-        rows = 2 ** math.ceil(math.log2(math.ceil(len(hidden) / chunks)))
-        logits = torch.empty(rows, weight.shape[0], dtype=hidden.dtype, device=hidden.device)
-        del logits
-        ctx.save_for_backward(gradient, weight_gradient)
-        return torch.empty((), dtype=torch.float32, device=hidden.device)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.saved_tensors
-
-
-def fused_loss(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """hidden (answer tokens, H), weight (V, H) → a scalar."""
-    return _FusedLinearCrossEntropy.apply(hidden, weight)
-
-
-def fuse_layers(language_model: nn.Module) -> None:
-    """Give a language model's norms and gated MLPs the stand-ins' forward."""
+def fuse(language_model: nn.Module, head: nn.Module) -> None:
+    """Give a language model's norms and gated MLPs, and its head's loss, the stand-ins' forward."""
     for module in language_model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = lambda x, own=module: _RMSNorm.apply(x, own.weight)
@@ -89,6 +61,7 @@ def fuse_layers(language_model: nn.Module) -> None:
             module.forward = lambda x, own=module: own.down_proj(
                 _GatedActivation.apply(own.gate_proj(x), own.up_proj(x))
             )
+    head.loss_and_gradient = lambda logits, targets: (logits.new_empty(()), torch.empty_like(logits))
 
 
 class _Scan(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """What one micro batch holds beside weights and optimizer, from moment to moment: the real model, on the meta device.
 
 The model's own code runs, forward and backward, with its real shapes (planning/live_memory.py); only kernels that need
-a GPU are stood in for (planning/stand_ins.py). Two batch sizes give every other one: each moment is linear in it.
+a GPU are stood in for (planning/stand_ins.py).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mgm import MGMForConditionalGeneration
 from mgm.projector_weights import projector_parameters
 from planning.architecture import Architecture
 from planning.live_memory import LiveMemory
-from planning.stand_ins import ATTENTION, fuse_layers, fused_loss, one_operation_scans
+from planning.stand_ins import ATTENTION, fuse, one_operation_scans
 from training.lora import wrap_with_lora
 from training.settings import LoraSettings
 
@@ -34,7 +34,7 @@ class Workload:
         sequence: tokens of a sample, its image's included.
         answers: those of them that carry loss.
         precision: torch dtype of the weights.
-        fused: whether norms, gated MLPs and the loss run as fused kernels.
+        fused: whether layers and loss are compiled, so that what is elementwise keeps nothing in between.
         lora: for the tuning `lora`.
     """
 
@@ -57,20 +57,16 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Moments:
-    """Memory of a micro batch of one sample, and what each further one adds; (moments, kinds) bytes.
+    """Of one micro batch, forward, recomputed and backward: bytes (moments, kinds), and floating-point operations.
 
-    `flops` are one sample's, forward, recomputed and backward. `accumulated` (moments,) is how many elements of trained
-    parameters have their gradient by then, and `latest` (moments,) those of the one that has just got it.
+    `accumulated` (moments,) is how many elements of trained parameters have their gradient by then, and `latest`
+    (moments,) those of the one that has just got it.
     """
 
-    one: np.ndarray
-    more: np.ndarray
+    sizes: np.ndarray
     flops: int
     accumulated: np.ndarray
     latest: np.ndarray
-
-    def of(self, micro_batch: int) -> np.ndarray:
-        return self.one + (micro_batch - 1) * self.more
 
 
 def build(workload: Workload) -> nn.Module:
@@ -94,33 +90,28 @@ def count_parameters(workload: Workload) -> Parameters:
 
 
 @cache
-def moments(workload: Workload, recomputation: bool) -> Moments:
-    # not 1: a batch of one needs fewer copies, and the moments would not correspond
-    two, flops, latest = _run(workload, recomputation, 2)
-    three, _, _ = _run(workload, recomputation, 3)
-    return Moments(two - (three - two), three - two, flops // 2, latest.cumsum(), latest)
-
-
-def _run(workload: Workload, recomputation: bool, batch: int) -> tuple[np.ndarray, int, np.ndarray]:
+def moments(workload: Workload, recomputation: int, micro_batch: int) -> Moments:
+    """
+    Args:
+        recomputation: recompute every n-th layer; 0: none.
+    """
     wrapped = build(workload).train()
     [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
     model.set_attn_implementation(ATTENTION)
     if recomputation:
         # random state is a device's, of which there is none
         kwargs = {"use_reentrant": False, "preserve_rng_state": False}
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+        model.activation_checkpointing_enable(kwargs, every_n_layers=recomputation)
     if workload.fused:
-        fuse_layers(_language_model(model))
+        fuse(_language_model(model), model.get_output_embeddings())
 
-    words = workload.architecture.vocab_size
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shapes = {parameter.shape for parameter in trained}
-    backward = False
 
     def kind_of(tensor: torch.Tensor) -> str:
-        if tensor.shape[-1:] == (words,):
+        if tensor.shape[-1:] == (workload.architecture.vocab_size,):
             return "logits"
-        return "gradients" if backward and tensor.shape in shapes else "activations"
+        return "gradients" if tensor.shape in shapes else "activations"
 
     memory = LiveMemory(KINDS, kind_of)
     memory.know(model.parameters())
@@ -135,13 +126,11 @@ def _run(workload: Workload, recomputation: bool, batch: int) -> tuple[np.ndarra
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(hand_over)
     with memory, one_operation_scans():
-        loss = _loss(model, workload, batch)
-        backward = True
-        loss.backward()
+        _loss(model, workload, micro_batch).backward()
     latest = np.zeros(memory.count, dtype=np.int64)
     for moment, elements in accumulated:
         latest[moment] += elements
-    return memory.moments(), memory.flops, latest
+    return Moments(memory.moments(), memory.flops, latest.cumsum(), latest)
 
 
 def _language_model(model: PreTrainedModel) -> nn.Module:
@@ -158,10 +147,10 @@ def _loss(model: PreTrainedModel, workload: Workload, batch: int) -> torch.Tenso
     if isinstance(model, MGMForConditionalGeneration):
         side = model.config.image_size_aux
         image = model.model.get_image_features(torch.empty(batch, 3, side, side, device=meta))
-        embeddings = torch.cat([image * 1.0, embeddings], dim=1)
+        embeddings = torch.cat([image * 1.0, embeddings], dim=1)  # scaled, as Gemma's words are
     hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
     hidden = hidden[:, -workload.answers :].flatten(0, 1)
-    if workload.fused:
-        return fused_loss(hidden, model.get_output_embeddings().weight)
     target = torch.empty(len(hidden), dtype=torch.long, device=meta)
+    if isinstance(model, MGMForConditionalGeneration):
+        return model.lm_head(hidden, target)
     return cross_entropy(model.get_output_embeddings()(hidden).float(), target)

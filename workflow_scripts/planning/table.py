@@ -6,21 +6,19 @@ from rich.console import Console
 from rich.table import Table
 
 from planning.prediction import Machine
-from planning.search import Candidate, fastest, nearest, remedies
+from planning.search import Candidate, fastest, nearest, recomputed, remedies
 from planning.step import Workload, count_parameters
 
 
 def print_plan(console: Console, plans: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
     """One row for each workload and DeepSpeed configuration: its fastest arrangement that fits, or the nearest."""
     console.print(_machine_line(machine))
-    table = Table("tuning", "DeepSpeed", "recompute", "micro × acc.", "GPU GiB", "host GiB", "speed", "verdict")
+    table = Table("tuning", "DeepSpeed", "recomputed", "micro × acc.", "GPU GiB", "host GiB", "speed", "verdict")
     for workload, found in plans:
         best = fastest(found)
         for name in dict.fromkeys(candidate.arrangement.deepspeed for candidate in found):
             same = [candidate for candidate in found if candidate.arrangement.deepspeed == name]
-            fitting = [candidate for candidate in same if candidate.fits]
-            shown = max(fitting, key=lambda c: c.samples_per_second) if fitting else nearest(same, machine)
-            table.add_row(*_row(workload, shown, best))
+            table.add_row(*_row(workload, fastest(same) or nearest(same, machine), best))
         table.add_section()
     console.print(table)
     for workload, found in plans:
@@ -39,7 +37,7 @@ def _row(workload: Workload, candidate: Candidate, best: Candidate | None) -> li
     return [
         workload.tuning,
         arrangement.deepspeed,
-        "yes" if arrangement.recomputation else "no",
+        recomputed(arrangement),
         f"{arrangement.micro_batch} × {arrangement.accumulation}",
         f"{prediction.gpu_gib:.1f}" if prediction.gpu else "",
         f"{prediction.host_gib:.1f}",

@@ -1,6 +1,7 @@
 """What DeepSpeed keeps beside a step's own tensors, part by part, for one process; all in bytes.
 
-Read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engine.py), for AdamW.
+Read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/fp16/fused_optimizer.py), for
+AdamW, and for the 8-bit AdamW of a configuration that names no optimizer (training/optimizer.py).
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from planning.step import Parameters
 
 FLOAT32 = 4
 MOMENTS = 2 * FLOAT32  # Adam's two, in float32
+MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # two, in one byte each, with a float32 scale for every 256
 ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that travel at once
 
 
@@ -18,6 +20,7 @@ class Zero:
     """The keys of a completed config/deepspeed file that decide about memory; sizes in elements."""
 
     stage: int
+    adam_8bit: bool
     offload_optimizer: bool
     offload_param: bool
     pinned: bool
@@ -33,6 +36,7 @@ class Zero:
         optimizer, param = zero.get("offload_optimizer", {}), zero.get("offload_param", {})
         return cls(
             stage=zero["stage"],
+            adam_8bit="optimizer" not in config,
             offload_optimizer=optimizer.get("device") == "cpu",
             offload_param=param.get("device") == "cpu",
             pinned=optimizer.get("pin_memory", False),
@@ -73,23 +77,24 @@ def held_by(zero: Zero, parameters: Parameters, weight: int, gpus: int, accumula
     """
     own = sum(parameters.trained) // gpus
     if zero.stage == 0:
-        return _plain(parameters, weight, gpus)
+        return _plain(zero, parameters, weight, gpus)
     if zero.stage < 3:
         return _partitioned_optimizer(zero, parameters, weight, gpus, own, accumulates)
     return _partitioned_weights(zero, parameters, weight, gpus, own)
 
 
-def _plain(parameters: Parameters, weight: int, gpus: int) -> Held:
-    """ZeRO-0: the optimizer works on the weights themselves, so in bf16 its moments are bf16 too."""
-    trained = sum(parameters.trained)
-    reduced = min(trained, ALLREDUCE_BUCKET) * weight if gpus > 1 else 0
+def _plain(zero: Zero, parameters: Parameters, weight: int, gpus: int) -> Held:
+    """ZeRO-0: everything whole on every GPU."""
+    trained, mixed = sum(parameters.trained), weight < FLOAT32 and not zero.adam_8bit
     gpu = {
         "weights": sum(parameters.every) * weight,
-        "optimizer": 2 * trained * weight,
-        "gradients": trained * weight,
-        "ZeRO buffers": reduced,
+        "optimizer": int(trained * (MOMENTS_8BIT if zero.adam_8bit else MOMENTS)),
+        "ZeRO buffers": min(trained, ALLREDUCE_BUCKET) * weight if gpus > 1 else 0,
     }
-    return Held(gpu, {})
+    if mixed:
+        gpu["optimizer"] += trained * FLOAT32
+    # in mixed precision cast one by one, then flattened
+    return Held(gpu, {}, gradients=trained * weight, at_step=trained * (weight + (2 * FLOAT32 if mixed else 0)))
 
 
 def _partitioned_optimizer(

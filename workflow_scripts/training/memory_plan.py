@@ -4,6 +4,8 @@ import os
 import sys
 from dataclasses import replace
 
+import torch
+
 from errors import InputError
 from mgm import MGMConfig
 from planning.architecture import Architecture
@@ -25,6 +27,7 @@ def workload_of(settings: TrainingSettings, config: MGMConfig, dataset: Conversa
         sequence=sequence,
         answers=answers,
         precision=settings.dtype,
+        fused=settings.compile and torch.cuda.is_available(),
         lora=settings.lora,
     )
 
@@ -50,7 +53,7 @@ def choose_deepspeed(settings: TrainingSettings, workload: Workload, machine: Ma
         choices,
         settings.global_batch_size,
         [settings.micro_batch_size],
-        [bool(settings.activation_checkpointing)],
+        [int(settings.activation_checkpointing)],
     )
     best = fastest(found)
     if best is None:
@@ -88,7 +91,7 @@ def _arrangement(settings: TrainingSettings, workload: Workload) -> Arrangement:
     return Arrangement(
         deepspeed="configured",
         zero=Zero.of(config),
-        recomputation=bool(settings.activation_checkpointing),
+        recomputation=int(settings.activation_checkpointing),
         micro_batch=settings.micro_batch_size,
         accumulation=settings.gradient_accumulation_steps,
     )
