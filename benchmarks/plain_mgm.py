@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from mgm import MGMForConditionalGeneration
 from mgm.modeling_mgm import MGMCausalLMOutput
+from planning.architecture import Architecture
 
 
 class PlainMGM(MGMForConditionalGeneration):
@@ -54,3 +55,16 @@ class PlainMGM(MGMForConditionalGeneration):
         key, value = mining.key(sub_patches), mining.value(sub_patches)  # (B, N, M², C)
         weights = (query @ key.transpose(2, 3) / key.shape[-1] ** 0.5).softmax(dim=-1)
         return model.projector(patches + (weights @ value).squeeze(2))
+
+
+class PlainArchitecture(Architecture):
+    """Lets the memory plan count a plain MGM."""
+
+    def build(self, dtype: torch.dtype) -> PlainMGM:
+        with torch.device("meta"):
+            model = PlainMGM(self.config).to(dtype)
+        model.tie_weights()
+        model.model.get_image_features = model.visual_tokens
+        head = model.lm_head.weight
+        model.lm_head.forward = lambda hidden, target: F.cross_entropy((hidden @ head.T).float(), target)
+        return model

@@ -135,6 +135,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         micro_batch_size=micro,
         gradient_accumulation_steps=accumulation,
         epochs=1,
+        max_steps=None,
         learning_rate=configuration.learning_rate,
         lr_scheduler="constant",
         warmup_ratio=0.0,
@@ -147,6 +148,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         save_steps=1_000_000,
         log_steps=1,
         loader_workers=min(8, len(os.sched_getaffinity(0))),
+        check_memory=False,  # what runs out shall run out
         deepspeed=deepspeed,
         lora=LoraSettings(r=16, alpha=32, dropout=configuration.dropout, targets=["q_proj", "v_proj", "o_proj"]),
     )

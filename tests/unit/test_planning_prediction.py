@@ -4,12 +4,10 @@ import sys
 from functools import cache
 
 import pytest
-import torch
-import torch.nn.functional as F
 from places import PROJECT
 
 from files import read_json
-from planning.architecture import Architecture, find_architecture
+from planning.architecture import find_architecture
 from planning.prediction import Arrangement, Machine, predict
 from planning.search import candidates, fastest, remedies
 from planning.step import Parameters, Workload
@@ -18,7 +16,7 @@ from training.deepspeed_config import complete_deepspeed_config
 from training.settings import LoraSettings
 
 sys.path.append(str(PROJECT / "benchmarks"))
-from plain_mgm import PlainMGM  # noqa: E402
+from plain_mgm import PlainArchitecture  # noqa: E402
 
 LORA = LoraSettings(r=16, alpha=32, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
 STORY = Machine(gpus=1, gpu_gib=23.63, host_gib=62.6)
@@ -32,20 +30,6 @@ MEASURED = [
     ("full", 1024, 1, "zero3_offload", None, 62.4),
 ]
 USUAL_SIZES = {"stage3_param_persistence_threshold": 20_480, "stage3_max_live_parameters": 1_000_000_000}
-
-
-class PlainArchitecture(Architecture):
-    """The model that the measurements were made with."""
-
-    def build(self, dtype):
-        with torch.device("meta"):
-            model = PlainMGM(self.config).to(dtype)
-        model.tie_weights()
-        model.model.get_image_features = model.visual_tokens
-        model.lm_head.forward = lambda hidden, target: F.cross_entropy(
-            (hidden @ model.lm_head.weight.T).float(), target
-        )
-        return model
 
 
 @pytest.fixture(scope="module", autouse=True)

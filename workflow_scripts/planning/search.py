@@ -79,9 +79,13 @@ def judge(workload: Workload, arrangement: Arrangement, machine: Machine) -> Can
 
 
 def fastest(found: Sequence[Candidate]) -> Candidate | None:
-    """The fastest that fits; of equals the one that needs less of the GPU."""
-    fitting = [candidate for candidate in found if candidate.fits]
-    return max(fitting, key=lambda c: (c.samples_per_second, -c.prediction.gpu_gib), default=None)
+    """The fastest that fits; of equals one with float32 states, then the one that needs less of the GPU."""
+
+    def rank(candidate: Candidate) -> tuple[float, bool, float]:
+        precise = not candidate.arrangement.zero.adam_8bit
+        return candidate.samples_per_second, precise, -candidate.prediction.gpu_gib
+
+    return max((candidate for candidate in found if candidate.fits), key=rank, default=None)
 
 
 def nearest(found: Sequence[Candidate], machine: Machine) -> Candidate:

@@ -1,0 +1,172 @@
+"""Predicted beside measured memory of training at the shape of MGM-2B, on one GPU.
+
+    python benchmarks/memory_plan.py                         # every configuration, one after the other
+    python benchmarks/memory_plan.py lora_zero3 full_zero2   # some of them
+    python benchmarks/memory_plan.py --shape tiny            # without a GPU, to try the script
+
+Inputs are those of benchmarks/train_step.py. Each configuration is trained for two steps by the workflow's own
+training stage, in a process of its own, which plans before it loads anything. The GPU's peak is what PyTorch allocated,
+the host's the resident size of the process; the plan must be within 10 % and 15 % of them, and must not say that
+something fits that runs out of memory.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from train_step import PROJECT, Configuration, make_inputs, train
+
+ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
+RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
+PLAIN = replace(RECOMPUTED, plain=True)
+STAGE_1 = replace(ONE_STEP, stage="pretrain", tuning="projector")
+FULL = replace(RECOMPUTED, tuning="full")
+CONFIGURATIONS = {
+    "lora_plain_zero2": PLAIN,
+    "lora_plain_zero3": replace(PLAIN, deepspeed="zero3_offload"),
+    "lora_zero0": replace(RECOMPUTED, deepspeed="zero0", micro_batch_size=4),
+    "lora_zero2": replace(ONE_STEP, micro_batch_size=8),
+    "lora_zero2_recomputed": replace(RECOMPUTED, micro_batch_size=16),
+    "lora_zero2_compiled": replace(RECOMPUTED, micro_batch_size=8, compile=True),
+    "lora_zero3": replace(ONE_STEP, deepspeed="zero3", micro_batch_size=2),
+    "lora_zero3_offload": replace(
+        ONE_STEP, deepspeed="zero3_offload", micro_batch_size=8, activation_checkpointing=True
+    ),
+    "stage_1_plain": replace(STAGE_1, plain=True, micro_batch_size=4, activation_checkpointing=True),
+    "stage_1": replace(STAGE_1, micro_batch_size=8),
+    "stage_1_offload": replace(STAGE_1, deepspeed="zero2_offload", micro_batch_size=16, activation_checkpointing=True),
+    "full_8bit": replace(FULL, deepspeed="adamw_8bit", micro_batch_size=8),
+    "full_zero2": replace(FULL, deepspeed="zero2", gpu_gib=80),
+    "full_zero2_offload": replace(FULL, deepspeed="zero2_offload"),
+    "full_zero3_offload": replace(FULL, deepspeed="zero3_offload", micro_batch_size=4),
+    "lora_too_large": replace(ONE_STEP, micro_batch_size=16),
+}
+BESIDE_ALLOCATIONS = ("CUDA context", "fragmentation")
+BARS = {"gpu": 0.10, "host": 0.15}
+
+
+def configurations(shape: str) -> dict[str, Configuration]:
+    if shape != "tiny":
+        return CONFIGURATIONS
+    return {name: replace(configuration, micro_batch_size=2) for name, configuration in CONFIGURATIONS.items()}
+
+
+def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> None:
+    """One training stage in this process; its plan is of what the configuration trains."""
+    from plain_mgm import PlainArchitecture
+
+    import training.stage
+
+    original = training.stage.workload_of
+
+    def workload_of(settings, config, dataset):
+        workload = original(settings, config, dataset)
+        tuning = "stage1" if configuration.tuning == "projector" else configuration.tuning
+        if configuration.plain:  # which computes logits for every token
+            architecture = PlainArchitecture(workload.architecture.name, config)
+            workload = replace(workload, architecture=architecture, answers=workload.sequence)
+        return replace(workload, tuning=tuning)
+
+    def remember(settings, workload, machine):
+        plan = check_memory(settings, workload, machine)
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "plan.json").write_text(json.dumps(plan), encoding="utf-8")  # there even if it then runs out
+        return plan
+
+    check_memory = training.stage.check_memory
+    training.stage.workload_of, training.stage.check_memory = workload_of, remember
+    train(configuration, folder, output)
+
+
+def measure(name: str, configuration: Configuration, folder: Path, shape: str) -> dict:
+    """Prediction and measurement of one configuration, in GiB."""
+    output, log = folder / "output" / name, folder / f"{name}.log"
+    command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--shape", shape]
+    port = str(29600 + list(CONFIGURATIONS).index(name))
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with open(log, "w", encoding="utf-8") as file:
+        run = subprocess.run(command, env=os.environ | launched, stdout=file, stderr=subprocess.STDOUT)
+    plan = json.loads((output / "plan.json").read_text(encoding="utf-8")) if (output / "plan.json").exists() else None
+    row = {"configuration": name, "plan": plan, "cap_gib": configuration.gpu_gib}
+    if run.returncode:
+        text = log.read_text(encoding="utf-8")
+        return row | {"out_of_memory": "out of memory" in text, "log": text.splitlines()[-25:]}
+    metrics = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
+    return row | {
+        "allocated_gib": metrics["peak_gpu_gib"],
+        "reserved_gib": metrics["peak_gpu_reserved_gib"],
+        "host_gib": metrics["peak_host_rss_gib"],
+        "driver_gib": peak_of_driver(output / "memory.csv"),
+    }
+
+
+def peak_of_driver(memory: Path) -> float | None:
+    """The most that the driver counted, context included; None without a GPU."""
+    header, *rows = (line.split(",") for line in memory.read_text(encoding="utf-8").splitlines())
+    columns = [place for place, column in enumerate(header) if column.startswith("gpu")]
+    return max((float(row[columns[0]] or 0) for row in rows), default=None) if columns else None
+
+
+def compare(row: dict) -> list[str]:
+    """The row of the table, and a word where a bar is missed."""
+    plan = row["plan"]
+    if plan is None:
+        return [row["configuration"], "failed before it was planned", *row["log"]]
+    allocated = sum(size for part, size in plan["gpu"].items() if part not in BESIDE_ALLOCATIONS)
+    fits = plan["gpu_gib"] is None or plan["gpu_gib"] <= row["cap_gib"]
+    cells = [f"{row['configuration']:<22}"]
+    if "host_gib" not in row:
+        verdict = "ran out, as planned" if row["out_of_memory"] and not fits else "FAILED, though it was planned to fit"
+        return [*cells, f"{allocated:>9.2f} predicted", verdict, *([] if row["out_of_memory"] else row["log"])]
+    for name, predicted, measured in (
+        ("gpu", allocated, row["allocated_gib"]),
+        ("host", plan["host_gib"], row["host_gib"]),
+    ):
+        error = (predicted - measured) / measured if measured else 0.0
+        cells.append(f"{predicted:>9.2f}{measured:>9.2f}{error:>+8.1%}{' !' if abs(error) > BARS[name] else '  '}")
+    driver = "" if row["driver_gib"] is None else f"{row['driver_gib']:>9.2f}"
+    return [*cells, f"{row['reserved_gib']:>9.2f}", driver, "" if fits else "  planned not to fit"]
+
+
+def print_table(rows: list[dict]) -> None:
+    both = f"{'predicted':>9}{'measured':>9}{'error':>8}  "
+    print(f"\n{'GiB':<22} {'GPU: ' + both}{'host: ' + both}{'reserved':>9}{'driver':>9}")
+    for row in rows:
+        print(*compare(row))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)} (default: all)")
+    parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
+    parser.add_argument("--output", type=Path, help="write the rows there as JSON, too")
+    parser.add_argument("--folder", type=Path, help="keep what is made here, and use what is there already")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    known = configurations(arguments.shape)
+    if arguments.child:
+        os.chdir(PROJECT)  # where config/ is
+        plan_and_train(known[arguments.child], arguments.folder, arguments.folder / "output" / arguments.child)
+        return
+    if unknown := sorted(set(arguments.names) - set(known)):
+        parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(known)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.folder or Path(temporary)).resolve()
+        if not (folder / "lengths.json").exists():
+            make_inputs(arguments.shape, folder, list(known.values()))
+        rows = []
+        for name in arguments.names or known:
+            rows.append(measure(name, known[name], folder, arguments.shape))
+            print(json.dumps({key: value for key, value in rows[-1].items() if key != "log"}), flush=True)
+        print_table(rows)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
