@@ -50,6 +50,12 @@ rule lora_sweep:
     localrule: True
 
 
+rule lora_vs_full:
+    input:
+        "results/lora_vs_full/lora_vs_full.html",
+    localrule: True
+
+
 rule attention_benchmark:
     input:
         "results/attention_benchmark/attention.html",

@@ -24,7 +24,7 @@ from train_step import PROJECT, Configuration, make_inputs, train
 ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
 PLAIN = replace(RECOMPUTED, plain=True)
-STAGE_1 = replace(ONE_STEP, stage="pretrain", tuning="projector")
+STAGE_1 = replace(ONE_STEP, stage="pretrain", tuning="stage1")
 FULL = replace(RECOMPUTED, tuning="full")
 CONFIGURATIONS = {
     "lora_plain_zero2": PLAIN,
@@ -34,9 +34,7 @@ CONFIGURATIONS = {
     "lora_zero2_recomputed": replace(RECOMPUTED, micro_batch_size=16),
     "lora_zero2_compiled": replace(RECOMPUTED, micro_batch_size=8, compile=True),
     "lora_zero3": replace(ONE_STEP, deepspeed="zero3", micro_batch_size=2),
-    "lora_zero3_offload": replace(
-        ONE_STEP, deepspeed="zero3_offload", micro_batch_size=8, activation_checkpointing=True
-    ),
+    "lora_zero3_offload": replace(RECOMPUTED, deepspeed="zero3_offload_resident", micro_batch_size=8),
     "stage_1_plain": replace(STAGE_1, plain=True, micro_batch_size=4, activation_checkpointing=True),
     "stage_1": replace(STAGE_1, micro_batch_size=8),
     "stage_1_offload": replace(STAGE_1, deepspeed="zero2_offload", micro_batch_size=16, activation_checkpointing=True),
@@ -64,13 +62,12 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
 
     original = training.stage.workload_of
 
-    def workload_of(settings, config, dataset):
-        workload = original(settings, config, dataset)
-        tuning = "stage1" if configuration.tuning == "projector" else configuration.tuning
+    def workload_of(tuning, settings, config, dataset):
+        workload = original(tuning, settings, config, dataset)
         if configuration.plain:  # which computes logits for every token
             architecture = PlainArchitecture(workload.architecture.name, config)
             workload = replace(workload, architecture=architecture, answers=workload.sequence)
-        return replace(workload, tuning=tuning)
+        return workload
 
     def remember(settings, workload, machine):
         plan = check_memory(settings, workload, machine)

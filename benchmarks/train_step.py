@@ -8,7 +8,7 @@ Random weights, JPEG images and conversations are made in a temporary folder; th
 stage of the workflow (data loader, DeepSpeed, optimizer) in a process of its own, in which the GPU's memory is limited.
 Printed are medians over the steps after the first three, as a table and as JSON.
 
-`plain` is benchmarks/plain_mgm.py under DeepSpeed's usual sizes, with batch 1. `golden_plain` trains 20 steps with it,
+`plain` is benchmarks/plain_mgm.py under ZeRO-3 with offload, with batch 1. `golden_plain` trains 20 steps with it,
 `golden` with what the workflow trains, on the same samples and from the same weights, and their losses are compared; so
 are those of `golden_full`, whose optimizer has 8 bits, with those of AdamW whose weights and states are float32.
 """
@@ -31,18 +31,12 @@ WARM_UP_STEPS = 3
 GPU_GIB = 24
 # sequence: tokens of a sample, its image's included, and of its question
 SEQUENCES = {"pretrain": (640, 0), "finetune": (1024, 215)}
-USUAL_SIZES = {
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-}
 
 
 @dataclass(frozen=True)
 class Configuration:
     stage: str = "finetune"
-    tuning: str = "lora"  # lora, full or projector
+    tuning: str = "lora"  # lora, full or stage1
     deepspeed: str = "zero2"
     plain: bool = False
     micro_batch_size: int = 8
@@ -75,12 +69,15 @@ FULL = Configuration(
 CONFIGURATIONS = {
     "plain": PLAIN,
     "lora_zero3": Configuration(
-        deepspeed="zero3_offload", micro_batch_size=16, gradient_accumulation_steps=8, activation_checkpointing=True
+        deepspeed="zero3_offload_resident",
+        micro_batch_size=16,
+        gradient_accumulation_steps=8,
+        activation_checkpointing=True,
     ),
     "lora_zero2": Configuration(activation_checkpointing=18),
     "stage_1": Configuration(
         stage="pretrain",
-        tuning="projector",
+        tuning="stage1",
         gradient_accumulation_steps=32,
         learning_rate=1e-3,
     ),
@@ -121,7 +118,6 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
 
         training.stage.MGMForConditionalGeneration = PlainMGM
         training.stage.gather_whole_layers = lambda model: None
-        deepspeed["zero_optimization"] |= USUAL_SIZES if configuration.deepspeed.startswith("zero3") else {}
     training.stage.sha256_of = lambda *paths: ""  # of six gigabytes, which take longer than the steps
     training.stage.MGMTrainer._save_checkpoint = lambda *_: None
     length = read_json(folder / "lengths.json")[configuration.stage]
@@ -154,13 +150,13 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     )
     projector = folder / "projector.safetensors"
     prepare = {
-        "projector": pretrain.train_projector_only,
+        "stage1": pretrain.train_projector_only,
         "lora": partial(finetune.add_lora, lora=settings.lora, projector=projector),
         "full": partial(finetune.train_language_model, projector=projector),
     }[configuration.tuning]
     data = folder / configuration.stage / f"{configuration.steps * settings.global_batch_size}.jsonl"
     inputs = {"data": data, "model": folder / "mgm"}
-    training.stage.run_stage(settings, inputs, output, prepare, save=lambda *_: None)
+    training.stage.run_stage(configuration.tuning, settings, inputs, output, prepare, save=lambda *_: None)
 
 
 def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -> None:

@@ -3,8 +3,7 @@ rule answer_benchmark:
     input:
         model_files,
         benchmark_files,
-        output_of("finetune", "adapter/adapter_config.json"),
-        output_of("finetune", "adapter/adapter_model.safetensors"),
+        finetuned_files,
         config="results/{run}/benchmarks/{benchmark}/config.yaml",
         finetuned=output_of("finetune", "projector.safetensors"),
         code=code("answer_benchmark.py"),

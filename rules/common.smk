@@ -38,8 +38,13 @@ for run in RUNS:
     MODELS[run.config["model"]["name"]] = run.config["model"]
 
 
+def runs_of(experiments):
+    """A regular expression: the folders of these experiments' runs."""
+    return f"({'|'.join(experiments) or '(?!)'})(/seed-[0-9]+)?"
+
+
 wildcard_constraints:
-    run=f"({'|'.join(RUNS.configs)})(/seed-[0-9]+)?",
+    run=runs_of(RUNS.configs),
     page=f"report|({'|'.join(EXPERIMENTS)})/report",
     dataset="[^/]+",
     model="[^/]+",
@@ -146,6 +151,21 @@ def clip_files(stage):
         return foundation_files(run.config["model"]["name"])[:1] if "clip" in run.settings[stage] else []
 
     return files
+
+
+def finetuned_files(wildcards):
+    """Input function: what fine-tuning wrote beside the projector."""
+    lora = RUNS.at(wildcards.run).config["finetune"]["lora"]
+    names = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
+    return [output_of("finetune", name)(wildcards) for name in (names if lora else ["language_model.safetensors"])]
+
+
+def plan_flags(config):
+    """The settings of fine-tuning that decide about memory."""
+    lora, batch = config["finetune"]["lora"], config["finetune"]["global_batch_size"]
+    flags = f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}" if lora else "--tuning full"
+    flags += f" --gpus {config['gpus']}" if config["gpus"] > 1 else ""
+    return flags + (f" --global-batch {batch}" if batch else "")
 
 
 def captioner_stage(wildcards):

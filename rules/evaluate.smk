@@ -2,8 +2,7 @@
 rule generate_answers:
     input:
         model_files,
-        output_of("finetune", "adapter/adapter_config.json"),
-        output_of("finetune", "adapter/adapter_model.safetensors"),
+        finetuned_files,
         config="results/{run}/generate/config.yaml",
         evaluation=dataset_file("evaluation.jsonl"),
         pretrained=output_of("pretrain", "projector.safetensors"),

@@ -3,14 +3,6 @@
 PLANNED = RUNS.configs[REFERENCE]["model"]["name"]
 
 
-def plan_flags(config):
-    """The settings of fine-tuning that decide about memory."""
-    lora, batch = config["finetune"]["lora"], config["finetune"]["global_batch_size"]
-    flags = f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}"
-    flags += f" --gpus {config['gpus']}" if config["gpus"] > 1 else ""
-    return flags + (f" --global-batch {batch}" if batch else "")
-
-
 rule deepspeed_configs:
     input:
         foundation_files(PLANNED),

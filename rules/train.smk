@@ -54,6 +54,8 @@ rule finetune:
         "results/{run}/finetune/finetune.log",
     benchmark:
         "results/{run}/finetune/finetune.benchmark.tsv"
+    wildcard_constraints:
+        run=runs_of(name for name in RUNS.configs if RUNS.configs[name]["finetune"]["lora"]),
     conda:
         "../envs/train.yaml"
     threads: 8
@@ -71,3 +73,14 @@ rule finetune:
             " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
             " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune"
         )
+
+
+use rule finetune as finetune_whole with:
+    output:
+        language_model="results/{run}/finetune/language_model.safetensors",
+        projector="results/{run}/finetune/projector.safetensors",
+        steps="results/{run}/finetune/metrics.jsonl",
+        metrics="results/{run}/finetune/metrics.json",
+        memory="results/{run}/finetune/memory.csv",
+    wildcard_constraints:
+        run=runs_of(name for name in RUNS.configs if not RUNS.configs[name]["finetune"]["lora"]),

@@ -20,8 +20,7 @@ from transformers import (
 
 from files import write_jsonl
 from formats.dj_jsonl import text_of
-from pretrain import save_projector
-from training.trained_weights import gather
+from training.trained_weights import gather, save_projector
 
 BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into whatever model it has loaded
 QUERY_TOKENS = 4

@@ -1,10 +1,11 @@
-"""Stage 2: LoRA on the language model, plus the projector, on instructions.
+"""Stage 2: LoRA on the language model, or all of it, plus the projector, on instructions.
 
     deepspeed workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \\
         --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny \\
         --projector results/baseline/pretrain/projector.safetensors --output-dir results/baseline/finetune
 
-Writes adapter/ (PEFT), projector.safetensors, metrics.jsonl and metrics.json; resumes from its own checkpoints.
+Writes adapter/ (PEFT) or, where `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl and
+metrics.json. Resumes from its own checkpoints.
 """
 
 from functools import partial
@@ -17,11 +18,13 @@ from torch import nn
 
 from command_line import command_line, path_arguments
 from files import replace_folder
+from mgm.language_weights import FILE as LANGUAGE_MODEL
+from mgm.language_weights import language_parameters
 from mgm.projector_weights import load_projector, projector_parameters
 from training.lora import wrap_with_lora
 from training.settings import LoraSettings, load_training_settings
 from training.stage import run_stage
-from training.trained_weights import save_weights
+from training.trained_weights import save_projector, save_weights
 
 
 def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel:
@@ -31,9 +34,7 @@ def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel
 
 
 def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
-    projector = {name: weights[by_id[id(p)]] for name, p in projector_parameters(model).items()}
-    save_weights(projector, folder / "projector.safetensors")
+    save_projector(model, weights, folder)
     lora = {name: tensor for name, tensor in weights.items() if "lora_" in name}
     with replace_folder(folder / "adapter") as adapter:
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
@@ -42,10 +43,15 @@ def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor
 def train_language_model(model: nn.Module, projector: Path) -> nn.Module:
     """Load the stage-1 projector; it and all of the language model are trained."""
     load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
-    model.requires_grad_(True)
-    for tower in (model.model.vision_tower, model.model.vision_tower_aux):
-        tower.requires_grad_(False)
+    model.requires_grad_(False)
+    for parameter in (*projector_parameters(model).values(), *language_parameters(model).values()):
+        parameter.requires_grad_(True)
     return model
+
+
+def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    save_projector(model, weights, folder)
+    save_weights({name: weights[name] for name in language_parameters(model)}, folder / LANGUAGE_MODEL)
 
 
 @command_line
@@ -53,8 +59,12 @@ def main() -> None:
     args = path_arguments(__doc__, "--config", "--data", "--model", "--projector", "--output-dir", launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model, "projector": args.projector}
-    prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
-    run_stage(settings, inputs, args.output_dir, prepare, save_adapter_and_projector)
+    if settings.lora:
+        prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
+        run_stage("lora", settings, inputs, args.output_dir, prepare, save_adapter_and_projector)
+    else:
+        prepare = partial(train_language_model, projector=args.projector)
+        run_stage("full", settings, inputs, args.output_dir, prepare, save_language_model_and_projector)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,13 @@
 Writes projector.safetensors, metrics.jsonl (per logging step) and metrics.json; resumes from its own checkpoints.
 """
 
-from pathlib import Path
-
 import deepspeed
-import torch
 from torch import nn
 
 from command_line import command_line, path_arguments
-from mgm.projector_weights import projector_parameters
 from training.settings import load_training_settings
 from training.stage import run_stage
-from training.trained_weights import save_weights
+from training.trained_weights import save_projector
 
 
 def train_projector_only(model: nn.Module) -> nn.Module:
@@ -31,18 +27,12 @@ def train_projector_only(model: nn.Module) -> nn.Module:
     return model
 
 
-def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    names = {id(parameter): name for name, parameter in projector_parameters(model).items()}
-    by_id = {name: id(parameter) for name, parameter in model.named_parameters()}
-    save_weights({names[by_id[name]]: tensor for name, tensor in weights.items()}, folder / "projector.safetensors")
-
-
 @command_line
 def main() -> None:
     args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
-    run_stage(settings, inputs, args.output_dir, train_projector_only, save_projector)
+    run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ import write_submission
 from evaluation.textvqa import vqa_accuracy
 from files import read_json, read_jsonl, write_jsonl, write_yaml
 from mgm.generation import Generator
-from pretrain import save_projector
-from training.trained_weights import gather
+from training.trained_weights import gather, save_projector
 
 
 @pytest.fixture(scope="module")

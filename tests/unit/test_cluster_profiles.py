@@ -7,13 +7,15 @@ import yaml
 from places import PROJECT
 
 RULES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((PROJECT / "rules").glob("*.smk")))
+DERIVED = re.findall(r"^use rule (\w+) as (\w+)", RULES, flags=re.MULTILINE)
 BODIES = dict(re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", RULES, flags=re.MULTILINE | re.DOTALL))
 SUBMITTED = {name: body for name, body in BODIES.items() if "localrule: True" not in body}
 
 
 def own_threads() -> dict[str, int]:
     found = {name: re.search(r"^    threads: (\d+)$", body, flags=re.MULTILINE) for name, body in SUBMITTED.items()}
-    return {name: int(threads[1]) for name, threads in found.items() if threads}
+    stated = {name: int(threads[1]) for name, threads in found.items() if threads}
+    return stated | {name: stated[base] for base, name in DERIVED if base in stated}
 
 
 @pytest.mark.parametrize("profile", ["slurm", "cluster-generic", "kubernetes"])
@@ -31,7 +33,6 @@ def test_a_rule_states_its_time_and_its_memory_which_grows_with_each_attempt(rul
 
 def test_a_rule_made_from_a_local_one_is_declared_local_too():
     local = set(BODIES) - set(SUBMITTED)
-    derived = re.findall(r"^use rule (\w+) as (\w+)", RULES, flags=re.MULTILINE)
     declared = "\n".join(re.findall(r"^localrules:(.*?)\n\n", RULES, flags=re.MULTILINE | re.DOTALL))
-    assert {name for base, name in derived if base in local} == set(re.findall(r"^    (\w+),", declared, re.MULTILINE))
-    assert derived
+    assert {name for base, name in DERIVED if base in local} == set(re.findall(r"^    (\w+),", declared, re.MULTILINE))
+    assert DERIVED

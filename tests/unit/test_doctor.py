@@ -298,17 +298,19 @@ def orphan():
         psutil.Process(pid).kill()
 
 
-def test_an_orphan_of_mine_is_stray_and_this_process_is_not(orphan):
+def test_an_orphan_of_mine_is_stray_and_a_process_with_a_parent_is_not(orphan):
     deadline = time.monotonic() + 5
     while (process := describe_process(0, orphan, None)).command != "sleep 60" and time.monotonic() < deadline:
         time.sleep(0.05)
     if not process.orphan:
         pytest.skip("orphans are adopted by another process here")
     assert process.mine and process.command == "sleep 60"
-    me = describe_process(0, os.getpid(), None)
-    assert me.mine and not me.orphan
-    assert strays((process, me)) == [process]
-    assert end_strays((process, me)) == [orphan]
+    with subprocess.Popen(["sleep", "60"]) as child:
+        cared_for = describe_process(0, child.pid, None)
+        assert cared_for.mine and not cared_for.orphan
+        assert strays((process, cared_for)) == [process]
+        assert end_strays((process, cared_for)) == [orphan]
+        child.kill()
     assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
 
 

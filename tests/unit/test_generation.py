@@ -25,9 +25,8 @@ from formats.prompts import prompt_of
 from mgm.assemble import assemble
 from mgm.beam_search import beam_search
 from mgm.generation import Generator
-from pretrain import save_projector
 from training.settings import LoraSettings
-from training.trained_weights import gather
+from training.trained_weights import gather, save_projector
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
 

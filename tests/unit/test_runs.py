@@ -110,6 +110,23 @@ def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experi
     assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
 
 
+def test_lora_is_compared_with_the_same_experiment_that_trains_the_whole_language_model(write):
+    write()
+    runs = Runs({"lora_vs_full": {"experiment": "mine", "learning_rate": 2e-5, "deepspeed": "zero2"}})
+    assert runs.compared_on["lora_vs_full"] == ["mine-full", "mine"]
+    full, lora = (runs.at(name).settings["finetune"] for name in runs.compared_on["lora_vs_full"])
+    assert full["lora"] is None and lora["lora"]["r"] == 16 and full["learning_rate"] == 2e-5
+    assert full["deepspeed"]["zero_optimization"]["stage"] == 2
+    assert {key for key in full if full[key] != lora[key]} == {"lora", "learning_rate", "deepspeed"}
+    assert owners(runs, "mine-full")["pretrain"] == "baseline"
+
+
+def test_ranks_are_swept_only_where_lora_is_trained(write):
+    write(finetune={"lora": None})
+    with pytest.raises(InputError, match="lora_sweep.experiment: mine trains no LoRA"):
+        Runs({"lora_sweep": {"experiment": "mine", "ranks": [8]}})
+
+
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write, gpus):
     micro = {"pretrain": {"micro_batch_size": 64 // gpus}, "finetune": {"micro_batch_size": 32 // gpus}}

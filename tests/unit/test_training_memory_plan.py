@@ -31,7 +31,7 @@ def settings(**changes) -> TrainingSettings:
 
 @pytest.fixture
 def workload():
-    return workload_of(settings(), mgm_config(), Conversations())
+    return workload_of("lora", settings(), mgm_config(), Conversations())
 
 
 def test_the_workload_is_the_stages_own(workload):

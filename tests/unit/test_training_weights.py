@@ -4,11 +4,12 @@ from safetensors.torch import load_file
 from tiny_models import randomize, tiny_mgm
 
 from errors import InputError
-from finetune import add_lora
+from finetune import add_lora, save_language_model_and_projector, train_language_model
+from mgm.generation import load_trained
 from mgm.projector_weights import full_shapes, load_projector, projector_parameters
-from pretrain import save_projector, train_projector_only
+from pretrain import train_projector_only
 from training.settings import LoraSettings
-from training.trained_weights import BrokenWeights, check_weights, gather, save_weights
+from training.trained_weights import BrokenWeights, check_weights, gather, save_projector, save_weights
 
 NAMES = {
     f"patch_info_mining.{part}.{layer}.{kind}"
@@ -108,6 +109,22 @@ def test_stage_2_trains_lora_in_the_language_model_and_the_projector_and_nothing
     assert all(".language_model.layers." in name for name in lora)  # CLIP's projections have the same names
 
 
+def test_a_full_fine_tune_trains_language_model_and_projector_and_comes_back_from_its_files(tmp_path):
+    model = tiny_mgm()
+    model.save_pretrained(tmp_path / "base")
+    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    model = train_language_model(model, tmp_path / "projector.safetensors")
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    frozen = {name for name, _ in model.named_parameters()} - set(trained)
+    assert frozen and all(name.startswith(("model.vision_tower.", "model.vision_tower_aux.")) for name in frozen)
+    randomize(model.model.language_model, seed=9)
+    save_language_model_and_projector(model, gather(trained), tmp_path / "finetune")
+    files = {path.name for path in (tmp_path / "finetune").iterdir()}
+    assert files == {"projector.safetensors", "language_model.safetensors"}
+    loaded = dict(load_trained(tmp_path / "base", tmp_path / "finetune", torch.float32).named_parameters())
+    assert all(torch.equal(loaded[name], parameter) for name, parameter in model.named_parameters())
+
+
 def test_a_saved_projector_comes_back_into_another_model(tmp_path):
     source, target = tiny_mgm(), tiny_mgm()
     randomize(source.model.projector, seed=5)
@@ -131,7 +148,7 @@ def test_a_projector_of_another_model_is_refused_and_changes_nothing(tmp_path):
     for number, wrong in enumerate((incomplete, misshapen, weights | {"extra": torch.zeros(1)})):
         path = tmp_path / f"{number}.safetensors"
         save_weights(wrong, path)
-        with pytest.raises(InputError, match="does not fit this model; .*run pretrain again"):
+        with pytest.raises(InputError, match="does not fit this model; .*run its stage again"):
             load_projector(model, path)
     assert all(torch.equal(parameter, before[name]) for name, parameter in projector_parameters(model).items())
 

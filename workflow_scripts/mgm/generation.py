@@ -14,13 +14,15 @@ from formats.images import load_image
 from formats.prompts import prompt_of, stop_tokens
 from mgm import MGMForConditionalGeneration, MGMProcessor
 from mgm.beam_search import beam_search
+from mgm.language_weights import FILE as LANGUAGE_MODEL
+from mgm.language_weights import load_language_model
 from mgm.projector_weights import load_projector
 
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
 
 
 def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
-    """A whole model: base folder, and a stage's projector and, where there is one, LoRA adapter, merged into it.
+    """A whole model: base folder, and a stage's projector with, where there is one, its LoRA adapter or language model.
 
     Args:
         base: folder of an assembled, converted or merged model.
@@ -41,6 +43,8 @@ def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MG
         load_projector(model, stage / "projector.safetensors")
         if (stage / "adapter").is_dir():
             model = PeftModel.from_pretrained(model, stage / "adapter").merge_and_unload()
+        elif (stage / LANGUAGE_MODEL).is_file():
+            load_language_model(model, stage / LANGUAGE_MODEL)
     return model.eval()
 
 

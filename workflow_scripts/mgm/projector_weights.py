@@ -33,16 +33,27 @@ def load_projector(
     path: str | Path,
     gathered: Callable[[list[nn.Parameter]], AbstractContextManager] = nullcontext,
 ) -> None:
-    """Load a stage-1 `projector.safetensors`. Every tensor must be there and fit.
+    """Load a stage-1 `projector.safetensors`; as `load_into`."""
+    load_into(projector_parameters(model), path, gathered)
+
+
+def load_into(
+    parameters: dict[str, nn.Parameter],
+    path: str | Path,
+    gathered: Callable[[list[nn.Parameter]], AbstractContextManager] = nullcontext,
+) -> None:
+    """Load a safetensors file that a training stage wrote. Every tensor must be there and fit.
 
     Args:
         gathered: the context in which partitioned parameters are whole and may be written, under ZeRO-3.
+
+    Raises:
+        InputError: the file is of another model.
     """
     weights = load_file(path)
-    parameters = projector_parameters(model)
     shapes = full_shapes(parameters)
     if set(weights) != set(shapes) or any(weights[name].shape != shapes[name] for name in shapes):
-        raise InputError(f"{path} does not fit this model; it was trained with another one: run pretrain again")
+        raise InputError(f"{path} does not fit this model; it was trained with another one: run its stage again")
     for name, parameter in parameters.items():
         with gathered([parameter]), torch.no_grad():
             parameter.copy_(weights[name])

@@ -52,7 +52,7 @@ def _tuning(experiment: Experiment, kept_scores: dict[str, Kept]) -> Tuning:
     measured = experiment.groups.get(GROUP, {})
     return Tuning(
         name=experiment.name,
-        rank=experiment.config["finetune"]["lora"]["r"],
+        rank=lora["r"] if (lora := experiment.config["finetune"]["lora"]) else None,
         trained_parameters=records[0]["trained_parameters"],
         train_seconds=float(np.mean([record["train_seconds"] for record in records])),
         host_gib=max(one.peak("host") for one in memory),

@@ -14,6 +14,7 @@ ACROSS_EXPERIMENTS = (
     "report",
     "ablation",
     "lora_sweep",
+    "lora_vs_full",
     "finetune_minimal",
     "attention_benchmark",
     "benchmarks",

@@ -75,6 +75,7 @@ class Runs:
         self.compared_on = {  # by target: the experiments on its page, first what the others are compared with
             "ablation": [across["ablation"]["experiment"], *self.variants["ablation"]],
             "lora_sweep": self.variants["lora_sweep"],
+            "lora_vs_full": [*self.variants["lora_vs_full"], across["lora_vs_full"]["experiment"]],
         }
         self._runs: dict[tuple[str, int], Run] = {}
         self._signatures: dict[tuple[str, int, str], str] = {}

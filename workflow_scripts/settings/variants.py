@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from errors import InputError
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -30,6 +32,8 @@ def ablation(settings: dict, parent: dict) -> list[Variant]:
 def lora_sweep(settings: dict, parent: dict) -> list[Variant]:
     """One LoRA rank each. alpha / r, the scale of the update (Hu et al. 2021, section 4.1), stays the parent's."""
     name, lora = settings["experiment"], parent["finetune"]["lora"]
+    if lora is None:
+        raise InputError(f"lora_sweep.experiment: {name} trains no LoRA (finetune.lora is null); name one that does")
     return [
         Variant(
             f"{name}-lora-r{rank}",
@@ -39,6 +43,14 @@ def lora_sweep(settings: dict, parent: dict) -> list[Variant]:
         )
         for rank in settings["ranks"]
     ]
+
+
+def lora_vs_full(settings: dict, parent: dict) -> list[Variant]:
+    """The whole language model trained."""
+    changes = {"lora": None, "deepspeed": settings["deepspeed"]}
+    if settings["learning_rate"]:
+        changes["learning_rate"] = settings["learning_rate"]
+    return [Variant(f"{settings['experiment']}-full", settings["experiment"], "lora_vs_full", {"finetune": changes})]
 
 
 def finetune_minimal(settings: dict, parent: dict) -> list[Variant]:
@@ -52,4 +64,9 @@ def finetune_minimal(settings: dict, parent: dict) -> list[Variant]:
 
 
 # by target, which is also its key in config/config.yaml
-VARIANTS_OF = {"ablation": ablation, "lora_sweep": lora_sweep, "finetune_minimal": finetune_minimal}
+VARIANTS_OF = {
+    "ablation": ablation,
+    "lora_sweep": lora_sweep,
+    "lora_vs_full": lora_vs_full,
+    "finetune_minimal": finetune_minimal,
+}

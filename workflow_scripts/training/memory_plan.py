@@ -18,12 +18,12 @@ from training.deepspeed_config import complete_deepspeed_config
 from training.settings import TrainingSettings
 
 
-def workload_of(settings: TrainingSettings, config: MGMConfig, dataset: ConversationDataset) -> Workload:
+def workload_of(tuning: str, settings: TrainingSettings, config: MGMConfig, dataset: ConversationDataset) -> Workload:
     """What the stage trains, on its longest conversation."""
     sequence, answers = dataset.longest()
     return Workload(
         architecture=Architecture("the model", config),
-        tuning="lora" if settings.lora else "stage1",
+        tuning=tuning,
         sequence=sequence,
         answers=answers,
         precision=settings.dtype,

@@ -35,6 +35,7 @@ VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
 
 
 def run_stage(
+    tuning: str,
     settings: TrainingSettings,
     inputs: dict[str, Path],
     output_dir: Path,
@@ -44,6 +45,7 @@ def run_stage(
     """Train and write the declared outputs last.
 
     Args:
+        tuning: what is trained, as planning.step.TUNINGS names it.
         inputs: `data` (jsonl), `model` (folder), and whatever else the result depends on.
         prepare: freezes and wraps the base model so that exactly what is trained requires gradients.
         save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
@@ -58,7 +60,7 @@ def run_stage(
     processor = MGMProcessor.from_pretrained(inputs["model"])
     dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
     config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
-    workload = workload_of(settings, config, dataset)
+    workload = workload_of(tuning, settings, config, dataset)
     settings = choose_deepspeed(settings, workload, whole_machine(settings.gpus))
     plan = check_memory(settings, workload, machine_in_use(settings.gpus))
 

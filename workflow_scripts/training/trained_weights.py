@@ -9,8 +9,10 @@ from pathlib import Path
 import deepspeed
 import torch
 from safetensors.torch import save
+from torch import nn
 
 from files import replace_whole
+from mgm.projector_weights import projector_parameters
 
 
 class BrokenWeights(Exception):
@@ -42,6 +44,13 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
     lora_b = [tensor for name, tensor in weights.items() if "lora_B" in name]
     if lora_b and not any(tensor.any() for tensor in lora_b):
         raise BrokenWeights("every lora_B matrix is zero: nothing was trained")
+
+
+def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write projector and mining, from all that was trained, under their names inside `MGMModel`."""
+    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+    projector = {name: weights[by_id[id(parameter)]] for name, parameter in projector_parameters(model).items()}
+    save_weights(projector, folder / "projector.safetensors")
 
 
 def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
