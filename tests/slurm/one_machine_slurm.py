@@ -12,16 +12,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 CONFIGURATION = Path("/etc/slurm")  # fixed: Snakemake's plugin drops every SLURM_ variable, so SLURM_CONF too
 START_TIMEOUT_S = 30
 NODE = os.uname().nodename
+CLUSTER = "dj2mgm-tests"
 
 SLURM_CONF = """\
-ClusterName=tests
+ClusterName={cluster}
 SlurmctldHost={node}(127.0.0.1)
 SlurmUser=root
 AuthInfo=socket={folder}/munge/socket,cred_expire=20
@@ -69,7 +72,7 @@ def running_slurm(folder: Path) -> Iterator[None]:
     daemons = []
     try:
         for path, text in written.items():
-            path.write_text(text.format(node=NODE, folder=folder))
+            path.write_text(text.format(cluster=CLUSTER, node=NODE, folder=folder))
         for name in ("state", "spool", "munge"):
             (folder / name).mkdir()
         os.chmod(folder, 0o755)
@@ -89,8 +92,17 @@ def running_slurm(folder: Path) -> Iterator[None]:
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(START_TIMEOUT_S)
+        kill_left_processes()
         for path in written:
             path.unlink(missing_ok=True)
+
+
+def kill_left_processes() -> None:
+    """End what a job that failed with its node left behind: without cgroups, Slurm loses sight of orphans."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SLURM_CLUSTER_NAME") == CLUSTER:
+                process.kill()
 
 
 def start(folder: Path, program: str, *arguments: str) -> subprocess.Popen:
