@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planning.step import Parameters
 
-FLOAT32 = 4
+FLOAT32, FLOAT64 = 4, 8
 MOMENTS = 2 * FLOAT32  # Adam's two, in float32
 MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # two, in one byte each, with a float32 scale for every 256
 ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that travel at once
@@ -118,8 +118,8 @@ def _partitioned_optimizer(
     }
     if accumulates:  # one buffer for each parameter, whole on every process
         host["gradients"] += sum(zero.on_host(elements * weight) for elements in parameters.trained)
-    # gradients are cast on the GPU; the flat weights are cloned there on their way to the host
-    return Held(gpu, host, in_transit=FLOAT32, at_start=own * weight)
+    # the norm of each gradient is taken in float64; the flat weights are cloned on their way to the host
+    return Held(gpu, host, in_transit=FLOAT64, at_start=own * weight)
 
 
 def _partitioned_weights(zero: Zero, parameters: Parameters, weight: int, gpus: int, own: int) -> Held:
