@@ -39,7 +39,7 @@ def main() -> None:
     micro_batches = [args.micro_batch] if args.micro_batch else MICRO_BATCHES
     plans = []
     for tuning in args.tuning or (TUNINGS if architecture.image_tokens else ["full"]):
-        workload = workload_of(architecture, tuning, args)
+        workload = workload_of(architecture, tuning, args, torch.bfloat16 if machine.gpus else torch.float32)
         plans.append((workload, candidates(workload, machine, configs, args.global_batch, micro_batches)))
     print_plan(Console(width=max(120, Console().width)), plans, machine)
 
@@ -73,7 +73,7 @@ def machine_of(args: argparse.Namespace) -> Machine:
     return here if args.host_memory is None else replace(here, host_gib=args.host_memory)
 
 
-def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespace) -> Workload:
+def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespace, precision: torch.dtype) -> Workload:
     if tuning != "full" and not architecture.image_tokens:
         raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, which is trained as a whole: full")
     text = args.sequence - architecture.image_tokens
@@ -82,7 +82,7 @@ def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespac
             f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens; raise it"
         )
     lora = LoraSettings(args.lora_rank, 2 * args.lora_rank, 0.1, args.lora_targets) if tuning == "lora" else None
-    return Workload(architecture, tuning, args.sequence, text, torch.bfloat16, args.fused, lora)
+    return Workload(architecture, tuning, args.sequence, text, precision, args.fused, lora)
 
 
 def deepspeed_config(name: str, hidden_size: int) -> dict:

@@ -106,3 +106,9 @@ def test_two_datasets_of_one_name_are_refused(fresh):
     command = command[: command.index("--config")]
     done = subprocess.run(command, cwd=fresh.folder, env=fresh.environment(), capture_output=True, text=True)
     assert done.returncode and "two experiments use different datasets named photos" in done.stdout + done.stderr
+
+
+def test_planning_needs_no_training_but_that_of_the_embedded_models(fresh):
+    foundation = {"train_clip", "train_language_model"}
+    assert set(fresh.job_counts("plan")) == foundation
+    assert set(fresh.job_counts("deepspeed_configs")) == foundation

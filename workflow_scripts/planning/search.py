@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from errors import InputError
-from planning.prediction import Arrangement, Machine, Prediction, predict
+from planning.prediction import HOST_MARGIN, Arrangement, Machine, Prediction, predict
 from planning.speed import samples_per_second
 from planning.step import Workload
 from planning.zero import Zero
@@ -103,16 +103,17 @@ def remedies(workload: Workload, found: Sequence[Candidate], machine: Machine) -
     advice = []
     if workload.tuning == "full":
         advice.append("train LoRA instead of the whole language model")
-    for name, limit, other_limit, need, other in (
-        ("the GPU", machine.gpu_gib, machine.host_gib, "gpu_gib", "host_gib"),
-        ("the host", machine.host_gib, machine.gpu_gib, "host_gib", "gpu_gib"),
-    ):
-        possible = [c for c in found if other_limit is None or getattr(c.prediction, other) <= other_limit]
+    needs = [
+        ("the GPU", machine.gpu_gib, lambda candidate: candidate.prediction.gpu_gib),
+        ("the host", machine.host_gib, lambda candidate: candidate.prediction.host_gib * (1 + HOST_MARGIN)),
+    ]
+    for (name, limit, need), (_, other_limit, other_need) in (needs, reversed(needs)):
+        possible = [candidate for candidate in found if other_limit is None or other_need(candidate) <= other_limit]
         if limit is not None and possible:
-            least = min(possible, key=lambda c: getattr(c.prediction, need))
-            if (needed := getattr(least.prediction, need)) > limit:
-                advice.append(f"{needed:.1f} GiB of {name}'s memory would do, with {describe(least.arrangement)}")
-    advice.append(f"shorter sequences than {workload.sequence} tokens, or more GPUs than {machine.processes}")
+            least = min(possible, key=need)
+            advice.append(f"{need(least):.1f} GiB of {name}'s memory would do, with {describe(least.arrangement)}")
+    more = f"more GPUs than {machine.gpus}" if machine.gpus else "a GPU"
+    advice.append(f"shorter sequences than {workload.sequence} tokens, or {more}")
     return advice
 
 

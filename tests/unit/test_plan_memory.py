@@ -1,0 +1,53 @@
+"""plan_memory.py as a person runs it, on a tiny model and made-up machines."""
+
+import subprocess
+import sys
+
+import pytest
+from places import PROJECT
+from tiny_models import mgm_config
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with nothing but an MGM's configuration."""
+    folder = tmp_path_factory.mktemp("model")
+    mgm_config().save_pretrained(folder)
+    return folder
+
+
+def plan(model, *flags: str) -> subprocess.CompletedProcess:
+    script = PROJECT / "workflow_scripts/plan_memory.py"
+    command = [sys.executable, script, "--model", model, "--sequence", "40", "--micro-batch", "2", *flags]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+
+
+def test_one_screen_shows_every_tuning_under_every_configuration_and_where_memory_goes(model):
+    done = plan(model, "--gpus", "2", "--gpu-memory", "24", "--host-memory", "64")
+    assert done.returncode == 0, done.stderr
+    assert "Machine: 2 × 24.00 GiB of GPU memory, 64.00 GiB of host memory" in done.stdout
+    for tuning in ("stage1", "lora", "full"):
+        rows = [line for line in done.stdout.splitlines() if line.startswith(f"│ {tuning} ")]
+        assert len(rows) == len(list((PROJECT / "config/deepspeed").glob("*.json")))
+        assert sum("fastest that fits" in row for row in rows) == 1
+    assert done.stdout.count("  GPU ") == done.stdout.count("  host ") == 3
+    assert len(done.stdout.splitlines()) < 60
+
+
+def test_where_nothing_fits_it_says_what_would(model):
+    done = plan(model, "--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
+    assert "Nothing fits. What would help:" in done.stdout
+    assert "GiB of the GPU's memory would do" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--sequence", "10"), "--sequence 10: an image alone takes 16 tokens; raise it"),
+        (("--deepspeed", "zero9"), "--deepspeed: there is no config/deepspeed/zero9.json"),
+        (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "3"), "choose a multiple of 2"),
+    ],
+)
+def test_a_mistake_is_one_sentence(model, flags, message):
+    done = plan(model, *flags)
+    assert done.returncode == 2 and message in done.stderr
