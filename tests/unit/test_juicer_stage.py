@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
+from time import sleep
 
 import pytest
 from PIL import Image
@@ -14,6 +17,7 @@ from errors import InputError
 from files import read_jsonl, sha256_of, write_jsonl, write_yaml
 from formats.dj_jsonl import text_of
 from juicer.library import OPERATORS, Fields, Filter, Mapper
+from juicer.partitions import PARTITION
 from juicer.settings import StageSettings
 from juicer.stage import FILTERED, run_recipe
 
@@ -199,9 +203,9 @@ def test_an_empty_input_is_an_error(tmp_path):
         run(tmp_path / "pretrain.jsonl", tmp_path / "out", [LENGTH])
 
 
-def command(data: Path, output: Path, process: list, processes: int) -> list[str]:
+def command(data: Path, output: Path, process: list, processes: int, **where) -> list[str]:
     config = data.parent / "config.yaml"
-    settings = {"image_root": str(data.parent), "processes": processes, "recipe": {"process": process}}
+    settings = {"image_root": str(data.parent), "processes": processes, "recipe": {"process": process} | where}
     write_yaml(config, settings)
     script = PROJECT / "workflow_scripts/filter_data.py"
     return [sys.executable, str(script), "--config", str(config), "--data", str(data), "--output-dir", str(output)]
@@ -221,18 +225,83 @@ def test_nothing_is_written_outside_the_output_folder(tmp_path):
     assert sorted(os.listdir(tmp_path / "out")) == ["dropped.jsonl", "filtered.jsonl", "stats.jsonl", "summary.json"]
 
 
-def test_killed_in_the_middle_and_run_again_it_gives_the_same_result(tmp_path):
-    data = write_dataset(tmp_path, CAPTIONS * 50)
-    arguments = command(data, tmp_path / "out", [{"image_integrity_filter": None}] + [LENGTH] * 4, 2)
+def write_partitions(folder: Path, partitions: float) -> Path:
+    """So many partitions of rows, a few of them bad or repeated, about six images."""
+    data = write_dataset(folder)
+    rows = rows_of(data)
+    numbered = (
+        row | {"id": f"n{number}", "text": text_of(f"picture {number % 9_999}") if number % 7 else row["text"]}
+        for number, row in zip(range(round(partitions * PARTITION)), cycle(rows), strict=False)
+    )
+    write_jsonl(data, numbered)
+    (folder / "images/3.png").write_bytes(b"")
+    return data
+
+
+MIXED = [
+    {"image_integrity_filter": None},
+    LENGTH,
+    {"clean_links_mapper": {}},
+    {"image_text_deduplicator": None},
+    {"text_length_filter": {"max_len": 28 + 16}},
+    {"document_deduplicator": {}},
+    {"alphanumeric_filter": {"max_ratio": 0.6}},
+]
+ROW_FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
+
+
+@pytest.mark.parametrize("where", [{}, {"executor": "ray"}], ids=["local", "ray"])
+def test_killed_in_the_middle_and_run_again_it_goes_on_and_gives_the_same_result(tmp_path, where):
+    data = write_partitions(tmp_path, 2.1)
+    arguments = command(data, tmp_path / "out", MIXED[:4], 2, **where)
     victim = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
-    assert "[1/5]" in victim.stderr.readline()
+    while not list((tmp_path / "out").glob(".data_juicer-*/pass-1/000000")):
+        assert victim.poll() is None
+        sleep(0.05)
     victim.kill()
     victim.stderr.read()  # returns only when the workers, which share the pipe, are gone too
     victim.wait()
     assert [name.startswith(".data_juicer-") for name in os.listdir(tmp_path / "out")] == [True]
 
-    subprocess.run(arguments, check=True, capture_output=True)
-    run(data, tmp_path / "whole", [{"image_integrity_filter": None}] + [LENGTH] * 4)
-    for name in ("filtered.jsonl", "stats.jsonl", "dropped.jsonl"):
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"going on after [12] partitions", done.stderr)
+    run(data, tmp_path / "whole", MIXED[:4])
+    for name in ROW_FILES:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert len(os.listdir(tmp_path / "out")) == 4
+
+
+def test_rays_rows_are_those_of_the_local_executor(tmp_path):
+    data = write_partitions(tmp_path, 0.23)
+    expected = run(data, tmp_path / "local", MIXED)
+    done = subprocess.run(command(data, tmp_path / "ray", MIXED, 2, executor="ray"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ROW_FILES:
+        assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
+    summary = json.loads((tmp_path / "ray/summary.json").read_text())
+    assert without_seconds(summary) == without_seconds(expected)
+    dropped = {step["operator"] for step in summary["operators"] if step["dropped"]}
+    assert dropped == {name for step in MIXED for name in step} - {"clean_links_mapper"}
+
+
+def without_seconds(summary: dict) -> dict:
+    return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
+
+
+def test_an_operator_that_fails_on_ray_is_one_line_that_names_the_row(tmp_path):
+    data = write_dataset(tmp_path)
+    (tmp_path / "images/2.png").write_text("no image")
+    process = [{"image_shape_filter": {}}]
+    done = subprocess.run(command(data, tmp_path / "out", process, 1, executor="ray"), capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: operator image_shape_filter failed on row 'r2': UnidentifiedImageError")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_work_that_another_recipe_has_left_is_not_taken_up(tmp_path):
+    data = write_dataset(tmp_path)
+    (tmp_path / "out/.data_juicer-0123456789abcdef/pass-0").mkdir(parents=True)
+    assert run(data, tmp_path / "out", [LENGTH])["rows_in"] == len(CAPTIONS)
     assert len(os.listdir(tmp_path / "out")) == 4

@@ -1,5 +1,8 @@
 """Opening one image of a dataset, with a named reason when that is not possible."""
 
+import os
+import stat
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,19 +25,25 @@ def locate_image(root: str | Path, relative: str) -> Path:
     Raises:
         BadImage: `outside` for a path that leaves the folder (`..`, absolute, or through a link), `missing`, `empty`.
     """
-    root = Path(root).resolve()
+    real_root = _real(str(root))
     try:
-        path = (root / relative).resolve()
-        is_file = path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # a name too long, a null byte, links in a circle
+        path = os.path.realpath(os.path.join(real_root, relative))
+        outside = os.path.commonpath([real_root, path]) != real_root
+        status = None if outside else os.stat(path)
+    except (OSError, ValueError) as error:  # not there, a name too long, a null byte, links in a circle
         raise BadImage("missing", f"{relative!r} names no file: {error}") from None
-    if not path.is_relative_to(root):
+    if outside:
         raise BadImage("outside", f"{relative} leaves the image folder {root}")
-    if not is_file:
-        raise BadImage("missing", f"{path} does not exist")
-    if path.stat().st_size == 0:
+    if not stat.S_ISREG(status.st_mode):
+        raise BadImage("missing", f"{path} is no file")
+    if status.st_size == 0:
         raise BadImage("empty", f"{path} has zero bytes")
-    return path
+    return Path(path)
+
+
+@cache
+def _real(root: str) -> str:
+    return os.path.realpath(root)
 
 
 def load_image(path: str | Path | BinaryIO) -> Image.Image:

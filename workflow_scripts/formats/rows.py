@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from disk_map import DiskMap
 from errors import InputError
 
 
@@ -57,7 +58,7 @@ class UniqueIds:
 
     def __init__(self, path: str | Path):
         self.path = path
-        self.first_seen: dict[str, int] = {}
+        self.first_seen = DiskMap()
 
     def add(self, identifier: str, number: int) -> None:
         first = self.first_seen.setdefault(identifier, number)

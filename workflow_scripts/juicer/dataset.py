@@ -8,21 +8,23 @@ record of a new caption comes out with it.
 import json
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from datasets import Dataset, Features, Value
+import pyarrow as pa
+from datasets import Dataset, Features, Json, Value
 from datasets.arrow_writer import ArrowWriter
 
 from errors import InputError
 from formats.dj_jsonl import read_dj_jsonl
 from juicer.library import Fields, NestedDataset
+from juicer.partitions import BATCH, ROWS, column_values
 
 INPUT_ROW = "input_row"
 RECAPTION = "recaption"  # the key of `low_similarity_recaption_mapper` in a row's meta
 FEATURES = Features(
     {"id": Value("string"), "text": Value("string"), "images": [Value("string")], INPUT_ROW: Value("string")}
 )
-BATCH = 1000
 
 
 def read_dataset(data: str | Path, image_root: Path, working: Path) -> NestedDataset:
@@ -50,22 +52,6 @@ def iterate(dataset: NestedDataset, *columns: str) -> Iterator[tuple]:
         yield from zip(*(batch.get(column, [None] * len(batch[present[0]])) for column in columns), strict=True)
 
 
-def output_rows(dataset: NestedDataset, image_root: Path) -> Iterator[dict]:
-    """The rows as they came in, with the text as the operators left it, and `recaption` where it is a new caption.
-
-    Raises:
-        InputError: an operator has replaced an image; the paths would no longer be those of the dataset.
-    """
-    for identifier, text, images, source, meta in iterate(dataset, "id", "text", "images", INPUT_ROW, Fields.meta):
-        row = json.loads(source)
-        if images != [os.path.join(image_root, image) for image in row["images"]]:
-            raise InputError(
-                f"the recipe replaced the image of row {identifier!r}; take operators that edit images out"
-            )
-        record = recaption_of(meta)
-        yield row | {"text": text} | (record if record.get(RECAPTION, {}).get("caption") is not None else {})
-
-
 def recaption_of(meta: dict | None) -> dict:
     """`{"recaption": record}` of a row that a captioner was asked about, as its operator left it; otherwise empty."""
     record = (meta or {}).get(RECAPTION)
@@ -78,3 +64,27 @@ def stats_rows(dataset: NestedDataset) -> Iterator[dict]:
     """One row per row of the dataset: its id and every stat that the operators computed."""
     for identifier, stats in iterate(dataset, "id", Fields.stats):
         yield {"id": identifier} | (stats or {})
+
+
+def dataset_of(folder: Path, working: Path) -> NestedDataset:
+    """The partitions of `folder` as one dataset, for operators that want to see all of it; written to `working`."""
+    columns = {Fields.stats: "stats", Fields.meta: "meta"}
+    arrow = working / f"{folder.name}.arrow"
+    features = Features(FEATURES | {"others": Value("string")} | {column: Json() for column in columns})
+    with ArrowWriter(features=features, path=str(arrow)) as writer:
+        for row in column_values(folder, *ROWS.names):
+            row = dict(zip(ROWS.names, row, strict=True))
+            writer.write(row | {column: json.loads(row.pop(name)) for column, name in columns.items()})
+        writer.finalize()
+    return NestedDataset(Dataset.from_file(str(arrow)))
+
+
+def tables_of(dataset: NestedDataset) -> Iterator[pa.Table]:
+    """The rows of a dataset that `dataset_of` gave and an operator has worked on, as partitions hold them."""
+    columns = ("id", "text", "images", INPUT_ROW, Fields.stats, Fields.meta, "others")
+    rows = iterate(dataset, *columns)
+    while part := list(islice(rows, BATCH)):
+        values = dict(zip(ROWS.names, map(list, zip(*part, strict=True)), strict=True))
+        for name in ("stats", "meta"):
+            values[name] = [json.dumps(value or {}, ensure_ascii=False) for value in values[name]]
+        yield pa.table(values, schema=ROWS)

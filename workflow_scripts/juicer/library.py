@@ -81,9 +81,17 @@ __all__ = [
     "forbid_installers",
     "load_ops",
     "pre_instantiation_check",
+    "ray_dataset_class",
     "setup_mp",
     "update_op_attr",
 ]
+
+
+def ray_dataset_class() -> type:
+    """`RayDataset`, what Data-Juicer's Ray executor runs operators on; only here, because it imports Ray."""
+    from data_juicer.core.data.ray_dataset import RayDataset
+
+    return RayDataset
 
 
 def forbid_installers() -> None:

@@ -84,33 +84,38 @@ def _check_operator(where: str, name: str, arguments: dict | None) -> None:
         raise InputError(f"{where}: {problems}; see Data-Juicer's page of the operator") from None
 
 
-def build_operators(process: list[dict], processes: int, working: Path) -> list[OP]:
-    """Data-Juicer's operators for a checked `process` list.
-
-    Each runs `processes`-fold, except those that hold a GPU or cannot be forked, which run in this process.
-
-    Raises:
-        InputError: names the operator that cannot be built and why.
-    """
-    settings = {
+def operator_settings(processes: int, working: Path) -> dict:
+    """Data-Juicer's settings of every operator: it runs `processes`-fold, and stops at what it cannot do."""
+    return {
         "skip_op_error": False,
         "auto_op_parallelism": False,
         "num_proc": processes,
         "work_dir": str(working),
     }
-    # Copied: Data-Juicer fills the lists it is given. One at a time: it names no operator in its errors.
-    operators = []
-    for step in process:
-        [(name, arguments)] = step.items()
-        try:
-            [operator] = load_ops(update_op_attr([{name: dict(arguments or {})}], settings))
-        except MissingPackage as error:
-            raise missing_package(name, error) from None
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"recipe: operator {name} cannot be built: {type(error).__name__}: {error}") from error
-        if operator.use_cuda() or name in UNFORKABLE.modules or operator.num_proc == 1:
-            operator.num_proc = None
-        operators.append(operator)
-    return operators
+
+
+def build_operators(process: list[dict], processes: int, working: Path) -> list[OP]:
+    """Data-Juicer's operators for a checked `process` list.
+
+    Raises:
+        InputError: names the operator that cannot be built and why.
+    """
+    # One at a time: Data-Juicer names no operator in its errors.
+    return [build_operator(step, operator_settings(processes, working)) for step in process]
+
+
+def build_operator(step: dict, settings: dict) -> OP:
+    """One of them. Those that hold a GPU or cannot be forked run in this process, whatever the settings say."""
+    [(name, arguments)] = step.items()
+    try:
+        # copied: Data-Juicer fills the lists it is given
+        [operator] = load_ops(update_op_attr([{name: dict(arguments or {})}], settings))
+    except MissingPackage as error:
+        raise missing_package(name, error) from None
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"recipe: operator {name} cannot be built: {type(error).__name__}: {error}") from error
+    if operator.use_cuda() or name in UNFORKABLE.modules or operator.num_proc == 1:
+        operator.num_proc = None
+    return operator

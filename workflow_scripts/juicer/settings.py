@@ -10,6 +10,7 @@ from files import read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "clip", "captioner", "captions"}
+EXECUTORS = ("default", "ray")  # Data-Juicer's words
 CAPTIONER_KEYS = {
     "mgm": {"template", "question", "num_beams", "batch_size", "max_new_tokens"},
     "blip2": {"model", "batch_size"},
@@ -24,6 +25,8 @@ class StageSettings:
     processes: int  # how many processes share an operator's rows
     process: list[dict]  # Data-Juicer's `process` list
     arguments: dict[str, dict] = field(default_factory=dict)  # by operator: what it gets where the recipe is silent
+    executor: str = "default"  # Data-Juicer's word for this machine; or ray
+    ray_address: str | None = None  # of a Ray cluster; None: one on this machine
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,13 @@ def read_values(path: str | Path, required: set[str], optional: set[str]) -> dic
         keys = ", ".join(sorted(required))
         raise InputError(f"{path}: expected the keys {keys}, with a recipe that has a 'process' list")
     _check_keys(path, values, required, optional, "")
-    _check_keys(path, values["recipe"], set(), {"process"}, "recipe.")
+    recipe = values["recipe"]
+    _check_keys(path, recipe, set(), {"process", "executor", "ray_address"}, "recipe.")
+    if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
+        raise InputError(f"{path}: 'recipe.executor' must be {' or '.join(EXECUTORS)}, found {executor!r}")
+    address = recipe.get("ray_address")
+    if address is not None and (not isinstance(address, str) or executor != "ray"):
+        raise InputError(f"{path}: 'recipe.ray_address' must be a text beside 'executor: ray', found {address!r}")
     return values
 
 
@@ -91,7 +100,9 @@ def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -
         )
     root = Path(root).resolve()
     arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
-    return StageSettings(root, processes, values["recipe"].get("process"), arguments)
+    recipe = values["recipe"]
+    where = {key: recipe[key] for key in ("executor", "ray_address") if key in recipe}
+    return StageSettings(root, processes, recipe.get("process"), arguments, **where)
 
 
 def clip_arguments(clip: str) -> dict[str, dict]:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +12,16 @@ from pathlib import Path
 import datasets
 from loguru import logger
 
+from errors import InputError
 from files import sha256_of, write_json, write_jsonl
 from formats.images import BadImage
 from juicer import library
-from juicer.dataset import output_rows, read_dataset, stats_rows
 from juicer.nothing_left import nothing_left
+from juicer.outputs import output_rows, output_stats
+from juicer.partitions import join_traces
 from juicer.recipe import build_operators, check_process, complete
 from juicer.settings import StageSettings
-from juicer.steps import Step, run_step
+from juicer.work import Work, fingerprint
 
 FILTERED, SYNTHESIZED = "filtered.jsonl", "synthesized.jsonl"
 STATS, TRACE, SUMMARY = "stats.jsonl", "dropped.jsonl", "summary.json"
@@ -30,8 +31,8 @@ WORKING = ".data_juicer-"
 def run_recipe(settings: StageSettings, data: Path, output_dir: Path, rows_file: str) -> dict:
     """Run the recipe on `data` and write the four outputs into `output_dir`; return the summary.
 
-    Everything else that Data-Juicer writes goes to a folder inside `output_dir` that is removed at the end. It is new
-    in every run, so that nothing cached by an earlier run is ever read.
+    A folder inside `output_dir` keeps what was done while the stage runs. A run that was killed goes on there, if data,
+    recipe, models and code are still the same; images are not looked at again.
 
     Args:
         rows_file: name of the output that holds the kept rows.
@@ -43,28 +44,17 @@ def run_recipe(settings: StageSettings, data: Path, output_dir: Path, rows_file:
     check_process(process)
     for name in (rows_file, STATS, TRACE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
-    with working_folder(output_dir) as working:
-        dataset = read_dataset(data, settings.image_root, working)
+    with working_folder(output_dir, fingerprint(process, settings, data)) as working:
         operators = build_operators(process, settings.processes, working)
-        rows_in = len(dataset)
-        steps = []
-        with open(working / TRACE, "w", encoding="utf-8") as trace:
-            for number, operator in enumerate(operators, start=1):
-                dataset, step = run_step(number, operator, dataset)
-                dataset.cleanup_cache_files()
-                trace.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in step.trace)
-                steps.append(_summarize(step))
-                logger.info(
-                    f"[{number}/{len(operators)}] {step.operator}: {step.rows_in} rows in, {step.rows_out} out, "
-                    f"{step.dropped} dropped, {step.changed} changed, {step.seconds:.1f} s"
-                )
-                if step.rows_out == 0:
-                    trace.flush()
-                    raise nothing_left(rows_in, steps, operators, working / TRACE)
-        kept = write_jsonl(output_dir / rows_file, output_rows(dataset, settings.image_root))
-        write_jsonl(output_dir / STATS, stats_rows(dataset))
+        work = Work(process, operators, settings, working)
+        work.run(data)
+        join_traces(work.folders, len(process), working / TRACE)
+        if not work.rows_left:
+            raise nothing_left(work.rows_in, work.steps, operators, working / TRACE)
+        kept = write_jsonl(output_dir / rows_file, output_rows(work.folders[-1], settings.image_root))
+        write_jsonl(output_dir / STATS, output_stats(work.folders[-1]))
         os.replace(working / TRACE, output_dir / TRACE)
-        summary = _summary(data, rows_in, kept, steps, _count_events(output_dir / TRACE))
+        summary = _summary(data, work.rows_in, kept, work.steps, _count_events(output_dir / TRACE))
     write_json(output_dir / SUMMARY, summary)
     return summary
 
@@ -79,34 +69,23 @@ def configure_log() -> None:
 
 
 @contextmanager
-def working_folder(output_dir: Path) -> Iterator[Path]:
-    """A new folder inside `output_dir`; those that killed runs have left are removed first."""
+def working_folder(output_dir: Path, fingerprint: str = "") -> Iterator[Path]:
+    """A folder inside `output_dir`, kept where only this process is to blame, for another one to go on with.
+
+    Those that killed runs have left are removed first, but for one with the fingerprint.
+    """
     output_dir = output_dir.resolve()
-    output_dir.mkdir(parents=True, exist_ok=True)
+    working = output_dir / f"{WORKING}{fingerprint[:16]}"
     for left_over in output_dir.glob(f"{WORKING}*"):
-        shutil.rmtree(left_over)
-    working = Path(tempfile.mkdtemp(prefix=WORKING, dir=output_dir))
+        if not fingerprint or left_over != working:
+            shutil.rmtree(left_over)
+    working.mkdir(parents=True, exist_ok=True)
     try:
         yield working
-    finally:
+    except InputError:
         shutil.rmtree(working, ignore_errors=True)
-
-
-def _summarize(step: Step) -> dict:
-    summary = {
-        "step": step.number,
-        "operator": step.operator,
-        "rows_in": step.rows_in,
-        "rows_out": step.rows_out,
-        "dropped": step.dropped,
-        "changed": step.changed,
-        "seconds": round(step.seconds, 3),
-    }
-    if step.broken_images:
-        summary["broken_images"] = dict(step.broken_images)
-    if step.recaption:
-        summary["recaption"] = step.recaption
-    return summary
+        raise
+    shutil.rmtree(working, ignore_errors=True)
 
 
 def _count_events(trace: Path) -> Counter:

@@ -1,18 +1,15 @@
 """Running one operator on a dataset, so that every row it drops or edits, or fails on, is known by its id."""
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from errors import InputError
 from juicer.dataset import iterate, recaption_of
-from juicer.library import OP, Deduplicator, Fields, Filter, Mapper, MissingPackage, NestedDataset, setup_mp
+from juicer.failures import check_ids, operator_named, row_named
+from juicer.library import OP, Deduplicator, Fields, Filter, Mapper, NestedDataset, setup_mp
 from juicer.operators.image_integrity_filter import STAT as IMAGE_INTEGRITY
 from juicer.operators.image_integrity_filter import ImageIntegrityFilter
-from juicer.operators.recaptioning import LowSimilarityRecaptionMapper
-from juicer.recipe import missing_package
 
 
 @dataclass
@@ -26,7 +23,6 @@ class Step:
     seconds: float = 0.0
     trace: list[dict] = field(default_factory=list)
     broken_images: Counter = field(default_factory=Counter)
-    recaption: dict = field(default_factory=dict)
 
     @property
     def dropped(self) -> int:
@@ -45,19 +41,8 @@ def run_step(number: int, operator: OP, dataset: NestedDataset) -> tuple[NestedD
     """
     started = perf_counter()
     name = operator._name
-    try:
+    with operator_named(name):
         scored, kept = _apply(operator, dataset)
-    except MissingPackage as error:
-        raise missing_package(name, error) from None
-    except ModuleNotFoundError as error:
-        raise missing_package(name, MissingPackage(error.name)) from None
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"operator {name} failed: {type(error).__name__}: {error}; "
-            "change its arguments or take it out of the recipe"
-        ) from error
     step = Step(number, name, rows_in=len(dataset), rows_out=len(kept))
     left = _ids_left(name, scored, kept)
     for identifier, stats, meta in iterate(scored, "id", Fields.stats, Fields.meta):
@@ -66,8 +51,6 @@ def run_step(number: int, operator: OP, dataset: NestedDataset) -> tuple[NestedD
             step.trace.append(row | recaption_of(meta))
     if isinstance(operator, ImageIntegrityFilter):
         step.broken_images.update(row["stats"][IMAGE_INTEGRITY] for row in step.trace)
-    if isinstance(operator, LowSimilarityRecaptionMapper):
-        step.recaption = operator.report
     if isinstance(operator, Mapper):
         step.trace += [row | {"step": number, "operator": name} for row in _changes(dataset, kept)]
     step.seconds = perf_counter() - started
@@ -104,44 +87,13 @@ def _name_failing_row(operator: OP) -> None:
     )
     if attribute is None:
         return
-    name, method = operator._name, getattr(operator, attribute)
-
-    @functools.wraps(method)
-    def on_batch(samples: dict, *args, **kwargs) -> dict:
-        try:
-            return method(samples, *args, **kwargs)
-        except (InputError, ModuleNotFoundError):
-            raise
-        except Exception as error:
-            place = _failing_row(lambda row: method(row, *args, **kwargs), samples)
-            raise InputError(
-                f"operator {name} failed{place}: {type(error).__name__}: {error}; "
-                "mend the row, change the operator's arguments or take it out of the recipe"
-            ) from error
-
-    setattr(operator, attribute, on_batch)
-
-
-def _failing_row(method: Callable[[dict], object], samples: dict) -> str:
-    for position, identifier in enumerate(samples["id"]):
-        try:
-            method({key: [samples[key][position]] for key in samples})
-        except Exception:
-            return f" on row {identifier!r}"
-    return ""
+    setattr(operator, attribute, row_named(operator._name, getattr(operator, attribute)))
 
 
 def _ids_left(name: str, before: NestedDataset, after: NestedDataset) -> set[str]:
-    if "id" not in after.column_names:
-        raise InputError(f"operator {name} removed the column 'id'; take it out of the recipe")
-    known = {identifier for (identifier,) in iterate(before, "id")}
-    left = {identifier for (identifier,) in iterate(after, "id")}
-    if len(left) != len(after) or not left <= known:
-        raise InputError(
-            f"operator {name} added rows ({len(after)} rows, of which {len(left & known)} of the {len(known)} it was "
-            "given); this stage keeps, drops or edits rows, so switch that off or take the operator out of the recipe"
-        )
-    return left
+    left = [identifier for (identifier,) in iterate(after, "id")] if "id" in after.column_names else None
+    check_ids(name, {identifier for (identifier,) in iterate(before, "id")}, {} if left is None else {"id": left})
+    return set(left)
 
 
 def _changes(before: NestedDataset, after: NestedDataset) -> Iterator[dict]:

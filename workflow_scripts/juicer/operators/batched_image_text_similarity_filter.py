@@ -59,6 +59,7 @@ class BatchedImageTextSimilarityFilter(Filter):
 
     _accelerator = "cuda"
     _batched_op = True
+    LIMIT = "min_score"  # the argument that `keep_fraction` stands for
 
     def __init__(
         self,
@@ -133,13 +134,14 @@ class BatchedImageTextSimilarityFilter(Filter):
         if self.keep_fraction is None:
             return super().run(dataset, exporter=exporter, tracer=tracer, reduce=reduce)
         scored = super().run(dataset, exporter=exporter, tracer=tracer, reduce=False)
-        scores = [
-            score
-            for stats in scored[Fields.stats]
-            for score in stats.get(ORIGINAL) or stats[StatsKeys.image_text_similarity]
-        ]
+        scores = (score for stats in scored[Fields.stats] for score in self.scores_of(stats))
         self.min_score = limit_of_fraction(scores, self.keep_fraction)
         return super().run(scored, exporter=exporter, tracer=tracer) if reduce else scored
+
+    @staticmethod
+    def scores_of(stats: dict) -> list[float]:
+        """What a row adds to the scores that `keep_fraction` is a share of."""
+        return stats.get(ORIGINAL) or stats[StatsKeys.image_text_similarity]
 
     def process_single(self, sample: dict) -> bool:
         scores = sample[Fields.stats][StatsKeys.image_text_similarity]

@@ -13,10 +13,11 @@ filters further down, which see the new caption's similarity and log-likelihood 
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from data_juicer.ops import load_ops
-from data_juicer.ops.base_op import OPERATORS, UNFORKABLE, Mapper
+from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OP, OPERATORS, UNFORKABLE, Mapper
 from data_juicer.utils.constant import Fields, StatsKeys
 from data_juicer.utils.mm_utils import remove_special_tokens
 from datasets import Features, Value
@@ -81,6 +82,7 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     _accelerator = "cuda"
     _batched_op = True
+    LIMIT = "min_similarity"  # the argument that `keep_fraction` stands for
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         :param writer: name of this run's file in that folder; no other run that is going on may have it.
         :param batch_size: rows scored together; the captioner has a batch size of its own.
         """
-        super().__init__(*args, batch_size=batch_size, **kwargs)
+        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)  # more fill the captioner's batches better
         if (min_similarity is None) == (keep_fraction is None):
             raise ValueError("exactly one of min_similarity and keep_fraction must be given")
         if keep_fraction is not None:
@@ -125,64 +127,95 @@ class LowSimilarityRecaptionMapper(Mapper):
         self.captioner = Captioner(captioner, seed)
         settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
         [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
-        self.report: dict = {}
+        self.report = new_report()
 
-    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Score a batch. Which rows are recaptioned can depend on all of them, so `run` does the rest."""
+    def score(self, samples: dict, rank: int | None = None) -> dict:
+        """The samples with their similarities, scored a few at a time."""
+        samples = dict(samples)
         if Fields.stats not in samples:
             samples[Fields.stats] = [{} for _ in samples[self.text_key]]
-        return self.similarity.compute_stats(samples, rank=rank)
+        size = self.similarity.batch_size
+        for start in range(0, len(samples[self.text_key]), size):
+            part = {key: values[start : start + size] for key, values in samples.items()}
+            samples[Fields.stats][start : start + size] = self.similarity.compute_stats(part, rank=rank)[Fields.stats]
+        return samples
+
+    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Score, caption and choose, below `min_similarity`; `report` counts what was done."""
+        return self._recaption(self.score(samples, rank))
 
     def run(self, dataset, *, exporter=None, tracer=None):
-        """Score, caption and choose; `report` then holds the counts.
+        """As `Mapper.run`, with the limit found after scoring where `keep_fraction` asks for it.
 
         Raises:
             InputError: no caption of any row can be used.
         """
-        scored = super().run(dataset, exporter=exporter, tracer=tracer)
-        scores = [
-            _only(stats[StatsKeys.image_text_similarity]) if images and len(images) == 1 else None
-            for stats, images in zip(scored[Fields.stats], scored[self.image_key], strict=True)
-        ]
-        limit = self._limit(scores)
-        low = [row for row, score in enumerate(scores) if score is not None and score < limit]
-        below = scored.select(low)
-        texts, images = list(below[self.text_key]), [paths[0] for paths in below[self.image_key]]
-        captions, captioned = self._caption(images)
-        originals = [(remove_special_tokens(text), scores[row]) for text, row in zip(texts, low, strict=True)]
-        records = self._choose(originals, images, captions)
-        unusable = Counter(record.problem for record in records if record.problem)
-        self.report = {
-            "below": len(low),
-            "captioned": captioned,
-            "cached": len(low) - captioned,
-            "unusable": dict(sorted(unusable.items())),
-            "min_similarity": limit,
-        }
-        self._judge_captioner(captions, unusable.total())
-        return self._replace(scored, dict(zip(low, records, strict=True)))
+        self.report = new_report()
+        scored = OP.run(self, dataset).map(self.score, batch_size=self.batch_size, desc=f"{NAME}_score")
+        if self.keep_fraction is not None:
+            self.min_similarity = limit_of_fraction(
+                (score for stats in scored[Fields.stats] for score in self.scores_of(stats)), self.keep_fraction
+            )
+        replaced = scored.map(
+            self._recaption,
+            batched=True,
+            batch_size=self.batch_size,
+            features=_with_record(scored.features),
+            new_fingerprint=generate_random_fingerprint(),  # instead of hashing all captions
+            desc=f"{NAME}_replace",
+        )
+        judge_captioner(self.captioner.name, self.report, self.max_caption_length)
+        return replaced
 
-    def _limit(self, scores: list[float | None]) -> float:
-        if self.min_similarity is not None:
-            return self.min_similarity
-        return limit_of_fraction([score for score in scores if score is not None], self.keep_fraction)
+    def take_report(self) -> dict:
+        """What was done since the last time."""
+        report, self.report = self.report, new_report()
+        return report
+
+    @staticmethod
+    def scores_of(stats: dict) -> list[float]:
+        """What a row adds to the scores that `keep_fraction` is a share of."""
+        score = _only(stats[StatsKeys.image_text_similarity])
+        return [] if score is None else [score]
+
+    def _recaption(self, samples: dict) -> dict:
+        samples = dict(samples)
+        low = [row for row in range(len(samples[self.text_key])) if self._is_low(samples, row)]
+        images = [samples[self.image_key][row][0] for row in low]
+        captions, captioned = self._caption(images)
+        originals = [
+            (remove_special_tokens(samples[self.text_key][row]), self.scores_of(samples[Fields.stats][row])[0])
+            for row in low
+        ]
+        records = self._choose(originals, images, captions)
+        self._add_to_report(captioned, captions, records)
+        return self._replace(samples, dict(zip(low, records, strict=True)))
+
+    def _is_low(self, samples: dict, row: int) -> bool:
+        images, scores = samples[self.image_key][row], self.scores_of(samples[Fields.stats][row])
+        return bool(images) and len(images) == 1 and bool(scores) and scores[0] < self.min_similarity
 
     def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
         """Each image's captions, and for how many of the images they were not known before."""
         hashes = [sha256_of(image) for image in images]
-        folder = Path(self.captions_folder) if self.captions_folder else None
-        store = CaptionStore(folder, self.captioner.fingerprint() if folder else "", self.writer)
-        waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in store.known}
+        known = self._store.get(hashes)
+        waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in known}
         new = sum(hashed in waiting for hashed in hashes)
         progress = Progress(f"captions by {self.captioner.name}", len(waiting))
         names, size = list(waiting), self.captioner.batch_size
         for start in range(0, len(names), size):
             batch = names[start : start + size]
-            found = self.captioner([waiting[name] for name in batch], batch)
-            store.add(dict(zip(batch, found, strict=True)))
+            found = dict(zip(batch, self.captioner([waiting[name] for name in batch], batch), strict=True))
+            self._store.add(found)
+            known |= found
             progress.add(len(batch))
-        store.close()
-        return [store.known[hashed] for hashed in hashes], new
+        return [known[hashed] for hashed in hashes], new
+
+    @cached_property
+    def _store(self) -> CaptionStore:
+        """Opened by the process that captions, when it first does."""
+        folder = Path(self.captions_folder) if self.captions_folder else None
+        return CaptionStore(folder, self.captioner.fingerprint() if folder else "", self.writer)
 
     def _choose(
         self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
@@ -212,7 +245,7 @@ class LowSimilarityRecaptionMapper(Mapper):
     def _similarities(self, pairs: list[tuple[str, str]]) -> list[float]:
         """CLIP's similarity of each (caption, image), as Data-Juicer's filter defines it."""
         similarities = []
-        size = 4 * self.batch_size  # an image comes with several captions, and is encoded once
+        size = 4 * self.similarity.batch_size  # an image comes with several captions, and is encoded once
         for start in range(0, len(pairs), size):
             texts, images = zip(*pairs[start : start + size], strict=True)
             samples = {
@@ -224,58 +257,85 @@ class LowSimilarityRecaptionMapper(Mapper):
             similarities += [_only(stats[StatsKeys.image_text_similarity]) for stats in scored]
         return similarities
 
-    def _judge_captioner(self, captions: list[Captions], unusable: int) -> None:
-        if not unusable:
-            return
-        example = next(
-            text for found in captions for text in found.candidates if problem_of(text, self.max_caption_length)
+    def _add_to_report(self, captioned: int, captions: list[Captions], records: list[Recaption]) -> None:
+        problems = Counter(record.problem for record in records if record.problem)
+        said = (text for found in captions for text in found.candidates)
+        self.report = merge_reports(
+            self.report,
+            {
+                "below": len(records),
+                "captioned": captioned,
+                "cached": len(records) - captioned,
+                "unusable": problems,
+                "min_similarity": self.min_similarity,
+                "example": next((text for text in said if problem_of(text, self.max_caption_length)), ""),
+            },
         )
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self.report["unusable"].items())
-        found = (
-            f"captioner {self.captioner.name}: {unusable} of {len(captions)} images got no caption that can be used "
-            f"({reasons}), such as {example[:60]!r}"
+
+    def _replace(self, samples: dict, records: dict[int, Recaption]) -> dict:
+        """The samples with the records' captions and stats; `records` by row."""
+        metas = samples.get(Fields.meta) or [{} for _ in samples[self.text_key]]
+        samples[Fields.meta] = metas = list(metas)
+        samples[self.text_key] = list(samples[self.text_key])
+        for row, stats in enumerate(samples[Fields.stats]):
+            record = records.get(row)
+            stats[LOG_LIKELIHOOD] = []
+            stats[ORIGINAL] = list(stats[StatsKeys.image_text_similarity])
+            if record and record.caption is not None:
+                samples[self.text_key][row] = text_of(record.caption)
+                stats[StatsKeys.image_text_similarity] = [record.similarity]
+                if record.log_likelihood is not None:
+                    stats[LOG_LIKELIHOOD] = [record.log_likelihood]
+            metas[row] = dict(metas[row] or {}) | {RECORD: asdict(record) if record else None}
+        return samples
+
+
+def new_report() -> dict:
+    """Counts of rows below the limit: captioned now, captioned before; without a usable caption, by reason."""
+    return {"below": 0, "captioned": 0, "cached": 0, "unusable": {}, "min_similarity": None}
+
+
+def merge_reports(one: dict, other: dict) -> dict:
+    """Of all rows of both; with one of the captions that cannot be used as `example`, if there are any."""
+    merged = {key: one[key] + other[key] for key in ("below", "captioned", "cached")}
+    merged["unusable"] = dict(sorted((Counter(one["unusable"]) + Counter(other["unusable"])).items()))
+    merged["min_similarity"] = other["min_similarity"] if one["min_similarity"] is None else one["min_similarity"]
+    example = one.get("example") or other.get("example")
+    return merged | ({"example": example} if example else {})
+
+
+def judge_captioner(name: str, report: dict, max_caption_length: int) -> None:
+    """Warn of a captioner that often says nothing that can be used; take the example out of its report.
+
+    Raises:
+        InputError: it never said anything else.
+    """
+    example = report.pop("example", "")
+    unusable = sum(report["unusable"].values())
+    if unusable <= TOO_MANY_UNUSABLE * report["below"]:
+        return
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report["unusable"].items())
+    found = (
+        f"captioner {name}: {unusable} of {report['below']} images got no caption that can be used "
+        f"({reasons}), such as {example[:60]!r}"
+    )
+    if unusable == report["below"]:
+        raise InputError(
+            f"{found}; check that the captioner is trained and fits its processor, or name another one in the "
+            f"recipe (captions may have {max_caption_length} characters: max_caption_length)"
         )
-        if unusable == len(captions):
-            raise InputError(
-                f"{found}; check that the captioner is trained and fits its processor, or name another one in the "
-                f"recipe (captions may have {self.max_caption_length} characters: max_caption_length)"
-            )
-        if unusable > TOO_MANY_UNUSABLE * len(captions):
-            logger.warning(found)
+    logger.warning(found)
 
-    def _replace(self, dataset, records: dict[int, Recaption]):
-        """The dataset with the records' captions and stats; `records` by row."""
 
-        def replace(samples: dict, rows: list[int]) -> dict:
-            metas = samples.get(Fields.meta) or [{} for _ in rows]
-            for place, row in enumerate(rows):
-                record, stats = records.get(row), samples[Fields.stats][place]
-                stats[LOG_LIKELIHOOD] = []
-                stats[ORIGINAL] = list(stats[StatsKeys.image_text_similarity])
-                if record and record.caption is not None:
-                    samples[self.text_key][place] = text_of(record.caption)
-                    stats[StatsKeys.image_text_similarity] = [record.similarity]
-                    if record.log_likelihood is not None:
-                        stats[LOG_LIKELIHOOD] = [record.log_likelihood]
-                metas[place] = dict(metas[place] or {}) | {RECORD: asdict(record) if record else None}
-            samples[Fields.meta] = metas
-            return samples
-
-        # stated, because a batch may hold nothing that a column's type could be seen from
-        features = dict(dataset.features)
-        lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL)}
-        for column, more in ((Fields.stats, lists), (Fields.meta, RECORD_FEATURES)):
-            known = features.get(column, {})
-            if isinstance(known, dict):  # not JSON, which Data-Juicer's own columns are, and which takes any key
-                features[column] = known | more
-        return dataset.map(
-            replace,
-            batched=True,
-            with_indices=True,
-            features=Features(features),
-            new_fingerprint=generate_random_fingerprint(),  # instead of hashing all records
-            desc=f"{NAME}_replace",
-        )
+def _with_record(known: Features) -> Features:
+    """The features of a dataset whose rows have records; a batch may hold none that their types could be seen from."""
+    features = dict(known)
+    lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL)}
+    for column, more in ((Fields.stats, lists), (Fields.meta, RECORD_FEATURES)):
+        columns = features.get(column, {})
+        if isinstance(columns, dict):  # not JSON, which Data-Juicer's own columns are, and which takes any key
+            features[column] = columns | more
+    return Features(features)
 
 
 def _only(scores: list[float]) -> float | None:
