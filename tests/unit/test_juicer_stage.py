@@ -230,7 +230,7 @@ def write_partitions(folder: Path, partitions: float) -> Path:
     data = write_dataset(folder)
     rows = rows_of(data)
     numbered = (
-        row | {"id": f"n{number}", "text": text_of(f"picture {number % 9_999}") if number % 7 else row["text"]}
+        row | {"id": f"n{number}", "text": text_of(f"picture {number % 999}") if number % 7 else row["text"]}
         for number, row in zip(range(round(partitions * PARTITION)), cycle(rows), strict=False)
     )
     write_jsonl(data, numbered)
@@ -245,7 +245,7 @@ MIXED = [
     {"image_text_deduplicator": None},
     {"text_length_filter": {"max_len": 28 + 16}},
     {"document_deduplicator": {}},
-    {"alphanumeric_filter": {"max_ratio": 0.6}},
+    {"alphanumeric_filter": {"min_ratio": 0.55}},
 ]
 ROW_FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
 

@@ -25,9 +25,12 @@ OUTCOMES = pa.schema(
         *ROWS,
         pa.field("dropped", pa.bool_()),
         pa.field("events", pa.list_(pa.string())),  # JSON: the row's part of the trace
-        pa.field("report", pa.string()),  # JSON, in a batch's first row: what each operator says about the batch
+        pa.field(
+            "report", pa.string()
+        ),  # JSON, in a batch's first row: what each operator says about the batch, or its `ERROR`
     ]
 )
+ERROR = "error"
 AS_TEXT = {"stats": Fields.stats, "meta": Fields.meta}
 COLUMNS = ("id", "text", "images", "input_row")
 
@@ -48,17 +51,17 @@ class Link:
 
 
 class Chain(Mapper):
-    """Runs the operators of its links on batches with the columns `ROWS`; returns tables with the columns `OUTCOMES`.
-
-    Raises:
-        InputError: an operator cannot be built, or fails; names it and, where it can, the row.
-    """
+    """Runs the operators of its links on batches with the columns `ROWS`; returns tables with those of `OUTCOMES`."""
 
     _name = "chain"
     _batched_op = True
 
     def __init__(self, links: list[Link], settings: dict, *args, **kwargs):
-        """`settings` are Data-Juicer's, of all operators."""
+        """`settings` are Data-Juicer's, of all operators.
+
+        Raises:
+            InputError: names the operator that cannot be built and why.
+        """
         super().__init__(*args, auto_op_parallelism=False, batch_size=None, **kwargs)
         self.links = [(link, build_operator(link.spec, settings)) for link in links]
         operators = [operator for _, operator in self.links]
@@ -69,9 +72,18 @@ class Chain(Mapper):
 
     def process_batched(self, samples: dict, rank: int | None = None) -> pa.Table:
         batch = Batch(samples)
-        for link, operator in self.links:
-            batch.apply(link, operator, {"rank": rank} if operator.use_cuda() else {})
+        try:
+            for link, operator in self.links:
+                batch.apply(link, operator, {"rank": rank} if operator.use_cuda() else {})
+        except InputError as error:  # handed over as an outcome: Ray would wrap it, log it and try again
+            return batch.failed(error)
         return batch.outcomes()
+
+    def close(self) -> None:
+        """Let go of files that operators keep open."""
+        for _, operator in self.links:
+            if isinstance(operator, LowSimilarityRecaptionMapper):
+                operator.close()
 
 
 def holds_model(operator: OP) -> bool:
@@ -133,6 +145,11 @@ class Batch:
 
     def _note(self, event: dict) -> None:
         self.events.setdefault(event["id"], []).append(event)
+
+    def failed(self, error: InputError) -> pa.Table:
+        """One row that says so."""
+        columns = {name: [None] for name in OUTCOMES.names}
+        return pa.table(columns | {"report": [_dump({ERROR: str(error)})]}, schema=OUTCOMES)
 
     def outcomes(self) -> pa.Table:
         """All rows of the batch in their order."""

@@ -3,6 +3,7 @@
 Both give the same outcomes in the same order and are never more than a few batches ahead of who takes them.
 """
 
+import logging
 import os
 import shutil
 import tempfile
@@ -53,6 +54,8 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
         import ray
     except ModuleNotFoundError:
         raise missing_package("of the executor ray", MissingPackage("ray")) from None
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # the latter tells Data-Juicer where it runs
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
     own = {} if settings.ray_address else _own_cluster(settings.processes, working)
@@ -61,7 +64,7 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
             address=settings.ray_address or "local",
             runtime_env={"env_vars": environment},
             log_to_driver=False,
-            logging_level="warning",
+            logging_level=logging.ERROR,
             **own,
         )
     except ConnectionError as error:
@@ -102,22 +105,9 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
         chain.num_proc = int(resources["GPU"] if chain.use_cuda() else resources["CPU"])
         chain.num_gpus = 1 if chain.use_cuda() else None
     dataset = ray_dataset_class()(rows, auto_op_parallelism=False)
-    try:
-        yield from dataset.process([chain]).data.iter_batches(batch_size=None, batch_format="pyarrow")
-    except ray.exceptions.RayError as error:
-        raise _users_error(error) from error
+    yield from dataset.process([chain]).data.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
 def _read(places: dict) -> pa.Table:
     [path], [number] = places["path"], places["number"]
     return read_batch(str(path), int(number))
-
-
-def _users_error(error: BaseException) -> BaseException:
-    """The `InputError` that a task ended with, if it was one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, InputError):
-            return InputError(str(getattr(cause, "cause", cause)))
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    return error

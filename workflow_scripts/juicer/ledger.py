@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from disk_map import DiskMap
-from juicer.chain import OUTCOMES, Link
+from errors import InputError
+from juicer.chain import ERROR, OUTCOMES, Link
 from juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from juicer.operators.image_integrity_filter import STAT as IMAGE_INTEGRITY
 from juicer.operators.image_text_deduplicator import HASH
@@ -26,8 +27,15 @@ class Ledger:
         self.operators: dict[int, dict] = {}
 
     def add(self, outcomes: pa.Table) -> None:
-        for report in filter(None, outcomes["report"].to_pylist()):
-            for number, said in json.loads(report).items():
+        """Take in what became of some rows.
+
+        Raises:
+            InputError: an operator failed on them.
+        """
+        for report in map(json.loads, filter(None, outcomes["report"].to_pylist())):
+            if ERROR in report:
+                raise InputError(report[ERROR])
+            for number, said in report.items():
                 self._add_to(int(number), **said)
         for line in (line for events in outcomes["events"].to_pylist() for line in events):
             self.note(json.loads(line), line)

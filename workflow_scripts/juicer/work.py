@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 
+import pyarrow as pa
 from loguru import logger
 
 from disk_map import DiskMap
@@ -101,21 +103,16 @@ class Work:
         if len(waiting) < len(partitions_of(source)):
             logger.info(f"going on after {len(partitions_of(source)) - len(waiting)} partitions that were done before")
         seen = _hashes_in(target) if one.deduplicates else None
-        rows = Rows(run(chain, waiting))
         progress = Progress("rows", sum(counts_of(partition)["rows"] for partition in waiting))
-        for partition in waiting:
-            started = perf_counter()
-            ledger = Ledger()
-            count = counts_of(partition)["rows"]
-            for outcomes in rows.take(count):
-                ledger.add(outcomes)
-            if seen is not None:
-                ledger.drop_repeats(links[-1], seen)
-            ledger.share_time(perf_counter() - started)
-            with replace_folder(target / partition.name) as folder:
-                write_partition(folder, ledger.kept, ledger.operators, ledger.trace)
-            if partition is not waiting[-1]:
-                progress.add(count)
+        with closing(chain), closing(run(chain, waiting)) as outcomes:
+            rows = Rows(outcomes)
+            for partition in waiting:
+                count = counts_of(partition)["rows"]
+                ledger = _account(rows.take(count), links[-1], seen)
+                with replace_folder(target / partition.name) as folder:
+                    write_partition(folder, ledger.kept, ledger.operators, ledger.trace)
+                if partition is not waiting[-1]:
+                    progress.add(count)
 
     def _decided(self, link: Link, source: Path) -> Link:
         """The link, with a limit in place of its fraction: all rows of `source` have scores by now."""
@@ -167,6 +164,23 @@ class Work:
             )
             if not step["rows_out"]:
                 return
+
+
+def _account(outcomes: Iterator[pa.Table], last: Link, seen: DiskMap | None) -> Ledger:
+    """What became of a partition's rows.
+
+    Args:
+        last: the pass's last link.
+        seen: for a pass that deduplicates: hashes of all rows before these.
+    """
+    started = perf_counter()
+    ledger = Ledger()
+    for table in outcomes:
+        ledger.add(table)
+    if seen is not None:
+        ledger.drop_repeats(last, seen)
+    ledger.share_time(perf_counter() - started)
+    return ledger
 
 
 def _rows(folder: Path) -> int:

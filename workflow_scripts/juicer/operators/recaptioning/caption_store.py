@@ -53,6 +53,10 @@ class CaptionStore:
             self._file.write("".join(lines.values()).encode())
             self._file.flush()
 
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
 
 def _own_file(folder: Path, writer: str) -> IO[bytes]:
     """`<writer>.jsonl`, or with a number where another process has that: whole lines, and locked while it is open."""

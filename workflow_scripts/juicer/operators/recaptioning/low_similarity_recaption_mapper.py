@@ -164,8 +164,14 @@ class LowSimilarityRecaptionMapper(Mapper):
             new_fingerprint=generate_random_fingerprint(),  # instead of hashing all captions
             desc=f"{NAME}_replace",
         )
+        self.close()
         judge_captioner(self.captioner.name, self.report, self.max_caption_length)
         return replaced
+
+    def close(self) -> None:
+        """Let go of this run's file of captions."""
+        if "_store" in self.__dict__:
+            self.__dict__.pop("_store").close()
 
     def take_report(self) -> dict:
         """What was done since the last time."""
