@@ -30,6 +30,13 @@ class DiskMap:
         """`setdefault` of many."""
         self._database.executemany("INSERT OR IGNORE INTO map VALUES (?, ?)", items)
 
+    def replace(self, items: Iterable[tuple[str, str | int]]) -> None:
+        """Set values, whether or not their keys had some."""
+        self._database.executemany("INSERT OR REPLACE INTO map VALUES (?, ?)", items)
+
     def get(self, key: str) -> str | int | None:
         row = self._database.execute("SELECT value FROM map WHERE key = ?", (key,)).fetchone()
         return row and row[0]
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None

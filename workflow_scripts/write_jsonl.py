@@ -30,21 +30,21 @@ def main() -> None:
     parser.add_argument("--same-samples-as", type=Path)
     args = parser.parse_args()
     settings = read_yaml(args.config)
-    threads = settings["cpu_threads"] or len(os.sched_getaffinity(0))
+    processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     budget = read_json(args.same_samples_as)["pretrain"]["rows_out"] if args.same_samples_as else None
     sources = {
         "pretrain": (
-            list(caption_rows(read_dj_jsonl(args.pairs), settings["question"])),
+            caption_rows(read_dj_jsonl(args.pairs), settings["question"]),
             settings["pretrain_images"],
             budget,
         ),
-        "finetune": (list(read_llava(args.instructions)), settings["finetune_images"], None),
+        "finetune": (read_llava(args.instructions), settings["finetune_images"], None),
     }
     summary: dict = {}
     for name, (rows, root, budget) in sources.items():
         output = args.output_dir / f"{name}.jsonl"
         rules = SampleRules(settings["on_bad_row"], settings["max_samples"], budget, settings["seed"])
-        counts = summary[name] = write_training_jsonl(rows, root, output, rules, threads)
+        counts = summary[name] = write_training_jsonl(rows, root, output, rules, processes)
         if counts["rows_out"] == 0:
             raise InputError(f"no row of {name} is left to train on: {counts}")
         more = f", {counts['repeated']} of them repeats" if counts["repeated"] else ""

@@ -34,7 +34,7 @@ def rows_about(*images: str) -> list[dict]:
 
 
 def write(rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0) -> dict:
-    return write_training_jsonl(rows, root, output, SampleRules(on_bad_row, max_samples, budget, seed), threads=2)
+    return write_training_jsonl(rows, root, output, SampleRules(on_bad_row, max_samples, budget, seed), processes=2)
 
 
 def adds_up(summary: dict) -> bool:

@@ -1,27 +1,35 @@
 """Writing what is trained on: LLaVA rows with absolute image paths, every image opened and verified once."""
 
+import json
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import IO, TypeVar
 
+from disk_map import DiskMap
 from errors import InputError
 from files import write_jsonl
 from formats import dj_jsonl, llava
 from formats.images import BadImage, load_image, locate_image
 from formats.prompts import CONTROL
+from parallel import map_in_order
 
+T = TypeVar("T")
+BATCH = 500  # rows that a process checks at a time
 SHOWN = 5  # bad rows named in the error message
 
 
-class BadRow(Exception):
-    """A row that cannot be trained on: `reason` is counted, the message says more."""
+@dataclass(frozen=True)
+class BadRow:
+    """Why a row cannot be trained on: `reason` is counted, `detail` says more."""
 
-    def __init__(self, reason: str, detail: str):
-        super().__init__(detail)
-        self.reason = reason
+    reason: str
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -41,79 +49,156 @@ class SampleRules:
     seed: int
 
 
-def write_training_jsonl(rows: list[dict], root: str | Path, output: Path, rules: SampleRules, threads: int) -> dict:
+def write_training_jsonl(
+    rows: Iterable[dict], root: str | Path, output: Path, rules: SampleRules, processes: int
+) -> dict:
     """Verify every row and image, then write LLaVA rows with absolute paths; return counts that add up.
 
-    `rows` are LLaVA rows with image paths relative to `root`. Samples keep the input's order; repeated ones follow.
+    Rows go through `processes` processes and a temporary file beside `output`; memory does not grow with their number.
+
+    Args:
+        rows: LLaVA rows with image paths relative to `root`. Samples keep their order; repeated ones follow.
 
     Raises:
         InputError: names rows, paths and reasons.
     """
-    checked = _check_rows(rows, root, threads)
-    bad = [(row, result) for row, result in zip(rows, checked, strict=True) if isinstance(result, BadRow)]
-    if bad and rules.on_bad_row == "refuse":
-        named = "; ".join(f"row {row['id']}: {result}" for row, result in bad[:SHOWN])
-        raise InputError(
-            f"{len(bad)} of {len(rows)} rows cannot be trained on: {named}{' …' if len(bad) > SHOWN else ''}. "
-            f"Mend them, or set jsonl.on_bad_row: drop to leave such rows out"
-        )
-    good = [result for result in checked if isinstance(result, dict)]
-    dropped = Counter(result.reason for _, result in bad)
-    wanted = len(good) if rules.budget is None else rules.budget
-    for reason, most in (("over_max_samples", rules.max_samples), ("over_budget", wanted)):
-        if len(good) > most:
-            dropped[reason] = len(good) - most
-            good = _sample(good, most, rules.seed)
-    more = list(_repeat(good, wanted - len(good), rules.seed)) if rules.budget and good else []
-    written = write_jsonl(output, good + more)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
+        rows_in, bad = _write_good(_checked_rows(rows, root, processes), good)
+        if bad.count and rules.on_bad_row == "refuse":
+            named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
+            raise InputError(
+                f"{bad.count} of {rows_in} rows cannot be trained on: {named}{' …' if bad.count > SHOWN else ''}. "
+                f"Mend them, or set jsonl.on_bad_row: drop to leave such rows out"
+            )
+        chosen, dropped, repeats = _choose(rows_in - bad.count, rules)
+        written = write_jsonl(output, _samples(good, chosen, repeats, rules.seed))
     return {
-        "rows_in": len(rows),
+        "rows_in": rows_in,
         "rows_out": written,
-        "dropped": dict(sorted(dropped.items())),
-        "repeated": len(more),
+        "dropped": dict(sorted((bad.reasons + dropped).items())),
+        "repeated": repeats,
     }
 
 
-def _sample(rows: list[dict], count: int, seed: int) -> list[dict]:
-    """So many of the rows, at random, in their order."""
-    return [rows[index] for index in sorted(random.Random(seed).sample(range(len(rows)), count))]
+@dataclass
+class BadRows:
+    """How many there are, why, and the first few by id."""
+
+    reasons: Counter = field(default_factory=Counter)
+    first: list[tuple[str, BadRow]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return self.reasons.total()
+
+    def add(self, identifier: str, found: BadRow) -> None:
+        self.reasons[found.reason] += 1
+        if len(self.first) < SHOWN:
+            self.first.append((identifier, found))
 
 
-def _repeat(rows: list[dict], count: int, seed: int) -> Iterator[dict]:
-    """`count` repeats with ids of their own: whole passes, then rows at random, so that all are used about equally."""
-    turn = 2
-    while count > 0:
-        for row in rows if count >= len(rows) else _sample(rows, count, seed):
+def _write_good(checked: Iterable[tuple[str, dict | BadRow]], file: IO[str]) -> tuple[int, BadRows]:
+    """Write the good ones, one a line; return how many there were in all, and the bad ones."""
+    rows_in, bad = 0, BadRows()
+    for identifier, found in checked:
+        rows_in += 1
+        if isinstance(found, BadRow):
+            bad.add(identifier, found)
+        else:
+            file.write(json.dumps(found, ensure_ascii=False) + "\n")
+    return rows_in, bad
+
+
+def _choose(good: int, rules: SampleRules) -> tuple[list[int], Counter, int]:
+    """Sizes of the random samples that good rows go through, one of the other; rows these leave out; repeats."""
+    sizes, dropped = [good], Counter()
+    wanted = good if rules.budget is None else rules.budget
+    for reason, most in (("over_max_samples", rules.max_samples), ("over_budget", wanted)):
+        if sizes[-1] > most:
+            dropped[reason] = sizes[-1] - most
+            sizes.append(most)
+    return sizes, dropped, max(0, wanted - sizes[-1]) if rules.budget and good else 0
+
+
+def _samples(good: IO[str], sizes: list[int], repeats: int, seed: int) -> Iterator[dict]:
+    """The rows that are left by the samples, then `repeats` of them with ids of their own: whole passes, then rows at
+    random, so that all are used about equally."""
+    yield from _sampled(good, sizes, seed)
+    turn, count = 2, sizes[-1]
+    while repeats > 0:
+        part = sizes if repeats >= count else [*sizes, repeats]
+        for row in _sampled(good, part, seed):
             yield row | {"id": f"{row['id']}#{turn}"}
-        count -= len(rows)
+        repeats -= count
         turn += 1
 
 
-def _check_rows(rows: list[dict], root: str | Path, threads: int) -> list[dict | BadRow]:
-    """Each row with its image's absolute path, or why it cannot be trained on. Every image is opened once."""
-    unique = sorted({row["image"] for row in rows if "image" in row})
-    with ThreadPoolExecutor(threads) as pool:
-        images = dict(zip(unique, pool.map(lambda image: _check_image(root, image), unique), strict=True))
-    return [_check_row(row, images) for row in rows]
+def _sampled(good: IO[str], sizes: list[int], seed: int) -> Iterator[dict]:
+    good.seek(0)
+    lines: Iterator[str] = iter(good)
+    for total, count in pairwise(sizes):
+        lines = _sample(lines, total, count, seed)
+    yield from map(json.loads, lines)
 
 
-def _check_row(row: dict, images: dict[str, Path | BadRow]) -> dict | BadRow:
+def _sample(items: Iterable[T], total: int, count: int, seed: int) -> Iterator[T]:
+    """`count` of `total` items at random, in their order, without holding any (Knuth, TAOCP 3.4.2, algorithm S)."""
+    draw = random.Random(seed).random
+    for seen, item in enumerate(items):
+        if draw() * (total - seen) < count:
+            count -= 1
+            yield item
+
+
+def _checked_rows(rows: Iterable[dict], root: str | Path, processes: int) -> Iterator[tuple[str, dict | BadRow]]:
+    """Each row's id, and the row with its image's absolute path or why it cannot be trained on.
+
+    Every image is opened once, however many rows it has.
+    """
+    images = DiskMap()  # what each is found to be; nothing as long as a process is at it
+
+    def jobs() -> Iterator[tuple[list[dict], list[str]]]:
+        iterator = iter(rows)
+        while batch := list(islice(iterator, BATCH)):
+            named = dict.fromkeys(row["image"] for row in batch if "image" in row)
+            new = [image for image in named if image not in images]
+            images.fill((image, "") for image in new)
+            yield batch, new
+
+    for batch, found in map_in_order(partial(_check_batch, root), jobs(), processes):
+        images.replace((image, json.dumps(result)) for image, result in found.items())
+        for row, problem in batch:
+            if problem is None and "image" in row:
+                path, problem = json.loads(images.get(row["image"]))
+                row = row | {"image": path}
+            yield row["id"], BadRow(*problem) if problem else row
+
+
+Problem = tuple[str, str] | None  # reason and detail of a `BadRow`
+
+
+def _check_batch(
+    root: str | Path, job: tuple[list[dict], list[str]]
+) -> tuple[list[tuple[dict, Problem]], dict[str, tuple[str, Problem]]]:
+    """The rows, each with what is wrong with its text; the images, each with its absolute path or what is wrong."""
+    rows, images = job
+    return [(row, _check_text(row)) for row in rows], {image: _check_image(root, image) for image in images}
+
+
+def _check_text(row: dict) -> Problem:
     text = "\n".join(turn["value"] for turn in row["conversations"]).replace(llava.IMAGE_TOKEN, "", 1)
-    if control := CONTROL.search(text):
-        return BadRow("control_token", f"its text holds the control token {control.group()}")
-    if "image" not in row:
-        return row
-    image = images[row["image"]]
-    return image if isinstance(image, BadRow) else row | {"image": str(image)}
+    control = CONTROL.search(text)
+    return ("control_token", f"its text holds the control token {control.group()}") if control else None
 
 
-def _check_image(root: str | Path, relative: str) -> Path | BadRow:
+def _check_image(root: str | Path, relative: str) -> tuple[str, Problem]:
     try:
         path = locate_image(root, relative)
         load_image(path)
     except BadImage as error:
-        return BadRow(error.reason, f"{relative}: {error}")
-    return path
+        return "", (error.reason, f"{relative}: {error}")
+    return str(path), None
 
 
 def caption_rows(rows: Iterable[dict], question: str) -> Iterator[dict]:
