@@ -8,6 +8,7 @@ from errors import InputError
 from formats.dj_jsonl import caption_of, read_dj_jsonl, text_of
 from formats.evaluation_jsonl import read_evaluation
 from formats.llava import conversation, read_llava
+from formats.rows import LineIndex
 
 PAIR = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]
@@ -211,3 +212,12 @@ def test_a_bad_held_out_row_is_named_with_its_fault(tmp_path, row, says):
 def test_held_out_rows_without_questions_get_empty_lists(tmp_path):
     (row,) = read_evaluation(write_lines(tmp_path / "a.jsonl", HELD_OUT))
     assert row["objects"] == row["questions"] == []
+
+
+def test_any_line_of_an_indexed_file_is_found(tmp_path):
+    rows = [{"id": str(number), "text": "é" * number} for number in range(50)]
+    path = write_lines(tmp_path / "a.jsonl", *rows)
+    index = LineIndex(path)
+    assert len(index) == 50 and [index[number] for number in (49, 0, 17)] == [rows[49], rows[0], rows[17]]
+    with pytest.raises(IndexError):
+        index[50]

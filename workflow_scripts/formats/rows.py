@@ -1,7 +1,9 @@
 """Reading JSON and jsonl with errors that name the file and the line."""
 
 import json
+from array import array
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from disk_map import DiskMap
@@ -51,6 +53,25 @@ def check_object(row: object, where: str) -> dict:
             f"{where}: half of a surrogate pair (\\u{ord(half):04x}) is no character; mend or delete the row"
         ) from None
     return row
+
+
+class LineIndex:
+    """Any line of a file as a JSON object; in memory are eight bytes for each line."""
+
+    def __init__(self, path: str | Path):
+        self.path = path
+        with open(path, "rb") as file:
+            self.starts = array("q", accumulate((len(line) for line in file), initial=0))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, number: int) -> dict:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        with open(self.path, "rb") as file:
+            file.seek(self.starts[number])
+            return json.loads(file.readline())
 
 
 class UniqueIds:

@@ -7,6 +7,7 @@ wherever and however often it is computed: in this process, in forked ones, or i
 
 import json
 from dataclasses import dataclass
+from itertools import compress
 from time import perf_counter
 
 import numpy as np
@@ -117,31 +118,34 @@ class Batch:
         if isinstance(operator, LowSimilarityRecaptionMapper) and not link.measures:
             self.reports[link.number]["recaption"] = operator.take_report()
 
-    def _apply(self, link: Link, operator: OP, part: dict, arguments: dict) -> dict:
+    def _apply(self, link: Link, operator: OP, given: dict, arguments: dict) -> dict:
         """The columns of the rows that the operator keeps of a part of the batch, as it leaves them."""
-        given = _rows(part)
         method = row_named(operator._name, _method(operator, link.measures))
-        part = dict(method({key: list(values) for key, values in part.items()}, **arguments))
-        check_ids(operator._name, set(given), part)
+        left = dict(method({key: list(values) for key, values in given.items()}, **arguments))
+        check_ids(operator._name, set(given["id"]), left)
         if isinstance(operator, Filter) and not link.measures:
-            kept = [bool(keep) for keep in operator.process(part)]
-            measured = _rows(part)
-            part = {
-                key: [value for value, keep in zip(values, kept, strict=True) if keep] for key, values in part.items()
-            }
-            given = {identifier: measured[identifier] for identifier in given}
-        left = set(part["id"])
-        step = {"step": link.number, "operator": operator._name}
-        for identifier, row in given.items():
+            given, kept = left, [bool(keep) for keep in operator.process(left)]
+            if not all(kept):
+                left = {key: list(compress(values, kept)) for key, values in left.items()}
+        if len(left["id"]) < len(given["id"]):
+            self._note_dropped(link.number, operator._name, given, set(left["id"]))
+        if left["text"] != given["text"]:
+            self._note_changes(link.number, operator._name, given, left)
+        return left
+
+    def _note_dropped(self, number: int, name: str, given: dict, left: set[str]) -> None:
+        for place, identifier in enumerate(given["id"]):
             if identifier not in left:
-                self.gone[identifier] = row
-                event = {"id": identifier, "event": "dropped", **step, "stats": row[Fields.stats]}
-                self._note(event | recaption_of(row[Fields.meta]))
-        for identifier, text in zip(part["id"], part["text"], strict=True):
-            if text != (before := given[identifier]["text"]):
+                row = self.gone[identifier] = {key: values[place] for key, values in given.items()}
+                event = {"id": identifier, "event": "dropped", "step": number, "operator": name}
+                self._note(event | {"stats": row[Fields.stats]} | recaption_of(row[Fields.meta]))
+
+    def _note_changes(self, number: int, name: str, given: dict, left: dict) -> None:
+        texts = dict(zip(given["id"], given["text"], strict=True))
+        for identifier, text in zip(left["id"], left["text"], strict=True):
+            if text != (before := texts[identifier]):
                 change = {"id": identifier, "event": "changed", "text_before": before, "text_after": text}
-                self._note(change | step)
-        return part
+                self._note(change | {"step": number, "operator": name})
 
     def _note(self, event: dict) -> None:
         self.events.setdefault(event["id"], []).append(event)
@@ -153,17 +157,18 @@ class Batch:
 
     def outcomes(self) -> pa.Table:
         """All rows of the batch in their order."""
-        left = _rows(self.live)
+        places = {identifier: place for place, identifier in enumerate(self.live["id"])}
         columns: dict[str, list] = {name: [] for name in OUTCOMES.names}
         for identifier in self.order:
-            row = left.get(identifier) or self.gone[identifier]
+            place = places.get(identifier)
+            row = self.gone[identifier] if place is None else {key: values[place] for key, values in self.live.items()}
             for name in COLUMNS:
                 columns[name].append(row[name])
             for name, key in AS_TEXT.items():
                 columns[name].append(_dump(row[key]))
             others = {key: value for key, value in row.items() if key not in (*COLUMNS, *AS_TEXT.values())}
             columns["others"].append(_dump(others))
-            columns["dropped"].append(identifier not in left)
+            columns["dropped"].append(place is None)
             columns["events"].append([_dump(event) for event in self.events.get(identifier, ())])
             columns["report"].append("" if columns["report"] else _dump(self.reports))
         return pa.table(columns, schema=OUTCOMES)
@@ -175,13 +180,6 @@ def _method(operator: OP, measures: bool):
     if isinstance(operator, Filter):
         return operator.compute_stats
     return operator.compute_hash if isinstance(operator, Deduplicator) else operator.process
-
-
-def _rows(columns: dict) -> dict[str, dict]:
-    """Rows by id."""
-    return {
-        row[0]: dict(zip(columns, row[1:], strict=True)) for row in zip(columns["id"], *columns.values(), strict=True)
-    }
 
 
 def _dump(value: object) -> str:

@@ -10,6 +10,7 @@ from errors import InputError
 from formats.images import load_image
 from formats.llava import read_llava
 from formats.prompts import segments_of
+from formats.rows import LineIndex
 from mgm import MGMProcessor
 from mgm.positions import IGNORED, positions_of_answers, positions_of_images
 
@@ -18,14 +19,14 @@ class ConversationDataset(Dataset):
     """Items are {input_ids, labels, pixel_values or None}; conversations are cut after `max_length` tokens."""
 
     def __init__(self, path: str | Path, processor: MGMProcessor, template: str, max_length: int):
-        self.rows = list(read_llava(path))
-        if not self.rows:
+        if not sum(1 for _ in read_llava(path)):  # all are looked at now, none is kept
             raise InputError(f"{path} holds no conversations; nothing to train on")
         if max_length <= processor.num_image_tokens:
             raise InputError(
                 f"max_length {max_length} leaves no room beside an image's "
                 f"{processor.num_image_tokens} tokens; raise it"
             )
+        self.rows = LineIndex(path)
         self.processor = processor
         self.template = template
         self.max_length = max_length

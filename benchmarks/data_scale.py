@@ -1,0 +1,130 @@
+"""Time and memory of the data stages by the number of rows: filter, in processes and on Ray, and jsonl.
+
+    python benchmarks/data_scale.py --rows 10000 100000 1000000 --executors default ray
+
+Draws 1 000 image-text pairs of the embedded dataset, faults included, and repeats their images, with a number in each
+caption. Each stage runs as its rule runs it, with the baseline recipe. Memory is the proportional set size of the stage
+with all its processes, at its highest (five looks a second): a page that several of them share counts once. Prints a
+row of Markdown for each run.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
+from time import perf_counter, sleep
+
+import psutil
+
+PROJECT = Path(__file__).resolve().parents[1]
+SCRIPTS = PROJECT / "workflow_scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from files import read_jsonl, read_yaml, write_jsonl, write_yaml  # noqa: E402
+from formats.dj_jsonl import caption_of, text_of  # noqa: E402
+from shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
+
+DRAWN = 1000
+INTERVAL_S = 0.2
+
+
+def repeated(folder: Path, rows: int) -> Iterator[dict]:
+    """`rows` pairs with ids and captions of their own and the images of those in the folder."""
+    drawn = list(read_jsonl(folder / "drawn/pretrain.jsonl"))
+    for number in range(rows):
+        row = drawn[number % len(drawn)]
+        yield row | {"id": f"n{number}", "text": text_of(f"{caption_of(row['text'])} {number}")}
+
+
+@dataclass
+class Usage:
+    """What a stage took: seconds, seconds of all its processes, and MiB at the highest."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    memory_mib: float = 0.0
+
+
+def look_at(process: psutil.Process) -> tuple[float, dict[int, float]]:
+    """MiB (proportional set size) of a process and its descendants; CPU seconds by process id."""
+    kib, seconds = 0, {}
+    for member in [process, *process.children(recursive=True)]:
+        try:
+            lines = Path(f"/proc/{member.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+            times = member.cpu_times()
+        except (OSError, psutil.NoSuchProcess):
+            continue  # it has ended
+        kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        seconds[member.pid] = times.user + times.system
+    return kib / 1024, seconds
+
+
+def measure(script: str, **flags: object) -> Usage:
+    arguments = [str(word) for flag, value in flags.items() for word in (f"--{flag.replace('_', '-')}", value)]
+    started = perf_counter()
+    usage, cpu = Usage(), {}
+    with psutil.Popen([sys.executable, SCRIPTS / script, *arguments], stdout=DEVNULL, stderr=DEVNULL) as stage:
+        while stage.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                memory, seconds = look_at(stage)
+                usage.memory_mib = max(usage.memory_mib, memory)
+                cpu |= seconds
+            sleep(INTERVAL_S)
+    if stage.returncode:
+        raise SystemExit(f"{script} failed: {' '.join(arguments)}")
+    usage.wall_s, usage.cpu_s = perf_counter() - started, sum(cpu.values())
+    return usage
+
+
+def run_filter(folder: Path, executor: str, processes: int) -> Usage:
+    recipe = read_yaml(PROJECT / "config/recipes/baseline.yaml") | {"executor": executor}
+    settings = {"image_root": str(folder / "drawn"), "processes": processes, "recipe": recipe}
+    write_yaml(folder / "filter.yaml", settings)
+    output = folder / f"filter-{executor}"
+    return measure("filter_data.py", config=folder / "filter.yaml", data=folder / "pairs.jsonl", output_dir=output)
+
+
+def run_jsonl(folder: Path, rows: int, processes: int) -> Usage:
+    root = str(folder / "drawn")
+    settings = {"pretrain_images": root, "finetune_images": root, "on_bad_row": "refuse", "max_samples": rows}
+    write_yaml(folder / "jsonl.yaml", settings | {"seed": 0, "cpu_threads": processes})
+    [pairs] = list(folder.glob("filter-*/filtered.jsonl"))[:1]
+    instructions = folder / "drawn/finetune.json"
+    return measure(
+        "write_jsonl.py",
+        config=folder / "jsonl.yaml",
+        pairs=pairs,
+        instructions=instructions,
+        output_dir=folder / "jsonl",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--executors", nargs="+", default=["default", "ray"], choices=["default", "ray"])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="where files of a few GB go (default: the temporary folder)")
+    arguments = parser.parse_args()
+    rates = read_yaml(PROJECT / "config/datasets/shapes.yaml")["fault_rates"]
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        folder = Path(temporary)
+        write_shapes(ShapesSpec(0, DRAWN, 30, 1, rates), folder / "drawn")
+        print("| stage | rows | s | CPU s | CPU µs a row | MiB |\n|---|---|---|---|---|---|", flush=True)
+        for rows in arguments.rows:
+            write_jsonl(folder / "pairs.jsonl", repeated(folder, rows))
+            runs = [(f"filter, {name}", run_filter, (name, arguments.processes)) for name in arguments.executors]
+            for name, run, details in [*runs, ("jsonl", run_jsonl, (rows, arguments.processes))]:
+                used = run(folder, *details)
+                figures = (
+                    f"{used.wall_s:.1f} | {used.cpu_s:.1f} | {used.cpu_s / rows * 1e6:.0f} | {used.memory_mib:.0f}"
+                )
+                print(f"| {name} | {rows} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
