@@ -98,12 +98,14 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
     places = [place for partition in partitions for place in batch_places(partition)]
     if not places:
         return
-    items = [{"path": path, "number": number} for path, number in places]
-    rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(_read, batch_size=1)
+    reading = {}
     if chain.use_ray_actor():
         resources = ray.cluster_resources()
         chain.num_proc = int(resources["GPU"] if chain.use_cuda() else resources["CPU"])
         chain.num_gpus = 1 if chain.use_cuda() else None
+        reading["num_cpus"] = 0  # the actors may hold all
+    items = [{"path": path, "number": number} for path, number in places]
+    rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(_read, batch_size=1, **reading)
     dataset = ray_dataset_class()(rows, auto_op_parallelism=False)
     yield from dataset.process([chain]).data.iter_batches(batch_size=None, batch_format="pyarrow")
 

@@ -113,6 +113,7 @@ class Work:
                     write_partition(folder, ledger.kept, ledger.operators, ledger.trace)
                 if partition is not waiting[-1]:
                     progress.add(count)
+            next(outcomes, None)  # there is none, and at the end of its outcomes Ray lets go of a pass's actors
 
     def _decided(self, link: Link, source: Path) -> Link:
         """The link, with a limit in place of its fraction: all rows of `source` have scores by now."""

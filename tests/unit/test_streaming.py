@@ -1,0 +1,89 @@
+"""Nothing that is done to every row holds every row."""
+
+import random
+import tracemalloc
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+from tiny_models import save_image
+
+from disk_map import DiskMap
+from files import write_jsonl
+from formats.dj_jsonl import read_dj_jsonl, text_of
+from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from juicer.partitions import PARTITION
+from juicer.settings import StageSettings
+from juicer.stage import FILTERED, run_recipe
+from parallel import AHEAD, map_in_order
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_results_come_in_order_and_only_a_few_items_are_drawn_ahead_of_them(processes):
+    drawn = []
+
+    def items():
+        for number in count():  # without end: whoever collected them first would never return
+            drawn.append(number)
+            yield number
+
+    results = map_in_order(lambda number: number**2, items(), processes)
+    for taken, result in enumerate(islice(results, 100), start=1):
+        assert result == (taken - 1) ** 2
+        assert len(drawn) <= taken + AHEAD * processes
+    results.close()
+
+
+def test_what_a_process_raises_is_raised_here():
+    with pytest.raises(ZeroDivisionError):
+        list(map_in_order(lambda number: 1 // number, [2, 1, 0, 1], 2))
+
+
+def test_a_map_on_disk_is_a_map():
+    rng = random.Random(0)
+    known, on_disk = {}, DiskMap()
+    for _ in range(3000):
+        key, value = f"é{rng.randrange(400)}", rng.choice([rng.randrange(2**40), "text", ""])
+        match rng.randrange(4):
+            case 0:
+                assert on_disk.setdefault(key, value) == known.setdefault(key, value)
+            case 1:
+                on_disk.replace([(key, value)])
+                known[key] = value
+            case 2:
+                on_disk.fill([(key, value)])
+                known.setdefault(key, value)
+            case 3:
+                assert on_disk.get(key) == known.get(key) and (key in on_disk) == (key in known)
+
+
+def write_pairs(folder: Path, rows: int) -> Path:
+    save_image(folder / "a.png")
+    pairs = ({"id": f"r{n}", "text": text_of(f"a picture, number {n}"), "images": ["a.png"]} for n in range(rows))
+    write_jsonl(folder / "pairs.jsonl", pairs)
+    return folder / "pairs.jsonl"
+
+
+def filtered(data: Path) -> None:
+    process = [{"text_length_filter": {"min_len": 1}}, {"image_text_deduplicator": None}]
+    run_recipe(StageSettings(data.parent, 1, process), data, data.parent / "out", FILTERED)
+
+
+def written(data: Path) -> None:
+    rules = SampleRules("refuse", max_samples=10**9, budget=None, seed=0)
+    rows = caption_rows(read_dj_jsonl(data))
+    write_training_jsonl(rows, data.parent, data.parent / "out/pretrain.jsonl", rules, processes=1)
+
+
+@pytest.mark.parametrize("stage", [filtered, written])
+def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path, stage):
+    highest = {}
+    for partitions in (1, 4):
+        data = write_pairs(tmp_path / str(partitions), partitions * PARTITION)
+        if partitions == 1:
+            stage(data)  # what is imported and cached once counts for neither
+        tracemalloc.start()
+        stage(data)
+        highest[partitions] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert highest[4] < 1.2 * highest[1]
