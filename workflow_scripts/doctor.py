@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diagnostics import gpu_checks, host_checks, project_checks
+from diagnostics import gpu_checks, host_checks, plan_checks, project_checks
 from diagnostics.apart import run_apart
 from diagnostics.check import Finding
 from diagnostics.cuda_probe import probe_cuda
@@ -26,6 +26,7 @@ from diagnostics.gpu_probe import probe_driver
 from diagnostics.host_probe import probe_host
 from diagnostics.stray import end_strays
 from diagnostics.torch_probe import TorchProbe
+from planning.machine import machine_in_use
 from training.build_locks import stale_locks
 
 TORCH_LIMIT_S = 180
@@ -67,6 +68,7 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
         configuration,
         *(project_checks.check_data(runs) if runs else ()),
         *(project_checks.check_models(runs) if runs else ()),
+        *(plan_checks.check_plans(runs, machine_in_use(len(driver.gpus))) if runs else ()),
     ]
 
 

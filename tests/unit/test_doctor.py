@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ import psutil
 import pytest
 from places import PROJECT
 
-from diagnostics import gpu_checks, host_checks, project_checks
+from diagnostics import gpu_checks, host_checks, plan_checks, project_checks
 from diagnostics.apart import Outcome, run_apart
 from diagnostics.cgroups import CgroupLimits
 from diagnostics.cuda_probe import CudaProbe, Toolkit, find_toolkit, probe_cuda
@@ -21,6 +23,7 @@ from diagnostics.gpu_probe import DriverProbe, Gpu, GpuProcess, count_cards, des
 from diagnostics.host_probe import HostProbe, probe_host
 from diagnostics.stray import end_strays, strays
 from diagnostics.torch_probe import TorchProbe
+from planning.prediction import Machine
 
 GIB = 2**30
 CARD = Gpu(0, "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB)
@@ -283,6 +286,38 @@ def test_a_shell_that_sources_the_environment_has_its_values(tmp_path):
     write_environment({"CUDA_HOME": "/opt/cuda 12", "DS_BUILD_OPS": "0"}, path)
     command = ["bash", "-c", 'source "$0" && printenv CUDA_HOME DS_BUILD_OPS', str(path)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "/opt/cuda 12\n0\n"
+
+
+# the memory plan, on machines that are made up
+
+
+@pytest.fixture
+def mgm_2b(monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    runs, _ = project_checks.read_runs({"model": "mgm-2b"})
+    return runs.first("baseline")
+
+
+@pytest.mark.parametrize(
+    ("machine", "status", "reason"),
+    [
+        (Machine(1, 140.0, 128.0), "pass", r"at most \d+\.\d GiB of the GPU and \d+\.\d GiB of the host"),
+        (Machine(1, 4.0, 62.6), "fail", r"\d+\.\d GiB of GPU memory are needed, 4\.0 GiB are there"),
+        (Machine(1, 23.63, 2.0), "fail", r"\d+\.\d GiB of host memory are needed, 2\.0 GiB are there"),
+    ],
+    ids=["room", "small card", "small host"],
+)
+def test_the_plan_of_fine_tuning_mgm_2b_is_judged_by_gpu_and_host_memory(mgm_2b, machine, status, reason):
+    finding = plan_checks.check_plan(mgm_2b, "finetune", machine)
+    assert finding.status == status and re.search(reason, finding.reason)
+    assert (finding.status == "pass") == (not finding.remedy)
+
+
+def test_a_model_that_is_still_to_be_trained_has_no_plan_yet(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(PROJECT / "config", "config")
+    runs, _ = project_checks.read_runs({})
+    assert plan_checks.check_plan(runs.first("baseline"), "pretrain", Machine(1, 23.63, 62.6)).status == "skip"
 
 
 # stray processes, for real: an orphan of this user, ended only when asked for

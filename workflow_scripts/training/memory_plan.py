@@ -73,7 +73,7 @@ def check_memory(settings: TrainingSettings, workload: Workload, machine: Machin
     Raises:
         InputError: it cannot fit, and `check_memory` is true.
     """
-    prediction = predict(workload, _arrangement(settings, workload), machine)
+    prediction = predict(workload, arrangement_of(settings, workload), machine)
     if machine.host_gib is None or (machine.gpus and machine.gpu_gib is None):
         _say("memory plan: this machine does not say how much memory is free; going on without the check")
     if shortage := prediction.shortage(machine):
@@ -86,7 +86,7 @@ def check_memory(settings: TrainingSettings, workload: Workload, machine: Machin
     return _record(prediction, machine)
 
 
-def _arrangement(settings: TrainingSettings, workload: Workload) -> Arrangement:
+def arrangement_of(settings: TrainingSettings, workload: Workload) -> Arrangement:
     config = complete_deepspeed_config(settings.deepspeed, workload.architecture.hidden_size)
     return Arrangement(
         deepspeed="configured",

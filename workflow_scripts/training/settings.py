@@ -65,6 +65,9 @@ class TrainingSettings:
 
 
 def load_training_settings(path: str | Path) -> TrainingSettings:
-    values = read_yaml(path)
-    lora = values.pop("lora", None)
-    return TrainingSettings(**values, lora=LoraSettings(**lora) if lora else None)
+    return training_settings(read_yaml(path))
+
+
+def training_settings(values: dict) -> TrainingSettings:
+    lora = values.get("lora")
+    return TrainingSettings(**values | {"lora": LoraSettings(**lora) if lora else None})
