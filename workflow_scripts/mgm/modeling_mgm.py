@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 
 from mgm.configuration_mgm import MGMConfig
 from mgm.loss import LanguageModelHead
-from mgm.mining import PatchInfoMining, join_stages, upsample
+from mgm.mining import PatchInfoMining, join_stages
 from mgm.positions import positions_of_answers, positions_of_images
 
 # Of how many images high-resolution features exist at a time: those of MGM-2B take 0.2 GiB an image.
@@ -99,7 +99,7 @@ class MGMModel(MGMPreTrainedModel):
 
     def sub_patch_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → (B, N, M², C'): every ConvNeXt stage at the first stage's resolution, grouped by patch."""
-        return join_stages(upsample(self.stage_features(pixel_values)), self.config.patches_per_side)
+        return join_stages(self.stage_features(pixel_values), self.config.patches_per_side)
 
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → visual tokens (B, N, H)."""

@@ -11,12 +11,13 @@ from training.layers import layers_of, mgm_in
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile, in place, the layers of an MGM's towers and decoder, its mining and its loss."""
+    """Compile, in place, the layers of an MGM's towers and decoder, and its loss.
+
+    Patch info mining is matrix products and copies already; compiled, it was slower.
+    """
     # ConvNeXt's blocks have four widths, and a last batch is smaller
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     mgm = mgm_in(model)
     for layer in layers_of(model):
         layer.forward = torch.compile(layer.forward)
-    mining, head = mgm.model.patch_info_mining, mgm.lm_head
-    mining.attend_to_stages = torch.compile(mining.attend_to_stages)
-    head.loss_and_gradient = torch.compile(head.loss_and_gradient)
+    mgm.lm_head.loss_and_gradient = torch.compile(mgm.lm_head.loss_and_gradient)

@@ -18,7 +18,8 @@ def wrap_with_lora(model: nn.Module, lora: LoraSettings) -> PeftModel:
         target_modules=rf".*language_model.*\.({'|'.join(lora.targets)})",
         task_type="CAUSAL_LM",
     )
-    wrapped = get_peft_model(model, config)
+    # in the model's own dtype: the optimizer has a copy in float32, and PEFT would compute in float32
+    wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
     for parameter in projector_parameters(wrapped).values():
         parameter.requires_grad_(True)
     return wrapped
