@@ -59,11 +59,9 @@ def running_for(script: str, folder, seconds: float) -> Callable[[], bool]:
     return check
 
 
-def is_training(process: psutil.Process, folder) -> bool:
-    try:
-        return process.cwd() == str(folder) and "workflow_scripts/pretrain.py" in process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
+def training_processes(folder) -> list[psutil.Process]:
+    found = [process for process in psutil.process_iter(["cmdline", "cwd"]) if process.info["cwd"] == str(folder)]
+    return [process for process in found if "workflow_scripts/pretrain.py" in (process.info["cmdline"] or [])]
 
 
 def leave_build_lock() -> None:
@@ -137,9 +135,10 @@ def test_a_stage_that_outlives_its_snakemake_is_ended_before_it_is_run_again(fin
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")
     kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)
-    [orphan, *_] = [process for process in psutil.process_iter() if is_training(process, finished.folder)]
+    orphans = training_processes(finished.folder)
+    assert orphans
     assert "resuming from step" in finished.run(*command)
-    assert not orphan.is_running()
+    assert not any(process.is_running() for process in orphans)
 
 
 @pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
