@@ -16,6 +16,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -272,6 +273,7 @@ def main() -> None:
     reference, record = Reference(arguments.folder.resolve()), arguments.folder / "trials.jsonl"
     reference.prepare()
     record.touch()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and Slurm with it
     with slurm_if_needed(kills):
         for kill in kills:
             trials = [trial for trial in read_jsonl(record) if trial["kill"] == kill]

@@ -48,6 +48,11 @@ class ClusterRun:
         self.process.kill()
         self.process.wait()
 
+    def close(self) -> None:
+        """For `contextlib.closing`: no Snakemake stays behind, whatever happened."""
+        if self.process.poll() is None:
+            self.kill()
+
     def kill_stages(self) -> None:
         """Kill -9 what Snakemake runs on this machine."""
         for victim in psutil.Process(self.process.pid).children(recursive=True):

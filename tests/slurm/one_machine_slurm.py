@@ -60,9 +60,12 @@ def why_not() -> str | None:
         return f"needs Slurm: no {', '.join(missing)} (on Debian: apt-get install slurm-wlm munge)"
     if os.geteuid() != 0:
         return "starts Slurm's daemons, which needs root"
-    if (CONFIGURATION / "slurm.conf").exists():
-        return f"{CONFIGURATION}/slurm.conf exists: this machine's own Slurm is left alone"
-    return None
+    configured = CONFIGURATION / "slurm.conf"
+    if configured.exists() and f"ClusterName={CLUSTER}\n" not in configured.read_text():
+        return f"{configured} exists: this machine's own Slurm is left alone"
+    if configured.exists() and "UP" in slurm("scontrol", "ping"):
+        return "another run of these tests has its Slurm up"
+    return None  # also where a run that was killed left its configuration
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from cluster_runs import (
@@ -47,21 +49,21 @@ def planned(tmp_path_factory) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def run(slurm_runs, tmp_path_factory) -> ClusterRun:
+def run(slurm_runs, tmp_path_factory) -> Iterator[ClusterRun]:
     project = copy_project(tmp_path_factory.mktemp("on slurm"))
     rule = project.folder / "rules/dataset.smk"
     rule.write_text(rule.read_text().replace("mem_mb=growing(4000)", "mem_mb=growing(180)"))
-    run = ClusterRun(project, (*TARGETS, *SLURM_PROFILE))
-    run.start()
-    slurm("scancel", run.wait_for_checkpoint("pretrain", "baseline"))
-    run.wait_for_checkpoint("finetune", "baseline")
-    run.kill()
-    run.start()
-    run.wait_for_checkpoint("pretrain", "dj_synth")
-    fail_node()
-    end_at_time_limit(run.wait_for_checkpoint("finetune", "dj_synth"))
-    run.finish()
-    return run
+    with closing(ClusterRun(project, (*TARGETS, *SLURM_PROFILE))) as run:
+        run.start()
+        slurm("scancel", run.wait_for_checkpoint("pretrain", "baseline"))
+        run.wait_for_checkpoint("finetune", "baseline")
+        run.kill()
+        run.start()
+        run.wait_for_checkpoint("pretrain", "dj_synth")
+        fail_node()
+        end_at_time_limit(run.wait_for_checkpoint("finetune", "dj_synth"))
+        run.finish()
+        yield run
 
 
 def test_what_is_not_local_was_a_slurm_job_and_came_to_its_end_exactly_once(run, planned):
@@ -129,22 +131,20 @@ def test_a_killed_snakemake_picks_up_its_jobs_and_submits_none_again(run):
 
 
 def test_without_the_plugin_jobs_are_submitted_tried_again_and_waited_for(slurm_runs, tmp_path):
-    run = ClusterRun(copy_project(tmp_path), ("baseline", "--until", "filter_data", *GENERIC_PROFILE))
-
     def runs(rule: str) -> bool:
         return any(rule_of(job) == rule and job["JobState"] == "RUNNING" for job in run.all_jobs())
 
-    run.start()
-    wait_until(lambda: runs("make_dataset"), "make_dataset", STAGE_TIMEOUT_S)
-    slurm("scancel", run.running_job("make_dataset"))
-    wait_until(lambda: runs("filter_data"), "filter_data", STAGE_TIMEOUT_S)
-    run.kill()
-    run.start()
-    run.finish()
-    states = {
-        rule: [job["JobState"] for job in run.all_jobs() if rule_of(job) == rule] for rule in completed(run.all_jobs())
-    }
-    assert states == {"make_dataset": ["CANCELLED", "COMPLETED"], "filter_data": ["COMPLETED"]}
+    project, arguments = copy_project(tmp_path), ("baseline", "--until", "filter_data", *GENERIC_PROFILE)
+    with closing(ClusterRun(project, arguments)) as run:
+        run.start()
+        wait_until(lambda: runs("make_dataset"), "make_dataset", STAGE_TIMEOUT_S)
+        slurm("scancel", run.running_job("make_dataset"))
+        wait_until(lambda: runs("filter_data"), "filter_data", STAGE_TIMEOUT_S)
+        run.kill()
+        run.start()
+        run.finish()
+    ends = [(rule_of(job), job["JobState"]) for job in run.all_jobs()]
+    assert ends == [("make_dataset", "CANCELLED"), ("make_dataset", "COMPLETED"), ("filter_data", "COMPLETED")]
     assert (run.project.result("filter") / "summary.json").is_file()
 
 
