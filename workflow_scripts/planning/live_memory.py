@@ -14,6 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+aten = torch.ops.aten
+# Attention's own: torch 2.6 counts no heads that share keys and values.
+FLOPS_OF = flop_registry | {
+    aten._scaled_dot_product_flash_attention: lambda query, key, *_, **__: 4 * query.numel() * key.shape[-2],
+    aten._scaled_dot_product_flash_attention_backward: lambda _, query, key, *__, **___: (
+        10 * query.numel() * key.shape[-2]
+    ),
+}
+
 
 class LiveMemory(TorchDispatchMode):
     """Inside the context, records after each allocation what is live, in bytes by kind.
@@ -48,7 +57,7 @@ class LiveMemory(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if count := flop_registry.get(function.overloadpacket):
+        if count := FLOPS_OF.get(function.overloadpacket):
             self.flops += count(*args, **kwargs, out_val=result)
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and id(tensor.untyped_storage()) not in self._known:
