@@ -34,7 +34,7 @@ class Pass:
 
 
 def passes_of(process: list[dict], operators: list[OP]) -> list[Pass]:
-    """The recipe's passes. A chain's operators all hold a model, or none does: models want processes of their own."""
+    """The recipe's passes. A first model begins one: models run in few processes, what comes before them in many."""
     passes, links = [], []
 
     def end(**closing) -> None:
@@ -43,7 +43,7 @@ def passes_of(process: list[dict], operators: list[OP]) -> list[Pass]:
         links.clear()
 
     for number, (spec, operator) in enumerate(zip(process, operators, strict=True), start=1):
-        if links and holds_model(operators[links[-1].number - 1]) != holds_model(operator):
+        if holds_model(operator) and not any(holds_model(operators[link.number - 1]) for link in links):
             end()
         if isinstance(operator, ImageTextDeduplicator):
             links.append(Link(number, spec, measures=True))
