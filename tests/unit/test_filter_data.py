@@ -89,6 +89,11 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
         ({"processes": 0}, "'processes' must be a whole number from 1"),
         ({"processes": True}, "'processes' must be a whole number from 1"),
         ({"clipp": "x"}, "unknown key 'clipp'; the nearest known one is 'clip'"),
+        ({"recipe": {"executor": "dask"}}, "'recipe.executor' must be default or ray, found 'dask'"),
+        (
+            {"recipe": {"ray_address": "auto"}},
+            "'recipe.ray_address' must be a text beside 'executor: ray', found 'auto'",
+        ),
     ],
 )
 def test_bad_settings_name_the_file_and_the_key(tmp_path, change, message):

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from time import sleep
@@ -20,6 +21,7 @@ from juicer.library import OPERATORS, Fields, Filter, Mapper
 from juicer.partitions import PARTITION
 from juicer.settings import StageSettings
 from juicer.stage import FILTERED, run_recipe
+from juicer.work import fingerprint
 
 CAPTIONS = ["a red circle", "no", "a blue square on a lawn", "x", "a red circle", "three green stars"]
 
@@ -298,6 +300,30 @@ def test_an_operator_that_fails_on_ray_is_one_line_that_names_the_row(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: operator image_shape_filter failed on row 'r2': UnidentifiedImageError")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same_models(tmp_path):
+    data = write_dataset(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"1")
+    settings = StageSettings(tmp_path, 1, [])
+    process = [LENGTH, {"batched_image_text_similarity_filter": {"hf_clip": str(model)}}]
+    before = fingerprint(process, settings, data)
+    assert fingerprint(process, replace(settings, processes=4, executor="ray"), data) == before
+    assert fingerprint(process[:1], settings, data) != before
+    (model / "model.safetensors").write_bytes(b"2")
+    other_model = fingerprint(process, settings, data)
+    data.write_bytes(data.read_bytes() + b" ")
+    assert len({before, other_model, fingerprint(process, settings, data)}) == 3
+
+
+def test_an_address_without_a_cluster_is_named(tmp_path):
+    data = write_dataset(tmp_path)
+    where = {"executor": "ray", "ray_address": "127.0.0.1:1"}
+    done = subprocess.run(command(data, tmp_path / "out", [LENGTH], 1, **where), capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "recipe.ray_address: no Ray cluster at '127.0.0.1:1'" in done.stderr.splitlines()[-1]
 
 
 def test_work_that_another_recipe_has_left_is_not_taken_up(tmp_path):

@@ -6,6 +6,7 @@ Both give the same outcomes in the same order and are never more than a few batc
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
     own = {} if settings.ray_address else _own_cluster(settings.processes, working)
     try:
+        _check_reachable(settings.ray_address or "")
         ray.init(
             address=settings.ray_address or "local",
             runtime_env={"env_vars": environment},
@@ -67,8 +69,11 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
             logging_level=logging.ERROR,
             **own,
         )
-    except ConnectionError as error:
-        raise InputError(f"recipe.ray_address: no Ray cluster at {settings.ray_address!r} ({error})") from None
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"recipe.ray_address: no Ray cluster at {settings.ray_address!r} ({error}); start one (ray start --head), "
+            "or leave the key out for one of this machine's own"
+        ) from None
     try:
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
@@ -78,6 +83,13 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
         ray.shutdown()
         if own:
             shutil.rmtree(own["_temp_dir"], ignore_errors=True)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError or ValueError where nothing listens at a host:port; Ray would try for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _own_cluster(processes: int, working: Path) -> dict:
