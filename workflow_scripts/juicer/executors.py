@@ -52,10 +52,10 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
         InputError: Ray is not installed, or there is no cluster at the address.
     """
     try:
-        import ray
+        import ray.data
     except ModuleNotFoundError:
         raise missing_package("of the executor ray", MissingPackage("ray")) from None
-    for name in ("ray", "ray.data"):
+    for name in ("ray", "ray.data"):  # once imported: importing it sets them
         logging.getLogger(name).setLevel(logging.ERROR)
     environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # the latter tells Data-Juicer where it runs
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
@@ -93,8 +93,9 @@ def _check_reachable(address: str) -> None:
 
 
 def _own_cluster(processes: int, working: Path) -> dict:
-    # its agents outlive a killed stage for so long, and keep its log open
+    # of its agents, which outlive a killed stage for so long and keep its log open
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
     return {
         "num_cpus": processes,
         "include_dashboard": False,
