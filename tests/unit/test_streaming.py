@@ -12,7 +12,7 @@ from disk_map import DiskMap
 from files import write_jsonl
 from formats.dj_jsonl import read_dj_jsonl, text_of
 from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
-from juicer.partitions import PARTITION
+from juicer.partitions import BATCH
 from juicer.settings import StageSettings
 from juicer.stage import FILTERED, run_recipe
 from parallel import AHEAD, map_in_order
@@ -71,15 +71,16 @@ def filtered(data: Path) -> None:
 
 def written(data: Path) -> None:
     rules = SampleRules("refuse", max_samples=10**9, budget=None, seed=0)
-    rows = caption_rows(read_dj_jsonl(data))
+    rows = caption_rows(read_dj_jsonl(data), "")
     write_training_jsonl(rows, data.parent, data.parent / "out/pretrain.jsonl", rules, processes=1)
 
 
 @pytest.mark.parametrize("stage", [filtered, written])
-def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path, stage):
+def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path, stage, monkeypatch):
+    monkeypatch.setattr("juicer.partitions.PARTITION", BATCH)
     highest = {}
     for partitions in (1, 4):
-        data = write_pairs(tmp_path / str(partitions), partitions * PARTITION)
+        data = write_pairs(tmp_path / str(partitions), partitions * BATCH)
         if partitions == 1:
             stage(data)  # what is imported and cached once counts for neither
         tracemalloc.start()
