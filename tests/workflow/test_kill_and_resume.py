@@ -66,7 +66,7 @@ def training_processes(folder) -> list[psutil.Process]:
 
 def leave_build_lock() -> None:
     """What a process leaves behind that is killed while it loads DeepSpeed's optimizer."""
-    [compiled] = build_root().glob("*/cpu_adam")
+    [compiled] = build_root().glob("**/cpu_adam")
     (compiled / "lock").touch()
 
 
