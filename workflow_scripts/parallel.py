@@ -1,5 +1,6 @@
 """Work on a stream of items in several processes, in their order, without ever holding more than a few of them."""
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +37,7 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
 def _set_function(function: Callable) -> None:
     global _function
     _function = function
+    gc.freeze()  # the collector would write to memory that is shared with the other processes, and so copy it
 
 
 def _call(item):
