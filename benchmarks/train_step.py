@@ -28,7 +28,6 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 WARM_UP_STEPS = 3
-GPU_GIB = 24
 # sequence: tokens of a sample, its image's included, and of its question
 SEQUENCES = {"pretrain": (640, 0), "finetune": (1024, 215)}
 
@@ -76,10 +75,7 @@ CONFIGURATIONS = {
     ),
     "lora_zero2": Configuration(activation_checkpointing=18),
     "stage_1": Configuration(
-        stage="pretrain",
-        tuning="stage1",
-        gradient_accumulation_steps=32,
-        learning_rate=1e-3,
+        stage="pretrain", tuning="stage1", micro_batch_size=16, activation_checkpointing=9, learning_rate=1e-3
     ),
     "full": FULL,
     "golden": GOLDEN,
