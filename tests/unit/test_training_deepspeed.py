@@ -137,6 +137,6 @@ def test_sizes_that_were_chosen_stay_and_the_file_is_not_changed():
 
 @pytest.mark.parametrize("name", [path.stem for path in CONFIGS if path.stem.startswith("zero3")])
 def test_zero3_leaves_linear_layers_as_they_are(name):
-    """Its own keep the inputs of frozen layers too, and compiled by torch 2.11, a layer with them is never recomputed."""
+    """Its own keep the inputs of frozen layers too; compiled by torch 2.11, a layer with them is never recomputed."""
     config = read_json(PROJECT / "config" / "deepspeed" / f"{name}.json")
     assert config["zero_optimization"]["memory_efficient_linear"] is False

@@ -1,0 +1,124 @@
+"""Both training stages, answers and their scores at the shape of MGM-2B, each stage killed once and resumed.
+
+    python benchmarks/chain.py                   # on one GPU
+    python benchmarks/chain.py --shape tiny      # without one
+
+Makes a random model and conversations in a temporary folder, and gives the commands that Snakemake gives: the deepspeed
+launcher with pretrain.py and finetune.py (ZeRO-2 and ZeRO-3, both with offload, as config/config.yaml has it), then
+generate_answers.py and evaluate_vqa.py. Each training stage is killed (SIGKILL) after its first checkpoint and started
+again. Prints what each took.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+SCRIPTS = PROJECT / "workflow_scripts"
+sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
+
+from random_mgm import WORDS, save_random_mgm, write_conversations  # noqa: E402
+
+from files import read_json, read_yaml, write_jsonl, write_yaml  # noqa: E402
+from settings.deepspeed import read_deepspeed  # noqa: E402
+
+SAMPLES, TEXT_TOKENS = 96, 64
+SMALL = {"global_batch_size": 16, "micro_batch_size": 2, "gradient_accumulation_steps": 8, "save_steps": 2}
+
+
+def training_settings(stage: str, template: str, image_tokens: int) -> dict:
+    settings = read_yaml(PROJECT / "config" / "config.yaml")[stage] | SMALL
+    settings |= {"seed": 0, "gpus": 1, "cpu_threads": None, "template": template}
+    settings["max_length"] = image_tokens + TEXT_TOKENS
+    settings["deepspeed"] = read_deepspeed(settings["deepspeed"], stage)
+    return settings
+
+
+def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
+    """Run a stage under the launcher, kill it once it has a checkpoint, and give the same command again."""
+    output = folder / stage
+    command = ["deepspeed", "--num_gpus", "1", SCRIPTS / f"{stage}.py", "--config", folder / f"{stage}.yaml"]
+    command += [*inputs, "--output-dir", output]
+    with open(folder / f"{stage}.log", "w", encoding="utf-8") as log:
+        killed = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        while not list(output.glob("checkpoints/checkpoint-*/complete.json")):
+            if killed.poll() is not None:
+                raise SystemExit(f"{stage} ended before it had a checkpoint: see {log.name}")
+            time.sleep(0.05)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+        start = time.monotonic()
+        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
+    metrics = read_json(output / "metrics.json")
+    return {
+        "stage": stage,
+        "resumed_from": metrics["resumed_from"],
+        "steps": metrics["steps"],
+        "loss": [round(metrics["loss_first"], 3), round(metrics["loss_last"], 3)],
+        "seconds_after_the_kill": round(time.monotonic() - start, 1),
+        "gpu_reserved_gib": metrics["peak_gpu_reserved_gib"],
+        "host_rss_gib": metrics["peak_host_rss_gib"],
+        "engine": metrics["engine"],
+    }
+
+
+def answer(folder: Path, model: Path) -> dict:
+    """Captions, answers and their scores for a few images."""
+    rows = [
+        {
+            "id": str(index),
+            "image": f"{index}.jpg",
+            "captions": [" ".join(WORDS[:3])],
+            "questions": [{"type": "word", "question": WORDS[0], "answer": WORDS[1]}],
+        }
+        for index in range(8)
+    ]
+    write_jsonl(folder / "evaluation.jsonl", rows)
+    templates = {"pretrain": {"template": "plain", "question": ""}, "finetune": {"template": "gemma", "question": "?"}}
+    settings = {
+        "seed": 0,
+        "cpu_threads": None,
+        "image_root": str(folder / "images"),
+        "template": "gemma",
+        "question_prompt": "{question}",
+        "captions": templates,
+        "decoding": {"batch_size": 8, "max_new_tokens": 16},
+    }
+    write_yaml(folder / "generate.yaml", settings)
+    start = time.monotonic()
+    generate = ["--config", folder / "generate.yaml", "--model", model, "--evaluation", folder / "evaluation.jsonl"]
+    generate += ["--pretrained", folder / "pretrain", "--finetuned", folder / "finetune", "--output-dir", folder]
+    subprocess.run([sys.executable, SCRIPTS / "generate_answers.py", *generate], check=True)
+    evaluate = ["--answers", folder / "answers.jsonl", "--output-dir", folder / "evaluate_vqa"]
+    subprocess.run([sys.executable, SCRIPTS / "evaluate_vqa.py", *evaluate], check=True)
+    scored = read_json(folder / "evaluate_vqa" / "metrics.json")["questions"]
+    return {"stage": "generate and evaluate", "seconds": round(time.monotonic() - start, 1), "questions": scored}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
+    parser.add_argument("--folder", type=Path, help="keep what is made here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        model, data = folder / "mgm", folder / "conversations.jsonl"
+        image_tokens = save_random_mgm(arguments.shape, model).config.num_image_tokens
+        write_conversations(data, SAMPLES, 8, TEXT_TOKENS)
+        for stage, template in (("pretrain", "plain"), ("finetune", "gemma")):
+            write_yaml(folder / f"{stage}.yaml", training_settings(stage, template, image_tokens))
+        shared = ["--data", data, "--model", model]
+        print(json.dumps(train("pretrain", folder, *shared)), flush=True)
+        projector = ["--projector", folder / "pretrain" / "projector.safetensors"]
+        print(json.dumps(train("finetune", folder, *shared, *projector)), flush=True)
+        print(json.dumps(answer(folder, model)))
+
+
+if __name__ == "__main__":
+    main()
