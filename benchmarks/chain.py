@@ -23,7 +23,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
 sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
 
-from random_mgm import WORDS, save_random_mgm, write_conversations  # noqa: E402
+from random_mgm import WORDS, make_random_mgm, write_conversations  # noqa: E402
 
 from files import read_json, read_yaml, write_jsonl, write_yaml  # noqa: E402
 from settings.deepspeed import read_deepspeed  # noqa: E402
@@ -109,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         model, data = folder / "mgm", folder / "conversations.jsonl"
-        image_tokens = save_random_mgm(arguments.shape, model).config.num_image_tokens
+        image_tokens = make_random_mgm(arguments.shape, folder)
         write_conversations(data, SAMPLES, 8, TEXT_TOKENS)
         for stage, template in (("pretrain", "plain"), ("finetune", "gemma")):
             write_yaml(folder / f"{stage}.yaml", training_settings(stage, template, image_tokens))

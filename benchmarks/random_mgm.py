@@ -1,15 +1,25 @@
-"""An MGM of random weights and conversations about drawn images, for benchmarks that must not download anything."""
+"""An MGM of random weights and conversations about drawn images, for benchmarks that must not download anything.
 
+python benchmarks/random_mgm.py mgm-2b FOLDER    # FOLDER/mgm, and FOLDER/projector.safetensors as stage 1 writes it
+"""
+
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
-import torch
-from PIL import Image
-from transformers import CLIPImageProcessorPil, CLIPVisionConfig, ConvNextConfig, GemmaConfig
+SCRIPTS = Path(__file__).resolve().parents[1] / "workflow_scripts"
+sys.path.insert(0, str(SCRIPTS))
 
-from files import write_jsonl
-from foundation.tiny_tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
-from mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from transformers import CLIPImageProcessorPil, CLIPVisionConfig, ConvNextConfig, GemmaConfig  # noqa: E402
+
+from files import write_jsonl  # noqa: E402
+from foundation.tiny_tokenizers import IMAGE_TOKEN, train_gemma_tokenizer  # noqa: E402
+from mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor  # noqa: E402
+from mgm.projector_weights import projector_parameters  # noqa: E402
 
 WORDS = [f"{first}{second}" for first in ("ba", "de", "ki", "lo", "mu") for second in ("ra", "se", "ti", "vo", "nu")]
 IMAGES = 256
@@ -37,7 +47,13 @@ SHAPES = {
 }
 
 
-def save_random_mgm(shape: str, folder: Path) -> MGMForConditionalGeneration:
+def make_random_mgm(shape: str, folder: Path) -> int:
+    """Fill FOLDER in a process of its own, which leaves nothing on the GPU; returns how many tokens an image has."""
+    subprocess.run([sys.executable, __file__, shape, folder], check=True)
+    return MGMConfig.from_pretrained(folder / "mgm").num_image_tokens
+
+
+def save_random_mgm(shape: str, folder: Path) -> None:
     """An assembled model in bf16, made on the GPU if there is one: 3 billion random numbers take a CPU minutes."""
     text, vision, vision_aux, side = SHAPES[shape]
     torch.manual_seed(0)
@@ -54,10 +70,11 @@ def save_random_mgm(shape: str, folder: Path) -> MGMForConditionalGeneration:
     )
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = MGMForConditionalGeneration(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder / "mgm")
+    projector = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
+    save_file(projector, folder / "projector.safetensors")
     pixels = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
-    MGMProcessor(pixels, tokenizer, IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder)
-    return model
+    MGMProcessor(pixels, tokenizer, IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder / "mgm")
 
 
 def write_conversations(data: Path, rows: int, asked: int, answered: int) -> None:
@@ -84,3 +101,7 @@ def write_conversations(data: Path, rows: int, asked: int, answered: int) -> Non
             for row in range(rows)
         ),
     )
+
+
+if __name__ == "__main__":
+    save_random_mgm(sys.argv[1], Path(sys.argv[2]))

@@ -156,17 +156,13 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
 
 
 def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -> None:
-    from random_mgm import save_random_mgm, write_conversations
-    from safetensors.torch import save_file
+    from random_mgm import make_random_mgm, write_conversations
 
     from files import write_json
-    from mgm.projector_weights import projector_parameters
 
-    model = save_random_mgm(shape, folder / "mgm")
-    weights = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
-    save_file(weights, folder / "projector.safetensors")
+    image_tokens = make_random_mgm(shape, folder)
     beside_image = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}
-    write_json(folder / "lengths.json", {s: model.config.num_image_tokens + n for s, (n, _) in beside_image.items()})
+    write_json(folder / "lengths.json", {s: image_tokens + n for s, (n, _) in beside_image.items()})
     for configuration in configurations:
         samples = configuration.steps * configuration.micro_batch_size * configuration.gradient_accumulation_steps
         answered, asked = beside_image[configuration.stage]  # cut at the sequence's end
