@@ -1,5 +1,6 @@
 # make baseline   install, then run the whole chain on the embedded dataset
 # make test       install, then lint and run the test suite
+# make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm and munge installed
 # make lint       install, then lint only
 # make install    everything from requirements.txt, into .venv
 #
@@ -8,7 +9,7 @@
 PYTHON ?= python3.11
 ACTIVATE = . .venv/bin/activate
 
-.PHONY: install baseline test lint
+.PHONY: install baseline test test-slurm lint
 
 ifneq "$(words $(CURDIR))" "1"
 $(error The path of this folder has a space in it, with which PyTorch cannot compile DeepSpeed's optimizer: $(CURDIR). \
@@ -22,6 +23,9 @@ baseline: install
 
 test: lint
 	$(ACTIVATE) && python -m pytest
+
+test-slurm: install
+	$(ACTIVATE) && python -m pytest tests/slurm
 
 lint: install
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint
