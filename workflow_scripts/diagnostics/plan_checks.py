@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 
-import torch
-
 from diagnostics.check import Finding
 from errors import InputError
-from planning.architecture import Architecture, find_architecture
+from planning.architecture import find_architecture
 from planning.prediction import Machine, predict
-from planning.step import Workload
 from settings.runs import REFERENCE, Run, Runs
-from training.memory_plan import arrangement_of, choose_deepspeed
-from training.settings import TrainingSettings, training_settings
+from training.memory_plan import arrangement_of, choose_deepspeed, workload_at
+from training.settings import training_settings
 
 REMEDY = (
     "snakemake plan names what fits; set it as the stage's deepspeed, micro_batch_size and activation_checkpointing"
@@ -31,7 +28,9 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
         architecture = find_architecture(run.config["model"]["name"])
     except InputError as error:
         return Finding(name, "skip", str(error))
-    workload = _workload(stage, settings, architecture)
+    tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
+    length = settings.max_length
+    workload = workload_at(tuning, settings, architecture, length, length - architecture.image_tokens)
     try:
         settings = choose_deepspeed(settings, workload, machine)
     except InputError as error:
@@ -41,15 +40,3 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
         return Finding(name, "fail" if settings.check_memory else "warn", shortage, REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
     return Finding(name, "pass", f"at most {gpu}{prediction.host_gib:.1f} GiB of the host")
-
-
-def _workload(stage: str, settings: TrainingSettings, architecture: Architecture) -> Workload:
-    return Workload(
-        architecture=architecture,
-        tuning="stage1" if stage == "pretrain" else "lora" if settings.lora else "full",
-        sequence=settings.max_length,
-        answers=settings.max_length - architecture.image_tokens,
-        precision=settings.dtype,
-        fused=settings.compile and torch.cuda.is_available(),
-        lora=settings.lora,
-    )

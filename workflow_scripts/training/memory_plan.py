@@ -20,9 +20,15 @@ from training.settings import TrainingSettings
 
 def workload_of(tuning: str, settings: TrainingSettings, config: MGMConfig, dataset: ConversationDataset) -> Workload:
     """What the stage trains, on its longest conversation."""
-    sequence, answers = dataset.longest()
+    return workload_at(tuning, settings, Architecture("the model", config), *dataset.longest())
+
+
+def workload_at(
+    tuning: str, settings: TrainingSettings, architecture: Architecture, sequence: int, answers: int
+) -> Workload:
+    """What a stage with these settings trains, on conversations of `sequence` tokens of which `answers` carry loss."""
     return Workload(
-        architecture=Architecture("the model", config),
+        architecture=architecture,
         tuning=tuning,
         sequence=sequence,
         answers=answers,

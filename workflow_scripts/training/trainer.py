@@ -50,10 +50,6 @@ class MGMTrainer(Trainer):
         loader.device = None  # a step's micro batches wait in host memory, not on the GPU, for their turn
         return loader
 
-    def _prepare_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        # pixels stay in float32, in which the model scales them down; transformers would have them in bf16
-        return {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
-
     def floating_point_ops(self, inputs: dict) -> int:
         return 0  # nobody reads the sum, and the GPU waits while every micro batch counts the parameters
 
@@ -67,7 +63,9 @@ class MGMTrainer(Trainer):
 
     def _prepare_input(self, data):
         # Trainer would cast images to the engine's bf16; the model scales them down in float32 first
-        return data.to(self.args.device) if isinstance(data, torch.Tensor) else super()._prepare_input(data)
+        if isinstance(data, torch.Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or self.args.output_dir)
