@@ -43,66 +43,6 @@ def mined_patch_by_patch(mining, patches: torch.Tensor, sub_patches: torch.Tenso
     return torch.stack(images)
 
 
-@pytest.fixture
-def mining():
-    torch.manual_seed(1)
-    module = PatchInfoMining(6, 10).double()
-    randomize(module)
-    patches = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
-    sub_patches = torch.randn(2, 5, 4, 10, dtype=torch.float64, requires_grad=True)
-    return module, patches, sub_patches
-
-
-def test_mining_equals_a_loop_over_patches_and_sub_patches(mining):
-    module, patches, sub_patches = mining
-    torch.testing.assert_close(
-        module.attend(patches, sub_patches), mined_patch_by_patch(module, patches, sub_patches), rtol=0, atol=1e-10
-    )
-
-
-def test_minings_gradients_equal_those_of_the_loop(mining):
-    module, patches, sub_patches = mining
-    sources = [patches, sub_patches, *module.parameters()]
-    weight = torch.randn(2, 5, 6, dtype=torch.float64)
-    fast = torch.autograd.grad((module.attend(patches, sub_patches) * weight).sum(), sources)
-    slow = torch.autograd.grad((mined_patch_by_patch(module, patches, sub_patches) * weight).sum(), sources)
-    for a, b in zip(fast, slow, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
-    reached = [gradient.abs().max() > 1e-3 for gradient in fast]
-    assert sum(reached) == len(sources) - 2  # what is added to every key alike cancels in the softmax: its two biases
-
-
-def test_a_patch_looks_only_into_its_own_sub_patches_in_any_order(mining):
-    module, patches, sub_patches = mining
-    before = module.attend(patches, sub_patches)
-    other = sub_patches.detach().clone()
-    other[0, 3] *= torch.randn(4, 10, dtype=torch.float64)
-    changed = (module.attend(patches, other) - before).abs().amax(dim=-1) > 1e-9
-    assert changed.nonzero().tolist() == [[0, 3]]
-    torch.testing.assert_close(module.attend(patches, sub_patches[:, :, [2, 0, 3, 1]]), before)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_mgm(dtype=torch.float64).model
-
-
-def test_sub_patches_are_grouped_by_the_patch_they_lie_in(model):
-    images = pixels(2, dtype=torch.float64)
-    with torch.inference_mode():
-        grouped = model.sub_patch_features(images)
-        # transformers' own list of ConvNeXt stages; the first entry is the embedding
-        stages = model.vision_tower_aux(images, output_hidden_states=True).hidden_states[1:]
-    m = IMAGE_SIDE // 4 // PATCHES
-    assert grouped.shape == (2, PATCHES**2, m**2, 8 + 12 + 16 + 24)
-    first = stages[0]  # already at the full resolution, so exact wherever it lies
-    for patch in range(PATCHES**2):
-        for sub in range(m**2):
-            row = patch // PATCHES * m + sub // m
-            column = patch % PATCHES * m + sub % m
-            torch.testing.assert_close(grouped[:, patch, sub, :8], first[:, :, row, column])
-
-
 def bilinear(stage: torch.Tensor, size: int, row: int, column: int) -> torch.Tensor:
     """(B, C, h, h) → (B, C): the value at a pixel of the (size, size) image, between pixel centres."""
     side = stage.shape[-1]
@@ -115,20 +55,103 @@ def bilinear(stage: torch.Tensor, size: int, row: int, column: int) -> torch.Ten
     return sum(wr * wc * stage[:, :, r, c] for r, wr in neighbours(row) for c, wc in neighbours(column))
 
 
-def test_coarser_stages_are_upsampled_to_the_first_and_stand_behind_it(model):
-    images = pixels(1, dtype=torch.float64)
+def sub_patches_one_by_one(stages, patches_per_side: int) -> torch.Tensor:
+    """[(B, C_s, h_s, h_s)] → (B, N, M², C'): all stages at the first one's resolution, grouped by patch."""
+    size = stages[0].shape[-1]
+    m = size // patches_per_side
+
+    def sub_patch(patch: int, sub: int) -> torch.Tensor:
+        row = patch // patches_per_side * m + sub // m
+        column = patch % patches_per_side * m + sub % m
+        return torch.cat([bilinear(stage, size, row, column) for stage in stages], dim=-1)
+
+    patches = range(patches_per_side**2)
+    return torch.stack([torch.stack([sub_patch(n, sub) for sub in range(m**2)], dim=1) for n in patches], dim=1)
+
+
+def mined_one_by_one(mining, patches: torch.Tensor, stages) -> torch.Tensor:
+    return mined_patch_by_patch(mining, patches, sub_patches_one_by_one(stages, math.isqrt(patches.shape[1])))
+
+
+@pytest.fixture
+def mining():
+    """Four patches under stages of 8, 4, 3 and 1 cells a side: even parts, odd ones, fewer than there are patches."""
+    torch.manual_seed(1)
+    module = PatchInfoMining(6, 14).double()
+    randomize(module)
+    patches = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+    shapes = [(3, 8), (4, 4), (2, 3), (5, 1)]
+    stages = [torch.randn(2, c, side, side, dtype=torch.float64, requires_grad=True) for c, side in shapes]
+    return module, patches, stages
+
+
+def test_mining_equals_a_loop_over_patches_and_sub_patches(mining):
+    module, patches, stages = mining
+    torch.testing.assert_close(module(patches, *stages), mined_one_by_one(module, patches, stages), rtol=0, atol=1e-10)
+
+
+def test_minings_gradients_equal_those_of_the_loop(mining):
+    module, patches, stages = mining
+    sources = [patches, *stages, *module.parameters()]
+    weight = torch.randn(2, 4, 6, dtype=torch.float64)
+    fast = torch.autograd.grad((module(patches, *stages) * weight).sum(), sources)
+    slow = torch.autograd.grad((mined_one_by_one(module, patches, stages) * weight).sum(), sources)
+    for a, b in zip(fast, slow, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    reached = [gradient.abs().max() > 1e-3 for gradient in fast]
+    assert sum(reached) == len(sources) - 2  # what is added to every key alike cancels in the softmax: its two biases
+
+
+def test_a_patch_sees_only_the_cells_that_its_own_sub_patches_lie_in(mining):
+    module, patches, stages = mining
+    before = module(patches, *stages)
+    finest = stages[0].detach().clone()
+    finest[0, :, 5, 2] *= 2  # in the lower left quarter
+    changed = (module(patches, finest, *stages[1:]) - before).abs().amax(dim=-1) > 1e-9
+    assert changed.nonzero().tolist() == [[0, 2]]
+
+
+def test_in_bf16_mining_differs_from_the_loop_by_no_more_than_joined_and_normalised_bf16_features_do(mining):
+    module, patches, stages = mining
+    exact = mined_one_by_one(module, patches, stages)
+    subs = sub_patches_one_by_one(stages, 2)
+
+    def error(result: torch.Tensor) -> float:
+        return ((result.double() - exact).norm() / exact.norm()).item()
+
+    half = PatchInfoMining(6, 14).double()
+    half.load_state_dict({name: value.bfloat16().double() for name, value in module.state_dict().items()})
+    rounded = mined_patch_by_patch(half, patches.bfloat16().double(), subs.bfloat16().double())
+    ours = module.bfloat16()(patches.bfloat16(), *(stage.bfloat16() for stage in stages))
+    assert ours.dtype == torch.bfloat16
+    assert error(ours) < 3 * error(rounded)
+
+
+def test_mining_computed_in_inference_first_can_be_trained_afterwards(mining):
+    module, patches, stages = mining
+    wide = [stage.detach().repeat(1, 1, 3, 3) for stage in stages]  # sizes that nothing has met before
+    many = torch.randn(2, 36, 6, dtype=torch.float64)
     with torch.inference_mode():
-        grouped = model.sub_patch_features(images)
+        module(many, *wide)
+    module(many, *wide).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_mgm(dtype=torch.float64).model
+
+
+def test_the_stages_are_those_of_transformers_convnext_finest_first(model):
+    images = pixels(2, dtype=torch.float64)
+    with torch.inference_mode():
+        ours = model.stage_features(images)
+        # transformers' own list; the first entry is the embedding
         stages = model.vision_tower_aux(images, output_hidden_states=True).hidden_states[1:]
-    size, m, offset = IMAGE_SIDE // 4, IMAGE_SIDE // 4 // PATCHES, 8
-    for stage in stages[1:]:
-        for row, column in ((0, 0), (3, 4), (7, 8), (15, 15), (2, 13)):
-            patch, sub = row // m * PATCHES + column // m, row % m * m + column % m
-            found = grouped[:, patch, sub, offset : offset + stage.shape[1]]
-            # upsampled in float32, as in training
-            torch.testing.assert_close(found, bilinear(stage, size, row, column), rtol=1e-5, atol=1e-4)
-        offset += stage.shape[1]
-    assert offset == grouped.shape[-1]
+    assert [stage.shape[1] for stage in ours] == [8, 12, 16, 24]
+    assert ours[0].shape[-1] == IMAGE_SIDE // 4
+    for found, expected in zip(ours, stages, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_clip_sees_the_small_image_and_gives_one_feature_a_patch(model):
@@ -155,9 +178,9 @@ def test_visual_tokens_are_the_projected_sum_of_patch_and_mined_features(model):
     images = pixels(2, dtype=torch.float64)
     with torch.inference_mode():
         tokens = model.get_image_features(images)
-        patches, subs = model.clip_features(images), model.sub_patch_features(images)
+        patches, stages = model.clip_features(images), model.stage_features(images)
         first, _, second = model.projector
-        inner = (patches + mined_patch_by_patch(model.patch_info_mining, patches, subs)) @ first.weight.T + first.bias
+        inner = (patches + mined_one_by_one(model.patch_info_mining, patches, stages)) @ first.weight.T + first.bias
         gelu = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
         torch.testing.assert_close(tokens, gelu @ second.weight.T + second.bias, rtol=1e-8, atol=1e-8)
 

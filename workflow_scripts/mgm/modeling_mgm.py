@@ -16,11 +16,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 
 from mgm.configuration_mgm import MGMConfig
 from mgm.loss import LanguageModelHead
-from mgm.mining import PatchInfoMining, join_stages
+from mgm.mining import PatchInfoMining
 from mgm.positions import positions_of_answers, positions_of_images
-
-# Of how many images high-resolution features exist at a time: those of MGM-2B take 0.2 GiB an image.
-IMAGES_AT_ONCE = 8
 
 
 @dataclass
@@ -97,18 +94,11 @@ class MGMModel(MGMPreTrainedModel):
         features = tower.embeddings(pixel_values.to(self.dtype, memory_format=torch.channels_last))
         return [features := stage(features) for stage in tower.encoder.stages]
 
-    def sub_patch_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """(B, 3, S', S') → (B, N, M², C'): every ConvNeXt stage at the first stage's resolution, grouped by patch."""
-        return join_stages(self.stage_features(pixel_values), self.config.patches_per_side)
-
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(B, 3, S', S') → visual tokens (B, N, H)."""
         patches = self.clip_features(pixel_values)
-        mined = [
-            self.patch_info_mining(some, *self.stage_features(pixels))
-            for some, pixels in zip(patches.split(IMAGES_AT_ONCE), pixel_values.split(IMAGES_AT_ONCE), strict=True)
-        ]
-        return self.projector(patches + torch.cat(mined))
+        mined = self.patch_info_mining(patches, *self.stage_features(pixel_values))
+        return self.projector(patches + mined)
 
     def forward(
         self,
