@@ -136,6 +136,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         max_length=length,
         precision=configuration.precision if torch.cuda.is_available() else "fp32",
         activation_checkpointing=configuration.activation_checkpointing,
+        attn_implementation="auto",
         compile=configuration.compile,
         save_steps=1_000_000,
         log_steps=1,

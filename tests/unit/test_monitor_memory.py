@@ -16,7 +16,14 @@ HOUR = 3600
 
 
 def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([*MONITOR, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # a test suite that runs in the background ignores Control-C, and so would what it starts
+    return subprocess.Popen(
+        [*MONITOR, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def python(code: str) -> subprocess.Popen:

@@ -104,6 +104,7 @@ def test_every_deepspeed_file_is_completed_with_integers_that_deepspeed_accepts(
     if zero["stage"] > 0:
         assert accepted.zero_config.reduce_bucket_size == 2048**2
     assert (accepted.train_batch_size, accepted.gradient_accumulation_steps) == (8, 2)
+    assert not accepted.timers_config.enabled  # it would wait for the GPU at every micro batch
 
 
 def test_sizes_at_hidden_2048():

@@ -27,6 +27,7 @@ SETTINGS = {
     "max_length": 2048,
     "precision": "auto",
     "activation_checkpointing": True,
+    "attn_implementation": "auto",
     "compile": True,
     "save_steps": 100,
     "log_steps": 1,

@@ -42,6 +42,7 @@ class TrainingSettings:
     max_length: int
     precision: str  # bf16, fp32, or auto: bf16 on a GPU, fp32 on a CPU
     activation_checkpointing: bool | int  # every layer, or every n-th
+    attn_implementation: str  # of the language model: flash_attention_2, sdpa, or auto
     compile: bool  # on a GPU; never on a CPU
     save_steps: int
     log_steps: int

@@ -19,6 +19,7 @@ from files import sha256_of, write_json, write_jsonl
 from mgm import MGMForConditionalGeneration, MGMProcessor
 from mgm.projector_weights import full_shapes
 from planning.machine import machine_in_use, whole_machine
+from training.attention import attention_of
 from training.build_locks import remove_stale_locks
 from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.compilation import compile_layers
@@ -67,6 +68,7 @@ def run_stage(
     fingerprint = _fingerprint(settings, inputs)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     checkpoint, reason = find_checkpoint(checkpoints, fingerprint)
+    attention, remark = attention_of(settings)
     memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
     memory.start()
 
@@ -74,12 +76,18 @@ def run_stage(
     arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
     first = arguments.process_index == 0
     if first:
-        print(reason, file=sys.stderr, flush=True)
+        for line in filter(None, (reason, remark)):
+            print(line, file=sys.stderr, flush=True)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, keep=checkpoint)
         progress_file.unlink(missing_ok=True)
 
-    model = MGMForConditionalGeneration.from_pretrained(inputs["model"], dtype=settings.dtype, trust_remote_code=False)
+    model = MGMForConditionalGeneration.from_pretrained(
+        inputs["model"],
+        dtype=settings.dtype,
+        attn_implementation={"text_config": attention},
+        trust_remote_code=False,
+    )
     model = prepare(model)
     gather_whole_layers(model)
     if settings.compile and torch.cuda.is_available():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import transformers.masking_utils
 import transformers.trainer
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
@@ -23,6 +24,9 @@ def _load_trained_weights_only(engine, path, load_module_strict=True):
 
 
 transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
+
+# Batches are padded, never packed. To find that out, transformers waits for the GPU at every micro batch.
+transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
 
 
 class MGMTrainer(Trainer):
