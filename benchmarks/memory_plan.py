@@ -5,17 +5,20 @@
     python benchmarks/memory_plan.py --shape tiny            # without a GPU, to try the script
 
 Inputs are those of benchmarks/train_step.py. Each configuration is trained for two steps by the workflow's own
-training stage, in a process of its own, which plans before it loads anything. The GPU's peak is what PyTorch allocated,
-the host's the resident size of the process; the plan must be within 10 % and 15 % of them, and must not say that
-something fits that runs out of memory.
+training stage, in a process of its own, which plans before it loads anything. The GPU's peak is what PyTorch
+allocated; the host's is what is resident of the process without pages of files, which the kernel can drop. The plan
+must be within 10 % and 15 % of them, and must not say that something fits that runs out of memory.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,9 +78,23 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
         (output / "plan.json").write_text(json.dumps(plan), encoding="utf-8")  # there even if it then runs out
         return plan
 
+    threading.Thread(target=watch_host, args=(output / "host.json",), daemon=True).start()
     check_memory = training.stage.check_memory
     training.stage.workload_of, training.stage.check_memory = workload_of, remember
     train(configuration, folder, output)
+
+
+def watch_host(record: Path) -> None:
+    """Keep the most that was resident of this process, in GiB: altogether, and without pages of files."""
+    peaks = {"resident": 0.0, "held": 0.0}
+    while True:
+        sizes = dict(re.findall(r"Rss(Anon|File|Shmem):\s+(\d+) kB", Path("/proc/self/status").read_text()))
+        gib = {kind: int(size) / 2**20 for kind, size in sizes.items()}
+        peaks["resident"] = max(peaks["resident"], sum(gib.values()))
+        peaks["held"] = max(peaks["held"], gib["Anon"] + gib["Shmem"])
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(peaks), encoding="utf-8")
+        time.sleep(0.05)
 
 
 def measure(name: str, configuration: Configuration, folder: Path, shape: str) -> dict:
@@ -97,7 +114,8 @@ def measure(name: str, configuration: Configuration, folder: Path, shape: str) -
     return row | {
         "allocated_gib": metrics["peak_gpu_gib"],
         "reserved_gib": metrics["peak_gpu_reserved_gib"],
-        "host_gib": metrics["peak_host_rss_gib"],
+        "host_gib": json.loads((output / "host.json").read_text(encoding="utf-8"))["held"],
+        "resident_gib": metrics["peak_host_rss_gib"],
         "driver_gib": peak_of_driver(output / "memory.csv"),
     }
 

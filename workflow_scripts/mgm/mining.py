@@ -66,9 +66,12 @@ def cells_seen(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple[t
     """(B, C_s, h_s, h_s) → the cells (B, N, K, C_s) which each patch's sub-patches lie in or between, and the weights
     (N, M², K), in at least float32, that upsample them to these sub-patches of a (size, size) grid."""
     dtype = torch.promote_types(stage.dtype, torch.float32)
-    cells, upsample = _window(stage.shape[-1], size, patches_per_side, dtype, stage.device)
-    flat = stage.permute(0, 2, 3, 1).flatten(1, 2)  # (B, h_s², C_s)
-    return flat.index_select(1, cells).unflatten(1, (len(upsample), -1)), upsample
+    images, _, length, _ = stage.shape
+    cells, upsample = _window(length, size, patches_per_side, dtype, stage.device)
+    first = torch.arange(images, device=stage.device).unsqueeze(1) * length**2
+    rows = stage.permute(0, 2, 3, 1).flatten(0, 2)  # (B·h_s², C_s), of which whole ones are copied fast
+    seen = rows.index_select(0, (first + cells).flatten())
+    return seen.unflatten(0, (images, len(upsample), -1)), upsample
 
 
 @lru_cache(maxsize=32)

@@ -65,9 +65,9 @@ class MGMModel(MGMPreTrainedModel):
         self.language_model.set_input_embeddings(value)
 
     def train(self, mode: bool = True) -> "MGMModel":
-        super().train(mode)
-        for tower in (self.vision_tower, self.vision_tower_aux):
-            tower.eval()
+        self.training = mode
+        for child in self.children():
+            child.train(mode and child is not self.vision_tower and child is not self.vision_tower_aux)
         return self
 
     @torch.no_grad()
