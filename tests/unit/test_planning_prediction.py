@@ -56,7 +56,7 @@ def workload(architecture, tuning, sequence, answers):
 def test_predictions_are_within_the_bars_of_what_was_measured(mgm_2b, tuning, sequence, micro, name, gpu, host):
     case = workload(PlainArchitecture("plain", mgm_2b.config), tuning, sequence, sequence)
     arrangement = Arrangement(name, Zero.of(deepspeed(name)), 1, micro, 8)
-    prediction = predict(case, arrangement, STORY, loading=False)  # these runs made their weights on the GPU
+    prediction = predict(case, arrangement, STORY)
     assert gpu is None or prediction.allocated_gib == pytest.approx(gpu, rel=0.10)
     assert prediction.host_gib == pytest.approx(host, rel=0.15)
 

@@ -37,6 +37,11 @@ class Architecture:
         """Tokens of a sample that its image takes; none for a text model."""
         return getattr(self.config, "num_image_tokens", 0)
 
+    @property
+    def image_bytes(self) -> int:
+        """Of a sample's image as the loader hands it over: three channels in float32."""
+        return 3 * self.config.image_size_aux**2 * 4 if isinstance(self.config, MGMConfig) else 0
+
     def build(self, dtype: torch.dtype) -> torch.nn.Module:
         """The model on the meta device: every parameter's shape and dtype, no memory."""
         build = MGMForConditionalGeneration if isinstance(self.config, MGMConfig) else AutoModelForCausalLM.from_config

@@ -50,6 +50,10 @@ class LiveMemory(TorchDispatchMode):
     def count(self) -> int:
         return len(self._moments)
 
+    def mark(self) -> None:
+        """Record what is live now, too: less than after the last allocation, if something has been let go since."""
+        self._moments.append(self._live.copy())
+
     def moments(self) -> np.ndarray:
         """(moments, kinds) int64: bytes that were live after each allocation."""
         return np.stack(self._moments)
@@ -74,4 +78,4 @@ class LiveMemory(TorchDispatchMode):
 
         self._known[key] = weakref.ref(storage, forget)
         self._live[kind] += size
-        self._moments.append(self._live.copy())
+        self.mark()

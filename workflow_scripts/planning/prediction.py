@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planning.step import Workload, count_parameters, moments
-from planning.zero import Held, Zero, held_by
+from planning.zero import Held, Zero, held_by, page_locked
 
 GIB = 2**30
 
@@ -13,9 +13,12 @@ CUDA_CONTEXT = int(0.6 * GIB)
 FRAGMENTATION = 0.05
 # Of the host's memory this share of what is needed has to be left: the machine runs other things too.
 HOST_MARGIN = 0.05
-# Resident memory of a training process with its libraries, its list of conversations and, on a GPU, CUDA's.
-PROCESS_ON_GPU = int(2.3 * GIB)  # one H200, LoRA without offload
+# Resident memory of a training process with its libraries, its list of conversations and, on a GPU, CUDA's, without
+# pages of files: libraries and weights that are mapped, which the kernel drops when it needs the room.
+PROCESS_ON_GPU = int(1.8 * GIB)  # one H200, LoRA without offload
 PROCESS_ON_CPU = int(0.57 * GIB)  # the smallest model that the tests train
+# How often a step's images are on the host: in use, decoded ahead for the next step, and on their way between the two.
+STEPS_OF_IMAGES = 3
 # What a CPU's kernels copy to work on and its allocator keeps, as a share of everything else. Fitted, with the process,
 # to both training stages of the embedded default (docs/memory.md).
 CPU_COPIES = 0.8
@@ -81,26 +84,26 @@ class Prediction:
         return "; ".join(short) or None
 
 
-def predict(workload: Workload, arrangement: Arrangement, machine: Machine, loading: bool = True) -> Prediction:
-    """The peak over the backward pass, the optimizer's step and DeepSpeed's own start.
-
-    Args:
-        loading: whether the host reads the weights from a folder first.
-    """
+def predict(workload: Workload, arrangement: Arrangement, machine: Machine) -> Prediction:
+    """On the GPU the peak over the backward pass, the optimizer's step and DeepSpeed's own start; on the host that of
+    saving, when what is trained is there once more."""
     parameters, weight = count_parameters(workload), workload.precision.itemsize
     held = held_by(arrangement.zero, parameters, weight, machine.processes, arrangement.accumulation > 1)
     gpu = max(_moments_of_gpu(workload, arrangement, held), key=lambda parts: sum(parts.values()))
     host = {part: size * machine.processes for part, size in held.host.items()}
-    loaded = sum(parameters.every) * weight * machine.processes if loading else 0  # by every process, as a whole
     if machine.gpus == 0:
         host = {part: host.get(part, 0) + gpu.get(part, 0) for part in gpu | host}
         copies = int(CPU_COPIES * sum(host.values()))
         return Prediction({}, _gib({"process": PROCESS_ON_CPU} | host | {"copies": copies}))
-    process = PROCESS_ON_GPU * machine.processes
-    if loaded > sum(host.values()):
-        host = {"weights being loaded": loaded}
+    images = page_locked(arrangement.micro_batch * workload.architecture.image_bytes)
+    host = {
+        "process": PROCESS_ON_GPU * machine.processes,
+        **host,
+        "images": STEPS_OF_IMAGES * arrangement.accumulation * images * machine.processes,
+        "weights being saved": sum(parameters.trained) * weight,  # by the first process
+    }
     overhead = {"CUDA context": CUDA_CONTEXT, "fragmentation": int(FRAGMENTATION * sum(gpu.values()))}
-    return Prediction(_gib(gpu | overhead), _gib({"process": process} | host))
+    return Prediction(_gib(gpu | overhead), _gib(host))
 
 
 def _moments_of_gpu(workload: Workload, arrangement: Arrangement, held: Held) -> list[dict[str, int]]:

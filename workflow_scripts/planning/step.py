@@ -49,10 +49,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of elements: of every parameter, and of every one that is trained."""
+    """Numbers of elements: of every parameter, and of every one that is trained.
+
+    `tied` is how many exist twice while the model is made: those of a head that is then tied to the word embeddings.
+    """
 
     every: tuple[int, ...]
     trained: tuple[int, ...]
+    tied: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,14 @@ def build(workload: Workload) -> nn.Module:
 
 @cache
 def count_parameters(workload: Workload) -> Parameters:
-    parameters = list(build(workload).parameters())
-    return Parameters(tuple(p.numel() for p in parameters), tuple(p.numel() for p in parameters if p.requires_grad))
+    model = build(workload)
+    parameters = list(model.parameters())
+    head = model.get_output_embeddings().weight
+    return Parameters(
+        every=tuple(p.numel() for p in parameters),
+        trained=tuple(p.numel() for p in parameters if p.requires_grad),
+        tied=head.numel() if head is model.get_input_embeddings().weight else 0,
+    )
 
 
 @cache
@@ -120,6 +130,7 @@ def moments(workload: Workload, recomputation: int, micro_batch: int) -> Moments
 
     def hand_over(parameter: nn.Parameter) -> None:
         """As DeepSpeed does: a gradient that is complete moves to a buffer that is counted with the optimizer."""
+        memory.mark()
         accumulated.append((memory.count - 1, parameter.numel()))
         parameter.grad = None
 

@@ -15,6 +15,16 @@ MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # two, in one byte each, with a float32 
 ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that travel at once
 
 
+# Page-locked bytes for each of the largest trained weight, while PyTorch compiles the 8-bit optimizer and tries its
+# kernels on copies of what they overwrite: 4 GiB beside embeddings of 1 GiB.
+AUTOTUNING = 4
+
+
+def page_locked(size: int) -> int:
+    """Bytes that the host gives for a page-locked buffer: PyTorch rounds up to a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
 @dataclass(frozen=True)
 class Zero:
     """The keys of a completed config/deepspeed file that decide about memory; sizes in elements."""
@@ -48,8 +58,8 @@ class Zero:
         )
 
     def on_host(self, size: int) -> int:
-        """Bytes that the host gives for a buffer: PyTorch rounds page-locked memory up to a power of two."""
-        return 1 << (size - 1).bit_length() if self.pinned and size else size
+        """Bytes that the host gives for a buffer."""
+        return page_locked(size) if self.pinned else size
 
 
 @dataclass(frozen=True)
@@ -93,8 +103,9 @@ def _plain(zero: Zero, parameters: Parameters, weight: int, gpus: int) -> Held:
     }
     if mixed:
         gpu["optimizer"] += trained * FLOAT32
+    host = {"optimizer": AUTOTUNING * page_locked(max(parameters.trained) * weight)} if zero.adam_8bit else {}
     # in mixed precision cast one by one, then flattened
-    return Held(gpu, {}, gradients=trained * weight, at_step=trained * (weight + (2 * FLOAT32 if mixed else 0)))
+    return Held(gpu, host, gradients=trained * weight, at_step=trained * (weight + (2 * FLOAT32 if mixed else 0)))
 
 
 def _partitioned_optimizer(
@@ -133,7 +144,7 @@ def _partitioned_weights(zero: Zero, parameters: Parameters, weight: int, gpus: 
     if zero.offload_param:
         # each weight's partition, then once more the trained ones' in one piece; pinned memory is never given back
         host["weights"] = sum(zero.on_host(-(-elements // gpus) * weight) for elements in parameters.every)
-        host["weights"] += zero.on_host(own * weight)
+        host["weights"] += zero.on_host(own * weight) + zero.on_host(-(-parameters.tied // gpus) * weight)
     else:
         # one GPU's partition is the weight itself, not gathered anew
         gpu["weights"] = small * weight + partition + (gathered * weight if gpus > 1 else 0)

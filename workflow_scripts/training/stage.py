@@ -96,9 +96,9 @@ def run_stage(
     shapes = full_shapes(trained)
 
     def save_checked(folder: Path) -> None:
-        weights = gather(trained)
-        check_weights(weights, shapes)
+        weights = gather(trained, keep=first)
         if first:
+            check_weights(weights, shapes)
             save(model, weights, folder)
 
     trainer = MGMTrainer(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import deepspeed
 import torch
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import nn
 
 from files import replace_whole
@@ -19,12 +19,18 @@ class BrokenWeights(Exception):
     """Weights that must not count as saved: empty, incomplete, not finite, or never trained."""
 
 
-def gather(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    """Whole CPU copies of parameters that ZeRO may have partitioned. Every rank must call it."""
+# So many elements at a time are looked at, since a test for finite values makes copies.
+ELEMENTS_AT_ONCE = 2**24
+
+
+def gather(parameters: dict[str, torch.nn.Parameter], keep: bool = True) -> dict[str, torch.Tensor]:
+    """Whole CPU copies of parameters that ZeRO may have partitioned. Every rank must call it; `keep` says which has use
+    for them, and so pays with its memory."""
     whole = {}
     for name, parameter in parameters.items():
         with deepspeed.zero.GatheredParameters([parameter]):
-            whole[name] = parameter.detach().to("cpu", copy=True).contiguous()
+            if keep:
+                whole[name] = parameter.detach().to("cpu", copy=True).contiguous()
     return whole
 
 
@@ -39,7 +45,7 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
     for name, shape in shapes.items():
         if weights[name].shape != shape:
             raise BrokenWeights(f"tensor {name} has shape {tuple(weights[name].shape)} instead of {tuple(shape)}")
-        if not torch.isfinite(weights[name]).all():
+        if not all(torch.isfinite(part).all() for part in weights[name].flatten().split(ELEMENTS_AT_ONCE)):
             raise BrokenWeights(f"tensor {name} holds values that are not finite")
     lora_b = [tensor for name, tensor in weights.items() if "lora_B" in name]
     if lora_b and not any(tensor.any() for tensor in lora_b):
@@ -55,4 +61,4 @@ def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: P
 
 def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
     with replace_whole(path, "wb") as file:
-        file.write(save(weights))
+        save_file(weights, file.name)  # straight from the tensors; bytes to write would be a second copy of them all
