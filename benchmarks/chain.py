@@ -25,6 +25,7 @@ sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
 
 from random_mgm import WORDS, make_random_mgm, write_conversations  # noqa: E402
 
+from compute import free_port  # noqa: E402
 from files import read_json, read_yaml, write_jsonl, write_yaml  # noqa: E402
 from settings.deepspeed import read_deepspeed  # noqa: E402
 
@@ -43,8 +44,8 @@ def training_settings(stage: str, template: str, image_tokens: int) -> dict:
 def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
     """Run a stage under the launcher, kill it once it has a checkpoint, and give the same command again."""
     output = folder / stage
-    command = ["deepspeed", "--num_gpus", "1", SCRIPTS / f"{stage}.py", "--config", folder / f"{stage}.yaml"]
-    command += [*inputs, "--output-dir", output]
+    command = ["deepspeed", "--num_gpus", "1", "--master_port", str(free_port()), SCRIPTS / f"{stage}.py"]
+    command += ["--config", folder / f"{stage}.yaml", *inputs, "--output-dir", output]
     with open(folder / f"{stage}.log", "w", encoding="utf-8") as log:
         killed = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         while not list(output.glob("checkpoints/checkpoint-*/complete.json")):

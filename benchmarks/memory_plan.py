@@ -22,7 +22,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from train_step import PROJECT, Configuration, make_inputs, train
+from train_step import ALLOCATOR, PROJECT, Configuration, make_inputs, train
+
+from compute import free_port
 
 ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
@@ -101,10 +103,10 @@ def measure(name: str, configuration: Configuration, folder: Path, shape: str) -
     """Prediction and measurement of one configuration, in GiB."""
     output, log = folder / "output" / name, folder / f"{name}.log"
     command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--shape", shape]
-    port = str(29600 + list(CONFIGURATIONS).index(name))
+    port = str(free_port())
     launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with open(log, "w", encoding="utf-8") as file:
-        run = subprocess.run(command, env=os.environ | launched, stdout=file, stderr=subprocess.STDOUT)
+        run = subprocess.run(command, env=os.environ | launched | ALLOCATOR, stdout=file, stderr=subprocess.STDOUT)
     plan = json.loads((output / "plan.json").read_text(encoding="utf-8")) if (output / "plan.json").exists() else None
     row = {"configuration": name, "plan": plan, "cap_gib": configuration.gpu_gib}
     if run.returncode:

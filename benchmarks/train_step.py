@@ -27,7 +27,11 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
+from compute import free_port  # noqa: E402
+
 WARM_UP_STEPS = 3
+# as training stages set it, but before this script asks for the GPU
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 # sequence: tokens of a sample, its image's included, and of its question
 SEQUENCES = {"pretrain": (640, 0), "finetune": (1024, 215)}
 
@@ -74,7 +78,9 @@ CONFIGURATIONS = {
         activation_checkpointing=True,
     ),
     "lora_zero2": Configuration(activation_checkpointing=18),
-    "stage_1": Configuration(stage="pretrain", tuning="stage1", gradient_accumulation_steps=32, learning_rate=1e-3),
+    "stage_1": Configuration(
+        stage="pretrain", tuning="stage1", micro_batch_size=16, activation_checkpointing=9, learning_rate=1e-3
+    ),
     "full": FULL,
     "golden": GOLDEN,
     "golden_plain": replace(
@@ -175,11 +181,11 @@ def measure(name: str, configuration: Configuration, folder: Path, shape: str) -
     """The row of one configuration, which runs in a process of its own."""
     output = folder / "output" / name
     command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--shape", shape]
-    environment = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     log = folder / f"{name}.log"
     with open(log, "w", encoding="utf-8") as file:
-        port = str(29500 + list(CONFIGURATIONS).index(name))
-        run = subprocess.run(command, env=environment | {"MASTER_PORT": port}, stdout=file, stderr=subprocess.STDOUT)
+        launched["MASTER_PORT"] = str(free_port())
+        run = subprocess.run(command, env=os.environ | launched | ALLOCATOR, stdout=file, stderr=subprocess.STDOUT)
     if run.returncode:
         lines = log.read_text(encoding="utf-8").splitlines()
         return {"configuration": name, "failed": run.returncode, "log": lines[-25:]}

@@ -2,6 +2,7 @@
 
 import os
 import random
+import socket
 
 import numpy
 import torch
@@ -33,3 +34,10 @@ def mixed_precision(device: torch.device) -> torch.autocast:
     """bf16 autocast where the processor computes in bf16, otherwise float32 as written."""
     fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bool(fast))
+
+
+def free_port() -> int:
+    """Where a launcher's processes can meet: on its default port, two trainings on one machine would be one."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

@@ -8,7 +8,6 @@ other than this one, --gpu-memory and --host-memory say what it has, in GiB. Res
 """
 
 import argparse
-import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 
 from command_line import command_line
+from compute import free_port
 from errors import InputError
 from files import write_yaml
 from formats.rows import read_json_file
@@ -112,10 +112,7 @@ def launch(settings: TrainingSettings, preset: Preset, output_dir: Path) -> int:
     """Run the training script under DeepSpeed's launcher; return its exit status."""
     config = output_dir / "config.yaml"
     write_yaml(config, asdict(settings))
-    with socket.socket() as probe:  # a free port, so that two launchers on one machine do not meet
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    command = ["deepspeed", "--num_gpus", str(settings.gpus), "--master_port", str(port)]
+    command = ["deepspeed", "--num_gpus", str(settings.gpus), "--master_port", str(free_port())]
     command.append(SCRIPTS / "train_text_model.py")
     command += ["--config", config, "--data", preset.data, "--model", preset.model, "--output-dir", output_dir]
     return subprocess.run(command, check=False).returncode

@@ -61,7 +61,7 @@ def test_a_dry_run_shows_batch_memory_and_data_and_launches_nothing(project):
     done = run(project, "--num-gpus", "6", "--dry-run", "--gpu-memory", "32", "--host-memory", "512")
     assert done.returncode == 0, done.stderr
     assert "batch: micro 1 × accumulation 8 × 6 GPUs = 48 samples a step" in done.stdout
-    assert "gpu memory: " in done.stdout and "host memory: process 13.80 + " in done.stdout
+    assert "gpu memory: " in done.stdout and "host memory: process 10.80 + " in done.stdout
     assert "data: 40 texts in corpus.jsonl" in done.stdout
     assert not (project / "results").exists()
 
