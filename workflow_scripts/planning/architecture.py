@@ -86,6 +86,8 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
     if not path.exists():
         shipped = SHIPPED / f"{path.name.lower()}.json"
         path = shipped if shipped.is_file() else path
+    if not path.exists() and len(path.parts) > 2:  # a name on the hub has two parts
+        raise InputError(f"{part}: there is no such folder; if the workflow makes it, it has yet to")
     kind = kind or (MGMConfig if _model_type(path) == MGMConfig.model_type else AutoConfig)
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)
