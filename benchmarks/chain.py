@@ -85,6 +85,7 @@ def answer(folder: Path, model: Path) -> dict:
     settings = {
         "seed": 0,
         "cpu_threads": None,
+        "gpus": 1,
         "image_root": str(folder / "images"),
         "template": "gemma",
         "question_prompt": "{question}",

@@ -216,14 +216,6 @@ def benchmark_outputs(benchmark, name):
     return sorted({f"{run['benchmarks'][benchmark]}/{name}" for run in challenge_settings()["runs"]})
 
 
-def plan_flags(config):
-    """The settings of fine-tuning that decide about memory."""
-    lora, batch = config["finetune"]["lora"], config["finetune"]["global_batch_size"]
-    flags = f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}"
-    flags += f" --gpus {config['gpus']}" if config["gpus"] > 1 else ""
-    return flags + (f" --global-batch {batch}" if batch else "")
-
-
 def page_of(experiment):
     """Where an experiment is reported: with all that are compared, if it is one of them; else beside the reference."""
     compared = experiment in RUNS.compared and experiment != REFERENCE

@@ -5,7 +5,7 @@
         --output-dir results/baseline/benchmarks/textvqa
 
 The configuration holds `benchmark` (its name), `files` (see formats/textvqa.py and formats/mmbench.py), `template`,
-`decoding` and `cpu_threads`. Writes answers.jsonl: each question with its prompt, truth and `prediction`.
+`decoding`, `gpus` and `cpu_threads`. Writes answers.jsonl: each question with its prompt, truth and `prediction`.
 """
 
 import sys
@@ -17,7 +17,7 @@ from compute import use_cpu_threads
 from files import read_yaml, write_jsonl
 from formats.mmbench import read_mmbench
 from formats.textvqa import read_textvqa
-from mgm.generation import Generator
+from mgm.generators import generators
 
 READERS = {"textvqa": read_textvqa, "mmbench": read_mmbench}
 
@@ -33,9 +33,9 @@ def main() -> None:
 
     start = time.monotonic()
     prompts = [row["prompt"] for row in rows]
-    generator = Generator(args.model, args.finetuned)
-    predictions = generator.answer(files, prompts, settings["template"], **settings["decoding"])
-    answered = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
+    with generators(args.model, args.finetuned, settings["gpus"]) as generator:
+        predictions = generator.answer(files, prompts, settings["template"], **settings["decoding"])
+        answered = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
     write_jsonl(args.output_dir / "answers.jsonl", answered)
     print(f"{len(answered)} answers in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
 

@@ -18,7 +18,7 @@ from errors import InputError
 from evaluation.generation import image_paths, other_images
 from files import read_yaml, write_jsonl
 from formats.evaluation_jsonl import read_evaluation
-from mgm.generation import Generator
+from mgm.generators import generators
 
 
 @command_line
@@ -38,27 +38,31 @@ def main() -> None:
 
     captions, answers = [], []
     for stage in (args.pretrained, args.finetuned):
-        generator, name = Generator(args.model, stage), stage.name
+        name = stage.name
         caption = settings["captions"][name]
-        for images, files in shown.items():
-            start = time.monotonic()
-            texts = generator.answer(
-                files, [caption["question"]] * len(rows), caption["template"], **settings["decoding"]
-            )
-            captions += [
-                {"id": row["id"], "image": row["image"], "model": name, "images": images, "caption": text}
-                for row, text in zip(rows, texts, strict=True)
-            ]
-            _say(f"{name}, {images} images: {len(rows)} captions", start)
-    for images, files in shown.items():
-        start = time.monotonic()
-        asked = [settings["question_prompt"].format(question=question["question"]) for _, question in questions]
-        texts = generator.answer([files[i] for i, _ in questions], asked, settings["template"], **settings["decoding"])
-        answers += [
-            {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
-            for (index, question), text in zip(questions, texts, strict=True)
-        ]
-        _say(f"{name}, {images} images: {len(questions)} answers", start)
+        with generators(args.model, stage, settings["gpus"]) as generator:
+            for images, files in shown.items():
+                start = time.monotonic()
+                texts = generator.answer(
+                    files, [caption["question"]] * len(rows), caption["template"], **settings["decoding"]
+                )
+                captions += [
+                    {"id": row["id"], "image": row["image"], "model": name, "images": images, "caption": text}
+                    for row, text in zip(rows, texts, strict=True)
+                ]
+                _say(f"{name}, {images} images: {len(rows)} captions", start)
+            if stage == args.finetuned:
+                asked = [settings["question_prompt"].format(question=question["question"]) for _, question in questions]
+                for images, files in shown.items():
+                    start = time.monotonic()
+                    texts = generator.answer(
+                        [files[i] for i, _ in questions], asked, settings["template"], **settings["decoding"]
+                    )
+                    answers += [
+                        {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
+                        for (index, question), text in zip(questions, texts, strict=True)
+                    ]
+                    _say(f"{name}, {images} images: {len(questions)} answers", start)
     write_jsonl(args.output_dir / "answers.jsonl", answers)
     write_jsonl(args.output_dir / "captions.jsonl", captions)
 

@@ -38,7 +38,7 @@ def run(monkeypatch, module, **flags: Path) -> None:
 
 
 def answer(monkeypatch, model, benchmark: str, files: dict, output: Path) -> list[dict]:
-    settings = {"benchmark": benchmark, "files": files, "template": "gemma", "cpu_threads": 1}
+    settings = {"benchmark": benchmark, "files": files, "template": "gemma", "gpus": 1, "cpu_threads": 1}
     settings["decoding"] = {"batch_size": 2, "max_new_tokens": 5}
     write_yaml(output / "config.yaml", settings)
     folders = {"model": model[0], "finetuned": model[1], "output_dir": output}

@@ -25,6 +25,7 @@ from formats.prompts import prompt_of
 from mgm.assemble import assemble
 from mgm.beam_search import beam_search
 from mgm.generation import Generator
+from mgm.generators import generators
 from training.settings import LoraSettings
 from training.trained_weights import gather, save_projector
 
@@ -283,3 +284,20 @@ def test_qwen_is_assembled_with_its_own_tokenizer_and_answers_in_its_format(tmp_
     generator = Generator(tmp_path / "mgm", None)
     assert generator.processor.encode([(prompt_of("chatml", "How many?"), False)])["input_ids"] == ids
     assert len(list(generator.answer([save_image(tmp_path / "a.png")], ["How many?"], "chatml", 5, 1))) == 1
+
+
+def test_two_processes_give_the_answers_of_one_in_the_same_order(tmp_path):
+    model = tiny_mgm()
+    model.save_pretrained(tmp_path / "mgm")
+    tiny_processor().save_pretrained(tmp_path / "mgm")
+    trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
+    save_projector(model, gather(trained), tmp_path / "stage")
+    images = [tmp_path / f"{index}.png" for index in range(7)]
+    for index, image in enumerate(images):
+        save_image(image, (30 * index, 60, 200 - 20 * index))
+    questions = ["what is it?", "where?", "how many of them are there?", "why?", "who?", "", "which colour is it?"]
+    answers = []
+    for processes in (1, 2, 3):  # batches of two: 4 batches, which 3 processes cannot share evenly
+        with generators(tmp_path / "mgm", tmp_path / "stage", processes) as generator:
+            answers.append(list(generator.answer(images, questions, "gemma", max_new_tokens=6, batch_size=2)))
+    assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 7

@@ -67,6 +67,7 @@ def generate_settings(config: dict, images: dict) -> dict:
     evaluate, template = config["evaluate"], config["model"]["template"]
     question = evaluate["caption_question"]
     return _common(config) | {
+        "gpus": config["gpus"],
         "image_root": images["evaluation"],
         "template": template,
         "question_prompt": evaluate["question_prompt"],
@@ -145,6 +146,7 @@ def _benchmark(config: dict, name: str) -> dict | None:
         "files": files,
         "template": config["model"]["template"],
         "decoding": _decoding(config["evaluate"]),
+        "gpus": config["gpus"],
         "cpu_threads": config["cpu_threads"],
     }
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import deepspeed
 import torch
 from torch import nn
 from transformers import TrainingArguments
@@ -67,13 +68,17 @@ def run_stage(
 
     fingerprint = _fingerprint(settings, inputs)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
-    checkpoint, reason = find_checkpoint(checkpoints, fingerprint)
+    checkpoint, reason = find_checkpoint(checkpoints, fingerprint, settings.gpus)
     attention, remark = attention_of(settings)
     memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
     memory.start()
 
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
+    if (
+        torch.distributed.is_initialized()
+    ):  # on CPUs DeepSpeed is not told, and ZeRO-3 would make the model for one process
+        deepspeed.init_distributed(auto_mpi_discovery=False)
     first = arguments.process_index == 0
     if first:
         for line in filter(None, (reason, remark)):
@@ -168,11 +173,13 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
 
 
 def _fingerprint(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
-    """Equal for two runs that must give the same weights."""
+    """Equal for two runs that must give the same weights; how many processes share a step does not matter to them."""
     files = []
     for path in inputs.values():
         files += sorted(path.rglob("*.safetensors")) + sorted(path.rglob("*.json")) if path.is_dir() else [path]
-    return f"{sha256_of(*files)}:{settings!r}"
+    shared = {"gpus", "gradient_accumulation_steps"}  # their product is fixed by the other two batch sizes
+    values = {key: value for key, value in vars(settings).items() if key not in shared}
+    return f"{sha256_of(*files)}:{values!r}"
 
 
 def _write_records(settings: TrainingSettings, trainer: MGMTrainer, record: dict, output_dir: Path) -> None:

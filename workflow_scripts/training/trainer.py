@@ -84,7 +84,8 @@ class MGMTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             step = self.state.global_step
-            mark_complete(Path(self.args.output_dir) / f"checkpoint-{step}", step, self.fingerprint)
+            folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+            mark_complete(folder, step, self.fingerprint, self.args.world_size)
 
 
 class ProgressLines(TrainerCallback):

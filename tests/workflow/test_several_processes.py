@@ -1,0 +1,109 @@
+"""Training shared by two processes, as it would be by two GPUs; and a checkpoint of two does not serve one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from places import PROJECT
+
+from compute import free_port
+from files import read_json, read_jsonl, write_yaml
+
+sys.path.append(str(PROJECT / "benchmarks"))
+from chain import training_settings  # noqa: E402
+from random_mgm import make_random_mgm, write_conversations  # noqa: E402
+
+SAMPLES, TEXT_TOKENS, TIMEOUT_S = 80, 40, 300
+TEMPLATES = {"pretrain": "plain", "finetune": "gemma"}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A random tiny model with a stage-1 projector, conversations, and the settings of both stages."""
+    folder = tmp_path_factory.mktemp("inputs")
+    image_tokens = make_random_mgm("tiny", folder)
+    write_conversations(folder / "conversations.jsonl", SAMPLES, 8, TEXT_TOKENS)
+    for stage, template in TEMPLATES.items():
+        for processes in (1, 2):
+            settings = training_settings(stage, template, image_tokens) | {
+                "gpus": processes,
+                "gradient_accumulation_steps": 8 // processes,
+                "max_length": image_tokens + TEXT_TOKENS,
+                "cpu_threads": 1,
+                "loader_workers": 0,
+            }
+            if stage == "finetune":
+                settings["lora"] |= {"dropout": 0.0}  # which is another one in each process
+            write_yaml(folder / f"{stage}-{processes}.yaml", settings)
+    return folder
+
+
+def command(inputs, stage: str, processes: int, output) -> list[str]:
+    flags = ["--config", inputs / f"{stage}-{processes}.yaml", "--data", inputs / "conversations.jsonl"]
+    flags += ["--model", inputs / "mgm", "--output-dir", output]
+    if stage == "finetune":
+        flags += ["--projector", inputs / "projector.safetensors"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--num_gpus",
+        processes,
+        "--master_port",
+        free_port(),
+    ]
+    return list(map(str, [*launcher, PROJECT / "workflow_scripts" / f"{stage}.py", *flags]))
+
+
+def train(inputs, stage: str, processes: int, output) -> subprocess.CompletedProcess:
+    return subprocess.run(command(inputs, stage, processes, output), capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def losses(output) -> list[float]:
+    return [row["loss"] for row in read_jsonl(output / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def alone(inputs):
+    """By stage: the losses of one process."""
+    found = {}
+    for stage in TEMPLATES:
+        done = train(inputs, stage, 1, inputs / stage)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[stage] = losses(inputs / stage)
+    return found
+
+
+def test_two_processes_have_the_losses_of_one_in_stage_1_and_divide_the_optimizer(inputs, alone, tmp_path):
+    done = train(inputs, "pretrain", 2, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    engine = read_json(tmp_path / "metrics.json")["engine"]
+    assert (engine["world_size"], engine["zero_stage"], engine["global_batch_size"]) == (2, 2, 16)
+    assert losses(tmp_path) == pytest.approx(alone["pretrain"], rel=1e-4)
+
+
+def test_two_killed_processes_resume_under_zero_3_and_one_refuses_their_checkpoint(inputs, alone, tmp_path):
+    with open(tmp_path / "killed.log", "w") as log:
+        killed = subprocess.Popen(
+            command(inputs, "finetune", 2, tmp_path), stdout=log, stderr=log, start_new_session=True
+        )
+    deadline = time.monotonic() + TIMEOUT_S
+    while not list(tmp_path.glob("checkpoints/checkpoint-*/complete.json")):
+        assert killed.poll() is None and time.monotonic() < deadline, (tmp_path / "killed.log").read_text()[-3000:]
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+
+    refused = train(inputs, "finetune", 1, tmp_path)
+    assert refused.returncode != 0
+    assert "was written by 2 processes" in refused.stderr + refused.stdout
+    assert "set gpus: 2 to resume from step" in refused.stderr + refused.stdout
+
+    resumed = train(inputs, "finetune", 2, tmp_path)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    metrics = read_json(tmp_path / "metrics.json")
+    assert metrics["resumed_from"] and metrics["engine"]["world_size"] == 2 and metrics["engine"]["zero_stage"] == 3
+    assert losses(tmp_path) == pytest.approx(alone["finetune"], rel=1e-3)

@@ -1,0 +1,73 @@
+"""Several processes that answer, one for each GPU, and together say what one would."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from math import ceil
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import torch
+
+from compute import use_cpu_threads
+from mgm.generation import Generator
+
+
+class Answers(Protocol):
+    """What `Generator.answer` takes and gives."""
+
+    def answer(
+        self,
+        images: Sequence[str | Path | BinaryIO],
+        questions: list[str],
+        template: str,
+        max_new_tokens: int,
+        batch_size: int,
+    ) -> Iterator[str]: ...
+
+
+@contextmanager
+def generators(base: Path, stage: Path, processes: int) -> Iterator[Answers]:
+    """One generator in this process, or as many as are asked for in processes of their own."""
+    if processes == 1:
+        yield Generator(base, stage)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    ranks = spawn.Queue()
+    for rank in range(processes):
+        ranks.put(rank)
+    with ProcessPoolExecutor(processes, spawn, initializer=_start, initargs=(base, stage, processes, ranks)) as pool:
+        yield _Pool(pool, processes)
+
+
+class _Pool:
+    """Work is divided at whole batches: a batch is padded to its longest prompt, which may move the last bits."""
+
+    def __init__(self, pool: ProcessPoolExecutor, processes: int):
+        self.pool = pool
+        self.processes = processes
+
+    def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
+        share = ceil(ceil(len(questions) / batch_size) / self.processes) * batch_size
+        starts = range(0, len(questions), share)
+        shares = [(images[at : at + share], questions[at : at + share]) for at in starts]
+        jobs = [self.pool.submit(_answer, *each, template, max_new_tokens, batch_size) for each in shares]
+        for job in jobs:
+            yield from job.result()
+
+
+def _start(base: Path, stage: Path, processes: int, ranks: multiprocessing.Queue) -> None:
+    """In a new process: its generator, on a GPU of its own, or with its share of the cores."""
+    global _generator
+    rank = ranks.get()
+    if torch.cuda.is_available():
+        _generator = Generator(base, stage, f"cuda:{rank % torch.cuda.device_count()}")
+    else:
+        use_cpu_threads(max(1, len(os.sched_getaffinity(0)) // processes))
+        _generator = Generator(base, stage)
+
+
+def _answer(*arguments) -> list[str]:
+    return list(_generator.answer(*arguments))
