@@ -17,7 +17,7 @@ rule answer_benchmark:
         "../envs/evaluate.yaml"
     threads: 8
     resources:
-        gpu=gpus,
+        gpu=gpus_of_a_node,
         mem_mb=growing(24000),
         runtime=240,
     params:

@@ -54,8 +54,20 @@ wildcard_constraints:
     variants="|".join(RUNS.compared_on),
 
 
-# for the launcher's `--master_port`; found by the shell when the job starts, so that it is free then and no parameter
-FREE_PORT = "$(python -c 'import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])')"
+def nodes_of_all():
+    """On how many nodes training runs: on the same number in all experiments, since rules ask for it as a whole."""
+    numbers = {run.config["nodes"] for run in RUNS}
+    if len(numbers) > 1:
+        raise WorkflowError("experiments state different numbers of `nodes`; run them one after another")
+    return numbers.pop()
+
+
+NODES = nodes_of_all()
+
+
+def several_nodes():
+    """What Snakemake's Slurm plugin wants in order to start a command once and leave the nodes to its srun."""
+    return {} if NODES == 1 else {"nodes": NODES, "tasks": NODES, "tasks_per_gpu": -1, "mpi": "srun"}
 
 
 def logged(command):
@@ -193,6 +205,10 @@ def source_files(wildcards):
 
 def gpus(wildcards):
     return RUNS.at(wildcards.run).config["gpus"]
+
+
+def gpus_of_a_node(wildcards):
+    return gpus(wildcards) // NODES
 
 
 def benchmark_files(wildcards):

@@ -19,7 +19,7 @@ rule generate_answers:
         "../envs/evaluate.yaml"
     threads: 8
     resources:
-        gpu=gpus,
+        gpu=gpus_of_a_node,
         mem_mb=growing(24000),
         runtime=240,
     params:

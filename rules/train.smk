@@ -1,10 +1,10 @@
-# Both training stages, under the deepspeed launcher. Each resumes from the checkpoints beside its outputs.
+# Both training stages, by workflow_scripts/launch.sh. Each resumes from the checkpoints beside its outputs.
 rule pretrain:
     input:
         model_files,
         config="results/{run}/pretrain/config.yaml",
         data=output_of("jsonl", "pretrain.jsonl"),
-        code=code("pretrain.py"),
+        code=[*code("pretrain.py"), "workflow_scripts/launch.sh"],
     output:
         projector="results/{run}/pretrain/projector.safetensors",
         steps="results/{run}/pretrain/metrics.jsonl",
@@ -18,16 +18,17 @@ rule pretrain:
         "../envs/train.yaml"
     threads: 8
     resources:
+        **several_nodes(),
         gpu=gpus,
         mem_mb=growing(48000),
         runtime=1440,
     params:
         gpus=gpus,
-        port=FREE_PORT,
+        nodes=NODES,
         model=model_folder,
     shell:
         logged(
-            "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/pretrain.py"
+            "bash workflow_scripts/launch.sh {params.gpus} {params.nodes} workflow_scripts/pretrain.py"
             " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
             " --output-dir results/{wildcards.run:q}/pretrain"
         )
@@ -39,7 +40,7 @@ rule finetune:
         config="results/{run}/finetune/config.yaml",
         data=output_of("jsonl", "finetune.jsonl"),
         projector=output_of("pretrain", "projector.safetensors"),
-        code=code("finetune.py"),
+        code=[*code("finetune.py"), "workflow_scripts/launch.sh"],
     output:
         adapter=multiext(
             "results/{run}/finetune/adapter/",
@@ -60,16 +61,17 @@ rule finetune:
         "../envs/train.yaml"
     threads: 8
     resources:
+        **several_nodes(),
         gpu=gpus,
         mem_mb=growing(48000),
         runtime=1440,
     params:
         gpus=gpus,
-        port=FREE_PORT,
+        nodes=NODES,
         model=model_folder,
     shell:
         logged(
-            "deepspeed --num_gpus {params.gpus} --master_port {params.port} workflow_scripts/finetune.py"
+            "bash workflow_scripts/launch.sh {params.gpus} {params.nodes} workflow_scripts/finetune.py"
             " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
             " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune"
         )

@@ -1,8 +1,9 @@
 """A real Slurm on this machine: munged, slurmctld and slurmd started for the tests and ended after them.
 
-One node, which claims more processors and memory than there are so that what the rules ask for fits, and /dev/null as
-its GPU. No accounting database. Jobs over their memory are killed by Slurm's own accounting, without cgroups, which
-containers rarely have. A job that is started again waits for `cred_expire`, two minutes by default.
+A node, which claims more processors and memory than there are so that what the rules ask for fits, and /dev/null as its
+GPU; and a second one like it, which only the partition `both` has. No accounting database. Jobs over their memory are
+killed by Slurm's own accounting, without cgroups, which containers rarely have. A job that is started again waits for
+`cred_expire`, two minutes by default.
 """
 
 import os
@@ -21,6 +22,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sc
 CONFIGURATION = Path("/etc/slurm")  # fixed: Snakemake's plugin drops every SLURM_ variable, so SLURM_CONF too
 START_TIMEOUT_S = 30
 NODE = os.uname().nodename
+SECOND = f"{NODE}2"
 CLUSTER = "dj2mgm-tests"
 
 SLURM_CONF = """\
@@ -29,11 +31,11 @@ SlurmctldHost={node}(127.0.0.1)
 SlurmUser=root
 AuthInfo=socket={folder}/munge/socket,cred_expire=20
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -47,10 +49,12 @@ JobAcctGatherParams=OverMemoryKill
 MinJobAge=86400
 KillWait=2
 ReturnToService=2
-NodeName={node} NodeAddr=127.0.0.1 CPUs=32 RealMemory=200000 Gres=gpu:1 State=UNKNOWN
+NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port=17001 CPUs=32 RealMemory=200000 Gres=gpu:1 State=UNKNOWN
+NodeName={second} NodeHostname={node} NodeAddr=127.0.0.1 Port=17002 CPUs=32 RealMemory=200000 Gres=gpu:1 State=UNKNOWN
 PartitionName=tests Nodes={node} Default=YES MaxTime=INFINITE State=UP
+PartitionName=both Nodes={node},{second} MaxTime=INFINITE State=UP
 """
-GRES_CONF = "NodeName={node} Name=gpu File=/dev/null\n"
+GRES_CONF = "NodeName={node},{second} Name=gpu File=/dev/null\n"
 
 
 def why_not() -> str | None:
@@ -75,9 +79,9 @@ def running_slurm(folder: Path) -> Iterator[None]:
     daemons = []
     try:
         for path, text in written.items():
-            path.write_text(text.format(cluster=CLUSTER, node=NODE, folder=folder))
-        for name in ("state", "spool", "munge"):
-            (folder / name).mkdir()
+            path.write_text(text.format(cluster=CLUSTER, node=NODE, second=SECOND, folder=folder))
+        for name in ("state", f"spool/{NODE}", f"spool/{SECOND}", "munge"):
+            (folder / name).mkdir(parents=True)
         os.chmod(folder, 0o755)
         (folder / "munge/key").write_bytes(os.urandom(128))
         os.chmod(folder / "munge/key", 0o600)
@@ -85,11 +89,14 @@ def running_slurm(folder: Path) -> Iterator[None]:
         daemons.append(start(folder, "munged", "--foreground", "--force", f"--socket={folder}/munge/socket", *own))
         wait_until(lambda: (folder / "munge/socket").exists(), "munged")
         daemons.append(start(folder, "slurmctld", "-D", "-c"))
-        daemons.append(start(folder, "slurmd", "-D"))
-        wait_until(lambda: "idle" in slurm("sinfo", "--noheader", "--format=%t"), "slurmd")
+        daemons += [start(folder, "slurmd", "-D", "-N", node) for node in (NODE, SECOND)]
+        wait_until(
+            lambda: slurm("sinfo", "--noheader", "--partition=both", "--format=%t %D").split() == ["idle", "2"],
+            "slurmd",
+        )
         yield
     finally:
-        if len(daemons) == 3:
+        if len(daemons) == 4:
             slurm("scancel", "--me")
             wait_until(lambda: not slurm("squeue", "--noheader"), "scancel")
         for daemon in reversed(daemons):

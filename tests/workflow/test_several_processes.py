@@ -8,6 +8,7 @@ import time
 
 import pytest
 from places import PROJECT
+from small_project import copy_project
 
 from compute import free_port
 from files import read_json, read_jsonl, write_yaml
@@ -107,3 +108,16 @@ def test_two_killed_processes_resume_under_zero_3_and_one_refuses_their_checkpoi
     metrics = read_json(tmp_path / "metrics.json")
     assert metrics["resumed_from"] and metrics["engine"]["world_size"] == 2 and metrics["engine"]["zero_stage"] == 3
     assert losses(tmp_path) == pytest.approx(alone["finetune"], rel=1e-3)
+
+
+def test_several_nodes_without_slurm_are_refused_with_the_way_to_have_them():
+    launch = ["bash", PROJECT / "workflow_scripts/launch.sh", "2", "2", "script.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    refused = subprocess.run(launch, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: nodes: 2 needs Slurm (snakemake --profile profiles/slurm)")
+
+
+def test_gpus_that_nodes_cannot_share_are_refused_before_anything_runs(tmp_path):
+    said = copy_project(tmp_path).run("baseline", "--dry-run", config=("gpus=3", "nodes=2"), ok=False)
+    assert "gpus: 3 cannot be shared evenly by nodes: 2" in said

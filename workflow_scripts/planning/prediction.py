@@ -37,7 +37,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs of one host, GiB that a process may use of each, and GiB that all processes may use of the host.
+    """GPUs over all nodes, GiB that a process may use of each, and GiB that a node's processes may use of its host.
 
     None: cannot be read; with 0 GPUs everything is on the host.
     """
@@ -45,15 +45,20 @@ class Machine:
     gpus: int
     gpu_gib: float | None
     host_gib: float | None
+    nodes: int = 1
 
     @property
     def processes(self) -> int:
         return max(1, self.gpus)
 
+    @property
+    def processes_on_a_node(self) -> int:
+        return self.processes // self.nodes
+
 
 @dataclass(frozen=True)
 class Prediction:
-    """GiB by part at the moment of the peak: of one GPU, and of the host over all processes."""
+    """GiB by part at the moment of the peak: of one GPU, and of a host over its processes."""
 
     gpu: dict[str, float]
     host: dict[str, float]
@@ -90,16 +95,16 @@ def predict(workload: Workload, arrangement: Arrangement, machine: Machine) -> P
     parameters, weight = count_parameters(workload), workload.precision.itemsize
     held = held_by(arrangement.zero, parameters, weight, machine.processes, arrangement.accumulation > 1)
     gpu = max(_moments_of_gpu(workload, arrangement, held), key=lambda parts: sum(parts.values()))
-    host = {part: size * machine.processes for part, size in held.host.items()}
+    host = {part: size * machine.processes_on_a_node for part, size in held.host.items()}
     if machine.gpus == 0:
         host = {part: host.get(part, 0) + gpu.get(part, 0) for part in gpu | host}
         copies = int(CPU_COPIES * sum(host.values()))
         return Prediction({}, _gib({"process": PROCESS_ON_CPU} | host | {"copies": copies}))
     images = page_locked(arrangement.micro_batch * workload.architecture.image_bytes)
     host = {
-        "process": PROCESS_ON_GPU * machine.processes,
+        "process": PROCESS_ON_GPU * machine.processes_on_a_node,
         **host,
-        "images": STEPS_OF_IMAGES * arrangement.accumulation * images * machine.processes,
+        "images": STEPS_OF_IMAGES * arrangement.accumulation * images * machine.processes_on_a_node,
         "weights being saved": sum(parameters.trained) * weight,  # by the first process
     }
     overhead = {"CUDA context": CUDA_CONTEXT, "fragmentation": int(FRAGMENTATION * sum(gpu.values()))}

@@ -6,6 +6,7 @@ configurations are handed over by content, so that a comment in them re-runs not
 
 from pathlib import Path
 
+from errors import InputError
 from settings.batch import solve_batch
 from settings.deepspeed import deepspeed_names, read_deepspeed
 from settings.recipes import needs_clip, read_recipes
@@ -67,7 +68,7 @@ def generate_settings(config: dict, images: dict) -> dict:
     evaluate, template = config["evaluate"], config["model"]["template"]
     question = evaluate["caption_question"]
     return _common(config) | {
-        "gpus": config["gpus"],
+        "gpus": config["gpus"] // config["nodes"],
         "image_root": images["evaluation"],
         "template": template,
         "question_prompt": evaluate["question_prompt"],
@@ -146,13 +147,16 @@ def _benchmark(config: dict, name: str) -> dict | None:
         "files": files,
         "template": config["model"]["template"],
         "decoding": _decoding(config["evaluate"]),
-        "gpus": config["gpus"],
+        "gpus": config["gpus"] // config["nodes"],
         "cpu_threads": config["cpu_threads"],
     }
 
 
 def _training(config: dict, stage: str) -> dict:
-    settings = _common(config) | {"gpus": config["gpus"]} | config[stage]
+    gpus, nodes = config["gpus"], config["nodes"]
+    if gpus % nodes:
+        raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
+    settings = _common(config) | {"gpus": gpus, "nodes": nodes} | config[stage]
     settings |= solve_batch(stage, settings)
     if settings["deepspeed"] == "auto":
         choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in deepspeed_names()}

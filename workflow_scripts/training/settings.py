@@ -51,6 +51,7 @@ class TrainingSettings:
     deepspeed: dict | None
     deepspeed_choices: dict[str, dict] | None = None  # contents by name
     lora: LoraSettings | None = None
+    nodes: int = 1  # that the GPUs are on
 
     def __post_init__(self):
         solve_batch("config.yaml", vars(self))

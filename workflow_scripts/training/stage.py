@@ -63,8 +63,8 @@ def run_stage(
     dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
     config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
     workload = workload_of(tuning, settings, config, dataset)
-    settings = choose_deepspeed(settings, workload, whole_machine(settings.gpus))
-    plan = check_memory(settings, workload, machine_in_use(settings.gpus))
+    settings = choose_deepspeed(settings, workload, whole_machine(settings.gpus, settings.nodes))
+    plan = check_memory(settings, workload, machine_in_use(settings.gpus, settings.nodes))
 
     fingerprint = _fingerprint(settings, inputs)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
@@ -177,7 +177,7 @@ def _fingerprint(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
     files = []
     for path in inputs.values():
         files += sorted(path.rglob("*.safetensors")) + sorted(path.rglob("*.json")) if path.is_dir() else [path]
-    shared = {"gpus", "gradient_accumulation_steps"}  # their product is fixed by the other two batch sizes
+    shared = {"gpus", "nodes", "gradient_accumulation_steps"}  # their product is fixed by the other two batch sizes
     values = {key: value for key, value in vars(settings).items() if key not in shared}
     return f"{sha256_of(*files)}:{values!r}"
 

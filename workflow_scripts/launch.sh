@@ -1,0 +1,22 @@
+#!/bin/bash
+# Start a training script once for each GPU: under DeepSpeed's launcher on one node, on several under srun, as a job of Slurm.
+#
+#     bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]
+set -euo pipefail
+gpus=$1 nodes=$2
+shift 2
+# a port that is free now, so that two trainings on one node do not meet
+port=$(python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
+
+if ((nodes == 1)); then
+    exec deepspeed --num_gpus "$gpus" --master_port "$port" "$@"
+fi
+if [[ -z ${SLURM_JOB_ID:-} ]]; then
+    echo "error: nodes: $nodes needs Slurm (snakemake --profile profiles/slurm), and this is no job of it" >&2
+    exit 2
+fi
+read -r names processors <<< "$(squeue --noheader --jobs "$SLURM_JOB_ID" --format="%N %C")"
+first=$(scontrol show hostnames "$names" | head -n 1)
+exec srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=$((processors / nodes)) --kill-on-bad-exit \
+    python -m torch.distributed.run --nnodes="$nodes" --nproc_per_node=$((gpus / nodes)) \
+    --rdzv_backend=c10d --rdzv_id="$SLURM_JOB_ID" --rdzv_endpoint="$first:$port" "$@"
