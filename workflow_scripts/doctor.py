@@ -4,7 +4,8 @@
     python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh
 
 Each check passes, warns, fails or does not apply, says why, and names the command that mends it. --fix writes variables
-for the shell; nothing is installed or deleted. The exit status is 1 if a check fails.
+for the shell, and for each training stage a DeepSpeed configuration that fits; it installs and deletes nothing. The
+exit status is 1 if a check fails.
 """
 
 import argparse
@@ -45,9 +46,12 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
     locks = stale_locks()
     extension = None if locks else run_apart("diagnostics.extension_probe", COMPILE_LIMIT_S)
     runs, configuration = project_checks.read_runs(config)
+    machine = machine_in_use(len(driver.gpus))
     if fix:
         write_environment(variables(cuda, torch and torch.cuda))
         print(f"wrote {PATH}: source it before `snakemake`", file=sys.stderr)
+        for sentence in plan_checks.write_configs_that_fit(runs, machine) if runs else ():
+            print(sentence, file=sys.stderr)
     return [
         gpu_checks.check_driver(driver),
         gpu_checks.check_torch(outcome, driver),
@@ -68,7 +72,7 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
         configuration,
         *(project_checks.check_data(runs) if runs else ()),
         *(project_checks.check_models(runs) if runs else ()),
-        *(plan_checks.check_plans(runs, machine_in_use(len(driver.gpus))) if runs else ()),
+        *(plan_checks.check_plans(runs, machine) if runs else ()),
     ]
 
 
@@ -87,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=json.loads, default={}, help="what --config of snakemake sets, as JSON")
     parser.add_argument("--json", action="store_true", help="print a list of findings")
-    parser.add_argument("--fix", action="store_true", help=f"write {PATH}")
+    parser.add_argument("--fix", action="store_true", help=f"write {PATH} and DeepSpeed configurations")
     parser.add_argument("--end-stray", action="store_true", help="end processes of yours left behind on a GPU")
     args = parser.parse_args()
     findings = examine(args.config, args.fix, args.end_stray)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deepspeed.runtime.config import DeepSpeedConfig
 from places import PROJECT
 
 from diagnostics import gpu_checks, host_checks, plan_checks, project_checks
@@ -23,7 +24,9 @@ from diagnostics.gpu_probe import DriverProbe, Gpu, GpuProcess, count_cards, des
 from diagnostics.host_probe import HostProbe, probe_host
 from diagnostics.stray import end_strays, strays
 from diagnostics.torch_probe import TorchProbe
+from files import read_json
 from planning.prediction import Machine
+from settings.deepspeed import read_deepspeed
 
 GIB = 2**30
 CARD = Gpu(0, "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB)
@@ -318,6 +321,28 @@ def test_a_model_that_is_still_to_be_trained_has_no_plan_yet(monkeypatch, tmp_pa
     shutil.copytree(PROJECT / "config", "config")
     runs, _ = project_checks.read_runs({})
     assert plan_checks.check_plan(runs.first("baseline"), "pretrain", Machine(1, 23.63, 62.6)).status == "skip"
+
+
+def test_fix_writes_for_each_stage_a_configuration_that_deepspeed_accepts_and_that_fits(mgm_2b, tmp_path):
+    runs, machine = project_checks.read_runs({"model": "mgm-2b"})[0], Machine(1, 23.63, 62.6)
+    pretrain, finetune = plan_checks.write_configs_that_fit(runs, machine, tmp_path)
+    assert f"wrote {tmp_path / 'deepspeed_pretrain.json'}: " in pretrain
+    [name, micro] = re.search(r"set finetune's deepspeed: (\w+), micro_batch_size: (\d+)", finetune).groups()
+    written = read_json(tmp_path / "deepspeed_finetune.json")
+    assert written["zero_optimization"]["stage"] == read_deepspeed(name, "")["zero_optimization"]["stage"]
+    sizes = [written[f"train_{size}"] for size in ("batch_size", "micro_batch_size_per_gpu")]
+    assert sizes == [128, int(micro)] and sizes[0] == sizes[1] * written["gradient_accumulation_steps"]
+    filled = written | {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}, "gradient_clipping": 1.0}
+    assert DeepSpeedConfig(filled).train_batch_size == 128
+
+
+def test_fix_says_where_no_configuration_fits(mgm_2b, tmp_path):
+    runs = project_checks.read_runs({"model": "mgm-2b"})[0]
+    said = list(plan_checks.write_configs_that_fit(runs, Machine(1, 2.0, 62.6), tmp_path))
+    assert [sentence.split(":")[0] for sentence in said] == [
+        f"no DeepSpeed configuration fits {stage}" for stage in ("pretrain", "finetune")
+    ]
+    assert not list(tmp_path.iterdir())
 
 
 # stray processes, for real: an orphan of this user, ended only when asked for

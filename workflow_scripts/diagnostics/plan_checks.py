@@ -1,15 +1,24 @@
 """Whether the training stages fit this machine, by the memory plan, before anything is made or loaded."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from diagnostics.check import Finding
 from errors import InputError
+from files import write_json
 from planning.architecture import find_architecture
 from planning.prediction import Machine, predict
+from planning.search import candidates, describe, fastest
+from planning.step import Workload
+from settings.deepspeed import deepspeed_names, read_deepspeed
 from settings.runs import REFERENCE, Run, Runs
+from training.deepspeed_config import complete_deepspeed_config, with_batch
 from training.memory_plan import arrangement_of, choose_deepspeed, workload_at
-from training.settings import training_settings
+from training.settings import TrainingSettings, training_settings
 
+STAGES = ("pretrain", "finetune")
+FOLDER = Path("results/doctor")
+MICRO_BATCHES = (1, 2, 4, 8, 16)
 REMEDY = (
     "snakemake plan names what fits; set it as the stage's deepspeed, micro_batch_size and activation_checkpointing"
 )
@@ -17,20 +26,16 @@ REMEDY = (
 
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
     """One finding for each training stage of the reference, at the longest conversations that it lets through."""
-    run = runs.first(REFERENCE)
-    for stage in ("pretrain", "finetune"):
-        yield check_plan(run, stage, machine)
+    for stage in STAGES:
+        yield check_plan(runs.first(REFERENCE), stage, machine)
 
 
 def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
     name, settings = f"memory of {stage}", training_settings(run.settings[stage])
     try:
-        architecture = find_architecture(run.config["model"]["name"])
+        workload = workload_at_most(run, stage, settings)
     except InputError as error:
         return Finding(name, "skip", str(error))
-    tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
-    length = settings.max_length
-    workload = workload_at(tuning, settings, architecture, length, length - architecture.image_tokens)
     try:
         settings = choose_deepspeed(settings, workload, machine)
     except InputError as error:
@@ -40,3 +45,50 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
         return Finding(name, "fail" if settings.check_memory else "warn", shortage, REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
     return Finding(name, "pass", f"at most {gpu}{prediction.host_gib:.1f} GiB of the host")
+
+
+def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) -> Iterator[str]:
+    """For each training stage of the reference, the fastest DeepSpeed configuration that fits, at its global batch;
+    sentences that say what was written, or why nothing was."""
+    for stage in STAGES:
+        run = runs.first(REFERENCE)
+        settings = training_settings(run.settings[stage])
+        try:
+            workload = workload_at_most(run, stage, settings)
+        except InputError as error:
+            yield f"no DeepSpeed configuration for {stage}: {error}"
+            continue
+        hidden_size = workload.architecture.hidden_size
+        configs = {
+            name: complete_deepspeed_config(read_deepspeed(name, stage), hidden_size) for name in deepspeed_names()
+        }
+        found = candidates(workload, machine, configs, settings.global_batch_size, MICRO_BATCHES)
+        best = fastest(found)
+        if best is None:
+            yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` says what would help"
+            continue
+        arrangement = best.arrangement
+        sizes = {
+            "global_batch_size": settings.global_batch_size,
+            "micro_batch_size": arrangement.micro_batch,
+            "gradient_accumulation_steps": arrangement.accumulation,
+        }
+        path = folder / f"deepspeed_{stage}.json"
+        write_json(path, with_batch(configs[arrangement.deepspeed], sizes))
+        yield (
+            f"wrote {path}: {describe(arrangement)}; to use it, set {stage}'s deepspeed: {arrangement.deepspeed}, "
+            f"micro_batch_size: {arrangement.micro_batch}, gradient_accumulation_steps: {arrangement.accumulation} and "
+            f"activation_checkpointing: {str(bool(arrangement.recomputation)).lower()}"
+        )
+
+
+def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Workload:
+    """What the stage trains, on the longest conversations that its settings let through.
+
+    Raises:
+        InputError: nothing says yet what the model looks like.
+    """
+    architecture = find_architecture(run.config["model"]["name"])
+    tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
+    length = settings.max_length
+    return workload_at(tuning, settings, architecture, length, length - architecture.image_tokens)
