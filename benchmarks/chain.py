@@ -3,8 +3,8 @@
     python benchmarks/chain.py                   # on one GPU
     python benchmarks/chain.py --shape tiny      # without one
 
-Makes a random model and conversations in a temporary folder, and gives the commands that Snakemake gives: the deepspeed
-launcher with pretrain.py and finetune.py (ZeRO-2 and ZeRO-3, both with offload, as config/config.yaml has it), then
+Makes a random model and conversations in a temporary folder, and gives the commands that Snakemake gives: launch.sh
+with pretrain.py and finetune.py (ZeRO-2 and ZeRO-3, both with offload, as config/config.yaml has it), then
 generate_answers.py and evaluate_vqa.py. Each training stage is killed (SIGKILL) after its first checkpoint and started
 again. Prints what each took.
 """
@@ -25,7 +25,6 @@ sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
 
 from random_mgm import WORDS, make_random_mgm, write_conversations  # noqa: E402
 
-from compute import free_port  # noqa: E402
 from files import read_json, read_yaml, write_jsonl, write_yaml  # noqa: E402
 from settings.deepspeed import read_deepspeed  # noqa: E402
 
@@ -44,7 +43,7 @@ def training_settings(stage: str, template: str, image_tokens: int) -> dict:
 def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
     """Run a stage under the launcher, kill it once it has a checkpoint, and give the same command again."""
     output = folder / stage
-    command = ["deepspeed", "--num_gpus", "1", "--master_port", str(free_port()), SCRIPTS / f"{stage}.py"]
+    command = ["bash", SCRIPTS / "launch.sh", "1", "1", SCRIPTS / f"{stage}.py"]
     command += ["--config", folder / f"{stage}.yaml", *inputs, "--output-dir", output]
     with open(folder / f"{stage}.log", "w", encoding="utf-8") as log:
         killed = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)

@@ -22,9 +22,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from train_step import ALLOCATOR, PROJECT, Configuration, make_inputs, train
-
-from compute import free_port
+from train_step import ALLOCATOR, PROJECT, Configuration, free_port, make_inputs, train
 
 ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
@@ -87,15 +85,13 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
 
 
 def watch_host(record: Path) -> None:
-    """Keep the most that was resident of this process, in GiB: altogether, and without pages of files."""
-    peaks = {"resident": 0.0, "held": 0.0}
+    """Keep the most GiB that was resident of this process without pages of files."""
+    peak = 0.0
     while True:
-        sizes = dict(re.findall(r"Rss(Anon|File|Shmem):\s+(\d+) kB", Path("/proc/self/status").read_text()))
-        gib = {kind: int(size) / 2**20 for kind, size in sizes.items()}
-        peaks["resident"] = max(peaks["resident"], sum(gib.values()))
-        peaks["held"] = max(peaks["held"], gib["Anon"] + gib["Shmem"])
+        sizes = re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", Path("/proc/self/status").read_text())
+        peak = max(peak, sum(map(int, sizes)) / 2**20)
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(peaks), encoding="utf-8")
+        record.write_text(json.dumps(peak), encoding="utf-8")
         time.sleep(0.05)
 
 
@@ -116,7 +112,7 @@ def measure(name: str, configuration: Configuration, folder: Path, shape: str) -
     return row | {
         "allocated_gib": metrics["peak_gpu_gib"],
         "reserved_gib": metrics["peak_gpu_reserved_gib"],
-        "host_gib": json.loads((output / "host.json").read_text(encoding="utf-8"))["held"],
+        "host_gib": json.loads((output / "host.json").read_text(encoding="utf-8")),
         "resident_gib": metrics["peak_host_rss_gib"],
         "driver_gib": peak_of_driver(output / "memory.csv"),
     }

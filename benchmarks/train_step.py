@@ -16,6 +16,7 @@ are those of `golden_full`, whose optimizer has 8 bits, with those of a model tr
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -26,8 +27,6 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
-
-from compute import free_port  # noqa: E402
 
 WARM_UP_STEPS = 3
 # as training stages set it, but before this script asks for the GPU
@@ -92,6 +91,13 @@ CONFIGURATIONS = {
     ),
 }
 COMPARED = [("golden_plain", "golden"), ("golden_full_fp32", "golden_full")]
+
+
+def free_port() -> int:
+    """For a process of its own, which takes itself for one of several: on one port, two benchmarks would meet."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 def configurations(shape: str) -> dict[str, Configuration]:

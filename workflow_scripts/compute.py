@@ -2,7 +2,6 @@
 
 import os
 import random
-import socket
 
 import numpy
 import torch
@@ -36,8 +35,8 @@ def mixed_precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bool(fast))
 
 
-def free_port() -> int:
-    """Where a launcher's processes can meet: on its default port, two trainings on one machine would be one."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+def leave_process_group() -> None:
+    """For a process's successful end: gloo's threads, if left to the interpreter's end, sometimes abort it
+    (https://github.com/pytorch/pytorch/issues/190489)."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -36,6 +36,9 @@ def main() -> None:
     shown = {"own": paths, "shuffled": [paths[other] for other in others]}
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
 
+    asked = [settings["question_prompt"].format(question=question["question"]) for _, question in questions]
+    decoding = settings["decoding"]
+
     captions, answers = [], []
     for stage in (args.pretrained, args.finetuned):
         name = stage.name
@@ -43,26 +46,21 @@ def main() -> None:
         with generators(args.model, stage, settings["gpus"]) as generator:
             for images, files in shown.items():
                 start = time.monotonic()
-                texts = generator.answer(
-                    files, [caption["question"]] * len(rows), caption["template"], **settings["decoding"]
-                )
+                texts = generator.answer(files, [caption["question"]] * len(rows), caption["template"], **decoding)
                 captions += [
                     {"id": row["id"], "image": row["image"], "model": name, "images": images, "caption": text}
                     for row, text in zip(rows, texts, strict=True)
                 ]
                 _say(f"{name}, {images} images: {len(rows)} captions", start)
-            if stage == args.finetuned:
-                asked = [settings["question_prompt"].format(question=question["question"]) for _, question in questions]
-                for images, files in shown.items():
-                    start = time.monotonic()
-                    texts = generator.answer(
-                        [files[i] for i, _ in questions], asked, settings["template"], **settings["decoding"]
-                    )
-                    answers += [
-                        {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
-                        for (index, question), text in zip(questions, texts, strict=True)
-                    ]
-                    _say(f"{name}, {images} images: {len(questions)} answers", start)
+                if stage != args.finetuned:
+                    continue
+                start = time.monotonic()
+                texts = generator.answer([files[i] for i, _ in questions], asked, settings["template"], **decoding)
+                answers += [
+                    {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
+                    for (index, question), text in zip(questions, texts, strict=True)
+                ]
+                _say(f"{name}, {images} images: {len(questions)} answers", start)
     write_jsonl(args.output_dir / "answers.jsonl", answers)
     write_jsonl(args.output_dir / "captions.jsonl", captions)
 

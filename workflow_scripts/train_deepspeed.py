@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from command_line import command_line
-from compute import free_port
 from errors import InputError
 from files import write_yaml
 from formats.rows import read_json_file
@@ -109,11 +108,10 @@ def machine_of(args: argparse.Namespace) -> Machine:
 
 
 def launch(settings: TrainingSettings, preset: Preset, output_dir: Path) -> int:
-    """Run the training script under DeepSpeed's launcher; return its exit status."""
+    """Run the training script on every GPU; return its exit status."""
     config = output_dir / "config.yaml"
     write_yaml(config, asdict(settings))
-    command = ["deepspeed", "--num_gpus", str(settings.gpus), "--master_port", str(free_port())]
-    command.append(SCRIPTS / "train_text_model.py")
+    command = ["bash", SCRIPTS / "launch.sh", str(settings.gpus), str(settings.nodes), SCRIPTS / "train_text_model.py"]
     command += ["--config", config, "--data", preset.data, "--model", preset.model, "--output-dir", output_dir]
     return subprocess.run(command, check=False).returncode
 

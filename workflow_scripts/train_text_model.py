@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from command_line import command_line, path_arguments
-from compute import set_seed, use_cpu_threads
+from compute import leave_process_group, set_seed, use_cpu_threads
 from files import write_json
 from planning.architecture import load_architecture
 from training.deepspeed_config import engine_record
@@ -43,6 +43,7 @@ def main() -> None:
     if trainer.is_world_process_zero():
         record = {"steps": result.global_step, "loss": result.training_loss, "seed": settings.seed}
         write_json(args.output_dir / "metrics.json", record | {"engine": engine_record(trainer.model_wrapped)})
+    leave_process_group()
 
 
 if __name__ == "__main__":

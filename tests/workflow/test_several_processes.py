@@ -8,9 +8,8 @@ import time
 
 import pytest
 from places import PROJECT
-from small_project import copy_project
+from small_project import Project, copy_project
 
-from compute import free_port
 from files import read_json, read_jsonl, write_yaml
 
 sys.path.append(str(PROJECT / "benchmarks"))
@@ -18,6 +17,7 @@ from chain import training_settings  # noqa: E402
 from random_mgm import make_random_mgm, write_conversations  # noqa: E402
 
 SAMPLES, TEXT_TOKENS, TIMEOUT_S = 80, 40, 300
+ENVIRONMENT = Project(PROJECT).environment()
 TEMPLATES = {"pretrain": "plain", "finetune": "gemma"}
 
 
@@ -47,20 +47,14 @@ def command(inputs, stage: str, processes: int, output) -> list[str]:
     flags += ["--model", inputs / "mgm", "--output-dir", output]
     if stage == "finetune":
         flags += ["--projector", inputs / "projector.safetensors"]
-    launcher = [
-        sys.executable,
-        "-m",
-        "deepspeed.launcher.runner",
-        "--num_gpus",
-        processes,
-        "--master_port",
-        free_port(),
-    ]
-    return list(map(str, [*launcher, PROJECT / "workflow_scripts" / f"{stage}.py", *flags]))
+    launch = ["bash", PROJECT / "workflow_scripts/launch.sh", processes, 1]
+    return list(map(str, [*launch, PROJECT / "workflow_scripts" / f"{stage}.py", *flags]))
 
 
 def train(inputs, stage: str, processes: int, output) -> subprocess.CompletedProcess:
-    return subprocess.run(command(inputs, stage, processes, output), capture_output=True, text=True, timeout=TIMEOUT_S)
+    return subprocess.run(
+        command(inputs, stage, processes, output), env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
 
 
 def losses(output) -> list[float]:
@@ -89,7 +83,7 @@ def test_two_processes_have_the_losses_of_one_in_stage_1_and_divide_the_optimize
 def test_two_killed_processes_resume_under_zero_3_and_one_refuses_their_checkpoint(inputs, alone, tmp_path):
     with open(tmp_path / "killed.log", "w") as log:
         killed = subprocess.Popen(
-            command(inputs, "finetune", 2, tmp_path), stdout=log, stderr=log, start_new_session=True
+            command(inputs, "finetune", 2, tmp_path), env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
         )
     deadline = time.monotonic() + TIMEOUT_S
     while not list(tmp_path.glob("checkpoints/checkpoint-*/complete.json")):

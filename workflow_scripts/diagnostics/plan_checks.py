@@ -26,8 +26,9 @@ REMEDY = (
 
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
     """One finding for each training stage of the reference, at the longest conversations that it lets through."""
+    run = runs.first(REFERENCE)
     for stage in STAGES:
-        yield check_plan(runs.first(REFERENCE), stage, machine)
+        yield check_plan(run, stage, machine)
 
 
 def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
@@ -50,8 +51,8 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
 def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) -> Iterator[str]:
     """For each training stage of the reference, the fastest DeepSpeed configuration that fits, at its global batch;
     sentences that say what was written, or why nothing was."""
+    run = runs.first(REFERENCE)
     for stage in STAGES:
-        run = runs.first(REFERENCE)
         settings = training_settings(run.settings[stage])
         try:
             workload = workload_at_most(run, stage, settings)

@@ -2,12 +2,11 @@
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
 import torch
 
@@ -15,21 +14,8 @@ from compute import use_cpu_threads
 from mgm.generation import Generator
 
 
-class Answers(Protocol):
-    """What `Generator.answer` takes and gives."""
-
-    def answer(
-        self,
-        images: Sequence[str | Path | BinaryIO],
-        questions: list[str],
-        template: str,
-        max_new_tokens: int,
-        batch_size: int,
-    ) -> Iterator[str]: ...
-
-
 @contextmanager
-def generators(base: Path, stage: Path, processes: int) -> Iterator[Answers]:
+def generators(base: Path, stage: Path, processes: int) -> Iterator["Generator | _Pool"]:
     """One generator in this process, or as many as are asked for in processes of their own."""
     if processes == 1:
         yield Generator(base, stage)
@@ -43,7 +29,8 @@ def generators(base: Path, stage: Path, processes: int) -> Iterator[Answers]:
 
 
 class _Pool:
-    """Work is divided at whole batches: a batch is padded to its longest prompt, which may move the last bits."""
+    """Answers as `Generator` does. Work is divided at whole batches: each is padded to its longest prompt, which may
+    move the last bits."""
 
     def __init__(self, pool: ProcessPoolExecutor, processes: int):
         self.pool = pool

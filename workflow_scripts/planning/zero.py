@@ -13,8 +13,6 @@ FLOAT32, FLOAT64 = 4, 8
 MOMENTS = 2 * FLOAT32  # Adam's two, in float32
 MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # two, in one byte each, with a float32 scale for every 256
 ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that travel at once
-
-
 # Page-locked bytes for each of the largest trained weight, while PyTorch compiles the 8-bit optimizer and tries its
 # kernels on copies of what they overwrite: 4 GiB beside embeddings of 1 GiB.
 AUTOTUNING = 4

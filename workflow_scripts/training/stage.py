@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
-from compute import set_seed, use_cpu_threads
+from compute import leave_process_group, set_seed, use_cpu_threads
 from diagnostics.memory_sampler import MemorySampler
 from files import sha256_of, write_json, write_jsonl
 from mgm import MGMForConditionalGeneration, MGMProcessor
@@ -75,9 +75,8 @@ def run_stage(
 
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
-    if (
-        torch.distributed.is_initialized()
-    ):  # on CPUs DeepSpeed is not told, and ZeRO-3 would make the model for one process
+    # on CPUs DeepSpeed is not told of the others, and ZeRO-3 would make the model for one process
+    if torch.distributed.is_initialized():
         deepspeed.init_distributed(auto_mpi_discovery=False)
     first = arguments.process_index == 0
     if first:
@@ -132,6 +131,7 @@ def run_stage(
     if first:
         _write_records(settings, trainer, record, output_dir)
         discard_checkpoints(checkpoints)
+    leave_process_group()
 
 
 def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
