@@ -9,13 +9,13 @@ row of Markdown for each run.
 """
 
 import argparse
+import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL
+from tempfile import TemporaryDirectory, TemporaryFile
 from time import perf_counter, sleep
 
 import psutil
@@ -26,6 +26,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from files import read_jsonl, read_yaml, write_jsonl, write_yaml  # noqa: E402
 from formats.dj_jsonl import caption_of, text_of  # noqa: E402
+from settings.runs import Runs  # noqa: E402
 from shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
 
 DRAWN = 1000
@@ -67,31 +68,31 @@ def measure(script: str, **flags: object) -> Usage:
     arguments = [str(word) for flag, value in flags.items() for word in (f"--{flag.replace('_', '-')}", value)]
     started = perf_counter()
     usage, cpu = Usage(), {}
-    with psutil.Popen([sys.executable, SCRIPTS / script, *arguments], stdout=DEVNULL, stderr=DEVNULL) as stage:
+    command = [sys.executable, SCRIPTS / script, *arguments]
+    with TemporaryFile("w+") as said, psutil.Popen(command, stdout=said, stderr=said) as stage:
         while stage.poll() is None:
             with suppress(psutil.NoSuchProcess):
                 memory, seconds = look_at(stage)
                 usage.memory_mib = max(usage.memory_mib, memory)
                 cpu |= seconds
             sleep(INTERVAL_S)
-    if stage.returncode:
-        raise SystemExit(f"{script} failed: {' '.join(arguments)}")
+        if stage.returncode:
+            said.seek(0)
+            raise SystemExit(f"{script} {' '.join(arguments)} failed:\n{said.read()[-2000:]}")
     usage.wall_s, usage.cpu_s = perf_counter() - started, sum(cpu.values())
     return usage
 
 
-def run_filter(folder: Path, executor: str, processes: int) -> Usage:
-    recipe = read_yaml(PROJECT / "config/recipes/baseline.yaml") | {"executor": executor}
-    settings = {"image_root": str(folder / "drawn"), "processes": processes, "recipe": recipe}
-    write_yaml(folder / "filter.yaml", settings)
+def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> Usage:
+    own = {"image_root": str(folder / "drawn"), "processes": processes}
+    write_yaml(folder / "filter.yaml", settings | own | {"recipe": settings["recipe"] | {"executor": executor}})
     output = folder / f"filter-{executor}"
     return measure("filter_data.py", config=folder / "filter.yaml", data=folder / "pairs.jsonl", output_dir=output)
 
 
-def run_jsonl(folder: Path, rows: int, processes: int) -> Usage:
-    root = str(folder / "drawn")
-    settings = {"pretrain_images": root, "finetune_images": root, "on_bad_row": "refuse", "max_samples": rows}
-    write_yaml(folder / "jsonl.yaml", settings | {"seed": 0, "cpu_threads": processes})
+def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
+    own = dict.fromkeys(("pretrain_images", "finetune_images"), str(folder / "drawn"))
+    write_yaml(folder / "jsonl.yaml", settings | own | {"max_samples": rows, "cpu_threads": processes})
     [pairs] = list(folder.glob("filter-*/filtered.jsonl"))[:1]
     instructions = folder / "drawn/finetune.json"
     return measure(
@@ -110,16 +111,19 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where files of a few GB go (default: the temporary folder)")
     arguments = parser.parse_args()
+    os.chdir(PROJECT)
     rates = read_yaml(PROJECT / "config/datasets/shapes.yaml")["fault_rates"]
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+    settings = Runs({}).first("baseline").settings
+    with TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(temporary)
         write_shapes(ShapesSpec(0, DRAWN, 30, 1, rates), folder / "drawn")
         print("| stage | rows | s | CPU s | CPU µs a row | MiB |\n|---|---|---|---|---|---|", flush=True)
         for rows in arguments.rows:
             write_jsonl(folder / "pairs.jsonl", repeated(folder, rows))
-            runs = [(f"filter, {name}", run_filter, (name, arguments.processes)) for name in arguments.executors]
-            for name, run, details in [*runs, ("jsonl", run_jsonl, (rows, arguments.processes))]:
-                used = run(folder, *details)
+            runs = {f"filter, {name}": (run_filter, "filter", name) for name in arguments.executors}
+            runs["jsonl"] = (run_jsonl, "jsonl", rows)
+            for name, (run, stage, detail) in runs.items():
+                used = run(settings[stage], folder, detail, arguments.processes)
                 figures = (
                     f"{used.wall_s:.1f} | {used.cpu_s:.1f} | {used.cpu_s / rows * 1e6:.0f} | {used.memory_mib:.0f}"
                 )

@@ -176,7 +176,7 @@ def plan_flags(config):
     """The settings of fine-tuning that decide about memory."""
     lora, batch = config["finetune"]["lora"], config["finetune"]["global_batch_size"]
     flags = f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}" if lora else "--tuning full"
-    flags += f" --gpus {config['gpus']}" if config["gpus"] > 1 else ""
+    flags += f" --gpus {config['gpus']} --nodes {config['nodes']}" if config["gpus"] > 1 else ""
     return flags + (f" --global-batch {batch}" if batch else "")
 
 

@@ -19,7 +19,7 @@ rule synthesize_captions:
         "../envs/data_juicer.yaml"
     threads: 8
     resources:
-        gpu=1,
+        gpu=gpus_of_a_node,
         mem_mb=growing(24000),
         runtime=720,
     params:

@@ -22,6 +22,7 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
         yield from map(function, items)
         return
     waiting: deque = deque()
+    gc.freeze()  # the collector, here and in the workers, would write to memory that they share, and so copy it
     with ProcessPoolExecutor(processes, get_context("fork"), _set_function, (function,)) as pool:
         try:
             for item in items:
@@ -32,12 +33,12 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            gc.unfreeze()
 
 
 def _set_function(function: Callable) -> None:
     global _function
     _function = function
-    gc.freeze()  # the collector would write to memory that is shared with the other processes, and so copy it
 
 
 def _call(item):

@@ -50,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--model", required=True, help="config/models or config/presets name, or a folder, config.json or hub id")
     add("--tuning", action="append", choices=TUNINGS, help="what is trained; may be repeated (default: all that apply)")
     add("--gpus", type=int, help="GPUs of the machine; 0 plans for its CPU")
+    add("--nodes", type=int, default=1, help="that the GPUs are on, as many on each; host memory is that of one")
     add("--gpu-memory", type=float, help="GiB that can be used of each GPU")
     add("--host-memory", type=float, help="GiB of main memory that can be used")
     add("--sequence", type=int, default=1024, help="tokens of a sample, its image included (default 1024)")
@@ -67,9 +68,9 @@ def parse_arguments() -> argparse.Namespace:
 def machine_of(args: argparse.Namespace) -> Machine:
     if args.gpus and args.gpu_memory is None and not torch.cuda.is_available():
         raise InputError("--gpu-memory: there is no GPU here to ask; state the GiB that can be used of each GPU")
-    here = machine_in_use(1 if args.gpus is None else args.gpus)
+    here = machine_in_use(1 if args.gpus is None else args.gpus, args.nodes)
     if args.gpu_memory is not None:
-        here = replace(here, gpus=args.gpus or 1, gpu_gib=args.gpu_memory)
+        here = replace(here, gpus=args.gpus or 1, gpu_gib=args.gpu_memory, nodes=args.nodes)
     return here if args.host_memory is None else replace(here, host_gib=args.host_memory)
 
 

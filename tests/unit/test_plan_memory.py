@@ -1,5 +1,6 @@
 """plan_memory.py as a person runs it, on a tiny model and made-up machines."""
 
+import re
 import subprocess
 import sys
 
@@ -32,6 +33,14 @@ def test_one_screen_shows_every_tuning_under_every_configuration_and_where_memor
         assert sum("fastest that fits" in row for row in rows) == 1
     assert done.stdout.count("  GPU ") == done.stdout.count("  host ") == 3
     assert len(done.stdout.splitlines()) < 60
+
+
+def test_on_two_nodes_the_host_of_each_holds_half_of_the_processes(model):
+    flags = ["--gpus", "4", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full"]
+    one, two = plan(model, *flags), plan(model, *flags, "--nodes", "2")
+    assert "64.00 GiB of host memory on each of 2 nodes" in two.stdout
+    [of_one], [of_two] = (re.findall(r"  host ([\d.]+) GiB", done.stdout) for done in (one, two))
+    assert float(of_two) == pytest.approx(float(of_one) / 2, rel=0.01)
 
 
 def test_where_nothing_fits_it_says_what_would(model):

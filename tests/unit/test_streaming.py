@@ -1,11 +1,13 @@
 """Nothing that is done to every row holds every row."""
 
 import random
+import sys
 import tracemalloc
 from itertools import count, islice
 from pathlib import Path
 
 import pytest
+from places import PROJECT
 from tiny_models import save_image
 
 from disk_map import DiskMap
@@ -88,3 +90,15 @@ def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path,
         highest[partitions] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert highest[4] < 1.2 * highest[1]
+
+
+def test_the_benchmark_by_rows_runs_the_stages_with_the_settings_of_the_baseline(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(PROJECT / "benchmarks")
+    monkeypatch.chdir(PROJECT)
+    import data_scale
+
+    monkeypatch.setattr(data_scale, "DRAWN", 60)
+    monkeypatch.setattr(sys, "argv", f"data_scale.py --rows 50 --executors default --folder {tmp_path}".split())
+    data_scale.main()
+    rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["| filter, default", "50"], ["| jsonl", "50"]]

@@ -65,6 +65,7 @@ def settings_of(project: Path, folder: Path, process: list[dict]) -> dict:
         "recipe": {"process": process},
         "seed": 0,
         "cpu_threads": 1,
+        "gpus": 1,
         "clip": str(project / "clip"),
         "captioner": {
             "name": "mgm",
@@ -170,14 +171,14 @@ def test_killed_while_captioning_the_same_command_ends_with_the_same_bytes(proje
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole/out" / name).read_bytes()
 
 
-def test_rays_rows_are_those_of_the_local_executor(project, tmp_path):
+def test_captions_that_two_processes_share_on_ray_are_those_of_one(project, tmp_path):
     process = process_of(0.0, 0.0, -1000.0)[1:]
     process[0]["low_similarity_recaption_mapper"] = {"keep_fraction": 0.5}
     process[1]["batched_image_text_similarity_filter"] = {"keep_fraction": 0.7}
     summaries = {}
-    for name, where in (("default", {}), ("ray", {"executor": "ray"})):
+    for name, gpus in (("default", 1), ("ray", 2)):
         (tmp_path / name).mkdir()
-        settings = settings_of(project, tmp_path / name, process) | {"recipe": {"process": process} | where}
+        settings = settings_of(project, tmp_path / name, process) | {"gpus": gpus}
         done = subprocess.run(command(project, tmp_path / name, settings), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         summaries[name] = json.loads((tmp_path / name / "out/summary.json").read_text())

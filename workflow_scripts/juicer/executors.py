@@ -29,8 +29,8 @@ Run = Callable[[Chain, list[Path]], Iterator[pa.Table]]  # outcomes of the parti
 
 @contextmanager
 def executor_of(settings: StageSettings, working: Path) -> Iterator[Run]:
-    """The executor that the recipe names."""
-    if settings.executor == "ray":
+    """The executor that the recipe names; Ray, where operators are to share several GPUs."""
+    if settings.on_ray:
         with ray_cluster(settings, working) as run:
             yield run
     else:
@@ -44,7 +44,8 @@ def run_locally(chain: Chain, partitions: list[Path], processes: int) -> Iterato
 
 @contextmanager
 def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
-    """Data-Juicer's Ray executor on the cluster at `ray_address`, or on one of `processes` cores of this machine.
+    """Data-Juicer's Ray executor on the cluster at `ray_address`, or on one of this machine's own, of `processes` cores
+    or `gpus`, whichever are more.
 
     A cluster's nodes must see this project, its environment and the data at the same paths.
 
@@ -59,7 +60,7 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
         logging.getLogger(name).setLevel(logging.ERROR)
     environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # the latter tells Data-Juicer where it runs
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
-    own = {} if settings.ray_address else _own_cluster(settings.processes, working)
+    own = {} if settings.ray_address else _own_cluster(max(settings.processes, settings.gpus), working)
     try:
         _check_reachable(settings.ray_address or "")
         ray.init(
@@ -92,12 +93,12 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def _own_cluster(processes: int, working: Path) -> dict:
+def _own_cluster(cores: int, working: Path) -> dict:
     # of its agents, which outlive a killed stage for so long and keep its log open
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
     return {
-        "num_cpus": processes,
+        "num_cpus": cores,
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE,
         "object_spilling_directory": str(working),
@@ -114,7 +115,8 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
     reading = {}
     if chain.use_ray_actor():
         resources = ray.cluster_resources()
-        chain.num_proc = int(resources["GPU"] if chain.use_cuda() else resources["CPU"])
+        # an actor takes a core, and where it computes on a GPU one of those too
+        chain.num_proc = int(min(resources[kind] for kind in (("CPU", "GPU") if chain.use_cuda() else ("CPU",))))
         chain.num_gpus = 1 if chain.use_cuda() else None
         reading["num_cpus"] = 0  # the actors may hold all
     items = [{"path": path, "number": number} for path, number in places]

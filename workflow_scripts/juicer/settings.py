@@ -9,7 +9,7 @@ from errors import InputError
 from files import read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
-SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "clip", "captioner", "captions"}
+SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
 EXECUTORS = ("default", "ray")  # Data-Juicer's words
 CAPTIONER_KEYS = {
     "mgm": {"template", "question", "num_beams", "batch_size", "max_new_tokens"},
@@ -27,6 +27,11 @@ class StageSettings:
     arguments: dict[str, dict] = field(default_factory=dict)  # by operator: what it gets where the recipe is silent
     executor: str = "default"  # Data-Juicer's word for this machine; or ray
     ray_address: str | None = None  # of a Ray cluster; None: one on this machine
+    gpus: int = 1  # that share the rows of operators with models; several do on Ray only
+
+    @property
+    def on_ray(self) -> bool:
+        return self.executor == "ray" or self.gpus > 1
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ def read_filter_settings(path: str | Path) -> StageSettings:
 
 
 def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> StageSettings:
-    """Read filter's keys and `{seed, cpu_threads, clip, captioner: {name, …}, captions}`, and perhaps `writer`.
+    """Read filter's keys and `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}`, and perhaps `writer`.
 
     Args:
         output_dir: names this run's file of captions where `writer` does not.
@@ -102,7 +107,7 @@ def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -
     arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
     recipe = values["recipe"]
     where = {key: recipe[key] for key in ("executor", "ray_address") if key in recipe}
-    return StageSettings(root, processes, recipe.get("process"), arguments, **where)
+    return StageSettings(root, processes, recipe.get("process"), arguments, **where, gpus=values.get("gpus", 1))
 
 
 def clip_arguments(clip: str) -> dict[str, dict]:

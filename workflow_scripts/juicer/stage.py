@@ -45,7 +45,8 @@ def run_recipe(settings: StageSettings, data: Path, output_dir: Path, rows_file:
     for name in (rows_file, STATS, TRACE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
     with working_folder(output_dir, fingerprint(process, settings, data)) as working:
-        operators = build_operators(process, settings.processes, working)
+        # a process with Ray in it must not fork: Ray's gRPC threads crash at times
+        operators = build_operators(process, 1 if settings.on_ray else settings.processes, working)
         work = Work(process, operators, settings, working)
         work.run(data)
         join_traces(work.folders, len(process), working / TRACE)

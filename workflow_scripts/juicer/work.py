@@ -108,9 +108,7 @@ class Work:
             rows = Rows(outcomes)
             for partition in waiting:
                 count = counts_of(partition)["rows"]
-                ledger = _account(rows.take(count), links[-1], seen)
-                with replace_folder(target / partition.name) as folder:
-                    write_partition(folder, ledger.kept, ledger.operators, ledger.trace)
+                _keep(rows.take(count), links[-1], seen, target / partition.name)
                 if partition is not waiting[-1]:
                     progress.add(count)
             next(outcomes, None)  # there is none, and at the end of its outcomes Ray lets go of a pass's actors
@@ -167,8 +165,8 @@ class Work:
                 return
 
 
-def _account(outcomes: Iterator[pa.Table], last: Link, seen: DiskMap | None) -> Ledger:
-    """What became of a partition's rows.
+def _keep(outcomes: Iterator[pa.Table], last: Link, seen: DiskMap | None, partition: Path) -> None:
+    """Account for a partition's rows, and write those that are left.
 
     Args:
         last: the pass's last link.
@@ -181,7 +179,8 @@ def _account(outcomes: Iterator[pa.Table], last: Link, seen: DiskMap | None) -> 
     if seen is not None:
         ledger.drop_repeats(last, seen)
     ledger.share_time(perf_counter() - started)
-    return ledger
+    with replace_folder(partition) as folder:
+        write_partition(folder, ledger.kept, ledger.operators, ledger.trace)
 
 
 def _rows(folder: Path) -> int:

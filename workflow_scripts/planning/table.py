@@ -27,7 +27,8 @@ def print_plan(console: Console, plans: Sequence[tuple[Workload, list[Candidate]
 
 def _machine_line(machine: Machine) -> str:
     gpus = f"{machine.gpus} × {_gib(machine.gpu_gib)} of GPU memory" if machine.gpus else "no GPU"
-    return f"Machine: {gpus}, {_gib(machine.host_gib)} of host memory"
+    each = f" on each of {machine.nodes} nodes" if machine.nodes > 1 else ""
+    return f"Machine: {gpus}, {_gib(machine.host_gib)} of host memory{each}"
 
 
 def _row(workload: Workload, candidate: Candidate, best: Candidate | None) -> list[str]:
