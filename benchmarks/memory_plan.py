@@ -5,7 +5,7 @@
     python benchmarks/memory_plan.py --shape tiny            # without a GPU, to try the script
 
 Inputs are those of benchmarks/train_step.py. Each configuration is trained for two steps by the workflow's own
-training stage, in a process of its own, which plans before it loads anything. The GPU's peak is what PyTorch
+training stage, which plans before it loads anything. The GPU's peak is what PyTorch
 allocated; the host's is what is resident of the process without pages of files, which the kernel can drop. The plan
 must be within 10 % and 15 % of them, and must not say that something fits that runs out of memory.
 """
@@ -14,15 +14,13 @@ import argparse
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from train_step import ALLOCATOR, PROJECT, Configuration, free_port, make_inputs, train
+from train_step import PROJECT, Configuration, launch, make_inputs, train
 
 ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
@@ -95,18 +93,14 @@ def watch_host(record: Path) -> None:
         time.sleep(0.05)
 
 
-def measure(name: str, configuration: Configuration, folder: Path, shape: str) -> dict:
+def measure(name: str, configuration: Configuration, folder: Path) -> dict:
     """Prediction and measurement of one configuration, in GiB."""
-    output, log = folder / "output" / name, folder / f"{name}.log"
-    command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--shape", shape]
-    port = str(free_port())
-    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    with open(log, "w", encoding="utf-8") as file:
-        run = subprocess.run(command, env=os.environ | launched | ALLOCATOR, stdout=file, stderr=subprocess.STDOUT)
+    output = folder / "output" / name
+    status = launch(__file__, name, configuration, folder)
     plan = json.loads((output / "plan.json").read_text(encoding="utf-8")) if (output / "plan.json").exists() else None
     row = {"configuration": name, "plan": plan, "cap_gib": configuration.gpu_gib}
-    if run.returncode:
-        text = log.read_text(encoding="utf-8")
+    if status:
+        text = (folder / f"{name}.log").read_text(encoding="utf-8")
         return row | {"out_of_memory": "out of memory" in text, "log": text.splitlines()[-25:]}
     metrics = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
     return row | {
@@ -160,11 +154,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the rows there as JSON, too")
     parser.add_argument("--folder", type=Path, help="keep what is made here, and use what is there already")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # from DeepSpeed's launcher
     arguments = parser.parse_args()
     known = configurations(arguments.shape)
     if arguments.child:
         os.chdir(PROJECT)  # where config/ is
-        plan_and_train(known[arguments.child], arguments.folder, arguments.folder / "output" / arguments.child)
+        [name] = arguments.names
+        configuration = Configuration(**json.loads(arguments.child))
+        plan_and_train(configuration, arguments.folder, arguments.folder / "output" / name)
         return
     if unknown := sorted(set(arguments.names) - set(known)):
         parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(known)}")
@@ -174,7 +171,7 @@ def main() -> None:
             make_inputs(arguments.shape, folder, list(known.values()))
         rows = []
         for name in arguments.names or known:
-            rows.append(measure(name, known[name], folder, arguments.shape))
+            rows.append(measure(name, known[name], folder))
             print(json.dumps({key: value for key, value in rows[-1].items() if key != "log"}), flush=True)
         print_table(rows)
         if arguments.output:

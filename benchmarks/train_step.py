@@ -5,7 +5,7 @@
     python benchmarks/train_step.py --shape tiny golden      # without a GPU, to try the script
 
 Random weights, JPEG images and conversations are made in a temporary folder; then each configuration runs the training
-stage of the workflow (data loader, DeepSpeed, optimizer) in a process of its own, in which the GPU's memory is limited.
+stage of the workflow (launcher, data loader, DeepSpeed, optimizer), in which the GPU's memory is limited.
 Printed are medians over the steps after the first three, as a table and as JSON.
 
 `plain` is benchmarks/plain_mgm.py under ZeRO-3 with offload, with batch 1. `golden_plain` trains 20 steps with it,
@@ -16,12 +16,11 @@ are those of `golden_full`, whose optimizer has 8 bits, with those of a model tr
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +48,16 @@ class Configuration:
     dropout: float = 0.1
     learning_rate: float = 2e-4
     steps: int = 7
-    gpu_gib: float = 22.0
+    gpu_gib: float = 22.0  # of each GPU
+    gpus: int = 1
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.gpus
+
+    @property
+    def samples(self) -> int:
+        return self.steps * self.global_batch_size
 
 
 PLAIN = Configuration(
@@ -93,13 +101,6 @@ CONFIGURATIONS = {
 COMPARED = [("golden_plain", "golden"), ("golden_full_fp32", "golden_full")]
 
 
-def free_port() -> int:
-    """For a process of its own, which takes itself for one of several: on one port, two benchmarks would meet."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
-
-
 def configurations(shape: str) -> dict[str, Configuration]:
     if shape != "tiny":
         return CONFIGURATIONS
@@ -108,7 +109,7 @@ def configurations(shape: str) -> dict[str, Configuration]:
 
 
 def train(configuration: Configuration, folder: Path, output: Path) -> None:
-    """One training stage of this workflow, in this process."""
+    """This process's part of one training stage of this workflow."""
     import torch
 
     import finetune
@@ -118,8 +119,9 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     from training.settings import LoraSettings, TrainingSettings
 
     if torch.cuda.is_available():
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(configuration.gpu_gib * 2**30 / total)
+        device = int(os.environ["LOCAL_RANK"])
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(configuration.gpu_gib * 2**30 / total, device)
         torch.set_float32_matmul_precision("high")  # for what has precision fp32
     deepspeed = read_json(PROJECT / "config" / "deepspeed" / f"{configuration.deepspeed}.json")
     if configuration.plain:
@@ -130,15 +132,14 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     training.stage.sha256_of = lambda *paths: ""  # of six gigabytes, which take longer than the steps
     training.stage.MGMTrainer._save_checkpoint = lambda *_: None
     length = read_json(folder / "lengths.json")[configuration.stage]
-    micro, accumulation = configuration.micro_batch_size, configuration.gradient_accumulation_steps
     settings = TrainingSettings(
         seed=0,
-        gpus=1,
+        gpus=configuration.gpus,
         cpu_threads=None if torch.cuda.is_available() else 1,
         template={"pretrain": "plain", "finetune": "gemma"}[configuration.stage],
-        global_batch_size=micro * accumulation,
-        micro_batch_size=micro,
-        gradient_accumulation_steps=accumulation,
+        global_batch_size=configuration.global_batch_size,
+        micro_batch_size=configuration.micro_batch_size,
+        gradient_accumulation_steps=configuration.gradient_accumulation_steps,
         epochs=1,
         max_steps=None,
         learning_rate=configuration.learning_rate,
@@ -153,7 +154,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         compile=configuration.compile,
         save_steps=1_000_000,
         log_steps=1,
-        loader_workers=min(8, len(os.sched_getaffinity(0))),
+        loader_workers=min(8, len(os.sched_getaffinity(0)) // configuration.gpus),
         check_memory=False,  # what runs out shall run out
         deepspeed=deepspeed,
         lora=LoraSettings(r=16, alpha=32, dropout=configuration.dropout, targets=["q_proj", "v_proj", "o_proj"]),
@@ -164,7 +165,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         "lora": partial(finetune.add_lora, lora=settings.lora, projector=projector),
         "full": partial(finetune.train_language_model, projector=projector),
     }[configuration.tuning]
-    data = folder / configuration.stage / f"{configuration.steps * settings.global_batch_size}.jsonl"
+    data = folder / configuration.stage / f"{configuration.samples}.jsonl"
     inputs = {"data": data, "model": folder / "mgm"}
     training.stage.run_stage(configuration.tuning, settings, inputs, output, prepare, save=lambda *_: None)
 
@@ -178,31 +179,33 @@ def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -
     beside_image = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}
     write_json(folder / "lengths.json", {s: image_tokens + n for s, (n, _) in beside_image.items()})
     for configuration in configurations:
-        samples = configuration.steps * configuration.micro_batch_size * configuration.gradient_accumulation_steps
         answered, asked = beside_image[configuration.stage]  # cut at the sequence's end
-        write_conversations(folder / configuration.stage / f"{samples}.jsonl", samples, asked, answered)
+        data = folder / configuration.stage / f"{configuration.samples}.jsonl"
+        write_conversations(data, configuration.samples, asked, answered)
 
 
-def measure(name: str, configuration: Configuration, folder: Path, shape: str) -> dict:
-    """The row of one configuration, which runs in a process of its own."""
+def launch(script: str, name: str, configuration: Configuration, folder: Path) -> int:
+    """`script --child` as training stages are launched, a process for each GPU, with its log in `<name>.log`; returns
+    its exit status."""
+    command = ["bash", PROJECT / "workflow_scripts/launch.sh", str(configuration.gpus), "1", script]
+    command += ["--child", json.dumps(asdict(configuration)), "--folder", folder, name]
+    with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
+        return subprocess.run(command, env=os.environ | ALLOCATOR, stdout=log, stderr=subprocess.STDOUT).returncode
+
+
+def measure(name: str, configuration: Configuration, folder: Path) -> dict:
+    """The row of one configuration, which runs in processes of its own."""
     output = folder / "output" / name
-    command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--shape", shape]
-    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    log = folder / f"{name}.log"
-    with open(log, "w", encoding="utf-8") as file:
-        launched["MASTER_PORT"] = str(free_port())
-        run = subprocess.run(command, env=os.environ | launched | ALLOCATOR, stdout=file, stderr=subprocess.STDOUT)
-    if run.returncode:
-        lines = log.read_text(encoding="utf-8").splitlines()
-        return {"configuration": name, "failed": run.returncode, "log": lines[-25:]}
+    if status := launch(__file__, name, configuration, folder):
+        lines = (folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
+        return {"configuration": name, "failed": status, "log": lines[-25:]}
     metrics = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
     steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     times = [after["seconds"] - before["seconds"] for before, after in zip(steps, steps[1:], strict=False)]
     seconds = statistics.median(times[WARM_UP_STEPS - 1 :])
-    batch = configuration.micro_batch_size * configuration.gradient_accumulation_steps
     return {
         "configuration": name,
-        "samples_per_second": round(batch / seconds, 2),
+        "samples_per_second": round(configuration.global_batch_size / seconds, 2),
         "step_seconds": [round(time, 3) for time in times],
         "peak_allocated_gib": metrics["peak_gpu_gib"],
         "peak_reserved_gib": metrics["peak_gpu_reserved_gib"],
@@ -237,10 +240,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the rows there as JSON, too")
     parser.add_argument("--folder", type=Path, help="keep what is made here, and use what is there already")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # from DeepSpeed's launcher
     arguments = parser.parse_args()
     if arguments.child:
-        configuration = configurations(arguments.shape)[arguments.child]
-        train(configuration, arguments.folder, arguments.folder / "output" / arguments.child)
+        [name] = arguments.names
+        train(Configuration(**json.loads(arguments.child)), arguments.folder, arguments.folder / "output" / name)
         return
     if unknown := sorted(set(arguments.names) - set(CONFIGURATIONS)):
         parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(CONFIGURATIONS)}")
@@ -251,7 +255,7 @@ def main() -> None:
             make_inputs(arguments.shape, folder, list(known.values()))
         rows = []
         for name in arguments.names or known:
-            rows.append(measure(name, known[name], folder, arguments.shape))
+            rows.append(measure(name, known[name], folder))
             print(json.dumps(rows[-1]), flush=True)
         print_table(rows)
         if arguments.output:
