@@ -14,7 +14,7 @@ from juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from juicer.operators.image_integrity_filter import STAT as IMAGE_INTEGRITY
 from juicer.operators.image_text_deduplicator import HASH
 from juicer.operators.image_text_deduplicator import NAME as DEDUPLICATOR
-from juicer.operators.recaptioning.low_similarity_recaption_mapper import merge_reports
+from juicer.operators.recaptioning.report import merge_reports
 from juicer.partitions import ROWS
 
 

@@ -21,8 +21,8 @@ from juicer.library import OP
 from juicer.operators.image_text_deduplicator import HASH
 from juicer.operators.recaptioning import LowSimilarityRecaptionMapper
 from juicer.operators.recaptioning.captioner import weight_files
-from juicer.operators.recaptioning.low_similarity_recaption_mapper import judge_captioner
 from juicer.operators.recaptioning.progress import Progress
+from juicer.operators.recaptioning.report import judge_captioner
 from juicer.operators.similarity_limit import limit_of_fraction
 from juicer.partitions import column_values, counts_of, import_rows, partitions_of, write_partition, write_partitions
 from juicer.passes import Pass, has_fraction, passes_of, with_limit

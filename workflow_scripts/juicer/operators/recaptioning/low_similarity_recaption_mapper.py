@@ -12,7 +12,7 @@ filters further down, which see the new caption's similarity and log-likelihood 
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -20,11 +20,8 @@ from data_juicer.ops import load_ops
 from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OP, OPERATORS, UNFORKABLE, Mapper
 from data_juicer.utils.constant import Fields, StatsKeys
 from data_juicer.utils.mm_utils import remove_special_tokens
-from datasets import Features, Value
 from datasets.fingerprint import generate_random_fingerprint
-from loguru import logger
 
-from errors import InputError
 from files import sha256_of
 from formats.dj_jsonl import text_of
 
@@ -34,36 +31,12 @@ from ..similarity_limit import ORIGINAL, check_fraction, limit_of_fraction
 from .caption_store import CaptionStore
 from .captioner import Captioner, Captions
 from .progress import Progress
+from .record import RECORD, Recaption, with_record
+from .report import judge_captioner, merge_reports, new_report
 from .usable import problem_of
 
 NAME = "low_similarity_recaption_mapper"
-RECORD = "recaption"
 LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
-TOO_MANY_UNUSABLE = 0.1
-
-
-@dataclass(frozen=True)
-class Recaption:
-    """What became of a row below the limit. Without a usable caption, `problem` says why, and the row is as it was."""
-
-    original: str
-    original_similarity: float
-    caption: str | None = None
-    similarity: float | None = None
-    log_likelihood: float | None = None  # nats; None if the captioner tells none
-    problem: str | None = None
-
-
-RECORD_FEATURES = {
-    RECORD: {
-        "original": Value("string"),
-        "original_similarity": Value("float64"),
-        "caption": Value("string"),
-        "similarity": Value("float64"),
-        "log_likelihood": Value("float64"),
-        "problem": Value("string"),
-    }
-}
 
 
 @OPERATORS.register_module(NAME)
@@ -160,7 +133,7 @@ class LowSimilarityRecaptionMapper(Mapper):
             self._recaption,
             batched=True,
             batch_size=self.batch_size,
-            features=_with_record(scored.features),
+            features=with_record(scored.features),
             new_fingerprint=generate_random_fingerprint(),  # instead of hashing all captions
             desc=f"{NAME}_replace",
         )
@@ -294,54 +267,6 @@ class LowSimilarityRecaptionMapper(Mapper):
                     stats[LOG_LIKELIHOOD] = [record.log_likelihood]
             metas[row] = dict(metas[row] or {}) | {RECORD: asdict(record) if record else None}
         return samples
-
-
-def new_report() -> dict:
-    """Counts of rows below the limit: captioned now, captioned before; without a usable caption, by reason."""
-    return {"below": 0, "captioned": 0, "cached": 0, "unusable": {}, "min_similarity": None}
-
-
-def merge_reports(one: dict, other: dict) -> dict:
-    """Of all rows of both; with one of the captions that cannot be used as `example`, if there are any."""
-    merged = {key: one[key] + other[key] for key in ("below", "captioned", "cached")}
-    merged["unusable"] = dict(sorted((Counter(one["unusable"]) + Counter(other["unusable"])).items()))
-    merged["min_similarity"] = other["min_similarity"] if one["min_similarity"] is None else one["min_similarity"]
-    example = one.get("example") or other.get("example")
-    return merged | ({"example": example} if example else {})
-
-
-def judge_captioner(name: str, report: dict, max_caption_length: int) -> None:
-    """Warn of a captioner that often says nothing that can be used; take the example out of its report.
-
-    Raises:
-        InputError: it never said anything else.
-    """
-    example = report.pop("example", "")
-    unusable = sum(report["unusable"].values())
-    if unusable <= TOO_MANY_UNUSABLE * report["below"]:
-        return
-    reasons = ", ".join(f"{count} {reason}" for reason, count in report["unusable"].items())
-    found = (
-        f"captioner {name}: {unusable} of {report['below']} images got no caption that can be used "
-        f"({reasons}), such as {example[:60]!r}"
-    )
-    if unusable == report["below"]:
-        raise InputError(
-            f"{found}; check that the captioner is trained and fits its processor, or name another one in the "
-            f"recipe (captions may have {max_caption_length} characters: max_caption_length)"
-        )
-    logger.warning(found)
-
-
-def _with_record(known: Features) -> Features:
-    """The features of a dataset whose rows have records; a batch may hold none that their types could be seen from."""
-    features = dict(known)
-    lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL)}
-    for column, more in ((Fields.stats, lists), (Fields.meta, RECORD_FEATURES)):
-        columns = features.get(column, {})
-        if isinstance(columns, dict):  # not JSON, which Data-Juicer's own columns are, and which takes any key
-            features[column] = columns | more
-    return Features(features)
 
 
 def _only(scores: list[float]) -> float | None:
