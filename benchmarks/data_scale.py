@@ -85,14 +85,15 @@ def measure(script: str, **flags: object) -> Usage:
 
 def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> Usage:
     own = {"image_root": str(folder / "drawn"), "processes": processes}
-    write_yaml(folder / "filter.yaml", settings | own | {"recipe": settings["recipe"] | {"executor": executor}})
+    recipe = settings["filter"]["recipe"] | {"executor": executor}
+    write_yaml(folder / "filter.yaml", settings["filter"] | own | {"recipe": recipe})
     output = folder / f"filter-{executor}"
     return measure("filter_data.py", config=folder / "filter.yaml", data=folder / "pairs.jsonl", output_dir=output)
 
 
 def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
     own = dict.fromkeys(("pretrain_images", "finetune_images"), str(folder / "drawn"))
-    write_yaml(folder / "jsonl.yaml", settings | own | {"max_samples": rows, "cpu_threads": processes})
+    write_yaml(folder / "jsonl.yaml", settings["jsonl"] | own | {"max_samples": rows, "cpu_threads": processes})
     [pairs] = list(folder.glob("filter-*/filtered.jsonl"))[:1]
     instructions = folder / "drawn/finetune.json"
     return measure(
@@ -120,10 +121,9 @@ def main() -> None:
         print("| stage | rows | s | CPU s | CPU µs a row | MiB |\n|---|---|---|---|---|---|", flush=True)
         for rows in arguments.rows:
             write_jsonl(folder / "pairs.jsonl", repeated(folder, rows))
-            runs = {f"filter, {name}": (run_filter, "filter", name) for name in arguments.executors}
-            runs["jsonl"] = (run_jsonl, "jsonl", rows)
-            for name, (run, stage, detail) in runs.items():
-                used = run(settings[stage], folder, detail, arguments.processes)
+            runs = [(f"filter, {name}", run_filter, name) for name in arguments.executors]
+            for name, run, detail in [*runs, ("jsonl", run_jsonl, rows)]:
+                used = run(settings, folder, detail, arguments.processes)
                 figures = (
                     f"{used.wall_s:.1f} | {used.cpu_s:.1f} | {used.cpu_s / rows * 1e6:.0f} | {used.memory_mib:.0f}"
                 )

@@ -5,9 +5,9 @@
     python benchmarks/memory_plan.py --shape tiny            # without a GPU, to try the script
 
 Inputs are those of benchmarks/train_step.py. Each configuration is trained for two steps by the workflow's own
-training stage, which plans before it loads anything. The GPU's peak is what PyTorch
-allocated; the host's is what is resident of the process without pages of files, which the kernel can drop. The plan
-must be within 10 % and 15 % of them, and must not say that something fits that runs out of memory.
+training stage, which plans before it loads anything. The GPU's peak is what PyTorch allocated; the host's is what is
+resident of the process without pages of files, which the kernel can drop. The plan must be within 10 % and 15 % of
+them, and must not say that something fits that runs out of memory.
 """
 
 import argparse

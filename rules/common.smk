@@ -14,7 +14,7 @@ from errors import InputError
 from settings.code import modules_of
 from settings.killed_runs import note_owner, take_over
 from settings.runs import REFERENCE, Runs
-from settings.stages import SETTINGS_OF, analysis_settings, assemble_settings, foundation_settings
+from settings.stages import SETTINGS_OF, analysis_settings, assemble_settings, foundation_settings, gpus_on_one_node
 
 # each job starts a Snakemake for itself, which takes nothing over
 if workflow.is_main_process:
@@ -208,7 +208,7 @@ def gpus(wildcards):
 
 
 def gpus_of_a_node(wildcards):
-    return gpus(wildcards) // NODES
+    return gpus_on_one_node(RUNS.at(wildcards.run).config)
 
 
 def benchmark_files(wildcards):

@@ -22,8 +22,8 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
         yield from map(function, items)
         return
     waiting: deque = deque()
-    gc.freeze()  # the collector, here and in the workers, would write to memory that they share, and so copy it
     with ProcessPoolExecutor(processes, get_context("fork"), _set_function, (function,)) as pool:
+        gc.freeze()  # the collector, here and in the workers, would write to memory that they share, and so copy it
         try:
             for item in items:
                 waiting.append(pool.submit(_call, item))

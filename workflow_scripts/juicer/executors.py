@@ -115,9 +115,9 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
     reading = {}
     if chain.use_ray_actor():
         resources = ray.cluster_resources()
-        # an actor takes a core, and where it computes on a GPU one of those too
-        chain.num_proc = int(min(resources[kind] for kind in (("CPU", "GPU") if chain.use_cuda() else ("CPU",))))
-        chain.num_gpus = 1 if chain.use_cuda() else None
+        chain.num_proc, chain.num_gpus = int(resources["CPU"]), None  # an actor takes a core,
+        if chain.use_cuda():  # and here a GPU
+            chain.num_proc, chain.num_gpus = min(chain.num_proc, int(resources["GPU"])), 1
         reading["num_cpus"] = 0  # the actors may hold all
     items = [{"path": path, "number": number} for path, number in places]
     rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(_read, batch_size=1, **reading)

@@ -42,7 +42,7 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
     return _common(config) | {
         "image_root": images["pretrain"],
         "processes": config["filter"]["processes"],
-        "gpus": _gpus_of_a_node(config),
+        "gpus": gpus_on_one_node(config),
         "recipe": recipe,
         "clip": config["model"]["clip_score"],
         "captioner": {"name": synthesize["captioner"]} | captioner,
@@ -69,7 +69,7 @@ def generate_settings(config: dict, images: dict) -> dict:
     evaluate, template = config["evaluate"], config["model"]["template"]
     question = evaluate["caption_question"]
     return _common(config) | {
-        "gpus": _gpus_of_a_node(config),
+        "gpus": gpus_on_one_node(config),
         "image_root": images["evaluation"],
         "template": template,
         "question_prompt": evaluate["question_prompt"],
@@ -114,6 +114,11 @@ SETTINGS_OF = {
 }
 
 
+def gpus_on_one_node(config: dict) -> int:
+    """What a stage without a launcher uses: it runs on one node."""
+    return config["gpus"] // config["nodes"]
+
+
 def foundation_settings(model: dict, part: str) -> dict:
     return model["foundation"][part]
 
@@ -134,11 +139,6 @@ def _common(config: dict) -> dict:
     return {"seed": config["seed"], "cpu_threads": config["cpu_threads"]}
 
 
-def _gpus_of_a_node(config: dict) -> int:
-    """What a stage without a launcher uses: it runs on one node."""
-    return config["gpus"] // config["nodes"]
-
-
 def _decoding(evaluate: dict) -> dict:
     return {key: evaluate[key] for key in ("batch_size", "max_new_tokens")}
 
@@ -153,7 +153,7 @@ def _benchmark(config: dict, name: str) -> dict | None:
         "files": files,
         "template": config["model"]["template"],
         "decoding": _decoding(config["evaluate"]),
-        "gpus": _gpus_of_a_node(config),
+        "gpus": gpus_on_one_node(config),
         "cpu_threads": config["cpu_threads"],
     }
 
