@@ -33,10 +33,3 @@ def mixed_precision(device: torch.device) -> torch.autocast:
     """bf16 autocast where the processor computes in bf16, otherwise float32 as written."""
     fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bool(fast))
-
-
-def leave_process_group() -> None:
-    """For a process's successful end: gloo's threads, if left to the interpreter's end, sometimes abort it
-    (https://github.com/pytorch/pytorch/issues/190489)."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from command_line import command_line, path_arguments
-from compute import leave_process_group, set_seed, use_cpu_threads
+from compute import set_seed, use_cpu_threads
 from files import write_json
 from planning.architecture import load_architecture
 from training.deepspeed_config import engine_record
+from training.process_group import join_process_group, leave_process_group
 from training.settings import load_training_settings
 from training.stage import training_arguments
 from training.texts import TextDataset
@@ -28,6 +29,7 @@ def main() -> None:
     hidden_size = load_architecture(args.model.name, args.model).hidden_size
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     arguments = training_arguments(settings, args.output_dir / "checkpoints", hidden_size)
+    join_process_group()
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     trainer = Trainer(
         model=AutoModelForCausalLM.from_pretrained(

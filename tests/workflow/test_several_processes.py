@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from places import PROJECT
@@ -61,6 +62,10 @@ def losses(output) -> list[float]:
     return [row["loss"] for row in read_jsonl(output / "metrics.jsonl")]
 
 
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").glob("deepspeed_*"))
+
+
 @pytest.fixture(scope="module")
 def alone(inputs):
     """By stage: the losses of one process."""
@@ -80,7 +85,8 @@ def test_two_processes_have_the_losses_of_one_in_stage_1_and_divide_the_optimize
     assert losses(tmp_path) == pytest.approx(alone["pretrain"], rel=1e-4)
 
 
-def test_two_killed_processes_resume_under_zero_3_and_one_refuses_their_checkpoint(inputs, alone, tmp_path):
+def test_two_killed_processes_leave_no_memory_and_resume_and_one_refuses_their_checkpoint(inputs, alone, tmp_path):
+    before = shared_memory()
     with open(tmp_path / "killed.log", "w") as log:
         killed = subprocess.Popen(
             command(inputs, "finetune", 2, tmp_path), env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
@@ -91,6 +97,7 @@ def test_two_killed_processes_resume_under_zero_3_and_one_refuses_their_checkpoi
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
+    assert shared_memory() <= before
 
     refused = train(inputs, "finetune", 1, tmp_path)
     assert refused.returncode != 0

@@ -15,6 +15,7 @@ from transformers import AutoModel, CLIPVisionModel, ConvNextModel, GenerationMi
 from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 
 from mgm.configuration_mgm import MGMConfig
+from mgm.last_layer import choose_positions, let_positions_be_chosen
 from mgm.loss import LanguageModelHead
 from mgm.mining import PatchInfoMining
 from mgm.positions import positions_of_answers, positions_of_images
@@ -56,6 +57,7 @@ class MGMModel(MGMPreTrainedModel):
         self.patch_info_mining = PatchInfoMining(channels, config.aux_channels)
         self.projector = MGMProjector(channels, config.text_config.hidden_size)
         self.language_model = AutoModel.from_config(config.text_config)
+        let_positions_be_chosen(self.language_model.layers[-1])
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -109,12 +111,14 @@ class MGMModel(MGMPreTrainedModel):
         past_key_values=None,
         inputs_embeds: torch.Tensor | None = None,
         image_positions: torch.LongTensor | None = None,
+        read_positions: torch.LongTensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
         """input_ids (B, T) with N image tokens for each image in pixel_values (images, 3, S', S').
 
         image_positions: flat indices of those tokens in `input_ids`. Where they are not given they are looked for,
         which waits for a GPU to have counted them.
+        read_positions: flat indices at which the last hidden states are wanted (None: at all); others are not right.
         """
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
@@ -130,6 +134,7 @@ class MGMModel(MGMPreTrainedModel):
             scale = getattr(self.get_input_embeddings(), "scalar_embed_scale", 1.0)
             rows = inputs_embeds.flatten(0, 1).index_copy(0, image_positions, tokens * scale)
             inputs_embeds = rows.view_as(inputs_embeds)
+        choose_positions(self.language_model.layers[-1], read_positions, inputs_embeds)
         return self.language_model(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
@@ -183,6 +188,7 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
+            read_positions=None if labels is None else answer_positions,
             **kwargs,
         )
         hidden = output.last_hidden_state

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from mgm import MGMForConditionalGeneration
+from mgm.last_layer import choose_positions
 from mgm.projector_weights import projector_parameters
 from planning.architecture import Architecture
 from planning.live_memory import LiveMemory
@@ -159,6 +160,8 @@ def _loss(model: PreTrainedModel, workload: Workload, batch: int) -> torch.Tenso
         side = model.config.image_size_aux
         image = model.model.get_image_features(torch.empty(batch, 3, side, side, device=meta))
         embeddings = torch.cat([image * 1.0, embeddings], dim=1)  # scaled, as Gemma's words are
+        read = torch.empty(batch * workload.answers, dtype=torch.long, device=meta)
+        choose_positions(language_model.layers[-1], read, embeddings)
     hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
     hidden = hidden[:, -workload.answers :].flatten(0, 1)
     target = torch.empty(len(hidden), dtype=torch.long, device=meta)

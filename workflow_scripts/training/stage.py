@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import deepspeed
 import torch
 from torch import nn
 from transformers import TrainingArguments
 
-from compute import leave_process_group, set_seed, use_cpu_threads
+from compute import set_seed, use_cpu_threads
 from diagnostics.memory_sampler import MemorySampler
 from files import sha256_of, write_json, write_jsonl
 from mgm import MGMForConditionalGeneration, MGMProcessor
@@ -29,6 +28,7 @@ from training.deepspeed_config import complete_deepspeed_config
 from training.layers import gather_whole_layers
 from training.memory_plan import check_memory, choose_deepspeed, workload_of
 from training.optimizer import adamw_8bit
+from training.process_group import join_process_group, leave_process_group
 from training.settings import TrainingSettings
 from training.trained_weights import check_weights, gather
 from training.trainer import MGMTrainer
@@ -75,9 +75,7 @@ def run_stage(
 
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
-    # on CPUs DeepSpeed is not told of the others, and ZeRO-3 would make the model for one process
-    if torch.distributed.is_initialized():
-        deepspeed.init_distributed(auto_mpi_discovery=False)
+    join_process_group()
     first = arguments.process_index == 0
     if first:
         for line in filter(None, (reason, remark)):
