@@ -86,7 +86,7 @@ CONFIGURATIONS = {
     ),
     "lora_zero2": Configuration(activation_checkpointing=18),
     "stage_1": Configuration(
-        stage="pretrain", tuning="stage1", micro_batch_size=16, activation_checkpointing=9, learning_rate=1e-3
+        stage="pretrain", tuning="stage1", micro_batch_size=16, activation_checkpointing=18, learning_rate=1e-3
     ),
     "full": FULL,
     "golden": GOLDEN,

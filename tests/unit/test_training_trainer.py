@@ -1,21 +1,32 @@
 from types import SimpleNamespace
 
 import torch
-from tiny_models import text_config
+from PIL import Image
+from tiny_models import IMAGE_SIDE, text_config, tiny_processor
 from transformers.masking_utils import create_causal_mask
 
 from training.trainer import MGMTrainer
 
 
-def test_images_reach_the_model_in_float32_under_a_bf16_engine():
+def test_images_reach_the_model_normalised_and_in_float32_under_a_bf16_engine():
     """transformers' Trainer casts them to the engine's dtype; the model scales them down in float32 first."""
     trainer = object.__new__(MGMTrainer)
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     trainer.is_deepspeed_enabled = True
-    batch = {"pixel_values": torch.rand(1, 3, 4, 4), "input_ids": torch.ones(1, 2, dtype=torch.long)}
-    prepared = trainer._prepare_input(batch)
-    assert torch.equal(prepared["pixel_values"], batch["pixel_values"])
-    assert {name: tensor.dtype for name, tensor in prepared.items()} == {name: t.dtype for name, t in batch.items()}
+    processor, image = tiny_processor(), Image.effect_noise((IMAGE_SIDE, IMAGE_SIDE), 80).convert("RGB")
+    trainer.normalize = processor.normalized
+    batch = {"pixel_values": processor.resized([image]), "input_ids": torch.ones(1, 2, dtype=torch.long)}
+    assert batch["pixel_values"].dtype == torch.uint8
+    prepared = trainer._prepare_inputs(batch)
+    assert prepared["pixel_values"].dtype == torch.float32 and prepared["input_ids"].dtype == torch.long
+    wanted = processor.image_processor([image], return_tensors="pt")["pixel_values"]  # transformers' own
+    torch.testing.assert_close(prepared["pixel_values"], wanted, rtol=0, atol=1e-6)
+
+
+def test_a_batch_of_text_alone_is_prepared_without_images():
+    trainer = object.__new__(MGMTrainer)
+    trainer.args = SimpleNamespace(device=torch.device("cpu"))
+    assert set(trainer._prepare_inputs({"input_ids": torch.ones(1, 2)})) == {"input_ids"}
 
 
 def test_no_mask_is_made_and_the_gpu_is_not_asked_whether_sequences_are_packed():

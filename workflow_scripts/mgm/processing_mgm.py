@@ -33,10 +33,22 @@ class MGMProcessor(ProcessorMixin):
         self.image_token_id = tokenizer.convert_tokens_to_ids(image_token)
 
     def pixels(self, images: list[Image.Image]) -> torch.Tensor:
-        """RGB images of any shape → (B, 3, S', S') float32, padded to squares with the mean colour."""
+        """RGB images of any shape → (B, 3, S', S') float32, as the model is given them."""
+        return self.normalized(self.resized(images))
+
+    def resized(self, images: list[Image.Image]) -> torch.Tensor:
+        """RGB images of any shape → (B, 3, S', S') uint8, padded to squares with the mean colour."""
         color = tuple(int(255 * mean) for mean in self.image_processor.image_mean)
         squares = [_pad_to_square(image, color) for image in images]
-        return self.image_processor(squares, return_tensors="pt")["pixel_values"]
+        bytes_only = {"do_rescale": False, "do_normalize": False}
+        return self.image_processor(squares, **bytes_only, return_tensors="pt")["pixel_values"]
+
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(B, 3, S', S') uint8 → float32 on the same device; a GPU is not waited for."""
+        processor, values = self.image_processor, pixels.float()
+        for channel, (mean, std) in enumerate(zip(processor.image_mean, processor.image_std, strict=True)):
+            values[:, channel].mul_(processor.rescale_factor).sub_(mean).div_(std)
+        return values
 
     def encode(self, segments: Segments) -> dict[str, list[int]]:
         """A templated conversation → `input_ids` and `labels`, equal in length; labels are −100 except on answers."""

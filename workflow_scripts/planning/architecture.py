@@ -39,8 +39,8 @@ class Architecture:
 
     @property
     def image_bytes(self) -> int:
-        """Of a sample's image as the loader hands it over: three channels in float32."""
-        return 3 * self.config.image_size_aux**2 * 4 if isinstance(self.config, MGMConfig) else 0
+        """Of a sample's image as the loader hands it over: three channels of bytes."""
+        return 3 * self.config.image_size_aux**2 if isinstance(self.config, MGMConfig) else 0
 
     def build(self, dtype: torch.dtype) -> torch.nn.Module:
         """The model on the meta device: every parameter's shape and dtype, no memory."""

@@ -11,13 +11,15 @@ from training.layers import layers_of, mgm_in
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile, in place, the layers of an MGM's towers and decoder, and its loss.
+    """Compile, in place, the layers of an MGM's towers and decoder, ConvNeXt's norms between them, and its loss.
 
     Patch info mining is matrix products and copies already; compiled, it was slower.
     """
     # ConvNeXt's blocks have four widths, and a last batch is smaller
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     mgm = mgm_in(model)
-    for layer in layers_of(model):
+    tower = mgm.model.vision_tower_aux
+    norms = [tower.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in tower.encoder.stages[1:])]
+    for layer in (*layers_of(model), *norms):
         layer.forward = torch.compile(layer.forward)
     mgm.lm_head.loss_and_gradient = torch.compile(mgm.lm_head.loss_and_gradient)

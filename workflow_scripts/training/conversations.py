@@ -16,7 +16,11 @@ from mgm.positions import IGNORED, positions_of_answers, positions_of_images
 
 
 class ConversationDataset(Dataset):
-    """Items are {input_ids, labels, pixel_values or None}; conversations are cut after `max_length` tokens."""
+    """Items are {input_ids, labels, pixel_values or None}; conversations are cut after `max_length` tokens.
+
+    Pixels are bytes, a quarter of what the model is given: normalised, images of a few steps would take gigabytes, and
+    their way to a GPU longer.
+    """
 
     def __init__(self, path: str | Path, processor: MGMProcessor, template: str, max_length: int):
         if not sum(1 for _ in read_llava(path)):  # all are looked at now, none is kept
@@ -41,7 +45,7 @@ class ConversationDataset(Dataset):
         if "image" in row:
             if item["input_ids"].count(self.processor.image_token_id) < self.processor.num_image_tokens:
                 raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
-            item["pixel_values"] = self.processor.pixels([load_image(row["image"])])[0]
+            item["pixel_values"] = self.processor.resized([load_image(row["image"])])[0]
         return item
 
     def longest(self, looked_at: int = 100) -> tuple[int, int]:
@@ -59,7 +63,7 @@ class ConversationDataset(Dataset):
 
 
 class Collator:
-    """Right-pads a batch: input_ids and labels (B, T), pixel_values (images, 3, S', S'), and the positions of both.
+    """Right-pads a batch: input_ids and labels (B, T), pixel_values (images, 3, S', S') uint8, and where both stand.
 
     There is no attention mask: under causal attention nothing looks at what stands to its right, padding carries no
     loss, and attention without a mask is what the fast kernels compute.

@@ -108,6 +108,7 @@ def run_stage(
         args=arguments,
         train_dataset=dataset,
         data_collator=Collator(processor.tokenizer.pad_token_id, processor.image_token_id),
+        normalize=processor.normalized,
         save_checked=save_checked,
         fingerprint=fingerprint,
         progress_file=progress_file,

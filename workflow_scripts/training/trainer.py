@@ -33,14 +33,24 @@ class MGMTrainer(Trainer):
     """Saves checkpoints without the frozen base, and marks one complete after `save_checked` approved its weights.
 
     Args:
+        normalize: pixels as the loader hands them over → as the model takes them, on the device.
         save_checked: called on every rank with the checkpoint folder; writes the trained weights and raises if they
             must not count as saved.
         fingerprint: of settings and inputs, stored in each checkpoint.
         progress_file: where the newest progress is, for watch.py.
     """
 
-    def __init__(self, *args, save_checked: Callable[[Path], None], fingerprint: str, progress_file: Path, **kwargs):
+    def __init__(
+        self,
+        *args,
+        normalize: Callable[[torch.Tensor], torch.Tensor],
+        save_checked: Callable[[Path], None],
+        fingerprint: str,
+        progress_file: Path,
+        **kwargs,
+    ):
         super().__init__(*args, **kwargs)
+        self.normalize = normalize
         self.save_checked = save_checked
         self.fingerprint = fingerprint
         self.engine: dict | None = None
@@ -65,11 +75,12 @@ class MGMTrainer(Trainer):
             self.engine = engine_record(self.model_wrapped)
         return super().training_step(*args, **kwargs)
 
-    def _prepare_input(self, data):
-        # Trainer would cast images to the engine's bf16; the model scales them down in float32 first
-        if isinstance(data, torch.Tensor):
-            return data.to(self.args.device, non_blocking=True)
-        return super()._prepare_input(data)
+    def _prepare_inputs(self, inputs: dict) -> dict:
+        # not by Trainer, which would cast what is float to the engine's bf16; the model scales images down in float32
+        inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
+        if "pixel_values" in inputs:
+            inputs["pixel_values"] = self.normalize(inputs["pixel_values"])
+        return inputs
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or self.args.output_dir)
