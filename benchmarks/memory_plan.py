@@ -22,6 +22,8 @@ from pathlib import Path
 
 from train_step import PROJECT, Configuration, launch, make_inputs, train
 
+from files import write_json
+
 ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
 PLAIN = replace(RECOMPUTED, plain=True)
@@ -88,8 +90,7 @@ def watch_host(record: Path) -> None:
     while True:
         sizes = re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", Path("/proc/self/status").read_text())
         peak = max(peak, sum(map(int, sizes)) / 2**20)
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(peak), encoding="utf-8")
+        write_json(record, peak)  # whole at any moment, as the process may end
         time.sleep(0.05)
 
 

@@ -17,6 +17,8 @@ HOST_MARGIN = 0.05
 # pages of files: libraries and weights that are mapped, which the kernel drops when it needs the room.
 PROCESS_ON_GPU = int(1.8 * GIB)  # one H200, LoRA without offload
 PROCESS_ON_CPU = int(0.57 * GIB)  # the smallest model that the tests train
+# What torch.compile takes in that process: 0.2 and 0.9 GiB in two runs.
+COMPILER = int(0.5 * GIB)
 # How often a step's images are on the host: in use, decoded ahead for the next step, and on their way between the two.
 STEPS_OF_IMAGES = 3
 # What a CPU's kernels copy to work on and its allocator keeps, as a share of everything else. Fitted, with the process,
@@ -103,6 +105,7 @@ def predict(workload: Workload, arrangement: Arrangement, machine: Machine) -> P
     images = page_locked(arrangement.micro_batch * workload.architecture.image_bytes)
     host = {
         "process": PROCESS_ON_GPU * machine.processes_on_a_node,
+        "compiler": COMPILER * machine.processes_on_a_node * workload.fused,
         **host,
         "images": STEPS_OF_IMAGES * arrangement.accumulation * images * machine.processes_on_a_node,
         "weights being saved": sum(parameters.trained) * weight,  # by the first process
