@@ -20,14 +20,12 @@ from files import read_json
 from planning.architecture import Architecture, find_architecture
 from planning.machine import machine_in_use
 from planning.prediction import Machine
-from planning.search import candidates
+from planning.search import MICRO_BATCHES, candidates
 from planning.step import TUNINGS, Workload
 from planning.table import print_plan
 from settings.deepspeed import deepspeed_names, read_deepspeed
 from training.deepspeed_config import complete_deepspeed_config
 from training.settings import LoraSettings
-
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 @command_line
@@ -54,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--gpu-memory", type=float, help="GiB that can be used of each GPU")
     add("--host-memory", type=float, help="GiB of main memory that can be used")
     add("--sequence", type=int, default=1024, help="tokens of a sample, its image included (default 1024)")
-    add("--micro-batch", type=int, help="samples at a time on each GPU (default: 1 to 32)")
+    add("--micro-batch", type=int, help="samples at a time on each GPU (default: powers of two are compared)")
     add("--global-batch", type=int, help="samples a step (default: 16 micro batches on every GPU)")
     add("--deepspeed", action="append", help="config/deepspeed name or a JSON file; may be repeated (default: all)")
     add("--lora-rank", type=int, default=16)

@@ -18,7 +18,6 @@ from training.settings import TrainingSettings, training_settings
 
 STAGES = ("pretrain", "finetune")
 FOLDER = Path("results/doctor")
-MICRO_BATCHES = (1, 2, 4, 8, 16)
 REMEDY = (
     "snakemake plan names what fits; set it as the stage's deepspeed, micro_batch_size and activation_checkpointing"
 )
@@ -63,7 +62,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
         configs = {
             name: complete_deepspeed_config(read_deepspeed(name, stage), hidden_size) for name in deepspeed_names()
         }
-        found = candidates(workload, machine, configs, settings.global_batch_size, MICRO_BATCHES)
+        found = candidates(workload, machine, configs, settings.global_batch_size)
         best = fastest(found)
         if best is None:
             yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` says what would help"

@@ -9,6 +9,7 @@ from planning.speed import samples_per_second
 from planning.step import Workload
 from planning.zero import Zero
 
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 ACCUMULATION = 16  # where no global batch is asked for
 
 
@@ -29,7 +30,7 @@ def candidates(
     machine: Machine,
     configs: Mapping[str, dict],
     global_batch_size: int | None,
-    micro_batches: Sequence[int],
+    micro_batches: Sequence[int] = MICRO_BATCHES,
     recomputations: Sequence[int] = (0, 1),
 ) -> list[Candidate]:
     """
