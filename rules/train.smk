@@ -1,4 +1,11 @@
 # Both training stages, by workflow_scripts/launch.sh. Each resumes from the checkpoints beside its outputs.
+from training.checkpoints import discard_finished
+
+
+onsuccess:
+    discard_finished(Path(RUNS.stage(run, stage)) for run in RUNS for stage in ("pretrain", "finetune"))
+
+
 rule pretrain:
     input:
         model_files,

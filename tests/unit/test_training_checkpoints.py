@@ -3,7 +3,7 @@ import shutil
 import pytest
 
 from errors import InputError
-from training.checkpoints import discard_checkpoints, find_checkpoint, mark_complete
+from training.checkpoints import discard_checkpoints, discard_finished, find_checkpoint, mark_complete
 
 NONE = "starting from step 0: no complete checkpoint found"
 FOREIGN = "starting from step 0: the checkpoint found belongs to other settings or inputs"
@@ -60,5 +60,15 @@ def test_discarding_keeps_only_what_is_asked_for_and_nothing_else_is_touched(tmp
     (tmp_path / "trainer_state.json").write_text("{}")
     discard_checkpoints(tmp_path, keep=kept)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-200", "trainer_state.json"]
-    discard_checkpoints(tmp_path)
+    discard_checkpoints(tmp_path, keep=None)
     assert [path.name for path in tmp_path.iterdir()] == ["trainer_state.json"]
+
+
+def test_checkpoints_of_a_stage_are_discarded_once_its_outputs_are_whole(tmp_path):
+    done, unfinished = tmp_path / "done", tmp_path / "unfinished"
+    for stage in (done, unfinished):
+        checkpoint(stage / "checkpoints", 100)
+    (done / "metrics.json").write_text("{}")
+    discard_finished([done, unfinished, tmp_path / "never run"])
+    assert [path.name for path in done.iterdir()] == ["metrics.json"]
+    assert find_checkpoint(unfinished / "checkpoints", "mine", 1)[0]

@@ -142,6 +142,20 @@ def test_a_stage_that_outlives_its_snakemake_is_ended_before_it_is_run_again(fin
     assert not any(process.is_running() for process in orphans)
 
 
+def test_a_stage_that_nobody_saw_end_is_not_trained_again(finished):
+    folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
+    undo(finished, "pretrain")
+    kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)
+    psutil.wait_procs(training_processes(finished.folder), TIMEOUT_S)
+    before = {name: (folder / name).read_bytes() for name in ("projector.safetensors", "metrics.jsonl")}
+    said = finished.run(*command)
+    metrics = read_json(folder / "metrics.json")
+    assert f"resuming from step {metrics['steps']}" in said and "  loss " not in said
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    assert metrics["engine"]["zero_stage"] == 2
+    assert not (folder / "checkpoints").exists(), "kept although Snakemake has recorded the stage"
+
+
 @pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
 @pytest.mark.parametrize(
     ("stage", "weights"),

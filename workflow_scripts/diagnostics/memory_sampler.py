@@ -49,14 +49,13 @@ class MemorySampler:
             self._thread.start()
 
     def finish(self, folder: Path) -> dict | None:
-        """Stop, and move the rows into `folder`; return a record for metrics.json, None where nothing was sampled."""
+        """Stop, and copy the rows into `folder`; return a record for metrics.json, None where nothing was sampled."""
         if not self.sampling:
             return None
         self._stop.set()
         self._thread.join()
         seconds = time.monotonic() - self._start
         write_text(folder / self.file.name, self.file.read_text(encoding="utf-8"))
-        self.file.unlink()
         gpus = [gpu.total for gpu in self.last.gpus]
         return {
             "host_limit_gib": round(self.last.host_limit / GIB, 2),

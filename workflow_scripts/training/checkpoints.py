@@ -3,9 +3,13 @@
 They live in `<output>/checkpoints/`, beside the declared outputs, because Snakemake deletes a failed job's outputs. A
 checkpoint counts once `complete.json` is in it: it is written last, after the weights were checked, and holds the
 fingerprint of settings and inputs that a resuming run must share, and the number of processes that wrote it.
+
+The last one outlives its stage, until Snakemake has recorded that everything it was asked for is done: a stage that
+ends when its Snakemake is dead, or is killed on its way out, is started once more, and then has nothing left to train.
 """
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from errors import InputError
@@ -35,10 +39,17 @@ def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Pat
     return marks[-1].parent, f"resuming from step {newest['step']} ({marks[-1].parent.name})"
 
 
-def discard_checkpoints(folder: Path, keep: Path | None = None) -> None:
+def discard_checkpoints(folder: Path, keep: Path | None) -> None:
     for checkpoint in folder.glob("checkpoint-*"):
         if checkpoint != keep:
             shutil.rmtree(checkpoint)
+
+
+def discard_finished(stages: Iterable[Path]) -> None:
+    """Remove what was kept to resume those training stages, given by their folders, whose outputs are whole."""
+    for stage in stages:
+        if (stage / "metrics.json").exists():  # written last
+            shutil.rmtree(stage / "checkpoints", ignore_errors=True)
 
 
 def mark_complete(checkpoint: Path, step: int, fingerprint: str, processes: int) -> None:

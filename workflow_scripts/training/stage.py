@@ -24,7 +24,7 @@ from training.build_locks import remove_stale_locks
 from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.compilation import compile_layers
 from training.conversations import Collator, ConversationDataset
-from training.deepspeed_config import complete_deepspeed_config
+from training.deepspeed_config import complete_deepspeed_config, engine_record
 from training.layers import gather_whole_layers
 from training.memory_plan import check_memory, choose_deepspeed, workload_of
 from training.optimizer import adamw_8bit
@@ -129,7 +129,6 @@ def run_stage(
     }
     if first:
         _write_records(settings, trainer, record, output_dir)
-        discard_checkpoints(checkpoints)
     leave_process_group()
 
 
@@ -188,7 +187,7 @@ def _write_records(settings: TrainingSettings, trainer: MGMTrainer, record: dict
     write_json(
         output_dir / "metrics.json",
         {
-            "engine": trainer.engine,
+            "engine": engine_record(trainer.model_wrapped),
             "steps": trainer.state.global_step,
             "loss_first": history[0]["loss"],
             "loss_last": history[-1]["loss"],

@@ -13,7 +13,6 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 
 from files import write_json
 from training.checkpoints import mark_complete
-from training.deepspeed_config import engine_record
 
 _load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
 
@@ -53,7 +52,6 @@ class MGMTrainer(Trainer):
         self.normalize = normalize
         self.save_checked = save_checked
         self.fingerprint = fingerprint
-        self.engine: dict | None = None
         self.start = time.monotonic()
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
@@ -70,10 +68,9 @@ class MGMTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs | {"seconds": round(time.monotonic() - self.start, 3)}, start_time)
 
-    def training_step(self, *args, **kwargs):
-        if self.engine is None:
-            self.engine = engine_record(self.model_wrapped)
-        return super().training_step(*args, **kwargs)
+    def _run_epoch(self, **kwargs) -> None:
+        if self.state.global_step < self.state.max_steps:  # else the checkpoint of the last step was resumed
+            super()._run_epoch(**kwargs)
 
     def _prepare_inputs(self, inputs: dict) -> dict:
         # not by Trainer, which would cast what is float to the engine's bf16; the model scales images down in float32
