@@ -31,6 +31,9 @@ try:
 except InputError as error:
     raise WorkflowError(str(error)) from None
 EXPERIMENTS = RUNS.names
+# Every stage takes this machine's first GPUs: one at a time, however many --cores. On a cluster each job has its own.
+if not workflow.non_local_exec and "gpu" not in workflow.global_resources:
+    workflow.register_resource("gpu", max(run.config["gpus"] for run in RUNS))
 DATASETS, MODELS = {}, {}
 for run in RUNS:
     if DATASETS.setdefault(run.dataset["name"], run.dataset["settings"]) != run.dataset["settings"]:

@@ -257,8 +257,24 @@ def test_the_project_s_own_configuration_passes_and_a_wrong_key_fails(monkeypatc
 
 
 @pytest.mark.parametrize(
+    ("model", "folder"), [("mgm-2b", "model_zoo/gemma-2b-it"), ("mgm-2b-released", "model_zoo/mgm-2b")]
+)
+def test_a_model_that_was_not_downloaded_fails_and_the_remedy_says_where_from(monkeypatch, model, folder):
+    monkeypatch.chdir(PROJECT)
+    runs, _ = project_checks.read_runs({"model": model})
+    [finding] = project_checks.check_models(runs)
+    assert finding.status == "fail" and folder in finding.reason and "docs/models.md" in finding.remedy
+
+
+@pytest.mark.parametrize(
     ("part", "local"),
-    [("google/gemma-2b", False), ("gpt2", False), ("/models/gemma", True), ("results/foundation/x/clip", True)],
+    [
+        ("google/gemma-2b", False),
+        ("gpt2", False),
+        ("/models/gemma", True),
+        ("model_zoo/gemma-2b-it", True),
+        ("results/foundation/x/clip", True),
+    ],
 )
 def test_a_hub_id_is_told_from_a_folder(part, local):
     assert project_checks.looks_local(part) == local

@@ -1,6 +1,7 @@
 """Dry runs: which jobs a target needs, and that `snakemake --lint` and the report find nothing to complain about."""
 
 import json
+import re
 import subprocess
 
 from better_synth_kit import QUESTION, save_kit
@@ -28,6 +29,14 @@ def test_baseline_needs_every_stage_once(fresh):
 def test_the_default_profile_needs_no_flags(fresh):
     printed = fresh.run("baseline", "--dry-run")
     assert "Using workflow specific profile profiles/default" in printed
+
+
+def test_stages_on_the_gpu_run_one_at_a_time_however_many_cores(fresh):
+    dataset = "results/datasets/small/config.yaml"
+    printed = fresh.run(dataset, "--cores", "16")
+    assert re.search(r"Provided resources: .*\bgpu\b\D+1\b", printed)
+    printed = fresh.run(dataset, "--cores", "16", "--forcerun", "configure_dataset", "--resources", "gpu=2")
+    assert re.search(r"Provided resources: .*\bgpu\b\D+2\b", printed), "the user's own limit counts"
 
 
 def test_every_experiment_file_is_a_target(fresh):

@@ -13,7 +13,7 @@ from formats.llava import read_llava
 from settings.runs import Runs
 
 TRAINING = ("pretrain", "finetune")
-MODEL_PARTS = ("language_model", "vision_tower", "vision_tower_aux", "clip_score")
+MODEL_PARTS = ("language_model", "vision_tower", "vision_tower_aux", "assembled", "clip_score")
 NAMED = 3  # bad paths that are named; the rest is counted
 READERS = {
     "pretrain": lambda file: (row["images"][0] for row in read_dj_jsonl(file)),
@@ -78,11 +78,13 @@ def check_models(runs: Runs) -> Iterator[Finding]:
         if "foundation" in model:
             yield Finding(name, "skip", "the workflow trains it")
             continue
-        parts = {model[part] for part in MODEL_PARTS}
+        parts = {model[part] for part in MODEL_PARTS if part in model}
         missing = sorted(part for part in parts if looks_local(part) and not Path(part).is_dir())
         if missing:
             reason = f"there is no folder {', '.join(missing)}"
-            yield Finding(name, "fail", reason, f"mend config/models/{model['name']}.yaml")
+            yield Finding(
+                name, "fail", reason, f"docs/models.md, or other folders in config/models/{model['name']}.yaml"
+            )
         else:
             fetched = sorted(part for part in parts if not Path(part).is_dir())
             yield Finding(
@@ -91,8 +93,8 @@ def check_models(runs: Runs) -> Iterator[Finding]:
 
 
 def looks_local(part: str) -> bool:
-    """Whether it can only be a folder: hub ids are `owner/name` or `name`."""
-    return part.startswith((".", "/", "~")) or part.count("/") > 1
+    """Whether it is a folder rather than a hub id, `owner/name` or `name`."""
+    return part.startswith((".", "/", "~", "model_zoo/")) or part.count("/") > 1
 
 
 def _bad_image(root: str, image: str) -> list[str]:
