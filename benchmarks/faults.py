@@ -232,6 +232,7 @@ def steps_trained_again(run: ClusterRun, repeated: list[str], on_slurm: bool) ->
     """Optimizer steps beyond those that training takes when nothing disturbs it."""
     training = [rule for rule in ("pretrain", "finetune") if rule in repeated]
     printed = "".join(run.logs(rule, "baseline") for rule in training) if on_slurm else run.printed()
+    printed = re.sub(r"^Logfile .*:\n(=+)\n.*?\n\1$", "", printed, flags=re.MULTILINE | re.DOTALL)  # shown once more
     taken = len(re.findall(r"^step \d+/\d+  loss ", printed, flags=re.MULTILINE))
     return taken - sum(read_json(run.project.result(rule) / "metrics.json")["steps"] for rule in training)
 

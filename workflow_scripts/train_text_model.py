@@ -6,18 +6,21 @@
 Writes model/ (safetensors and tokenizer) and metrics.json; resumes from its own checkpoints.
 """
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
-from transformers.trainer_utils import get_last_checkpoint
+import sys
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command_line import command_line, path_arguments
 from compute import set_seed, use_cpu_threads
 from files import write_json
 from planning.architecture import load_architecture
+from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.deepspeed_config import engine_record
 from training.process_group import join_process_group, leave_process_group
 from training.settings import load_training_settings
-from training.stage import training_arguments
+from training.stage import fingerprint_of, training_arguments
 from training.texts import TextDataset
+from training.trainer import ResumableTrainer
 
 
 @command_line
@@ -31,16 +34,22 @@ def main() -> None:
     arguments = training_arguments(settings, args.output_dir / "checkpoints", hidden_size)
     join_process_group()
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
-    trainer = Trainer(
+    checkpoints = args.output_dir / "checkpoints"
+    fingerprint = fingerprint_of(settings, {"data": args.data, "model": args.model})
+    checkpoint, reason = find_checkpoint(checkpoints, fingerprint, arguments.world_size)
+    trainer = ResumableTrainer(
         model=AutoModelForCausalLM.from_pretrained(
             args.model, dtype=settings.dtype, trust_remote_code=False, use_safetensors=True
         ),
         args=arguments,
         train_dataset=TextDataset(args.data, tokenizer, settings.max_length),
         processing_class=tokenizer,
+        fingerprint=fingerprint,
     )
-    checkpoints = args.output_dir / "checkpoints"
-    result = trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.is_dir() else None)
+    if trainer.is_world_process_zero():
+        print(reason, file=sys.stderr, flush=True)
+        discard_checkpoints(checkpoints, keep=checkpoint)
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.save_model(str(args.output_dir / "model"))
     if trainer.is_world_process_zero():
         record = {"steps": result.global_step, "loss": result.training_loss, "seed": settings.seed}

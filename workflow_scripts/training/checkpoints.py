@@ -42,6 +42,7 @@ def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Pat
 def discard_checkpoints(folder: Path, keep: Path | None) -> None:
     for checkpoint in folder.glob("checkpoint-*"):
         if checkpoint != keep:
+            (checkpoint / MARK).unlink(missing_ok=True)  # what is half removed does not count
             shutil.rmtree(checkpoint)
 
 

@@ -66,7 +66,7 @@ def run_stage(
     settings = choose_deepspeed(settings, workload, whole_machine(settings.gpus, settings.nodes))
     plan = check_memory(settings, workload, machine_in_use(settings.gpus, settings.nodes))
 
-    fingerprint = _fingerprint(settings, inputs)
+    fingerprint = fingerprint_of(settings, inputs)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     checkpoint, reason = find_checkpoint(checkpoints, fingerprint, settings.gpus)
     attention, remark = attention_of(settings)
@@ -82,7 +82,8 @@ def run_stage(
             print(line, file=sys.stderr, flush=True)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, keep=checkpoint)
-        progress_file.unlink(missing_ok=True)
+        if checkpoint is None:
+            progress_file.unlink(missing_ok=True)
 
     model = MGMForConditionalGeneration.from_pretrained(
         inputs["model"],
@@ -156,7 +157,6 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         activation_checkpointing_kwargs={"use_reentrant": False, "every_n_layers": int(recomputed)},
         save_strategy="steps",
         save_steps=settings.save_steps,
-        save_total_limit=1,
         logging_steps=settings.log_steps,
         logging_first_step=True,
         logging_nan_inf_filter=False,  # it waits for the GPU at every micro batch, and hides what went wrong
@@ -170,7 +170,7 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
     )
 
 
-def _fingerprint(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
+def fingerprint_of(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
     """Equal for two runs that must give the same weights; how many processes share a step does not matter to them."""
     files = []
     for path in inputs.values():

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from files import write_json
-from training.checkpoints import mark_complete
+from training.checkpoints import discard_checkpoints, mark_complete
 
 _load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
 
@@ -28,14 +28,39 @@ transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
 transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
 
 
-class MGMTrainer(Trainer):
-    """Saves checkpoints without the frozen base, and marks one complete after `save_checked` approved its weights.
+class ResumableTrainer(Trainer):
+    """Marks a checkpoint complete when every process has written its part, and only then removes the older ones. Where
+    that of the last step is resumed, nothing is trained.
+
+    Args:
+        fingerprint: of settings and inputs, stored in each checkpoint.
+    """
+
+    def __init__(self, *args, fingerprint: str, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fingerprint = fingerprint
+        self.args.save_total_limit = None  # Trainer would remove them before the new one counts
+
+    def _run_epoch(self, **kwargs) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(**kwargs)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            step, folder = self.state.global_step, Path(self.args.output_dir)
+            mark_complete(folder / f"checkpoint-{step}", step, self.fingerprint, self.args.world_size)
+            discard_checkpoints(folder, keep=folder / f"checkpoint-{step}")
+
+
+class MGMTrainer(ResumableTrainer):
+    """Saves checkpoints without the frozen base, after `save_checked` approved their weights.
 
     Args:
         normalize: pixels as the loader hands them over → as the model takes them, on the device.
         save_checked: called on every rank with the checkpoint folder; writes the trained weights and raises if they
             must not count as saved.
-        fingerprint: of settings and inputs, stored in each checkpoint.
         progress_file: where the newest progress is, for watch.py.
     """
 
@@ -44,14 +69,12 @@ class MGMTrainer(Trainer):
         *args,
         normalize: Callable[[torch.Tensor], torch.Tensor],
         save_checked: Callable[[Path], None],
-        fingerprint: str,
         progress_file: Path,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
         self.normalize = normalize
         self.save_checked = save_checked
-        self.fingerprint = fingerprint
         self.start = time.monotonic()
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
@@ -68,10 +91,6 @@ class MGMTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs | {"seconds": round(time.monotonic() - self.start, 3)}, start_time)
 
-    def _run_epoch(self, **kwargs) -> None:
-        if self.state.global_step < self.state.max_steps:  # else the checkpoint of the last step was resumed
-            super()._run_epoch(**kwargs)
-
     def _prepare_inputs(self, inputs: dict) -> dict:
         # not by Trainer, which would cast what is float to the engine's bf16; the model scales images down in float32
         inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
@@ -86,14 +105,6 @@ class MGMTrainer(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         self.model_wrapped.save_checkpoint(output_dir, exclude_frozen_parameters=True)
-
-    def _save_checkpoint(self, model, trial) -> None:
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            step = self.state.global_step
-            folder = Path(self.args.output_dir) / f"checkpoint-{step}"
-            mark_complete(folder, step, self.fingerprint, self.args.world_size)
 
 
 class ProgressLines(TrainerCallback):
