@@ -12,12 +12,12 @@ sys.path.insert(0, str(SCRIPTS))
 
 from errors import InputError
 from settings.code import modules_of
-from settings.killed_runs import note_owner, take_over
+from settings.killed_runs import note_owner, runs_jobs, take_over
 from settings.runs import REFERENCE, Runs
 from settings.stages import SETTINGS_OF, analysis_settings, assemble_settings, foundation_settings, gpus_on_one_node
 
 # each job starts a Snakemake for itself, which takes nothing over
-if workflow.is_main_process:
+if workflow.is_main_process and runs_jobs(sys.argv):
     take_over()
 
 
@@ -31,8 +31,9 @@ try:
 except InputError as error:
     raise WorkflowError(str(error)) from None
 EXPERIMENTS = RUNS.names
-# Every stage takes this machine's first GPUs: one at a time, however many --cores. On a cluster each job has its own.
-if not workflow.non_local_exec and "gpu" not in workflow.global_resources:
+# Every stage takes this machine's first GPUs: one at a time, however many --cores. On a cluster (only there are jobs at a
+# time, `nodes`, limited) each job has its own.
+if workflow.resource_settings.nodes is None and "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", max(run.config["gpus"] for run in RUNS))
 DATASETS, MODELS = {}, {}
 for run in RUNS:

@@ -8,6 +8,7 @@ Writes adapter/ (PEFT) or, where `lora` is null, language_model.safetensors; pro
 metrics.json. Resumes from its own checkpoints.
 """
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel
 
 def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
     save_projector(model, weights, folder)
+    (folder / LANGUAGE_MODEL).unlink(missing_ok=True)  # of a run that trained it; only one of the two may count
     lora = {name: tensor for name, tensor in weights.items() if "lora_" in name}
     with replace_folder(folder / "adapter") as adapter:
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
@@ -51,6 +53,7 @@ def train_language_model(model: nn.Module, projector: Path) -> nn.Module:
 
 def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
     save_projector(model, weights, folder)
+    shutil.rmtree(folder / "adapter", ignore_errors=True)
     save_weights({name: weights[name] for name in language_parameters(model)}, folder / LANGUAGE_MODEL)
 
 

@@ -16,6 +16,7 @@ from files import write_json
 from planning.architecture import load_architecture
 from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.deepspeed_config import engine_record
+from training.optimizer import optimizer_of
 from training.process_group import join_process_group, leave_process_group
 from training.settings import load_training_settings
 from training.stage import fingerprint_of, training_arguments
@@ -44,6 +45,7 @@ def main() -> None:
         args=arguments,
         train_dataset=TextDataset(args.data, tokenizer, settings.max_length),
         processing_class=tokenizer,
+        optimizer_cls_and_kwargs=optimizer_of(settings),
         fingerprint=fingerprint,
     )
     if trainer.is_world_process_zero():

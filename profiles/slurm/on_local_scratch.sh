@@ -14,13 +14,22 @@ mkdir -p "$scratch"
 rsync --archive --delete --exclude=/.git --exclude=/.venv "$home/" "$scratch/"
 mkdir -p "$scratch/results" "$scratch/.snakemake"
 
-# Files come back whole or not at all: stages rename them when they are written. The lock is this node's.
+# Files come back whole or not at all: stages rename them when they are written. A checkpoint counts by its complete.json,
+# which comes after the rest of it and goes before. The lock is this node's.
+copy() { rsync --archive --exclude=/.snakemake/locks "$@" "$scratch/results" "$scratch/.snakemake" "$home/"; }
+marks_in() { (cd "$1" && find results -name complete.json); }
 copy_back() {
-    rsync --archive --delete --exclude=/.snakemake/locks "$scratch/results" "$scratch/.snakemake" "$home/" || true
+    local marks mark
+    marks=$(marks_in "$scratch")
+    copy --exclude=complete.json || return 0   # something was removed meanwhile: next time
+    rsync --archive --files-from=- "$scratch/" "$home/" <<< "$marks" || return 0
+    marks_in "$home" | while read -r mark; do test -e "$scratch/$mark" || rm -f "$home/$mark"; done
+    copy --exclude=complete.json --delete || true
 }
 (while sleep "$interval_s"; do copy_back; done) &
 copying=$!
-trap 'kill $copying; copy_back' EXIT
+# the copier's children, rsync among them, must not write beside the last copy
+trap '{ pkill -P $copying; kill $copying; wait $copying; } || true; copy_back' EXIT
 
 cd "$scratch"
 snakemake --cores 1 "$@"

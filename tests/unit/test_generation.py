@@ -1,7 +1,12 @@
+import os
+import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 import torch
+from places import PROJECT
 from safetensors.torch import load_file
 from tiny_models import (
     pixels,
@@ -301,3 +306,32 @@ def test_two_processes_give_the_answers_of_one_in_the_same_order(tmp_path):
         with generators(tmp_path / "mgm", tmp_path / "stage", processes) as generator:
             answers.append(list(generator.answer(images, questions, "gemma", max_new_tokens=6, batch_size=2)))
     assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 7
+
+
+def test_two_processes_answer_no_question_with_nothing(tmp_path):
+    with generators(tmp_path, tmp_path, 2) as generator:
+        assert list(generator.answer([], [], "gemma", max_new_tokens=6, batch_size=2)) == []
+
+
+def test_processes_end_when_what_started_them_is_killed(tmp_path):
+    """Each holds a model on a GPU, and nobody else knows of them."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import multiprocessing, threading, time\n"
+        "from mgm.generators import _end_with_parent\n"
+        "def work():\n"
+        "    threading.Thread(target=_end_with_parent, daemon=True).start()\n"
+        "    time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "    child.start()\n"
+        "    print(child.pid, flush=True)\n"
+        "    child.join()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
+    parent = subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(parent.stdout.readline()))
+    time.sleep(1)
+    parent.kill()
+    parent.wait()
+    assert not psutil.wait_procs([child], timeout=60)[1]

@@ -163,6 +163,10 @@ def test_an_experiment_file_may_not_take_a_variants_name(write):
             {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "mine"}}},
             "synthesize.mgm.experiment: mine → mine is a circle",
         ),
+        (
+            {"model": "mgm-2b", "synthesize": {"recipe": "dj_synth"}},
+            "experiment mine: synthesize.mgm.experiment: baseline trains tiny, not mgm-2b; name an experiment",
+        ),
     ],
 )
 def test_a_mistake_names_the_experiment_and_the_key(write, values, message):

@@ -6,7 +6,7 @@ from errors import InputError
 from training.checkpoints import discard_checkpoints, discard_finished, find_checkpoint, mark_complete
 
 NONE = "starting from step 0: no complete checkpoint found"
-FOREIGN = "starting from step 0: the checkpoint found belongs to other settings or inputs"
+FOREIGN = "starting from step 0: the checkpoint found belongs to other settings, inputs or code"
 
 
 def checkpoint(folder, step: int, fingerprint: str | None = "mine", processes: int = 1):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.optimizer import adamw_8bit
+from training.optimizer import optimizer_of
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,9 @@ def uncompiled(monkeypatch):
 
 
 def made(learning_rate: float, weight_decay: float = 0.0):
-    optimizer, arguments = adamw_8bit(SimpleNamespace(learning_rate=learning_rate, weight_decay=weight_decay))
+    optimizer, arguments = optimizer_of(
+        SimpleNamespace(deepspeed={}, learning_rate=learning_rate, weight_decay=weight_decay)
+    )
     return lambda parameters: optimizer(parameters, **arguments)
 
 

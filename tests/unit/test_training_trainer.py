@@ -1,11 +1,14 @@
 from types import SimpleNamespace
 
+import pytest
 import torch
 from PIL import Image
 from tiny_models import IMAGE_SIDE, text_config, tiny_processor
+from transformers import TrainerState, TrainingArguments
 from transformers.masking_utils import create_causal_mask
 
-from training.trainer import MGMTrainer
+from errors import InputError
+from training.trainer import MGMTrainer, ProgressLines
 
 
 def test_images_reach_the_model_normalised_and_in_float32_under_a_bf16_engine():
@@ -21,6 +24,15 @@ def test_images_reach_the_model_normalised_and_in_float32_under_a_bf16_engine():
     assert prepared["pixel_values"].dtype == torch.float32 and prepared["input_ids"].dtype == torch.long
     wanted = processor.image_processor([image], return_tensors="pt")["pixel_values"]  # transformers' own
     torch.testing.assert_close(prepared["pixel_values"], wanted, rtol=0, atol=1e-6)
+
+
+def test_steps_that_are_all_warm_up_are_refused_with_the_remedy(tmp_path):
+    """The rate starts at zero: one step would change nothing, and be called a success."""
+    args = TrainingArguments(str(tmp_path), warmup_steps=0.03, report_to=[], use_cpu=True)
+    lines = ProgressLines(tmp_path / "progress.json")
+    with pytest.raises(InputError, match="samples for 1 steps only.*lower global_batch_size"):
+        lines.on_train_begin(args, TrainerState(max_steps=1), None)
+    lines.on_train_begin(args, TrainerState(max_steps=2), None)
 
 
 def test_a_batch_of_text_alone_is_prepared_without_images():

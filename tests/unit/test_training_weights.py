@@ -4,7 +4,12 @@ from safetensors.torch import load_file
 from tiny_models import randomize, tiny_mgm
 
 from errors import InputError
-from finetune import add_lora, save_language_model_and_projector, train_language_model
+from finetune import (
+    add_lora,
+    save_adapter_and_projector,
+    save_language_model_and_projector,
+    train_language_model,
+)
 from mgm.generation import load_trained
 from mgm.projector_weights import full_shapes, load_projector, projector_parameters
 from pretrain import train_projector_only
@@ -109,6 +114,17 @@ def test_stage_2_trains_lora_in_the_language_model_and_the_projector_and_nothing
     assert all(".language_model.layers." in name for name in lora)  # CLIP's projections have the same names
 
 
+def test_an_adapter_takes_the_place_of_a_language_model_that_was_trained_before(tmp_path):
+    model = tiny_mgm()
+    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, LORA, tmp_path / "projector.safetensors")
+    (tmp_path / "finetune").mkdir()
+    (tmp_path / "finetune/language_model.safetensors").touch()
+    trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
+    save_adapter_and_projector(wrapped, gather(trained), tmp_path / "finetune")
+    assert {path.name for path in (tmp_path / "finetune").iterdir()} == {"projector.safetensors", "adapter"}
+
+
 def test_a_full_fine_tune_trains_language_model_and_projector_and_comes_back_from_its_files(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "base")
@@ -118,6 +134,7 @@ def test_a_full_fine_tune_trains_language_model_and_projector_and_comes_back_fro
     frozen = {name for name, _ in model.named_parameters()} - set(trained)
     assert frozen and all(name.startswith(("model.vision_tower.", "model.vision_tower_aux.")) for name in frozen)
     randomize(model.model.language_model, seed=9)
+    (tmp_path / "finetune/adapter").mkdir(parents=True)  # of an earlier run with LoRA, which must not be taken for this
     save_language_model_and_projector(model, gather(trained), tmp_path / "finetune")
     files = {path.name for path in (tmp_path / "finetune").iterdir()}
     assert files == {"projector.safetensors", "language_model.safetensors"}

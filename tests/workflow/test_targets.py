@@ -39,6 +39,12 @@ def test_stages_on_the_gpu_run_one_at_a_time_however_many_cores(fresh):
     assert re.search(r"Provided resources: .*\bgpu\b\D+2\b", printed), "the user's own limit counts"
 
 
+def test_on_a_cluster_gpu_jobs_are_not_limited_to_one(fresh):
+    submit = ("--executor", "cluster-generic", "--cluster-generic-submit-cmd", "bash", "--jobs", "5")
+    printed = fresh.run("results/datasets/small/config.yaml", *submit)
+    assert "Provided remote nodes: 5" in printed and not re.search("Provided resources: .*gpu", printed)
+
+
 def test_every_experiment_file_is_a_target(fresh):
     (fresh.folder / "config/experiments/longer.yaml").write_text("pretrain: {epochs: 2}\n", encoding="utf-8")
     printed = fresh.run("longer", "--dry-run")

@@ -6,7 +6,10 @@ of the whole machine; `cgroup_gib`, where a limit is set; `gpu<i>_gib` for each 
 """
 
 import csv
+from itertools import groupby
 from pathlib import Path
+
+import numpy as np
 
 from files import replace_whole
 
@@ -40,6 +43,15 @@ def last_row(file: Path) -> dict[str, str] | None:
         lines.seek(max(lines.tell(), file.stat().st_size - LONGEST_ROW))
         complete = lines.read().split(b"\n")[:-1]
     return next(csv.DictReader([columns.decode(), complete[-1].decode()])) if complete else None
+
+
+def joined_seconds(rows: list[dict[str, str]]) -> np.ndarray:
+    """(N,): each attempt's seconds after those of the attempts before it."""
+    joined: list[float] = []
+    for _, attempt in groupby(rows, key=lambda row: row["attempt"]):
+        before = joined[-1] if joined else 0.0
+        joined += [before + float(row["seconds"]) for row in attempt]
+    return np.array(joined)
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:

@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from math import ceil
+from multiprocessing import connection
 from pathlib import Path
 
 import torch
@@ -37,7 +39,7 @@ class _Pool:
         self.processes = processes
 
     def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
-        share = ceil(ceil(len(questions) / batch_size) / self.processes) * batch_size
+        share = max(1, ceil(ceil(len(questions) / batch_size) / self.processes)) * batch_size
         starts = range(0, len(questions), share)
         shares = [(images[at : at + share], questions[at : at + share]) for at in starts]
         jobs = [self.pool.submit(_answer, *each, template, max_new_tokens, batch_size) for each in shares]
@@ -48,12 +50,19 @@ class _Pool:
 def _start(base: Path, stage: Path, processes: int, ranks: multiprocessing.Queue) -> None:
     """In a new process: its generator, on a GPU of its own, or with its share of the cores."""
     global _generator
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     rank = ranks.get()
     if torch.cuda.is_available():
         _generator = Generator(base, stage, f"cuda:{rank % torch.cuda.device_count()}")
     else:
         use_cpu_threads(max(1, len(os.sched_getaffinity(0)) // processes))
         _generator = Generator(base, stage)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its processes, and each holds a model on a GPU."""
+    connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _answer(*arguments) -> list[str]:

@@ -1,5 +1,7 @@
 """What this machine has for a training stage: GPUs with their memory, and main memory; None for what cannot be read."""
 
+import os
+
 import psutil
 import torch
 
@@ -20,8 +22,11 @@ def machine_in_use(gpus: int, nodes: int = 1) -> Machine:
     smaller."""
     free, cgroup = psutil.virtual_memory().available, read_cgroup_memory()
     host = min(free, cgroup.limit - cgroup.used) if cgroup else free
-    # this process's own context is there already, and is a part of what a stage needs
-    memory = [torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT for device in _devices(gpus // nodes)]
+    # To ask a GPU makes a context there, for as long as this process lives: each of several asks its own only. That
+    # context is a part of what a stage needs.
+    own = os.environ.get("LOCAL_RANK")
+    devices = _devices(gpus // nodes) if own is None or not torch.cuda.is_available() else [int(own)]
+    memory = [torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT for device in devices]
     return _machine(gpus, nodes, memory, host)
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from diagnostics.memory_csv import read_rows
+from diagnostics.memory_csv import joined_seconds, read_rows
 from reporting.experiment import STAGES, Experiment, Run
 from reporting.plots import POINTS
 from reporting.scales import Scale, Tick
@@ -68,21 +67,12 @@ def read_stage_memory(run: Run, stage: str) -> StageMemory:
     limits, plan = record.get("memory") or {}, record.get("memory_plan") or {}
     return StageMemory(
         stage=stage,
-        seconds=_joined_seconds(rows),
+        seconds=joined_seconds(rows),
         phases=[row["phase"] for row in rows],
         sizes=sizes,
         predicted={series: plan[f"{series}_gib"] for series in sizes if plan.get(f"{series}_gib") is not None},
         limits={series: limits[f"{series}_limit_gib"] for series in sizes if limits.get(f"{series}_limit_gib")},
     )
-
-
-def _joined_seconds(rows: list[dict[str, str]]) -> np.ndarray:
-    """Each attempt's seconds after those of the attempts before it."""
-    joined: list[float] = []
-    for _, attempt in groupby(rows, key=lambda row: row["attempt"]):
-        before = joined[-1] if joined else 0.0
-        joined += [before + float(row["seconds"]) for row in attempt]
-    return np.array(joined)
 
 
 def memory_timeline(experiment: Experiment) -> Timeline:

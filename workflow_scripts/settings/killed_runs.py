@@ -8,6 +8,7 @@ Slurm record by themselves that they are done: they are waited for.
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,9 @@ LOCKS = STATE / "locks"
 LIST_JOBS = ["squeue", "--me", "--noheader", "--format=%i|%Z|%k"]
 COMMENT = "rule_"
 POLL_S = 5
+DRY_RUN = re.compile("-[a-zA-Z]*n[a-zA-Z]*|--dry-?run")  # -n, also among other letters
+ONLY_SHOWS = {"--dag", "--rulegraph", "--filegraph", "--d3dag", "--lint", "--summary", "-S", "--detailed-summary", "-D"}
+ONLY_SHOWS |= {"--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--report", "--unlock"}
 
 
 def note_owner(on_cluster: bool) -> None:
@@ -37,6 +41,12 @@ def note_owner(on_cluster: bool) -> None:
         "on_cluster": on_cluster,
     }
     OWNER.write_text(json.dumps(owner), encoding="utf-8")
+
+
+def runs_jobs(arguments: list[str]) -> bool:
+    """Whether a command line of Snakemake asks for work, and not only what there is to do: while the Snakefile is read,
+    Snakemake itself cannot say."""
+    return not any(argument in ONLY_SHOWS or DRY_RUN.fullmatch(argument) for argument in arguments)
 
 
 def at_work() -> bool:

@@ -211,6 +211,12 @@ class Runs:
         self._check_known([run.captioner], f"experiment {run.experiment}: synthesize.mgm.experiment")
         chain = [run.experiment]
         while run.captioner:
+            models = run.config["model"]["name"], self.configs[run.captioner]["model"]["name"]
+            if models[0] != models[1]:
+                raise InputError(
+                    f"experiment {run.experiment}: synthesize.mgm.experiment: {run.captioner} trains {models[1]}, not "
+                    f"{models[0]}; name an experiment that trains {models[0]}"
+                )
             if run.captioner in chain:
                 raise InputError(
                     f"synthesize.mgm.experiment: {' → '.join([*chain, run.captioner])} is a circle; name an experiment "

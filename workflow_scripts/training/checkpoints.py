@@ -2,7 +2,7 @@
 
 They live in `<output>/checkpoints/`, beside the declared outputs, because Snakemake deletes a failed job's outputs. A
 checkpoint counts once `complete.json` is in it: it is written last, after the weights were checked, and holds the
-fingerprint of settings and inputs that a resuming run must share, and the number of processes that wrote it.
+fingerprint of settings, inputs and code that a resuming run must share, and the number of processes that wrote it.
 
 The last one outlives its stage, until Snakemake has recorded that everything it was asked for is done: a stage that
 ends when its Snakemake is dead, or is killed on its way out, is started once more, and then has nothing left to train.
@@ -29,7 +29,7 @@ def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Pat
         return None, "starting from step 0: no complete checkpoint found"
     newest = read_json(marks[-1])
     if newest["fingerprint"] != fingerprint:
-        return None, "starting from step 0: the checkpoint found belongs to other settings or inputs"
+        return None, "starting from step 0: the checkpoint found belongs to other settings, inputs or code"
     if (writers := newest["processes"]) != processes:
         raise InputError(
             f"{marks[-1].parent} was written by {writers} processes, each with its own part of the optimizer, so "
@@ -50,7 +50,8 @@ def discard_finished(stages: Iterable[Path]) -> None:
     """Remove what was kept to resume those training stages, given by their folders, whose outputs are whole."""
     for stage in stages:
         if (stage / "metrics.json").exists():  # written last
-            shutil.rmtree(stage / "checkpoints", ignore_errors=True)
+            discard_checkpoints(stage / "checkpoints", keep=None)
+            shutil.rmtree(stage / "checkpoints", ignore_errors=True)  # and the rows of memory beside them
 
 
 def mark_complete(checkpoint: Path, step: int, fingerprint: str, processes: int) -> None:

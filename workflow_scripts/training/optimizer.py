@@ -7,12 +7,14 @@ billion weights is trained whole on a card of 24 GB, with nothing in host memory
 from training.settings import TrainingSettings
 
 
-def adamw_8bit(settings: TrainingSettings) -> tuple[type, dict]:
-    """Class and keyword arguments, as transformers' Trainer takes them.
+def optimizer_of(settings: TrainingSettings) -> tuple[type, dict] | None:
+    """Class and keyword arguments, as transformers' Trainer takes them; None where DeepSpeed's configuration names one.
 
     States are quantised block by block (Dettmers et al. 2022, arXiv:2110.02861). Weights are rounded to bf16 up or
     down at random, by how near they are: rounded to the nearest, most updates of a fine-tuning would be lost.
     """
+    if "optimizer" in settings.deepspeed:
+        return None
     from torchao.optim import AdamW8bit  # not at the top: it is a slow import that few runs need
 
     return AdamW8bit, {

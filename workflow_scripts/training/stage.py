@@ -5,7 +5,6 @@ import math
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +13,13 @@ from torch import nn
 from transformers import TrainingArguments
 
 from compute import set_seed, use_cpu_threads
+from diagnostics.memory_csv import joined_seconds, read_rows
 from diagnostics.memory_sampler import MemorySampler
 from files import sha256_of, write_json, write_jsonl
 from mgm import MGMForConditionalGeneration, MGMProcessor
 from mgm.projector_weights import full_shapes
 from planning.machine import machine_in_use, whole_machine
+from settings.code import modules_of
 from training.attention import attention_of
 from training.build_locks import remove_stale_locks
 from training.checkpoints import discard_checkpoints, find_checkpoint
@@ -27,7 +28,7 @@ from training.conversations import Collator, ConversationDataset
 from training.deepspeed_config import complete_deepspeed_config, engine_record
 from training.layers import gather_whole_layers
 from training.memory_plan import check_memory, choose_deepspeed, workload_of
-from training.optimizer import adamw_8bit
+from training.optimizer import optimizer_of
 from training.process_group import join_process_group, leave_process_group
 from training.settings import TrainingSettings
 from training.trained_weights import check_weights, gather
@@ -52,7 +53,6 @@ def run_stage(
         prepare: freezes and wraps the base model so that exactly what is trained requires gradients.
         save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
     """
-    start = time.monotonic()
     # conversations differ in length; without it, memory that was reserved for one length is lost to the others
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     use_cpu_threads(settings.cpu_threads)
@@ -113,7 +113,7 @@ def run_stage(
         save_checked=save_checked,
         fingerprint=fingerprint,
         progress_file=progress_file,
-        optimizer_cls_and_kwargs=None if "optimizer" in settings.deepspeed else adamw_8bit(settings),
+        optimizer_cls_and_kwargs=optimizer_of(settings),
     )
     memory.phase = "training"
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -123,12 +123,12 @@ def run_stage(
     record = {
         "samples": len(dataset),
         "trained_parameters": sum(shape.numel() for shape in shapes.values()),
-        "train_seconds": round(time.monotonic() - start, 1),
         "resumed_from": checkpoint.name if checkpoint else None,
         "memory": memory.finish(output_dir),
         "memory_plan": plan,
     }
     if first:
+        record["train_seconds"] = round(float(joined_seconds(read_rows(output_dir / "memory.csv"))[-1]), 1)
         _write_records(settings, trainer, record, output_dir)
     leave_process_group()
 
@@ -171,12 +171,14 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
 
 
 def fingerprint_of(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
-    """Equal for two runs that must give the same weights; how many processes share a step does not matter to them."""
-    files = []
+    """Of settings, inputs and code: equal for two runs that must give the same weights. How many processes share a step
+    does not matter to them."""
+    files = modules_of(Path(sys.argv[0]))
     for path in inputs.values():
         files += sorted(path.rglob("*.safetensors")) + sorted(path.rglob("*.json")) if path.is_dir() else [path]
-    shared = {"gpus", "nodes", "gradient_accumulation_steps"}  # their product is fixed by the other two batch sizes
-    values = {key: value for key, value in vars(settings).items() if key not in shared}
+    left_out = {"gpus", "nodes", "gradient_accumulation_steps"}  # their product is fixed by the other two batch sizes
+    left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps"}
+    values = {key: value for key, value in vars(settings).items() if key not in left_out}
     return f"{sha256_of(*files)}:{values!r}"
 
 

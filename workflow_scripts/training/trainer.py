@@ -11,6 +11,7 @@ import transformers.trainer
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
+from errors import InputError
 from files import write_json
 from training.checkpoints import discard_checkpoints, mark_complete
 
@@ -33,7 +34,7 @@ class ResumableTrainer(Trainer):
     that of the last step is resumed, nothing is trained.
 
     Args:
-        fingerprint: of settings and inputs, stored in each checkpoint.
+        fingerprint: of settings, inputs and code, stored in each checkpoint.
     """
 
     def __init__(self, *args, fingerprint: str, **kwargs):
@@ -115,6 +116,11 @@ class ProgressLines(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.start, self.first_step = time.monotonic(), state.global_step
+        if state.max_steps <= args.get_warmup_steps(state.max_steps):
+            raise InputError(
+                f"there are samples for {state.max_steps} steps only, all of them warm-up from a learning rate of "
+                "zero: nothing would be trained; lower global_batch_size, or set warmup_ratio: 0"
+            )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or "loss" not in logs:

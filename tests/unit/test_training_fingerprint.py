@@ -1,0 +1,34 @@
+"""What must be equal for a checkpoint to be resumed."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from training.stage import fingerprint_of
+
+SETTINGS = {"seed": 0, "learning_rate": 1e-3, "gpus": 1, "gradient_accumulation_steps": 8, "loader_workers": 4}
+
+
+@pytest.fixture
+def fingerprint(tmp_path, monkeypatch):
+    """Of a training script, its data and settings, some of them changed."""
+    script, data = tmp_path / "train.py", tmp_path / "data.jsonl"
+    monkeypatch.setattr(sys, "argv", [str(script)])
+
+    def compute(code: str = "1", rows: str = "{}", **changed) -> str:
+        script.write_text(code)
+        data.write_text(rows)
+        return fingerprint_of(SimpleNamespace(**SETTINGS | changed), {"data": data})
+
+    return compute
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"learning_rate": 2e-3}, {"rows": "{} "}, {"code": "2"}])
+def test_other_settings_data_or_code_are_another_training(fingerprint, changed):
+    assert fingerprint(**changed) != fingerprint()
+
+
+@pytest.mark.parametrize("changed", [{"loader_workers": 0}, {"gpus": 2, "gradient_accumulation_steps": 4}])
+def test_what_does_not_change_the_weights_does_not_matter(fingerprint, changed):
+    assert fingerprint(**changed) == fingerprint()
