@@ -177,10 +177,11 @@ def finetuned_files(wildcards):
 
 
 def plan_flags(config):
-    """The settings of fine-tuning that decide about memory."""
+    """The settings of fine-tuning that decide about memory; sequences are as long as it lets through."""
     lora, batch = config["finetune"]["lora"], config["finetune"]["global_batch_size"]
     flags = f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}" if lora else "--tuning full"
     flags += f" --gpus {config['gpus']} --nodes {config['nodes']}" if config["gpus"] > 1 else ""
+    flags += f" --sequence {config['finetune']['max_length']}" + " --fused" * config["finetune"]["compile"]
     return flags + (f" --global-batch {batch}" if batch else "")
 
 

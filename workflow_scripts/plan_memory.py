@@ -37,7 +37,7 @@ def main() -> None:
     micro_batches = [args.micro_batch] if args.micro_batch else MICRO_BATCHES
     plans = []
     for tuning in args.tuning or (TUNINGS if architecture.image_tokens else ["full"]):
-        workload = workload_of(architecture, tuning, args, torch.bfloat16 if machine.gpus else torch.float32)
+        workload = workload_of(architecture, tuning, args, machine)
         plans.append((workload, candidates(workload, machine, configs, args.global_batch, micro_batches)))
     print_plan(Console(width=max(120, Console().width)), plans, machine)
 
@@ -57,7 +57,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--deepspeed", action="append", help="config/deepspeed name or a JSON file; may be repeated (default: all)")
     add("--lora-rank", type=int, default=16)
     add("--lora-targets", nargs="+", default=["q_proj", "v_proj", "o_proj"])
-    add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels")
+    add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels (compile: true)")
     args = parser.parse_args()
     args.deepspeed = args.deepspeed or deepspeed_names()
     return args
@@ -72,7 +72,7 @@ def machine_of(args: argparse.Namespace) -> Machine:
     return here if args.host_memory is None else replace(here, host_gib=args.host_memory)
 
 
-def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespace, precision: torch.dtype) -> Workload:
+def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespace, machine: Machine) -> Workload:
     if tuning != "full" and not architecture.image_tokens:
         raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, which is trained as a whole: full")
     text = args.sequence - architecture.image_tokens
@@ -80,8 +80,9 @@ def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespac
         raise InputError(
             f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens; raise it"
         )
+    precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # no kernels for a CPU
     lora = LoraSettings(args.lora_rank, 2 * args.lora_rank, 0.1, args.lora_targets) if tuning == "lora" else None
-    return Workload(architecture, tuning, args.sequence, text, precision, args.fused, lora)
+    return Workload(architecture, tuning, args.sequence, text, precision, fused, lora)
 
 
 def deepspeed_config(name: str, hidden_size: int) -> dict:
