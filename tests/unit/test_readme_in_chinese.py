@@ -59,7 +59,7 @@ def test_each_links_to_the_other_first():
         ("code blocks", "--cores 1 --sdm conda", "--cores 2 --sdm conda"),
         ("code blocks", "  images/…\n", "  images/…\n  videos/…\n"),
         ("first columns", "\n| `doctor` |", "\n| `nurse` | |\n| `doctor` |"),
-        ("inline code", "`--config model=mgm-2b`", "`--config model=mgm-7b`"),
+        ("inline code", "`model=mgm-2b`", "`model=mgm-7b`"),
         ("links", "(docs/data.md)", "(docs/date.md)"),
     ],
 )

@@ -9,8 +9,6 @@ import csv
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-
 from files import replace_whole
 
 LEADING = ("attempt", "time", "seconds", "phase")
@@ -45,13 +43,13 @@ def last_row(file: Path) -> dict[str, str] | None:
     return next(csv.DictReader([columns.decode(), complete[-1].decode()])) if complete else None
 
 
-def joined_seconds(rows: list[dict[str, str]]) -> np.ndarray:
-    """(N,): each attempt's seconds after those of the attempts before it."""
+def joined_seconds(rows: list[dict[str, str]]) -> list[float]:
+    """Each attempt's seconds after those of the attempts before it."""
     joined: list[float] = []
     for _, attempt in groupby(rows, key=lambda row: row["attempt"]):
         before = joined[-1] if joined else 0.0
         joined += [before + float(row["seconds"]) for row in attempt]
-    return np.array(joined)
+    return joined
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:

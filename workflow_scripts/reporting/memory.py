@@ -67,7 +67,7 @@ def read_stage_memory(run: Run, stage: str) -> StageMemory:
     limits, plan = record.get("memory") or {}, record.get("memory_plan") or {}
     return StageMemory(
         stage=stage,
-        seconds=joined_seconds(rows),
+        seconds=np.array(joined_seconds(rows)),
         phases=[row["phase"] for row in rows],
         sizes=sizes,
         predicted={series: plan[f"{series}_gib"] for series in sizes if plan.get(f"{series}_gib") is not None},

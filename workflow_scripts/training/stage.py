@@ -128,7 +128,7 @@ def run_stage(
         "memory_plan": plan,
     }
     if first:
-        record["train_seconds"] = round(float(joined_seconds(read_rows(output_dir / "memory.csv"))[-1]), 1)
+        record["train_seconds"] = round(joined_seconds(read_rows(output_dir / "memory.csv"))[-1], 1)
         _write_records(settings, trainer, record, output_dir)
     leave_process_group()
 
