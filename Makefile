@@ -1,6 +1,6 @@
 # make baseline   install, then run the whole chain on the embedded dataset
 # make test       install, then lint and run the test suite
-# make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm and munge installed
+# make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm, munge and rsync installed
 # make lint       install, then lint only
 # make install    everything from requirements.txt, into .venv
 #

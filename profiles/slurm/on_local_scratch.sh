@@ -5,6 +5,7 @@
 # end. After a time limit or a failed node, the same command goes on from what came back, on any node where $SCRATCH is
 # the same path: training files hold absolute paths, and checkpoints belong to them. The copy on the node is left there.
 set -euo pipefail
+command -v rsync > /dev/null || { echo "on_local_scratch.sh: $HOSTNAME has no rsync, which it copies with" >&2; exit 1; }
 scratch=${SCRATCH:-/scratch/$USER}/dj2mgm
 interval_s=${COPY_BACK_S:-300}
 home=$PWD   # where sbatch was called: the project on the shared filesystem

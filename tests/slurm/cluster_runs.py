@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
-from one_machine_slurm import NODE, jobs, slurm, update, wait_until
+from one_machine_slurm import NODE, jobs, kill_job_processes, slurm, update, wait_until
 from small_project import Project
 
 STAGE_TIMEOUT_S = 900  # on a busy machine
@@ -106,6 +106,7 @@ def fail_node() -> None:
     update("nodename", NODE, state="drain", reason="test")
     assert slurm("squeue", "--noheader", "--states=running"), "a drained node lets its jobs run"
     update("nodename", NODE, state="down", reason="test")
+    kill_job_processes()  # a node that is dead leaves no Snakemake behind which waits for outputs and removes them
     wait_until(lambda: not slurm("squeue", "--noheader", "--states=running,completing"), "the node's jobs")
     update("nodename", NODE, state="resume")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "rsync")
 CONFIGURATION = Path("/etc/slurm")  # fixed: Snakemake's plugin drops every SLURM_ variable, so SLURM_CONF too
 START_TIMEOUT_S = 30
 NODE = os.uname().nodename
@@ -61,7 +61,7 @@ def why_not() -> str | None:
     """Why Slurm cannot be started here; None where it can."""
     missing = [program for program in PROGRAMS if not shutil.which(program)]
     if missing:
-        return f"needs Slurm: no {', '.join(missing)} (on Debian: apt-get install slurm-wlm munge)"
+        return f"needs Slurm: no {', '.join(missing)} (on Debian: apt-get install slurm-wlm munge rsync)"
     if os.geteuid() != 0:
         return "starts Slurm's daemons, which needs root"
     configured = CONFIGURATION / "slurm.conf"
@@ -102,17 +102,24 @@ def running_slurm(folder: Path) -> Iterator[None]:
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(START_TIMEOUT_S)
-        kill_left_processes()
+        kill_job_processes()
         for path in written:
             path.unlink(missing_ok=True)
 
 
-def kill_left_processes() -> None:
-    """End what a job that failed with its node left behind: without cgroups, Slurm loses sight of orphans."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("SLURM_CLUSTER_NAME") == CLUSTER:
+def kill_job_processes() -> None:
+    """End all that runs in a job, also what outlives it: without cgroups, Slurm loses sight of orphans."""
+    while processes := [process for process in psutil.process_iter() if in_a_job(process)]:
+        for process in processes:
+            with suppress(psutil.Error):
                 process.kill()
+        time.sleep(0.1)
+
+
+def in_a_job(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.environ().get("SLURM_CLUSTER_NAME") == CLUSTER
+    return False
 
 
 def start(folder: Path, program: str, *arguments: str) -> subprocess.Popen:
