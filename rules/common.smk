@@ -14,7 +14,14 @@ from errors import InputError
 from settings.code import modules_of
 from settings.killed_runs import note_owner, runs_jobs, take_over
 from settings.runs import REFERENCE, Runs
-from settings.stages import SETTINGS_OF, analysis_settings, assemble_settings, foundation_settings, gpus_on_one_node
+from settings.stages import (
+    SETTINGS_OF,
+    TRAINING,
+    analysis_settings,
+    assemble_settings,
+    foundation_settings,
+    gpus_on_one_node,
+)
 
 # each job starts a Snakemake for itself, which takes nothing over
 if workflow.is_main_process and runs_jobs(sys.argv):

@@ -3,7 +3,7 @@ from training.checkpoints import discard_finished
 
 
 onsuccess:
-    discard_finished(Path(RUNS.stage(run, stage)) for run in RUNS for stage in ("pretrain", "finetune"))
+    discard_finished(Path(RUNS.stage(run, stage)) for run in RUNS for stage in TRAINING)
 
 
 rule pretrain:

@@ -32,10 +32,10 @@ def main() -> None:
     set_seed(settings.seed)
     hidden_size = load_architecture(args.model.name, args.model).hidden_size
     # before the model: transformers then loads it straight into ZeRO-3's partitions
-    arguments = training_arguments(settings, args.output_dir / "checkpoints", hidden_size)
+    checkpoints = args.output_dir / "checkpoints"
+    arguments = training_arguments(settings, checkpoints, hidden_size)
     join_process_group()
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
-    checkpoints = args.output_dir / "checkpoints"
     fingerprint = fingerprint_of(settings, {"data": args.data, "model": args.model})
     checkpoint, reason = find_checkpoint(checkpoints, fingerprint, arguments.world_size)
     trainer = ResumableTrainer(

@@ -5,7 +5,9 @@ import pytest
 from settings.killed_runs import runs_jobs
 
 
-@pytest.mark.parametrize("flags", ["", "--cores 4", "-j 4 -k", "--profile profiles/slurm", "--config note=-n"])
+@pytest.mark.parametrize(
+    "flags", ["", "--cores 4", "-j 4 -k", "--profile profiles/slurm", "--config note=-n", "--unlock"]
+)
 def test_a_run_takes_over(flags):
     assert runs_jobs(["snakemake", "baseline", *flags.split()])
 

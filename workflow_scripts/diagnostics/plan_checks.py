@@ -12,11 +12,11 @@ from planning.search import candidates, describe, fastest
 from planning.step import Workload
 from settings.deepspeed import deepspeed_names, read_deepspeed
 from settings.runs import REFERENCE, Run, Runs
+from settings.stages import TRAINING
 from training.deepspeed_config import complete_deepspeed_config, with_batch
 from training.memory_plan import arrangement_of, choose_deepspeed, workload_at
 from training.settings import TrainingSettings, training_settings
 
-STAGES = ("pretrain", "finetune")
 FOLDER = Path("results/doctor")
 REMEDY = (
     "snakemake plan names what fits; set it as the stage's deepspeed, micro_batch_size and activation_checkpointing"
@@ -26,7 +26,7 @@ REMEDY = (
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
     """One finding for each training stage of the reference, at the longest conversations that it lets through."""
     run = runs.first(REFERENCE)
-    for stage in STAGES:
+    for stage in TRAINING:
         yield check_plan(run, stage, machine)
 
 
@@ -51,7 +51,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
     """For each training stage of the reference, the fastest DeepSpeed configuration that fits, at its global batch;
     sentences that say what was written, or why nothing was."""
     run = runs.first(REFERENCE)
-    for stage in STAGES:
+    for stage in TRAINING:
         settings = training_settings(run.settings[stage])
         try:
             workload = workload_at_most(run, stage, settings)

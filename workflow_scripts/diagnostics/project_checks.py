@@ -11,8 +11,8 @@ from formats.evaluation_jsonl import read_evaluation
 from formats.images import BadImage, locate_image
 from formats.llava import read_llava
 from settings.runs import Runs
+from settings.stages import TRAINING
 
-TRAINING = ("pretrain", "finetune")
 MODEL_PARTS = ("language_model", "vision_tower", "vision_tower_aux", "assembled", "clip_score")
 NAMED = 3  # bad paths that are named; the rest is counted
 READERS = {

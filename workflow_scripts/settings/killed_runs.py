@@ -27,7 +27,7 @@ COMMENT = "rule_"
 POLL_S = 5
 DRY_RUN = re.compile("-[a-zA-Z]*n[a-zA-Z]*|--dry-?run")  # -n, also among other letters
 ONLY_SHOWS = {"--dag", "--rulegraph", "--filegraph", "--d3dag", "--lint", "--summary", "-S", "--detailed-summary", "-D"}
-ONLY_SHOWS |= {"--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--report", "--unlock"}
+ONLY_SHOWS |= {"--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--report"}
 
 
 def note_owner(on_cluster: bool) -> None:
@@ -45,7 +45,7 @@ def note_owner(on_cluster: bool) -> None:
 
 def runs_jobs(arguments: list[str]) -> bool:
     """Whether a command line of Snakemake asks for work, and not only what there is to do: while the Snakefile is read,
-    Snakemake itself cannot say."""
+    Snakemake itself cannot say. `--unlock` counts: without the lock, a killed run's stages would not be found."""
     return not any(argument in ONLY_SHOWS or DRY_RUN.fullmatch(argument) for argument in arguments)
 
 

@@ -11,6 +11,7 @@ from settings.batch import solve_batch
 from settings.deepspeed import deepspeed_names, read_deepspeed
 from settings.recipes import needs_clip, read_recipes
 
+TRAINING = ("pretrain", "finetune")
 CAPTIONS = "results/captions"  # what captioners have said, shared by all experiments
 
 
