@@ -4,13 +4,18 @@ rule analyze_data:
         lambda w: foundation_files(analyzed(w).config["model"]["name"])[:1],
         config="results/datasets/{dataset}/analyze/config.yaml",
         data="results/datasets/{dataset}/pretrain.jsonl",
-        templates=["workflow_scripts/reporting/analysis.html.j2", "workflow_scripts/reporting/report_style.css.j2"],
+        templates=[
+            "workflow_scripts/reporting/analysis.html.j2",
+            "workflow_scripts/reporting/report_style.css.j2",
+        ],
         code=code("analyze_data.py", loaded_by_path="juicer/operators/**/*.py"),
     output:
         stats="results/datasets/{dataset}/analyze/stats.jsonl",
         overall="results/datasets/{dataset}/analyze/overall.csv",
         suggestions="results/datasets/{dataset}/analyze/suggestions.yaml",
-        page=report("results/datasets/{dataset}/analyze/analysis.html", category="Analysis"),
+        page=report(
+            "results/datasets/{dataset}/analyze/analysis.html", category="Analysis"
+        ),
         summary="results/datasets/{dataset}/analyze/summary.json",
     log:
         "results/datasets/{dataset}/analyze/analyze_data.log",

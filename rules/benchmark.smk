@@ -77,7 +77,11 @@ rule write_submission:
 
 rule score_challenge:
     input:
-        lambda w: [file for name in RUNS.benchmarks for file in benchmark_outputs(name, "metrics.json")],
+        lambda w: [
+            file
+            for name in RUNS.benchmarks
+            for file in benchmark_outputs(name, "metrics.json")
+        ],
         config="results/challenge/config.yaml",
         code=code("score_challenge.py"),
     output:
@@ -92,4 +96,6 @@ rule score_challenge:
         mem_mb=growing(4000),
         runtime=30,
     shell:
-        logged("python workflow_scripts/score_challenge.py --config {input.config:q} --output-dir results/challenge")
+        logged(
+            "python workflow_scripts/score_challenge.py --config {input.config:q} --output-dir results/challenge"
+        )

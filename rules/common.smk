@@ -44,8 +44,13 @@ if workflow.resource_settings.nodes is None and "gpu" not in workflow.global_res
     workflow.register_resource("gpu", max(run.config["gpus"] for run in RUNS))
 DATASETS, MODELS = {}, {}
 for run in RUNS:
-    if DATASETS.setdefault(run.dataset["name"], run.dataset["settings"]) != run.dataset["settings"]:
-        raise WorkflowError(f"two experiments use different datasets named {run.dataset['name']}; rename one's folder")
+    if (
+        DATASETS.setdefault(run.dataset["name"], run.dataset["settings"])
+        != run.dataset["settings"]
+    ):
+        raise WorkflowError(
+            f"two experiments use different datasets named {run.dataset['name']}; rename one's folder"
+        )
     MODELS[run.config["model"]["name"]] = run.config["model"]
 
 
@@ -69,7 +74,9 @@ def nodes_of_all():
     """On how many nodes training runs: on the same number in all experiments, since rules ask for it as a whole."""
     numbers = {run.config["nodes"] for run in RUNS}
     if len(numbers) > 1:
-        raise WorkflowError("experiments state different numbers of `nodes`; run them one after another")
+        raise WorkflowError(
+            "experiments state different numbers of `nodes`; run them one after another"
+        )
     return numbers.pop()
 
 
@@ -78,7 +85,11 @@ NODES = nodes_of_all()
 
 def several_nodes():
     """What Snakemake's Slurm plugin wants in order to start a command once and leave the nodes to its srun."""
-    return {} if NODES == 1 else {"nodes": NODES, "tasks": NODES, "tasks_per_gpu": -1, "mpi": "srun"}
+    return (
+        {}
+        if NODES == 1
+        else {"nodes": NODES, "tasks": NODES, "tasks_per_gpu": -1, "mpi": "srun"}
+    )
 
 
 def logged(command):
@@ -95,7 +106,9 @@ def code(script, loaded_by_path=""):
         SCRIPTS / script,
         *(SCRIPTS.glob(loaded_by_path) if loaded_by_path else ()),
     ]
-    return sorted({os.path.relpath(module) for path in scripts for module in modules_of(path)})
+    return sorted(
+        {os.path.relpath(module) for path in scripts for module in modules_of(path)}
+    )
 
 
 def growing(mem_mb):
@@ -110,7 +123,9 @@ def settings(wildcards):
 
 def dataset_file(name):
     """Input function: a file of the run's dataset."""
-    return lambda wildcards: f"results/datasets/{RUNS.at(wildcards.run).dataset['name']}/{name}"
+    return (
+        lambda wildcards: f"results/datasets/{RUNS.at(wildcards.run).dataset['name']}/{name}"
+    )
 
 
 def analyzed(wildcards):
@@ -127,7 +142,11 @@ def output_of(stage, name):
 def pairs(wildcards):
     """Input function: the image–caption pairs to train on."""
     run = RUNS.at(wildcards.run)
-    stage, name = ("synthesize", "synthesized") if "synthesize" in run.settings else ("filter", "filtered")
+    stage, name = (
+        ("synthesize", "synthesized")
+        if "synthesize" in run.settings
+        else ("filter", "filtered")
+    )
     return f"{RUNS.stage(run, stage)}/{name}.jsonl"
 
 
@@ -135,7 +154,11 @@ def budget(wildcards):
     """Input function: how many samples the reference trains on; nothing for the reference itself."""
     run = RUNS.at(wildcards.run)
     reference = RUNS.of(REFERENCE, run.seed)
-    return [] if run.experiment == REFERENCE else f"{RUNS.stage(reference, 'jsonl')}/summary.json"
+    return (
+        []
+        if run.experiment == REFERENCE
+        else f"{RUNS.stage(reference, 'jsonl')}/summary.json"
+    )
 
 
 def folder_of(model):
@@ -162,7 +185,9 @@ def model_files(wildcards):
 
 def foundation_files(model):
     """What this workflow trains for a model; nothing where its parts are somebody else's folders or hub ids."""
-    parts = ("clip", "convnext", "language_model") if "foundation" in MODELS[model] else ()
+    parts = (
+        ("clip", "convnext", "language_model") if "foundation" in MODELS[model] else ()
+    )
     return [f"results/foundation/{model}/{part}/model.safetensors" for part in parts]
 
 
@@ -171,7 +196,11 @@ def clip_files(stage):
 
     def files(wildcards):
         run = RUNS.at(wildcards.run)
-        return foundation_files(run.config["model"]["name"])[:1] if "clip" in run.settings[stage] else []
+        return (
+            foundation_files(run.config["model"]["name"])[:1]
+            if "clip" in run.settings[stage]
+            else []
+        )
 
     return files
 
@@ -180,15 +209,29 @@ def finetuned_files(wildcards):
     """Input function: what fine-tuning wrote beside the projector."""
     lora = RUNS.at(wildcards.run).config["finetune"]["lora"]
     names = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
-    return [output_of("finetune", name)(wildcards) for name in (names if lora else ["language_model.safetensors"])]
+    return [
+        output_of("finetune", name)(wildcards)
+        for name in (names if lora else ["language_model.safetensors"])
+    ]
 
 
 def plan_flags(config):
     """The settings of fine-tuning that decide about memory; sequences are as long as it lets through."""
     lora, batch = config["finetune"]["lora"], config["finetune"]["global_batch_size"]
-    flags = f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}" if lora else "--tuning full"
-    flags += f" --gpus {config['gpus']} --nodes {config['nodes']}" if config["gpus"] > 1 else ""
-    flags += f" --sequence {config['finetune']['max_length']}" + " --fused" * config["finetune"]["compile"]
+    flags = (
+        f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}"
+        if lora
+        else "--tuning full"
+    )
+    flags += (
+        f" --gpus {config['gpus']} --nodes {config['nodes']}"
+        if config["gpus"] > 1
+        else ""
+    )
+    flags += (
+        f" --sequence {config['finetune']['max_length']}"
+        + " --fused" * config["finetune"]["compile"]
+    )
     return flags + (f" --global-batch {batch}" if batch else "")
 
 
@@ -200,19 +243,31 @@ def captioner_stage(wildcards):
 
 def captioner_files(wildcards):
     folder = captioner_stage(wildcards)
-    return [f"{folder}/projector.safetensors", *model_files(wildcards)] if folder else []
+    return (
+        [f"{folder}/projector.safetensors", *model_files(wildcards)] if folder else []
+    )
 
 
 def captioner_flags(wildcards):
     folder = captioner_stage(wildcards)
-    return f"--captioner-stage '{folder}' --captioner-model '{model_folder(wildcards)}'" if folder else ""
+    return (
+        f"--captioner-stage '{folder}' --captioner-model '{model_folder(wildcards)}'"
+        if folder
+        else ""
+    )
 
 
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
     settings = DATASETS[wildcards.dataset]
-    splits = [settings[split] for split in ("pretrain", "finetune", "evaluation") if split in settings]
-    return [split[key] for split in splits for key in ("file", "questions") if key in split]
+    splits = [
+        settings[split]
+        for split in ("pretrain", "finetune", "evaluation")
+        if split in settings
+    ]
+    return [
+        split[key] for split in splits for key in ("file", "questions") if key in split
+    ]
 
 
 def gpus(wildcards):
@@ -227,7 +282,9 @@ def benchmark_files(wildcards):
     """Input function: the user's own files of a benchmark, without the folder of its images."""
     settings = RUNS.at(wildcards.run).settings.get(f"benchmarks/{wildcards.benchmark}")
     if settings is None:
-        raise WorkflowError(f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml")
+        raise WorkflowError(
+            f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
+        )
     return [file for kind, file in settings["files"].items() if kind != "images"]
 
 
@@ -241,7 +298,12 @@ def challenge_settings():
 
 def benchmark_outputs(benchmark, name):
     """A file of a benchmark, for every run in the challenge's table."""
-    return sorted({f"{run['benchmarks'][benchmark]}/{name}" for run in challenge_settings()["runs"]})
+    return sorted(
+        {
+            f"{run['benchmarks'][benchmark]}/{name}"
+            for run in challenge_settings()["runs"]
+        }
+    )
 
 
 def page_of(experiment):
@@ -261,7 +323,13 @@ def evaluated_files(page):
     """All that a page of RUNS.page is made from."""
     outputs = {
         "filter": ["summary.json", "stats.jsonl", "dropped.jsonl", "filtered.jsonl"],
-        "synthesize": ["config.yaml", "summary.json", "stats.jsonl", "dropped.jsonl", "synthesized.jsonl"],
+        "synthesize": [
+            "config.yaml",
+            "summary.json",
+            "stats.jsonl",
+            "dropped.jsonl",
+            "synthesized.jsonl",
+        ],
         "jsonl": ["summary.json", "pretrain.jsonl"],
         "pretrain": ["metrics.jsonl", "metrics.json", "memory.csv"],
         "finetune": ["metrics.jsonl", "metrics.json", "memory.csv"],
@@ -271,7 +339,14 @@ def evaluated_files(page):
     }
     files = []
     for experiment in page["experiments"]:
-        files += [f"{experiment['dataset']}/{name}" for name in ("summary.json", "evaluation.jsonl")]
+        files += [
+            f"{experiment['dataset']}/{name}"
+            for name in ("summary.json", "evaluation.jsonl")
+        ]
         for run in experiment["runs"]:
-            files += [f"{folder}/{name}" for stage, folder in run["stages"].items() for name in outputs[stage]]
+            files += [
+                f"{folder}/{name}"
+                for stage, folder in run["stages"].items()
+                for name in outputs[stage]
+            ]
     return sorted(set(files))

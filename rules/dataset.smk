@@ -21,4 +21,6 @@ rule make_dataset:
     params:
         folder=subpath(output.summary, parent=True),
     shell:
-        logged("python workflow_scripts/make_dataset.py --config {input.config:q} --output-dir {params.folder:q}")
+        logged(
+            "python workflow_scripts/make_dataset.py --config {input.config:q} --output-dir {params.folder:q}"
+        )

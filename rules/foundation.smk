@@ -12,7 +12,9 @@ rule train_clip:
             "tokenizer.json",
             "tokenizer_config.json",
         ),
-        convnext=multiext("results/foundation/{model}/convnext/", "config.json", "model.safetensors"),
+        convnext=multiext(
+            "results/foundation/{model}/convnext/", "config.json", "model.safetensors"
+        ),
     log:
         "results/foundation/{model}/train_clip.log",
     benchmark:

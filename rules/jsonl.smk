@@ -20,7 +20,9 @@ rule write_jsonl:
         mem_mb=growing(4000),
         runtime=60,
     params:
-        budget=lambda w, input: f"--same-samples-as {input.budget}" if input.budget else "",
+        budget=lambda w, input: (
+            f"--same-samples-as {input.budget}" if input.budget else ""
+        ),
     shell:
         logged(
             "python workflow_scripts/write_jsonl.py --config {input.config:q} --pairs {input.pairs:q}"

@@ -9,8 +9,15 @@ rule deepspeed_configs:
         config=f"results/models/{PLANNED}/config.yaml",
         code=code("write_deepspeed_configs.py"),
     output:
-        expand("results/deepspeed_configs/deepspeed_{gpus}gpu.json", gpus=[1, 2, 4, 6, 8]),
-        multiext("results/deepspeed_configs/", "zero2_offload.json", "zero3.json", "zero3_offload.json"),
+        expand(
+            "results/deepspeed_configs/deepspeed_{gpus}gpu.json", gpus=[1, 2, 4, 6, 8]
+        ),
+        multiext(
+            "results/deepspeed_configs/",
+            "zero2_offload.json",
+            "zero3.json",
+            "zero3_offload.json",
+        ),
     log:
         "results/deepspeed_configs/write_deepspeed_configs.log",
     localrule: True

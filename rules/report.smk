@@ -46,7 +46,9 @@ rule tabulate_ablation:
         mem_mb=growing(4000),
         runtime=30,
     shell:
-        logged("python workflow_scripts/tabulate_ablation.py --config {input.config:q} --output-dir results/ablation")
+        logged(
+            "python workflow_scripts/tabulate_ablation.py --config {input.config:q} --output-dir results/ablation"
+        )
 
 
 rule compare_tunings:

@@ -23,7 +23,9 @@ rule resolve_config:
     params:
         settings=settings,
     shell:
-        logged("python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q}")
+        logged(
+            "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q}"
+        )
 
 
 use rule resolve_config as configure_dataset with:
@@ -78,7 +80,8 @@ use rule resolve_config as configure_attention_benchmark with:
         "results/attention_benchmark/config.log",
     params:
         settings=lambda w: json.dumps(
-            RUNS.attention_benchmark | {"cpu_threads": RUNS.first(REFERENCE).config["cpu_threads"]}
+            RUNS.attention_benchmark
+            | {"cpu_threads": RUNS.first(REFERENCE).config["cpu_threads"]}
         ),
 
 
@@ -97,4 +100,6 @@ use rule resolve_config as configure_analysis with:
     log:
         "results/datasets/{dataset}/analyze/config.log",
     params:
-        settings=lambda w: json.dumps(analysis_settings(analyzed(w).config, analyzed(w).dataset["images"])),
+        settings=lambda w: json.dumps(
+            analysis_settings(analyzed(w).config, analyzed(w).dataset["images"])
+        ),

@@ -63,7 +63,9 @@ rule finetune:
     benchmark:
         "results/{run}/finetune/finetune.benchmark.tsv"
     wildcard_constraints:
-        run=runs_of(name for name in RUNS.configs if RUNS.configs[name]["finetune"]["lora"]),
+        run=runs_of(
+            name for name in RUNS.configs if RUNS.configs[name]["finetune"]["lora"]
+        ),
     conda:
         "../envs/train.yaml"
     threads: 8
@@ -92,4 +94,6 @@ use rule finetune as finetune_whole with:
         metrics="results/{run}/finetune/metrics.json",
         memory="results/{run}/finetune/memory.csv",
     wildcard_constraints:
-        run=runs_of(name for name in RUNS.configs if not RUNS.configs[name]["finetune"]["lora"]),
+        run=runs_of(
+            name for name in RUNS.configs if not RUNS.configs[name]["finetune"]["lora"]
+        ),
