@@ -1,10 +1,16 @@
 """Dry runs: which jobs a target needs, and that `snakemake --lint` and the report find nothing to complain about."""
 
 import json
+import math
 import re
 import subprocess
 
+import pytest
+import torch
 from better_synth_kit import QUESTION, save_kit
+from transformers import get_scheduler
+
+from files import read_jsonl, read_yaml
 
 ALL = {
     "make_dataset",
@@ -86,6 +92,18 @@ def test_the_engine_ran_zero_3_with_both_offloads_through_the_launcher(finished)
     assert engine["zero_optimizer"] == "DeepSpeedZeroOptimizer_Stage3"
     assert engine["micro_batch_size"] * engine["gradient_accumulation_steps"] == engine["global_batch_size"] == 8
     assert "launch.py" in (finished.result("finetune") / "finetune.log").read_text()
+
+
+def test_the_learning_rate_beside_each_loss_is_the_one_that_its_step_used(finished):
+    folder = finished.result("pretrain")
+    settings, rows = read_yaml(folder / "config.yaml"), list(read_jsonl(folder / "metrics.jsonl"))
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], settings["learning_rate"])
+    warm_up = math.ceil(settings["warmup_ratio"] * len(rows))
+    schedule = get_scheduler(settings["lr_scheduler"], optimizer, warm_up, len(rows))
+    for row in rows:
+        assert row["learning_rate"] == pytest.approx(schedule.get_last_lr()[0]), row["step"]
+        optimizer.step()
+        schedule.step()
 
 
 def test_without_a_target_the_baseline_runs(fresh):

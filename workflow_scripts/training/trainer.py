@@ -46,6 +46,14 @@ class ResumableTrainer(Trainer):
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(**kwargs)
 
+    def training_step(self, *args, **kwargs) -> torch.Tensor:
+        # DeepSpeed's engine goes on to the next rate within the step, before Trainer asks for what it logs
+        self._rate = super()._get_learning_rate()
+        return super().training_step(*args, **kwargs)
+
+    def _get_learning_rate(self) -> float:
+        return self._rate
+
     def _save_checkpoint(self, model, trial) -> None:
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
