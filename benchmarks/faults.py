@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -276,9 +277,9 @@ def main() -> None:
     record.touch()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and Slurm with it
     with slurm_if_needed(kills):
-        for kill in kills:
+        for times, kill in product(range(1, arguments.times + 1), kills):  # in turn, so that it can be stopped early
             trials = [trial for trial in read_jsonl(record) if trial["kill"] == kill]
-            while sum(trial["struck"] for trial in trials) < arguments.times:
+            while sum(trial["struck"] for trial in trials) < times:
                 seconds = durations(reference, list(read_jsonl(record)))
                 trials.append(run_trial(reference, kill, len(trials), seconds))
                 print(json.dumps(trials[-1]), flush=True)
