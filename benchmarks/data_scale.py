@@ -1,9 +1,11 @@
-"""Time and memory of the data stages by the number of rows: filter, in processes and on Ray, and jsonl.
+"""Time and memory of the data stages by the number of rows: make_dataset, filter in processes and on Ray, and jsonl.
 
     python benchmarks/data_scale.py --rows 10000 100000 1000000 --executors default ray
+    python benchmarks/data_scale.py --executors              # without the filter
 
 Draws 1 000 image-text pairs of the embedded dataset, faults included, and repeats their images, with a number in each
-caption. Each stage runs as its rule runs it, with the baseline recipe. Memory is the proportional set size of the stage
+caption; as many instructions come as one JSON list. Each stage runs as its rule runs it, with the baseline recipe;
+jsonl gets all pairs, and leaves out those whose image cannot be read. Memory is the proportional set size of the stage
 with all its processes, at its highest (five looks a second): a page that several of them share counts once. Prints a
 row of Markdown for each run.
 """
@@ -14,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from time import perf_counter, sleep
@@ -24,8 +27,9 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from files import read_jsonl, read_yaml, write_jsonl, write_yaml  # noqa: E402
+from files import read_jsonl, read_yaml, write_json_list, write_jsonl, write_yaml  # noqa: E402
 from formats.dj_jsonl import caption_of, text_of  # noqa: E402
+from formats.llava import conversation  # noqa: E402
 from settings.runs import Runs  # noqa: E402
 from shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
 
@@ -83,24 +87,42 @@ def measure(script: str, **flags: object) -> Usage:
     return usage
 
 
+def write_sources(folder: Path, rows: int) -> None:
+    """What a user brings: pairs, and instructions in one JSON list."""
+    write_jsonl(folder / "pairs.jsonl", repeated(folder, rows))
+    talks = (
+        conversation(row["id"], row["images"][0], "What is this?", caption_of(row["text"]))
+        for row in repeated(folder, rows)
+    )
+    write_json_list(folder / "instructions.json", talks)
+
+
+def run_make_dataset(folder: Path) -> Usage:
+    files = {"pretrain": "pairs.jsonl", "finetune": "instructions.json"}
+    images = str(folder / "drawn")
+    write_yaml(folder / "own.yaml", {k: {"file": str(folder / file), "images": images} for k, file in files.items()})
+    return measure("make_dataset.py", config=folder / "own.yaml", output_dir=folder / "dataset")
+
+
 def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> Usage:
     own = {"image_root": str(folder / "drawn"), "processes": processes}
     recipe = settings["filter"]["recipe"] | {"executor": executor}
     write_yaml(folder / "filter.yaml", settings["filter"] | own | {"recipe": recipe})
     output = folder / f"filter-{executor}"
-    return measure("filter_data.py", config=folder / "filter.yaml", data=folder / "pairs.jsonl", output_dir=output)
+    return measure(
+        "filter_data.py", config=folder / "filter.yaml", data=folder / "dataset/pretrain.jsonl", output_dir=output
+    )
 
 
 def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
     own = dict.fromkeys(("pretrain_images", "finetune_images"), str(folder / "drawn"))
-    write_yaml(folder / "jsonl.yaml", settings["jsonl"] | own | {"max_samples": rows, "cpu_threads": processes})
-    [pairs] = list(folder.glob("filter-*/filtered.jsonl"))[:1]
-    instructions = folder / "drawn/finetune.json"
+    own |= {"max_samples": rows, "cpu_threads": processes, "on_bad_row": "drop"}
+    write_yaml(folder / "jsonl.yaml", settings["jsonl"] | own)
     return measure(
         "write_jsonl.py",
         config=folder / "jsonl.yaml",
-        pairs=pairs,
-        instructions=instructions,
+        pairs=folder / "dataset/pretrain.jsonl",
+        instructions=folder / "dataset/finetune.json",
         output_dir=folder / "jsonl",
     )
 
@@ -108,7 +130,7 @@ def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--executors", nargs="+", default=["default", "ray"], choices=["default", "ray"])
+    parser.add_argument("--executors", nargs="*", default=["default", "ray"], choices=["default", "ray"])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where files of a few GB go (default: the temporary folder)")
     arguments = parser.parse_args()
@@ -120,10 +142,13 @@ def main() -> None:
         write_shapes(ShapesSpec(0, DRAWN, 30, 1, rates), folder / "drawn")
         print("| stage | rows | s | CPU s | CPU µs a row | MiB |\n|---|---|---|---|---|---|", flush=True)
         for rows in arguments.rows:
-            write_jsonl(folder / "pairs.jsonl", repeated(folder, rows))
-            runs = [(f"filter, {name}", run_filter, name) for name in arguments.executors]
-            for name, run, detail in [*runs, ("jsonl", run_jsonl, rows)]:
-                used = run(settings, folder, detail, arguments.processes)
+            write_sources(folder, rows)
+            stages = {"make_dataset": partial(run_make_dataset, folder)}
+            for executor in arguments.executors:
+                stages[f"filter, {executor}"] = partial(run_filter, settings, folder, executor, arguments.processes)
+            stages["jsonl"] = partial(run_jsonl, settings, folder, rows, arguments.processes)
+            for name, run in stages.items():
+                used = run()
                 figures = (
                     f"{used.wall_s:.1f} | {used.cpu_s:.1f} | {used.cpu_s / rows * 1e6:.0f} | {used.memory_mib:.0f}"
                 )

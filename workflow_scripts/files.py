@@ -54,6 +54,17 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> int:
     return count
 
 
+def write_json_list(path: str | Path, rows: Iterable[dict]) -> int:
+    """Write one JSON list, of which a line is a row; return the number of rows."""
+    count = 0
+    with replace_whole(path) as file:
+        for row in rows:
+            file.write((",\n" if count else "[\n") + json.dumps(row, ensure_ascii=False))
+            count += 1
+        file.write("\n]\n" if count else "[]\n")
+    return count
+
+
 def write_yaml(path: str | Path, value: Any) -> None:
     with replace_whole(path) as file:
         yaml.safe_dump(value, file, sort_keys=False, allow_unicode=True)

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from errors import InputError
+from files import write_json_list
 from formats.dj_jsonl import caption_of, read_dj_jsonl, text_of
 from formats.evaluation_jsonl import read_evaluation
+from formats.json_list import read_json_list
 from formats.llava import conversation, read_llava
 from formats.rows import LineIndex
 
@@ -176,12 +178,43 @@ def test_a_json_list_reads_as_its_lines_do(tmp_path):
         ('{"id": "1"}', "expected a JSON list"),
         ('[{"id": "\\ud800"}]', "row 1: half of a surrogate pair (\\ud800)"),
         ("[3]", "row 1: expected a JSON object, found int"),
+        (f"[{json.dumps(TALK)}", "row 1: not valid JSON (the list does not end)"),
+        (f"[{json.dumps(TALK)} {json.dumps(TALK)}]", "row 2: not valid JSON (Expecting ',' delimiter)"),
+        (f"[{json.dumps(TALK)},]", "row 2: not valid JSON (Expecting value)"),
+        (f"[{json.dumps(TALK)}] 1", "row 2: not valid JSON"),
     ],
 )
 def test_a_bad_json_file_is_named_with_its_fault(tmp_path, content, says):
     path = tmp_path / "a.json"
     path.write_text(content)
     assert says in message(read_llava, path)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10_000])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_read_piece_by_piece_is_what_json_reads_at_once(tmp_path, monkeypatch, chunk, indent):
+    monkeypatch.setattr("formats.json_list.CHUNK", chunk)
+    values = [1234567, [], {"é": [1.5e3, -0.25, None, True], "b": '],[ \\" '}, "", "\u2028 😀", [[{}]], 0]
+    for items in (values, values[:1], []):
+        path = tmp_path / "a.json"
+        path.write_text(json.dumps(items, indent=indent, ensure_ascii=chunk > 2) + "\n", encoding="utf-8")
+        assert list(read_json_list(path)) == items
+
+
+def test_a_list_written_row_by_row_is_what_json_reads(tmp_path):
+    for rows in ([TALK, {"id": "é", "n": [1]}], []):
+        assert write_json_list(tmp_path / "a.json", iter(rows)) == len(rows)
+        assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == rows
+
+
+def test_a_list_is_not_read_further_than_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("formats.json_list.CHUNK", 100)
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([TALK] * 100)[:-1] + ", and then no JSON")
+    rows = read_json_list(path)
+    assert [next(rows) for _ in range(100)] == [TALK] * 100
+    with pytest.raises(InputError, match="a.json, row 101: not valid JSON"):
+        next(rows)
 
 
 def test_what_conversation_makes_is_read_back(tmp_path):

@@ -4,12 +4,13 @@
                                                 {"from": "gpt", "value": "A cat."}]}
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from disk_map import DiskMap
 from errors import InputError
-from formats.rows import UniqueIds, check_object, read_json_file, read_objects
+from formats.json_list import read_json_list
+from formats.rows import UniqueIds, check_object, read_objects
 
 IMAGE_TOKEN = "<image>"
 
@@ -31,13 +32,14 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     Raises:
         InputError: names the file, the row (from 1) and the remedy.
     """
-    ids, seen = UniqueIds(path), Counter()
+    ids, seen = UniqueIds(path), DiskMap()
     for number, row in _numbered_rows(Path(path)):
         where = f"{path}, row {number}"
         if number_ids and isinstance(row.get("id"), str | int):
             identifier = str(row["id"])
-            seen[identifier] += 1
-            row = row | {"id": identifier if seen[identifier] == 1 else f"{identifier}~{seen[identifier]}"}
+            turn = (seen.get(identifier) or 0) + 1
+            seen.replace([(identifier, turn)])
+            row = row | {"id": identifier if turn == 1 else f"{identifier}~{turn}"}
         if not isinstance(row.get("id"), str):
             raise InputError(f"{where}: 'id' must be a string, found {row.get('id')!r}")
         ids.add(row["id"], number)
@@ -53,10 +55,7 @@ def _numbered_rows(path: Path) -> Iterator[tuple[int, dict]]:
     if path.suffix == ".jsonl":
         yield from read_objects(path)
         return
-    rows = read_json_file(path)
-    if not isinstance(rows, list):
-        raise InputError(f"{path}: expected a JSON list of conversations, found {type(rows).__name__}")
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(read_json_list(path), start=1):
         yield number, check_object(row, f"{path}, row {number}")
 
 

@@ -2,14 +2,17 @@
 
 What is missing is made from the pairs: the held-out split by taking pairs away (they are then not trained on), the
 instructions by asking for each caption. Data-Juicer's caption rows have lost the questions that a LLaVA file had; where
-that file is there too, each row gets its question back.
+that file is there too, each row gets its question back. However many rows there are, they are never held at once.
 """
 
 import random
+from collections.abc import Iterator
+from heapq import heappop, heappush
 from pathlib import Path
 
+from disk_map import DiskMap
 from errors import InputError
-from files import write_json, write_jsonl
+from files import read_jsonl, write_json_list, write_jsonl
 from formats.dj_jsonl import caption_of, read_dj_jsonl
 from formats.evaluation_jsonl import read_evaluation
 from formats.images import BadImage, load_image, locate_image
@@ -30,59 +33,65 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     Raises:
         InputError: names the file, the row and the remedy.
     """
-    pairs = list(read_dj_jsonl(settings["pretrain"]["file"]))
-    if not pairs:
-        raise InputError(f"{settings['pretrain']['file']} holds no rows")
-    if "questions" in settings["pretrain"]:
-        pairs = restore_questions(pairs, settings["pretrain"]["questions"])
+    source = settings["pretrain"]["file"]
+    rows = sum(1 for _ in read_dj_jsonl(source))
+    if not rows:
+        raise InputError(f"{source} holds no rows")
     if "evaluation" in settings:
-        evaluation, held_out = list(read_evaluation(settings["evaluation"]["file"])), set()
+        evaluation, held_out = read_evaluation(settings["evaluation"]["file"]), set()
     else:
-        evaluation = hold_out(pairs, settings["pretrain"]["images"])
+        evaluation = hold_out(source, rows, settings["pretrain"]["images"])
         held_out = {row["id"] for row in evaluation}
         if len(evaluation) < 2:
-            raise InputError(f"{settings['pretrain']['file']}: too few readable images to hold some out for evaluation")
-    pairs = [row for row in pairs if row["id"] not in held_out]
+            raise InputError(f"{source}: too few readable images to hold some out for evaluation")
+    pairs = (row for row in read_jsonl(source) if row["id"] not in held_out)
+    if "questions" in settings["pretrain"]:
+        pairs = restore_questions(pairs, settings["pretrain"]["questions"])
+    counts = {"pretrain": write_jsonl(output_dir / "pretrain.jsonl", pairs)}
     if "finetune" in settings:
-        instructions = list(read_llava(settings["finetune"]["file"], number_ids=True))
+        instructions = read_llava(settings["finetune"]["file"], number_ids=True)
     else:
-        instructions = [conversation(r["id"], r["images"][0], DESCRIBE, caption_of(r["text"])) for r in pairs]
-
-    write_json(output_dir / "finetune.json", instructions)
-    write_jsonl(output_dir / "evaluation.jsonl", evaluation)
-    write_jsonl(output_dir / "pretrain.jsonl", pairs)
-    return {"pretrain": len(pairs), "finetune": len(instructions), "evaluation": len(evaluation)}
+        written = read_jsonl(output_dir / "pretrain.jsonl")
+        instructions = (conversation(r["id"], r["images"][0], DESCRIBE, caption_of(r["text"])) for r in written)
+    counts["finetune"] = write_json_list(output_dir / "finetune.json", instructions)
+    return counts | {"evaluation": write_jsonl(output_dir / "evaluation.jsonl", evaluation)}
 
 
-def restore_questions(pairs: list[dict], original: str) -> list[dict]:
+def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
     """The pairs with the `question` that the LLaVA row of the same id begins with.
 
     Raises:
         InputError: a pair that the LLaVA file does not have.
     """
-    questions = {
-        row["id"]: row["conversations"][0]["value"].replace(IMAGE_TOKEN, "").strip() for row in read_llava(original)
-    }
+    questions = DiskMap()
+    questions.fill(
+        (row["id"], row["conversations"][0]["value"].replace(IMAGE_TOKEN, "").strip()) for row in read_llava(original)
+    )
     for row in pairs:
-        if row["id"] not in questions:
+        if (question := questions.get(row["id"])) is None:
             raise InputError(
                 f"{original} has no row with the id {row['id']!r} of a pair; leave `questions` out, or add it"
             )
-    return [row | {"question": questions[row["id"]]} for row in pairs]
+        yield row | {"question": question}
 
 
-def hold_out(pairs: list[dict], images: str) -> list[dict]:
-    """A tenth of the pairs at random (always the same), at most 500, whose images can be read; as evaluation rows."""
-    wanted = min(HELD_OUT_MOST, max(2, round(HELD_OUT_SHARE * len(pairs))))
-    order = list(range(len(pairs)))
-    random.Random(0).shuffle(order)
-    chosen = []
-    for index in order:
-        row = pairs[index]
-        caption = caption_of(row["text"])
-        if len(chosen) < wanted and caption and _readable(images, row["images"][0]):
-            chosen.append((index, {"id": row["id"], "image": row["images"][0], "captions": [caption]}))
-    return [row for _, row in sorted(chosen, key=lambda item: item[0])]
+def hold_out(source: str, rows: int, images: str) -> list[dict]:
+    """A tenth of the pairs at random (always the same), at most 500, whose images can be read; as evaluation rows.
+
+    Each row draws a number, and the highest are kept: images of the others are not opened.
+    """
+    wanted = min(HELD_OUT_MOST, max(2, round(HELD_OUT_SHARE * rows)))
+    draw = random.Random(0).random
+    kept: list[tuple[float, int, dict]] = []  # a heap: the lowest number first
+    for index, row in enumerate(read_jsonl(source)):
+        number, caption = draw(), caption_of(row["text"])
+        if len(kept) == wanted and number < kept[0][0]:
+            continue
+        if caption and _readable(images, row["images"][0]):
+            heappush(kept, (number, index, {"id": row["id"], "image": row["images"][0], "captions": [caption]}))
+            if len(kept) > wanted:
+                heappop(kept)
+    return [row for _, _, row in sorted(kept, key=lambda item: item[1])]
 
 
 def _readable(root: str, relative: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from errors import InputError
-from files import write_json, write_jsonl
+from files import write_json_list, write_jsonl
 from formats import dj_jsonl, llava
 from shapes.faults import (
     FAULTS,
@@ -72,7 +72,7 @@ def write_shapes(spec: ShapesSpec, folder: Path) -> dict:
     evaluation = list(_write_evaluation(spec, folder))
 
     write_jsonl(folder / "ground_truth.jsonl", truth)
-    write_json(folder / "finetune.json", finetune)
+    write_json_list(folder / "finetune.json", finetune)
     write_jsonl(folder / "evaluation.jsonl", evaluation)
     write_jsonl(folder / "pretrain.jsonl", pretrain)
     return {"pretrain": len(pretrain), "finetune": len(finetune), "evaluation": len(evaluation)}

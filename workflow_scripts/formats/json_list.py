@@ -1,0 +1,62 @@
+"""A JSON file that is one list, item by item: published ones have a gigabyte, which is never held at once."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from errors import InputError
+from formats.rows import existing, read_json_file
+
+CHUNK = 1 << 20  # characters of a list that are read at a time, or more where an item has more
+DECODE = json.JSONDecoder().raw_decode
+BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
+EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
+
+
+def read_json_list(path: str | Path) -> Iterator[object]:
+    """Yield the items, each as `json.loads` has it.
+
+    Raises:
+        InputError: names the file, the row (from 1) and what is wrong there.
+    """
+    with open(existing(path), encoding="utf-8") as file:
+        text, at, before, end, number = "", 0, BEFORE_FIRST, EMPTY, 1
+        while True:
+            try:
+                item, after = _decode_item(text, at, before)
+                problem = ""
+            except json.JSONDecodeError as error:
+                after, problem = len(text), error.msg
+            except RecursionError as error:
+                raise InputError(f"{path}, row {number}: not valid JSON ({error}); mend the file") from None
+            if after == len(text):  # what is there may be cut off anywhere, in a number too
+                if more := _read(file, path, max(CHUNK, len(text) - at)):
+                    text, at = text[at:] + more, 0
+                    continue
+                if end.match(text, at):
+                    return
+                if before is BEFORE_FIRST and not before.match(text):
+                    found = type(read_json_file(path)).__name__
+                    raise InputError(f"{path}: expected a JSON list, found {found}")
+                raise InputError(
+                    f"{path}, row {number}: not valid JSON ({problem or 'the list does not end'}); mend the file"
+                )
+            yield item
+            at, before, end, number = after, BEFORE_NEXT, END, number + 1
+
+
+def _decode_item(text: str, at: int, before: re.Pattern) -> tuple[object, int]:
+    """The item after what comes before it, and where it ends."""
+    gap = before.match(text, at)
+    if gap is None:
+        raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+    return DECODE(text, gap.end())
+
+
+def _read(file: IO[str], path: str | Path, characters: int) -> str:
+    try:
+        return file.read(characters)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not valid JSON ({error}); mend the file") from None
