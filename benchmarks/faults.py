@@ -188,8 +188,9 @@ def end(run: ClusterRun) -> None:
     run.kill_stages()
     run.kill()
     if set(SLURM_PROFILE) <= set(run.arguments):
-        slurm("scancel", "--me")
-        wait_until(lambda: not slurm("squeue", "--noheader"), "scancel")
+        jobs = [job["JobId"] for job in run.all_jobs() if job["JobState"] in ("PENDING", "RUNNING")]
+        slurm("scancel", *jobs)
+        wait_until(lambda: not slurm("squeue", "--noheader", "--format=%i", f"--jobs={','.join(jobs)}"), "scancel")
 
 
 def lost(reference: Reference) -> list[str]:

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterable
 
-CACHE_KIB = 4 * 1024
+CACHE_KIB = 1024
 
 
 class DiskMap:

@@ -66,6 +66,14 @@ def shared_memory() -> set[Path]:
     return set(Path("/dev/shm").glob("deepspeed_*"))
 
 
+def stays(left: set[Path]) -> bool:
+    """Whether any of it does: what another run on this machine has there is gone within seconds."""
+    deadline = time.monotonic() + 60
+    while left & shared_memory() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return bool(left & shared_memory())
+
+
 @pytest.fixture(scope="module")
 def alone(inputs):
     """By stage: the losses of one process."""
@@ -97,7 +105,7 @@ def test_two_killed_processes_leave_no_memory_and_resume_and_one_refuses_their_c
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
-    assert shared_memory() <= before
+    assert not stays(shared_memory() - before)
 
     refused = train(inputs, "finetune", 1, tmp_path)
     assert refused.returncode != 0
