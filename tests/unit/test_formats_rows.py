@@ -6,6 +6,7 @@ import pytest
 
 from errors import InputError
 from files import write_json_list
+from formats import json_list
 from formats.dj_jsonl import caption_of, read_dj_jsonl, text_of
 from formats.evaluation_jsonl import read_evaluation
 from formats.json_list import read_json_list
@@ -217,6 +218,17 @@ def test_a_list_is_not_read_further_than_it_is_asked_for(tmp_path, monkeypatch):
         next(rows)
 
 
+def test_a_mistake_is_found_without_reading_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("formats.json_list.CHUNK", 1000)
+    path, read = tmp_path / "a.json", []
+    path.write_text("[" + json.dumps(TALK) + "".join(f" {json.dumps(TALK)}," for _ in range(200)) + "{}]")
+    own = json_list._read
+    monkeypatch.setattr(json_list, "_read", lambda *asked: read.append(own(*asked)) or read[-1])
+    with pytest.raises(InputError, match="row 2: not valid JSON"):
+        list(read_json_list(path))
+    assert len("".join(read)) == 1000
+
+
 def test_what_conversation_makes_is_read_back(tmp_path):
     rows = [conversation("1", "a.png", "What?", "A cat."), conversation("2", "b.png", "", "a cat")]
     assert rows[1]["conversations"][0]["value"] == "<image>"
@@ -235,6 +247,7 @@ def test_what_conversation_makes_is_read_back(tmp_path):
         (HELD_OUT | {"objects": [{"color": "red"}]}, "'color', 'position', 'shape'"),
         (HELD_OUT | {"objects": {}}, "'objects' must be a list"),
         (HELD_OUT | {"questions": [{"question": "Q", "answer": "A"}]}, "'answer', 'question', 'type'"),
+        (HELD_OUT | {"questions": [{"type": "n", "question": "Q", "answer": 2}]}, "must be texts, found 2"),
     ],
 )
 def test_a_bad_held_out_row_is_named_with_its_fault(tmp_path, row, says):

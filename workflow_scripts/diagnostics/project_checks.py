@@ -17,7 +17,7 @@ MODEL_PARTS = ("language_model", "vision_tower", "vision_tower_aux", "assembled"
 NAMED = 3  # bad paths that are named; the rest is counted
 READERS = {
     "pretrain": lambda file: (row["images"][0] for row in read_dj_jsonl(file)),
-    "finetune": lambda file: (row["image"] for row in read_llava(file) if "image" in row),
+    "finetune": lambda file: (row["image"] for row in read_llava(file, number_ids=True) if "image" in row),
     "evaluation": lambda file: (row["image"] for row in read_evaluation(file)),
 }
 
@@ -57,12 +57,14 @@ def check_dataset(name: str, splits: dict[str, dict]) -> Finding:
     """
     counts, bad = [], {}
     for split, files in splits.items():
+        images, bad[split] = 0, []
         try:
-            images = list(READERS[split](files["file"]))
+            for image in READERS[split](files["file"]):
+                images += 1
+                bad[split] += _bad_image(files["images"], image)
         except (InputError, OSError) as error:
             return Finding(name, "fail", str(error), "mend the file")
-        counts.append(f"{len(images)} images in {split}")
-        bad[split] = list(chain.from_iterable(_bad_image(files["images"], image) for image in images))
+        counts.append(f"{images} images in {split}")
     if every := list(chain.from_iterable(bad.values())):
         reason = f"{len(every)} of {', '.join(counts)} cannot be used: {'; '.join(every[:NAMED])}"
         if len(every) > len(bad["pretrain"]):

@@ -30,4 +30,6 @@ def read_evaluation(path: str | Path) -> Iterator[dict]:
             items = row.setdefault(key, [])
             if not isinstance(items, list) or not all(isinstance(i, dict) and set(i) == wanted for i in items):
                 raise InputError(f"{where}: {key!r} must be a list of objects with the keys {sorted(wanted)}")
+            if wrong := [value for item in items for value in item.values() if not isinstance(value, str)]:
+                raise InputError(f"{where}: the values in {key!r} must be texts, found {wrong[0]!r}")
         yield row

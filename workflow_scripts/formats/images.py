@@ -15,8 +15,11 @@ class BadImage(Exception):
     REASONS = ("missing", "outside", "empty", "undecodable")
 
     def __init__(self, reason: str, detail: str):
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(reason, detail)  # both, so that another process can raise it again
         self.reason = reason
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 def locate_image(root: str | Path, relative: str) -> Path:
@@ -56,5 +59,5 @@ def load_image(path: str | Path | BinaryIO) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
         raise BadImage("undecodable", f"{path}: {error}") from None

@@ -12,6 +12,7 @@ from formats.rows import existing, read_json_file
 CHUNK = 1 << 20  # characters of a list that are read at a time, or more where an item has more
 DECODE = json.JSONDecoder().raw_decode
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
+SPACE, LONGEST_WORD = re.compile(r"\s*"), len("-Infinity")
 EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
 
 
@@ -28,15 +29,16 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                 item, after = _decode_item(text, at, before)
                 problem = ""
             except json.JSONDecodeError as error:
-                after, problem = len(text), error.msg
+                after, problem = len(text) if _may_be_cut(text, error) else at, error.msg
             except RecursionError as error:
                 raise InputError(f"{path}, row {number}: not valid JSON ({error}); mend the file") from None
-            if after == len(text):  # what is there may be cut off anywhere, in a number too
-                if more := _read(file, path, max(CHUNK, len(text) - at)):
-                    text, at = text[at:] + more, 0
-                    continue
-                if end.match(text, at):
-                    return
+            # what is there may be cut off anywhere, in a number too
+            if after == len(text) and (more := _read(file, path, max(CHUNK, len(text) - at))):
+                text, at = text[at:] + more, 0
+                continue
+            if after == len(text) and end.match(text, at):
+                return
+            if problem or after == len(text):
                 if before is BEFORE_FIRST and not before.match(text):
                     found = type(read_json_file(path)).__name__
                     raise InputError(f"{path}: expected a JSON list, found {found}")
@@ -51,8 +53,14 @@ def _decode_item(text: str, at: int, before: re.Pattern) -> tuple[object, int]:
     """The item after what comes before it, and where it ends."""
     gap = before.match(text, at)
     if gap is None:
-        raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+        raise json.JSONDecodeError("Expecting ',' delimiter", text, SPACE.match(text, at).end())
     return DECODE(text, gap.end())
+
+
+def _may_be_cut(text: str, error: json.JSONDecodeError) -> bool:
+    """Whether more of the file could mend it: in a string, in a word like `null`, behind the last item."""
+    in_string = error.msg.startswith("Unterminated string")
+    return in_string or error.pos >= len(text) - LONGEST_WORD or text.startswith("]", error.pos)
 
 
 def _read(file: IO[str], path: str | Path, characters: int) -> str:

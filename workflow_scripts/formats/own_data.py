@@ -1,11 +1,14 @@
 """Someone's own dataset in the workflow's three files: pairs, instructions, a held-out split.
 
-What is missing is made from the pairs: the held-out split by taking pairs away (they are then not trained on), the
-instructions by asking for each caption. Data-Juicer's caption rows have lost the questions that a LLaVA file had; where
-that file is there too, each row gets its question back. However many rows there are, they are never held at once.
+What is missing is made from the pairs: the held-out split by taking images away, the instructions by asking for each
+caption. No held-out image is trained on: whatever is said about it is left out of pairs and instructions. Data-Juicer's
+caption rows have lost the questions that a LLaVA file had; where that file is there too, each row gets its question
+back. However many rows there are, they are never held at once.
 """
 
+import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from pathlib import Path
@@ -20,6 +23,7 @@ from formats.llava import IMAGE_TOKEN, conversation, read_llava
 
 HELD_OUT_SHARE = 0.1
 HELD_OUT_MOST = 500
+LEAST = 2  # each image's control is another image
 DESCRIBE = "Describe the image."
 
 
@@ -30,31 +34,46 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
         settings: `pretrain`, perhaps `finetune` and `evaluation`, each {file, images}; `pretrain` perhaps with
             `questions` (config/datasets/<name>.yaml).
 
+    Returns:
+        Rows written, by split; under `left_out` how many there are about held-out images.
+
     Raises:
         InputError: names the file, the row and the remedy.
     """
-    source = settings["pretrain"]["file"]
-    rows = sum(1 for _ in read_dj_jsonl(source))
-    if not rows:
+    source, images = settings["pretrain"]["file"], settings["pretrain"]["images"]
+    if not sum(1 for _ in read_dj_jsonl(source)):
         raise InputError(f"{source} holds no rows")
     if "evaluation" in settings:
-        evaluation, held_out = read_evaluation(settings["evaluation"]["file"]), set()
+        evaluation, held_out = read_with_images(**settings["evaluation"]), set()
     else:
-        evaluation = hold_out(source, rows, settings["pretrain"]["images"])
-        held_out = {row["id"] for row in evaluation}
-        if len(evaluation) < 2:
+        evaluation = hold_out(source, images)
+        held_out = {_path(images, row["image"]) for row in evaluation}
+        if len(evaluation) < LEAST:
             raise InputError(f"{source}: too few readable images to hold some out for evaluation")
-    pairs = (row for row in read_jsonl(source) if row["id"] not in held_out)
+    counts, left_out = {}, Counter()
+
+    def trained_on(split: str, root: str, image: str | None) -> bool:
+        held = image is not None and _path(root, image) in held_out
+        left_out[split] += held
+        return not held
+
+    pairs = (row for row in read_jsonl(source) if trained_on("pretrain", images, row["images"][0]))
     if "questions" in settings["pretrain"]:
         pairs = restore_questions(pairs, settings["pretrain"]["questions"])
-    counts = {"pretrain": write_jsonl(output_dir / "pretrain.jsonl", pairs)}
+    counts["pretrain"] = write_jsonl(output_dir / "pretrain.jsonl", pairs)
     if "finetune" in settings:
-        instructions = read_llava(settings["finetune"]["file"], number_ids=True)
+        rows, root = read_llava(settings["finetune"]["file"], number_ids=True), settings["finetune"]["images"]
+        instructions = (row for row in rows if trained_on("finetune", root, row.get("image")))
     else:
         written = read_jsonl(output_dir / "pretrain.jsonl")
         instructions = (conversation(r["id"], r["images"][0], DESCRIBE, caption_of(r["text"])) for r in written)
     counts["finetune"] = write_json_list(output_dir / "finetune.json", instructions)
-    return counts | {"evaluation": write_jsonl(output_dir / "evaluation.jsonl", evaluation)}
+    counts["evaluation"] = write_jsonl(output_dir / "evaluation.jsonl", evaluation)
+    if counts["evaluation"] < LEAST:
+        raise InputError(
+            f"{settings['evaluation']['file']} has {counts['evaluation']} rows; at least {LEAST} are needed"
+        )
+    return counts | {"left_out": dict(+left_out)}
 
 
 def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
@@ -75,23 +94,52 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
         yield row | {"question": question}
 
 
-def hold_out(source: str, rows: int, images: str) -> list[dict]:
-    """A tenth of the pairs at random (always the same), at most 500, whose images can be read; as evaluation rows.
+def hold_out(source: str, root: str) -> list[dict]:
+    """A tenth of the images at random (always the same), at most 500, that can be read; as evaluation rows, each with
+    all captions of its image.
 
-    Each row draws a number, and the highest are kept: images of the others are not opened.
+    Each image draws a number, and the highest are kept: the others are not opened.
     """
-    wanted = min(HELD_OUT_MOST, max(2, round(HELD_OUT_SHARE * rows)))
-    draw = random.Random(0).random
-    kept: list[tuple[float, int, dict]] = []  # a heap: the lowest number first
-    for index, row in enumerate(read_jsonl(source)):
-        number, caption = draw(), caption_of(row["text"])
-        if len(kept) == wanted and number < kept[0][0]:
+    seen = DiskMap()
+    images = sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_jsonl(source)))
+    wanted = min(HELD_OUT_MOST, max(LEAST, round(HELD_OUT_SHARE * images)))
+    heap: list[tuple[float, str]] = []  # the lowest number first
+    for row in read_jsonl(source):
+        drawn = random.Random(_name(row)).random(), _name(row)
+        if (len(heap) == wanted and drawn < heap[0]) or drawn in heap:
             continue
-        if caption and _readable(images, row["images"][0]):
-            heappush(kept, (number, index, {"id": row["id"], "image": row["images"][0], "captions": [caption]}))
-            if len(kept) > wanted:
-                heappop(kept)
-    return [row for _, _, row in sorted(kept, key=lambda item: item[1])]
+        if caption_of(row["text"]) and _readable(root, row["images"][0]):
+            heappush(heap, drawn)
+            if len(heap) > wanted:
+                heappop(heap)
+    chosen, rows = {image for _, image in heap}, {}
+    for row in read_jsonl(source):
+        if _name(row) in chosen and (caption := caption_of(row["text"])):
+            found = rows.setdefault(_name(row), {"id": row["id"], "image": row["images"][0], "captions": []})
+            found["captions"].append(caption)
+    return list(rows.values())
+
+
+def _name(row: dict) -> str:
+    return os.path.normpath(row["images"][0])
+
+
+def _path(root: str, relative: str) -> str:
+    return os.path.abspath(os.path.join(root, relative))
+
+
+def read_with_images(file: str, images: str) -> Iterator[dict]:
+    """Evaluation rows, whose images can be read.
+
+    Raises:
+        InputError: names the line.
+    """
+    for number, row in enumerate(read_evaluation(file), start=1):
+        try:
+            load_image(locate_image(images, row["image"]))
+        except BadImage as error:
+            raise InputError(f"{file}, line {number}: {error}; mend the image or delete the line") from None
+        yield row
 
 
 def _readable(root: str, relative: str) -> bool:
