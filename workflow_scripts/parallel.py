@@ -1,6 +1,8 @@
 """Work on a stream of items in several processes, in their order, without ever holding more than a few of them."""
 
+import ctypes
 import gc
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -36,9 +38,17 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
             gc.unfreeze()
 
 
+def end_with_parent() -> None:
+    """In a forked process: have Linux kill it when its parent dies, however that dies. A pool's worker would wait for
+    ever, and with it whoever reads what it prints."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
+    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
 def _set_function(function: Callable) -> None:
     global _function
     _function = function
+    end_with_parent()
 
 
 def _call(item):

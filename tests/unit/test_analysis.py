@@ -130,6 +130,17 @@ def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
     assert list(step["batched_image_text_similarity_filter"]) in (["min_score"], []), "the stage fills in the CLIP"
 
 
+def test_a_share_that_a_recipe_keeps_stays_and_is_counted(data, tmp_path):
+    save_tiny_clip(tmp_path / "clip")
+    kept = {"batched_image_text_similarity_filter": {"hf_clip": str(tmp_path / "clip"), "keep_fraction": 0.5}}
+    found = analyze(settings(data, [kept]), None, data, tmp_path)
+    suggested = yaml.safe_load((tmp_path / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
+    [arguments] = [step[name] for step in suggested for name in step if name in kept]
+    assert arguments["keep_fraction"] == 0.5 and "min_score" not in arguments
+    [scores] = found.statistics
+    assert scores.drops(scores.current).sum() == scores.drops(scores.suggested).sum() == (ROWS + 1) // 2
+
+
 def test_mappers_change_nothing_that_is_measured(data, tmp_path):
     found = analyze(settings(data, [{"whitespace_normalization_mapper": None}, *RECIPE[:1]]), None, data, tmp_path)
     assert list(found.not_measured) == ["whitespace_normalization_mapper"]

@@ -20,7 +20,7 @@ from formats.dj_jsonl import text_of
 from juicer.library import OPERATORS, Fields, Filter, Mapper
 from juicer.partitions import PARTITION
 from juicer.settings import StageSettings
-from juicer.stage import FILTERED, run_recipe
+from juicer.stage import FILTERED, WORKING, run_recipe
 from juicer.work import fingerprint
 
 CAPTIONS = ["a red circle", "no", "a blue square on a lawn", "x", "a red circle", "three green stars"]
@@ -144,7 +144,36 @@ def test_an_operator_that_raises_fails_the_stage_and_names_the_row(tmp_path, reg
     data = write_dataset(tmp_path)
     with pytest.raises(InputError, match="fussy_filter failed on row 'r2': ValueError: no squares, please"):
         run(data, tmp_path / "out", [LENGTH, {"fussy_filter": None}], processes)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert outputs(tmp_path / "out") == []
+
+
+def outputs(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(WORKING)]
+
+
+def test_what_was_done_before_an_operator_failed_is_not_done_again(tmp_path, register, monkeypatch):
+    """A disk that was full for a moment costs one partition."""
+    for size in ("PARTITION", "BATCH"):
+        monkeypatch.setattr(f"juicer.partitions.{size}", 2)
+    done = []
+
+    class OnceFullMapper(Mapper):
+        def process_single(self, sample):
+            done.append(sample["id"])
+            if done.count("r4") == 1:
+                raise OSError("No space left on device")
+            return sample
+
+    register("once_full_mapper", OnceFullMapper)
+    data = write_dataset(tmp_path)
+    with pytest.raises(
+        InputError,
+        match="once_full_mapper failed: OSError: No space left on device; no row fails alone, so run it again",
+    ):
+        run(data, tmp_path / "out", [{"once_full_mapper": None}])
+    before = list(done)
+    run(data, tmp_path / "out", [{"once_full_mapper": None}])
+    assert not {"r0", "r1", "r2", "r3"} & set(done[len(before) :])
 
 
 def test_an_operator_that_adds_rows_is_refused(tmp_path, register):
@@ -180,7 +209,7 @@ def test_a_failed_run_leaves_no_outputs_of_the_run_before(tmp_path):
     run(data, tmp_path / "out", [LENGTH])
     with pytest.raises(InputError):
         run(data, tmp_path / "out", [{"text_length_filter": {"min_len": 9000}}])
-    assert list((tmp_path / "out").iterdir()) == []
+    assert outputs(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(
@@ -299,7 +328,7 @@ def test_an_operator_that_fails_on_ray_is_one_line_that_names_the_row(tmp_path):
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: operator image_shape_filter failed on row 'r2': UnidentifiedImageError")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert outputs(tmp_path / "out") == []
 
 
 def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same_models(tmp_path):

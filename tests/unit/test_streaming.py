@@ -1,18 +1,23 @@
 """Nothing that is done to every row holds every row."""
 
 import random
+import subprocess
 import sys
+import time
 import tracemalloc
 from itertools import count, islice
 from pathlib import Path
 
+import psutil
 import pytest
 from places import PROJECT
 from tiny_models import save_image
 
 from disk_map import DiskMap
-from files import write_jsonl
+from files import write_json_list, write_jsonl
 from formats.dj_jsonl import read_dj_jsonl, text_of
+from formats.llava import conversation
+from formats.own_data import write_own_data
 from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
 from juicer.partitions import BATCH
 from juicer.settings import StageSettings
@@ -39,6 +44,18 @@ def test_results_come_in_order_and_only_a_few_items_are_drawn_ahead_of_them(proc
 def test_what_a_process_raises_is_raised_here():
     with pytest.raises(ZeroDivisionError):
         list(map_in_order(lambda number: 1 // number, [2, 1, 0, 1], 2))
+
+
+def test_processes_end_with_the_one_that_they_work_for(tmp_path):
+    """Killed alone, as when memory runs out: its workers would wait for ever, and `tee` for them."""
+    program = "from parallel import map_in_order; import itertools; list(map_in_order(abs, itertools.count(), 2))"
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT / "workflow_scripts", stdout=subprocess.PIPE)
+    while len(workers := psutil.Process(parent.pid).children()) < 2:
+        time.sleep(0.05)
+    parent.kill()
+    assert parent.stdout.read() == b""  # until nobody has it open
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
 
 
 def test_a_map_on_disk_is_a_map():
@@ -77,9 +94,21 @@ def written(data: Path) -> None:
     write_training_jsonl(rows, data.parent, data.parent / "out/pretrain.jsonl", rules, processes=1)
 
 
-@pytest.mark.parametrize("stage", [filtered, written])
+def made(data: Path) -> None:
+    talks = (conversation(row["id"], row["images"][0], "What?", "a picture") for row in read_dj_jsonl(data))
+    write_json_list(data.parent / "talks.json", talks)
+    held_out = [{"id": name, "image": "a.png", "captions": ["a picture"]} for name in "ab"]
+    write_jsonl(data.parent / "held_out.jsonl", held_out)
+    files = {"pretrain": data, "finetune": data.parent / "talks.json", "evaluation": data.parent / "held_out.jsonl"}
+    write_own_data(
+        {split: {"file": str(f), "images": str(data.parent)} for split, f in files.items()}, data.parent / "out"
+    )
+
+
+@pytest.mark.parametrize("stage", [made, filtered, written])
 def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path, stage, monkeypatch):
     monkeypatch.setattr("juicer.partitions.PARTITION", BATCH)
+    monkeypatch.setattr("formats.json_list.CHUNK", 10_000)
     highest = {}
     for partitions in (1, 4):
         data = write_pairs(tmp_path / str(partitions), partitions * BATCH)
@@ -101,4 +130,4 @@ def test_the_benchmark_by_rows_runs_the_stages_with_the_settings_of_the_baseline
     monkeypatch.setattr(sys, "argv", f"data_scale.py --rows 50 --executors default --folder {tmp_path}".split())
     data_scale.main()
     rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert rows == [["| filter, default", "50"], ["| jsonl", "50"]]
+    assert rows == [["| make_dataset", "50"], ["| filter, default", "50"], ["| jsonl", "50"]]

@@ -20,7 +20,7 @@ from juicer.operators.image_integrity_filter import STAT as IMAGE_INTEGRITY
 from juicer.operators.image_text_deduplicator import NAME as DEDUPLICATOR
 from juicer.recipe import build_operators, check_process, complete
 from juicer.settings import StageSettings
-from juicer.statistics import Statistic, as_numbers, limits_of
+from juicer.statistics import FRACTION, Statistic, as_numbers, limits_of, share_kept
 from juicer.steps import run_step
 from juicer.suggestions import suggest
 
@@ -157,6 +157,8 @@ def _describe(found: Analysis, dataset: NestedDataset, operators: list[OP], meas
             found.not_measured[f"{operator._name}, {name}"] = "is not numeric"
             continue
         limits = limits_of(operator, arguments, name, alone=of_operator[place] == 1)
+        if fraction := (arguments or {}).get(FRACTION):
+            limits["min"] = share_kept(numbers[0], fraction)
         arguments = (arguments or {}) if operator._name in found.recipe else None
         found.statistics.append(suggest(Statistic(name, operator._name, *numbers, arguments, limits)))
     if not found.statistics:

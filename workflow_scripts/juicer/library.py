@@ -6,10 +6,8 @@ Data-Juicer 1.6.1, left alone,
 - imports torch after each operator, to empty the cache of a GPU that most operators never use.
 """
 
-import ctypes
 import importlib.util
 import os
-import signal
 import sys
 
 from data_juicer.ops import base_op
@@ -17,6 +15,7 @@ from data_juicer.utils import model_utils
 from data_juicer.utils.lazy_loader import LazyLoader
 
 from errors import InputError
+from parallel import end_with_parent
 
 
 class MissingPackage(InputError):
@@ -100,7 +99,5 @@ def forbid_installers() -> None:
 
 
 def end_workers_with_this_process() -> None:
-    """Have Linux kill forked workers when this process dies, however it dies; a pool's workers would wait for ever."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
-    os.register_at_fork(after_in_child=lambda: prctl(set_parent_death_signal, signal.SIGKILL))
+    """Data-Juicer's and datasets' pools do not end their workers when this process is killed."""
+    os.register_at_fork(after_in_child=end_with_parent)

@@ -12,7 +12,6 @@ from pathlib import Path
 import datasets
 from loguru import logger
 
-from errors import InputError
 from files import sha256_of, write_json, write_jsonl
 from formats.images import BadImage
 from juicer import library
@@ -71,9 +70,8 @@ def configure_log() -> None:
 
 @contextmanager
 def working_folder(output_dir: Path, fingerprint: str = "") -> Iterator[Path]:
-    """A folder inside `output_dir`, kept where only this process is to blame, for another one to go on with.
-
-    Those that killed runs have left are removed first, but for one with the fingerprint.
+    """A folder inside `output_dir`, removed at a successful end. What failed or was killed leaves it for another run to
+    go on with; those of other fingerprints are removed first.
     """
     output_dir = output_dir.resolve()
     working = output_dir / f"{WORKING}{fingerprint[:16]}"
@@ -81,11 +79,7 @@ def working_folder(output_dir: Path, fingerprint: str = "") -> Iterator[Path]:
         if not fingerprint or left_over != working:
             shutil.rmtree(left_over)
     working.mkdir(parents=True, exist_ok=True)
-    try:
-        yield working
-    except InputError:
-        shutil.rmtree(working, ignore_errors=True)
-        raise
+    yield working
     shutil.rmtree(working, ignore_errors=True)
 
 

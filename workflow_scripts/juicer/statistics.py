@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from juicer.library import Filter
+from juicer.operators.similarity_limit import limit_of_fraction
 
 PREFIXES = {"min": "min_", "max": "max_"}  # of Data-Juicer's arguments for the two ends of a range
+FRACTION = "keep_fraction"
 UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more
 
 
@@ -89,6 +91,11 @@ def limits_of(operator: Filter, arguments: dict | None, statistic: str, alone: b
     if operator.reversed_range:
         return {}
     return {limit.side: limit for limit in _read_limits(operator, arguments or {}, statistic, alone)}
+
+
+def share_kept(values: np.ndarray, fraction: float) -> Limit:
+    """The limit of an operator that keeps a share of the rows, whatever other limit it states."""
+    return Limit("min", FRACTION, limit_of_fraction(values[np.isfinite(values)], fraction), fraction)
 
 
 def _read_limits(operator: Filter, arguments: dict, statistic: str, alone: bool) -> Iterator[Limit]:

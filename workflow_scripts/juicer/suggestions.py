@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import yaml
 
-from juicer.statistics import Limit, Limits, Statistic
+from juicer.statistics import FRACTION, Limit, Limits, Statistic
 from juicer.thresholds import Tail, Valley, between, separated_tail, valley_between_humps
 
 SCORE = "score"  # what Data-Juicer calls the limits of a model's opinion: min_score
@@ -22,6 +22,8 @@ TWO_HUMPS = "Two humps: the limit is where the mixture of two normal distributio
 def suggest(statistic: Statistic) -> Statistic:
     """The statistic, with suggested limits and a remark."""
     finite, limits = statistic.finite, statistic.limits
+    if "min" in limits and limits["min"].argument == FRACTION:
+        return replace(statistic, suggested={side: _as_it_was(limit, statistic) for side, limit in limits.items()})
     if "min" in limits and SCORE in limits["min"].argument:
         valley = valley_between_humps(finite)
         suggested = {side: _as_it_was(limit, statistic) for side, limit in limits.items()}

@@ -40,11 +40,13 @@ def fingerprint(process: list[dict], settings: StageSettings, data: Path) -> str
 
 
 def _folders(value: object) -> Iterator[Path]:
-    """Folders that a recipe's arguments name."""
+    """Folders of models that a recipe's arguments name. That of the images is none, and may have a text for each."""
     if isinstance(value, str) and Path(value).is_dir():
         yield Path(value)
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from _folders([item for key, item in value.items() if key != "image_root"])
+    elif isinstance(value, list):
+        for item in value:
             yield from _folders(item)
 
 
