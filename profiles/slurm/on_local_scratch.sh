@@ -9,28 +9,55 @@ command -v rsync > /dev/null || { echo "on_local_scratch.sh: $HOSTNAME has no rs
 scratch=${SCRATCH:-/scratch/$USER}/dj2mgm
 interval_s=${COPY_BACK_S:-300}
 home=$PWD   # where sbatch was called: the project on the shared filesystem
+job=$home/.on_local_scratch   # which job is at work for it
+say() { echo "on_local_scratch.sh: $*" >&2; }
+
+# One at a time: a job removes from the shared filesystem what it does not have.
+if ! (set -o noclobber; echo "$SLURM_JOB_ID" > "$job") 2> /dev/null; then
+    if other=$(cat "$job") && [[ $other != "$SLURM_JOB_ID" ]] && squeue --noheader --jobs="$other" 2> /dev/null | grep -q .; then
+        say "job $other is at work for $home; wait for it, or name both targets in one job"
+        exit 1
+    fi
+    echo "$SLURM_JOB_ID" > "$job"   # the other one was killed
+fi
+if compgen -G "$home/.snakemake/locks/*" > /dev/null; then
+    rm -f "$job"
+    say "Snakemake is at work in $home; wait for it, or where it was killed: snakemake --unlock"
+    exit 1
+fi
 
 mkdir -p "$scratch"
 # what came back is the truth, also where this node has a copy that an earlier job left
-rsync --archive --delete --exclude=/.git --exclude=/.venv "$home/" "$scratch/"
+rsync --archive --delete --exclude=/.git --exclude=/.venv --exclude="/${job##*/}" "$home/" "$scratch/"
 mkdir -p "$scratch/results" "$scratch/.snakemake"
 
 # Files come back whole or not at all: stages rename them when they are written. A checkpoint counts by its complete.json,
 # which comes after the rest of it and goes before. The lock is this node's.
 copy() { rsync --archive --exclude=/.snakemake/locks "$@" "$scratch/results" "$scratch/.snakemake" "$home/"; }
 marks_in() { (cd "$1" && find results -name complete.json); }
-copy_back() {
+copy_back() {   # fails, too, where a stage removes something meanwhile
     local marks mark
-    marks=$(marks_in "$scratch")
-    copy --exclude=complete.json || return 0   # something was removed meanwhile: next time
-    rsync --archive --files-from=- "$scratch/" "$home/" <<< "$marks" || return 0
-    marks_in "$home" | while read -r mark; do test -e "$scratch/$mark" || rm -f "$home/$mark"; done
-    copy --exclude=complete.json --delete || true
+    marks=$(marks_in "$scratch") || return 1
+    copy --exclude=complete.json || return 1
+    rsync --archive --files-from=- "$scratch/" "$home/" <<< "$marks" || return 1
+    marks_in "$home" | while read -r mark; do test -e "$scratch/$mark" || rm -f "$home/$mark"; done || return 1
+    copy --exclude=complete.json --delete
 }
-(while sleep "$interval_s"; do copy_back; done) &
+(while sleep "$interval_s"; do copy_back || say "not all results came back; the next copy is in $interval_s s"; done) &
 copying=$!
-# the copier's children, rsync among them, must not write beside the last copy
-trap '{ pkill -P $copying; kill $copying; wait $copying; } || true; copy_back' EXIT
+
+finish() {
+    local status=$?
+    # the copier's children, rsync among them, must not write beside the last copy
+    { pkill -P $copying; kill $copying; wait $copying; } || true
+    if ! copy_back; then
+        say "results did not come back to $home: see rsync's message; they are on $HOSTNAME in $scratch"
+        ((status)) || status=1
+    fi
+    rm -f "$job"
+    exit $status
+}
+trap finish EXIT
 
 cd "$scratch"
 snakemake --cores 1 "$@"
