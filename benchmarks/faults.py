@@ -17,6 +17,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -134,23 +135,37 @@ def run_trial(reference: Reference, kill: str, trial: int, seconds: dict[str, fl
         return {"kill": kill, "trial": trial, "stage": rule, "struck": False, "lasted_s": round(lasted, 1)}
     KILLS[kill].do(run, rule)
     commands = 1
-    while run.process.wait(TIMEOUT_S) != 0 and commands < 3:
+    while not ends(run) and commands < 3:
         run.start()
         commands += 1
     jobs = [job for job in run.all_jobs() if job["JobId"] not in known] if KILLS[kill].on_slurm else []
-    return {
+    ended_right = run.process.returncode == 0 and not reference.project.job_counts(TARGET, config=CONFIG)
+    found = {
         "kill": kill,
         "trial": trial,
         "stage": rule,
         "moment_s": round(moment, 1),
         "struck": kill != "memory" or any(job["JobState"] == "FAILED" for job in jobs),
         "commands": commands,
-        "ended_right": run.process.returncode == 0 and not reference.project.job_counts(TARGET, config=CONFIG),
+        "ended_right": ended_right,
         "lost": lost(reference),
-        "largest_difference_of_weights": weights_differ(reference, rule),
         "done_twice": done_twice(run, jobs, repeated),
+    }
+    if not ended_right:
+        return found
+    return found | {
+        "largest_difference_of_weights": weights_differ(reference, rule),
         "steps_trained_again": steps_trained_again(run, repeated, KILLS[kill].on_slurm),
     }
+
+
+def ends(run: ClusterRun) -> bool:
+    """Whether Snakemake comes to a good end. One that hangs is ended, with its stages."""
+    try:
+        return run.process.wait(TIMEOUT_S) == 0
+    except subprocess.TimeoutExpired:
+        end(run)
+        return False
 
 
 def too_little(reference: Reference, rule: str, part: float) -> int:
@@ -249,7 +264,7 @@ def print_table(trials: list[dict]) -> None:
         stages = ", ".join(f"{stage} {count}" for stage, count in Counter(trial["stage"] for trial in own).items())
         right = sum(trial["ended_right"] for trial in own)
         missing, twice = (sum(bool(trial[key]) for trial in own) for key in ("lost", "done_twice"))
-        again = max(trial["steps_trained_again"] for trial in own)
+        again = max((trial["steps_trained_again"] for trial in own if trial["ended_right"]), default="–")
         print(f"| {kill} | {len(own)} | {stages} | {right} | {missing} | {twice} | at most {again} |")
     missed = sum(not trial["struck"] for trial in trials)
     print(f"\n{missed} further trials are left out: the stage was over before its moment had come.")

@@ -45,6 +45,10 @@ def main() -> None:
         raise InputError(f"{args.output} is there already; name a new one, or delete it first")
     if args.conversion == "from-mgm":
         model = read_yaml(args.config)
+        if missing := [key for key in PARTS if key not in model]:
+            raise InputError(
+                f"{args.config} has no {missing[0]}; name the file of the parts, such as config/models/mgm-2b.yaml"
+            )
         tensors = from_mgm(args.source, args.output, {key: model[key] for key in PARTS})
     else:
         tensors = CONVERSIONS[args.conversion](args.source, args.output)

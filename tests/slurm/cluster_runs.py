@@ -104,11 +104,15 @@ def rule_of(job: dict[str, str]) -> str:
 def fail_node() -> None:
     """The node is drained, fails with what runs on it, and comes back."""
     update("nodename", NODE, state="drain", reason="test")
-    assert slurm("squeue", "--noheader", "--states=running"), "a drained node lets its jobs run"
+    assert jobs_on_the_node("running"), "a drained node lets its jobs run"
     update("nodename", NODE, state="down", reason="test")
-    kill_job_processes()  # a node that is dead leaves no Snakemake behind which waits for outputs and removes them
-    wait_until(lambda: not slurm("squeue", "--noheader", "--states=running,completing"), "the node's jobs")
+    kill_job_processes(NODE)  # one that is dead leaves no Snakemake behind which waits for outputs and removes them
+    wait_until(lambda: not jobs_on_the_node("running,completing"), "the node's jobs")
     update("nodename", NODE, state="resume")
+
+
+def jobs_on_the_node(states: str) -> str:
+    return slurm("squeue", "--noheader", f"--nodelist={NODE}", f"--states={states}")
 
 
 def end_at_time_limit(job: str) -> None:

@@ -41,7 +41,7 @@ class Shard:
                 self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
                 # a copy: in a pickle, two names may share one storage, which safetensors refuses
                 self.tensor = lambda name: tensors[name].clone(memory_format=torch.contiguous_format)
-        except (SafetensorError, UnpicklingError, EOFError, RuntimeError, AttributeError) as error:
+        except (SafetensorError, UnpicklingError, EOFError, OSError, RuntimeError, AttributeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"{path} cannot be read as weights ({reason}); download it again") from None
 
