@@ -51,7 +51,9 @@ def test_a_saved_model_comes_back_through_the_auto_classes_with_the_same_logits(
     model.save_pretrained(tmp_path)
     again = AutoModelForImageTextToText.from_pretrained(tmp_path)
     assert type(again) is MGMForConditionalGeneration and type(AutoConfig.from_pretrained(tmp_path)) is MGMConfig
-    assert torch.equal(logits(again.eval()), logits(model))
+    torch.testing.assert_close(
+        logits(again.eval()), logits(model), rtol=1e-5, atol=1e-5
+    )  # weights lie elsewhere in memory
     assert {name: p.shape for name, p in again.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
 
 
@@ -128,7 +130,7 @@ def test_an_assembled_model_survives_saving_and_reads_text_as_the_language_model
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     again = MGMForConditionalGeneration.from_pretrained(tmp_path).eval()
-    assert torch.equal(logits(again), logits(model.eval()))
+    torch.testing.assert_close(logits(again), logits(model.eval()), rtol=1e-5, atol=1e-5)
     assert not [path for pattern in PICKLES for path in tmp_path.rglob(pattern)]
     ids = torch.randint(10, 200, (1, 7))
     with torch.inference_mode():

@@ -70,8 +70,8 @@ def configure_log() -> None:
 
 @contextmanager
 def working_folder(output_dir: Path, fingerprint: str = "") -> Iterator[Path]:
-    """A folder inside `output_dir`, removed at a successful end. What failed or was killed leaves it for another run to
-    go on with; those of other fingerprints are removed first.
+    """A folder inside `output_dir`, removed at a successful end. With a fingerprint, what fails or is killed leaves it
+    for another run to go on with; those of other fingerprints are removed first.
     """
     output_dir = output_dir.resolve()
     working = output_dir / f"{WORKING}{fingerprint[:16]}"
@@ -79,7 +79,12 @@ def working_folder(output_dir: Path, fingerprint: str = "") -> Iterator[Path]:
         if not fingerprint or left_over != working:
             shutil.rmtree(left_over)
     working.mkdir(parents=True, exist_ok=True)
-    yield working
+    try:
+        yield working
+    except Exception:
+        if not fingerprint:
+            shutil.rmtree(working, ignore_errors=True)
+        raise
     shutil.rmtree(working, ignore_errors=True)
 
 
