@@ -5,12 +5,12 @@
 # end. After a time limit or a failed node, the same command goes on from what came back, on any node where $SCRATCH is
 # the same path: training files hold absolute paths, and checkpoints belong to them. The copy on the node is left there.
 set -euo pipefail
-command -v rsync > /dev/null || { echo "on_local_scratch.sh: $HOSTNAME has no rsync, which it copies with" >&2; exit 1; }
+say() { echo "on_local_scratch.sh: $*" >&2; }
+command -v rsync > /dev/null || { say "$HOSTNAME has no rsync, which it copies with"; exit 1; }
 scratch=${SCRATCH:-/scratch/$USER}/dj2mgm
 interval_s=${COPY_BACK_S:-300}
 home=$PWD   # where sbatch was called: the project on the shared filesystem
 job=$home/.on_local_scratch   # which job is at work for it
-say() { echo "on_local_scratch.sh: $*" >&2; }
 
 # One at a time: a job removes from the shared filesystem what it does not have.
 if ! (set -o noclobber; echo "$SLURM_JOB_ID" > "$job") 2> /dev/null; then

@@ -105,7 +105,8 @@ def hold_out(source: str, root: str) -> list[dict]:
     wanted = min(HELD_OUT_MOST, max(LEAST, round(HELD_OUT_SHARE * images)))
     heap: list[tuple[float, str]] = []  # the lowest number first
     for row in read_jsonl(source):
-        drawn = random.Random(_name(row)).random(), _name(row)
+        name = _name(row)
+        drawn = random.Random(name).random(), name
         if (len(heap) == wanted and drawn < heap[0]) or drawn in heap:
             continue
         if caption_of(row["text"]) and _readable(root, row["images"][0]):
@@ -114,8 +115,9 @@ def hold_out(source: str, root: str) -> list[dict]:
                 heappop(heap)
     chosen, rows = {image for _, image in heap}, {}
     for row in read_jsonl(source):
-        if _name(row) in chosen and (caption := caption_of(row["text"])):
-            found = rows.setdefault(_name(row), {"id": row["id"], "image": row["images"][0], "captions": []})
+        name = _name(row)
+        if name in chosen and (caption := caption_of(row["text"])):
+            found = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
             found["captions"].append(caption)
     return list(rows.values())
 
