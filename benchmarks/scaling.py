@@ -3,9 +3,9 @@
     python benchmarks/scaling.py --gpus 1 2 4 8
     python benchmarks/scaling.py --gpus 1 2 --shape tiny    # processes without a GPU, to try the script
 
-LoRA under ZeRO-2 as in benchmarks/train_step.py, with its random model and samples: once with the global batch of one
-GPU, divided among all (accumulation shrinks), once with as many samples for each GPU (the batch grows). Dropout
-would be another one in each process; without it, losses at the same global batch can be compared.
+LoRA under ZeRO-2 with the random model and samples of benchmarks/train_step.py, every 18th layer recomputed: once with
+the global batch of one GPU, divided among all (accumulation shrinks), once with as many samples for each GPU (the batch
+grows). Dropout would be another one in each process; without it, losses at the same global batch can be compared.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from train_step import CONFIGURATIONS, Configuration, make_inputs, measure
 
-LORA = replace(CONFIGURATIONS["lora_zero2"], dropout=0.0)
+LORA = replace(CONFIGURATIONS["lora_zero2"], dropout=0.0, activation_checkpointing=18)
 TINY = {"micro_batch_size": 2, "gradient_accumulation_steps": 8, "steps": 5}
 
 

@@ -84,7 +84,7 @@ CONFIGURATIONS = {
         gradient_accumulation_steps=8,
         activation_checkpointing=True,
     ),
-    "lora_zero2": Configuration(activation_checkpointing=18),
+    "lora_zero2": Configuration(),
     "stage_1": Configuration(
         stage="pretrain", tuning="stage1", micro_batch_size=16, activation_checkpointing=18, learning_rate=1e-3
     ),

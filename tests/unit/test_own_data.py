@@ -102,6 +102,17 @@ def test_nothing_that_is_said_about_a_held_out_image_is_trained_on(tmp_path):
     assert not held_out & trained
 
 
+def test_of_many_captions_of_a_held_out_image_the_first_are_references(tmp_path, monkeypatch):
+    monkeypatch.setattr("formats.own_data.REFERENCES_MOST", 2)
+    settings = pairs_with_images(tmp_path, 3, set())
+    pairs = list(read_jsonl(tmp_path / "pairs.jsonl"))
+    rows = [row | {"id": f"{row['id']}-{n}", "text": text_of(f"caption {n}")} for row in pairs for n in range(4)]
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    write_own_data(settings, tmp_path / "out")
+    captions = [row["captions"] for row in read_jsonl(tmp_path / "out/evaluation.jsonl")]
+    assert captions == [["caption 0", "caption 1"]] * 2
+
+
 @pytest.mark.parametrize(
     ("images", "says"),
     [

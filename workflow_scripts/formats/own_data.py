@@ -23,6 +23,7 @@ from formats.llava import IMAGE_TOKEN, conversation, read_llava
 
 HELD_OUT_SHARE = 0.1
 HELD_OUT_MOST = 500
+REFERENCES_MOST = 50  # of one image: no published benchmark has more
 LEAST = 2  # each image's control is another image
 DESCRIBE = "Describe the image."
 
@@ -41,12 +42,13 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
         InputError: names the file, the row and the remedy.
     """
     source, images = settings["pretrain"]["file"], settings["pretrain"]["images"]
-    if not sum(1 for _ in read_dj_jsonl(source)):
+    different = count_images(source)
+    if not different:
         raise InputError(f"{source} holds no rows")
     if "evaluation" in settings:
         evaluation, held_out = read_with_images(**settings["evaluation"]), set()
     else:
-        evaluation = hold_out(source, images)
+        evaluation = hold_out(source, images, different)
         held_out = {_path(images, row["image"]) for row in evaluation}
         if len(evaluation) < LEAST:
             raise InputError(f"{source}: too few readable images to hold some out for evaluation")
@@ -94,14 +96,18 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
         yield row | {"question": question}
 
 
-def hold_out(source: str, root: str) -> list[dict]:
-    """A tenth of the images at random (always the same), at most 500, that can be read; as evaluation rows, each with
-    all captions of its image.
+def count_images(source: str) -> int:
+    """How many different images the pairs have; validates the pairs."""
+    seen = DiskMap()
+    return sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_dj_jsonl(source)))
+
+
+def hold_out(source: str, root: str, images: int) -> list[dict]:
+    """A tenth of the `images` at random (always the same), at most 500, that can be read; as evaluation rows, each with
+    the captions of its image, at most 50.
 
     Each image draws a number, and the highest are kept: the others are not opened.
     """
-    seen = DiskMap()
-    images = sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_jsonl(source)))
     wanted = min(HELD_OUT_MOST, max(LEAST, round(HELD_OUT_SHARE * images)))
     heap: list[tuple[float, str]] = []  # the lowest number first
     for row in read_jsonl(source):
@@ -118,7 +124,8 @@ def hold_out(source: str, root: str) -> list[dict]:
         name = _name(row)
         if name in chosen and (caption := caption_of(row["text"])):
             found = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
-            found["captions"].append(caption)
+            if len(found["captions"]) < REFERENCES_MOST:
+                found["captions"].append(caption)
     return list(rows.values())
 
 
