@@ -204,6 +204,14 @@ def test_a_captioner_that_says_nothing_usable_is_an_error_that_names_it(clip, ro
         recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
 
 
+def test_a_captioner_is_not_judged_by_the_only_image_it_was_asked_about(clip, rows, says):
+    captioner = says({name: ["z" * 600] for name in CANDIDATES_OF})
+    odd = rows | {"text": [rows["text"][0], *["no image"] * 5]}
+    found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
+    assert report["unusable"] == {"too long": 1} and report["below"] == 1
+    assert [row["text"] for row in found] == odd["text"]
+
+
 def test_a_captioner_that_adds_rows_is_an_error(clip, rows, monkeypatch):
     class TwiceMapper(Mapper):
         _batched_op = True

@@ -7,6 +7,7 @@ from loguru import logger
 from errors import InputError
 
 TOO_MANY_UNUSABLE = 0.1
+ENOUGH_TO_JUDGE = 5  # images: that one or two get no usable caption says little about a captioner
 
 
 def new_report() -> dict:
@@ -27,7 +28,7 @@ def judge_captioner(name: str, report: dict, max_caption_length: int) -> None:
     """Warn of a captioner that often says nothing that can be used; take the example out of its report.
 
     Raises:
-        InputError: it never said anything else.
+        InputError: it never said anything else, about five images at least.
     """
     example = report.pop("example", "")
     unusable = sum(report["unusable"].values())
@@ -38,7 +39,7 @@ def judge_captioner(name: str, report: dict, max_caption_length: int) -> None:
         f"captioner {name}: {unusable} of {report['below']} images got no caption that can be used "
         f"({reasons}), such as {example[:60]!r}"
     )
-    if unusable == report["below"]:
+    if unusable == report["below"] >= ENOUGH_TO_JUDGE:
         raise InputError(
             f"{found}; check that the captioner is trained and fits its processor, or name another one in the "
             f"recipe (captions may have {max_caption_length} characters: max_caption_length)"
