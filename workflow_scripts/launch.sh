@@ -9,7 +9,23 @@ shift 2
 port=$(python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 
 if ((nodes == 1)); then
-    exec deepspeed --num_gpus "$gpus" --master_port "$port" "$@"
+    # the devices that a scheduler or the user chose; the `deepspeed` command would take the machine's first instead
+    devices=$(python - "$gpus" << 'PYTHON'
+import base64, json, os, sys
+
+gpus, visible = int(sys.argv[1]), os.environ.get("CUDA_VISIBLE_DEVICES")
+if visible is None:
+    devices = list(range(gpus))
+elif visible == "":
+    devices = [""] * gpus  # none, for processes on the CPU
+else:
+    devices = visible.split(",")[:gpus]
+if len(devices) < gpus:
+    sys.exit(f"error: gpus: {gpus}, and CUDA_VISIBLE_DEVICES names {len(devices)} only ({visible}): set gpus: {len(devices)}")
+print(base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode())
+PYTHON
+    )
+    exec python -m deepspeed.launcher.launch --world_info "$devices" --master_port "$port" "$@"
 fi
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
     echo "error: nodes: $nodes needs Slurm (snakemake --profile profiles/slurm), and this is no job of it" >&2

@@ -1,6 +1,7 @@
 """Training shared by two processes, as it would be by two GPUs; and a checkpoint of two does not serve one."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from places import PROJECT
+from safetensors.torch import load_file
 from small_project import Project, copy_project
 
-from files import read_json, read_jsonl, write_yaml
+from files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 
 sys.path.append(str(PROJECT / "benchmarks"))
 from chain import training_settings  # noqa: E402
@@ -43,19 +45,19 @@ def inputs(tmp_path_factory):
     return folder
 
 
-def command(inputs, stage: str, processes: int, output) -> list[str]:
-    flags = ["--config", inputs / f"{stage}-{processes}.yaml", "--data", inputs / "conversations.jsonl"]
-    flags += ["--model", inputs / "mgm", "--output-dir", output]
+def command(inputs, stage: str, processes: int, output, other: dict | None = None) -> list[str]:
+    flags = {"--config": inputs / f"{stage}-{processes}.yaml", "--data": inputs / "conversations.jsonl"}
+    flags |= {"--model": inputs / "mgm", "--output-dir": output}
     if stage == "finetune":
-        flags += ["--projector", inputs / "projector.safetensors"]
+        flags["--projector"] = inputs / "projector.safetensors"
     launch = ["bash", PROJECT / "workflow_scripts/launch.sh", processes, 1]
-    return list(map(str, [*launch, PROJECT / "workflow_scripts" / f"{stage}.py", *flags]))
+    words = [word for flag in (flags | (other or {})).items() for word in flag]
+    return list(map(str, [*launch, PROJECT / "workflow_scripts" / f"{stage}.py", *words]))
 
 
-def train(inputs, stage: str, processes: int, output) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        command(inputs, stage, processes, output), env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+def train(inputs, stage: str, processes: int, output, other: dict | None = None) -> subprocess.CompletedProcess:
+    words = command(inputs, stage, processes, output, other)
+    return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def losses(output) -> list[float]:
@@ -93,6 +95,36 @@ def test_two_processes_have_the_losses_of_one_in_stage_1_and_divide_the_optimize
     assert losses(tmp_path) == pytest.approx(alone["pretrain"], rel=1e-4)
 
 
+def test_micro_batches_without_an_image_change_nothing(inputs, tmp_path):
+    """DeepSpeed takes the gradient of the step before for what a micro-batch gives none. Every second row is a text: so
+    is many a micro-batch of one."""
+    rows = list(read_jsonl(inputs / "conversations.jsonl"))[:12]
+    for row in rows[::2]:
+        row["conversations"][0]["value"] = row["conversations"][0]["value"].replace("<image>\n", "")
+        del row["image"]
+    write_jsonl(inputs / "mixed.jsonl", rows)
+    found = {}
+    for micro_batch, processes in ((4, 1), (1, 1), (1, 2)):
+        accumulation = 4 // micro_batch // processes
+        sizes = {"global_batch_size": 4, "micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+        settings = read_yaml(inputs / f"finetune-{processes}.yaml") | sizes
+        write_yaml(inputs / "mixed.yaml", settings)
+        output = tmp_path / f"{micro_batch} {processes}"
+        flags = {"--config": inputs / "mixed.yaml", "--data": inputs / "mixed.jsonl"}
+        done = train(inputs, "finetune", processes, output, flags)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[micro_batch, processes] = losses(output), load_file(output / "projector.safetensors")
+    before = load_file(inputs / "projector.safetensors")
+    wanted_losses, wanted = found.pop((4, 1))
+    # softmax takes no notice of a key's bias: its gradient is rounding
+    trained = [key for key in wanted if not re.fullmatch(r"patch_info_mining.key.\d.bias", key)]
+    for found_losses, weights in found.values():
+        assert found_losses == pytest.approx(wanted_losses, rel=1e-4)
+        for key in trained:
+            moved = (wanted[key] - before[key]).norm()
+            assert (weights[key] - wanted[key]).norm() < 0.01 * moved, key
+
+
 def test_two_killed_processes_leave_no_memory_and_resume_and_one_refuses_their_checkpoint(inputs, alone, tmp_path):
     before = shared_memory()
     with open(tmp_path / "killed.log", "w") as log:
@@ -117,6 +149,30 @@ def test_two_killed_processes_leave_no_memory_and_resume_and_one_refuses_their_c
     metrics = read_json(tmp_path / "metrics.json")
     assert metrics["resumed_from"] and metrics["engine"]["world_size"] == 2 and metrics["engine"]["zero_stage"] == 3
     assert losses(tmp_path) == pytest.approx(alone["finetune"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("visible", "processes", "seen"),
+    [(None, 2, "0,1"), ("3", 1, "3"), ("5,3,1", 2, "5,3"), ("GPU-8f2e,GPU-11ab", 1, "GPU-8f2e"), ("", 1, "")],
+)
+def test_processes_see_the_devices_that_were_chosen_for_them(tmp_path, visible, processes, seen):
+    (tmp_path / "script.py").write_text("import os; print('sees', repr(os.environ['CUDA_VISIBLE_DEVICES']))")
+    done = launched(tmp_path / "script.py", processes, visible)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"sees {seen!r}") == processes
+
+
+def test_fewer_devices_than_processes_are_refused(tmp_path):
+    refused = launched(tmp_path / "script.py", 4, "0,1")
+    assert refused.returncode == 1
+    assert refused.stderr == "error: gpus: 4, and CUDA_VISIBLE_DEVICES names 2 only (0,1): set gpus: 2\n"
+
+
+def launched(script, processes: int, visible: str | None) -> subprocess.CompletedProcess:
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environment |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    command = ["bash", PROJECT / "workflow_scripts/launch.sh", str(processes), "1", script]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def test_several_nodes_without_slurm_are_refused_with_the_way_to_have_them():

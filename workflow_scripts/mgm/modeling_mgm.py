@@ -134,6 +134,12 @@ class MGMModel(MGMPreTrainedModel):
             scale = getattr(self.get_input_embeddings(), "scalar_embed_scale", 1.0)
             rows = inputs_embeds.flatten(0, 1).index_copy(0, image_positions, tokens * scale)
             inputs_embeds = rows.view_as(inputs_embeds)
+        elif self.training:
+            # Texts alone must give projector and mining a gradient, of zero: for what has none DeepSpeed keeps that of
+            # the step before, and waits for ever where another process has one.
+            side = self.config.image_size_aux
+            blank = inputs_embeds.new_zeros(1, 3, side, side, dtype=torch.float32)
+            inputs_embeds = inputs_embeds + 0 * self.get_image_features(blank).sum().to(inputs_embeds.dtype)
         choose_positions(self.language_model.layers[-1], read_positions, inputs_embeds)
         return self.language_model(
             inputs_embeds=inputs_embeds,
