@@ -23,17 +23,15 @@ from settings.stages import (
     gpus_on_one_node,
 )
 
-# each job starts a Snakemake for itself, which takes nothing over
-if workflow.is_main_process and runs_jobs(sys.argv):
-    take_over()
-
-
 onstart:
     note_owner(on_cluster=workflow.non_local_exec)
 
 
-# no `configfile:` directive: `config` is then exactly the command line's layer, which comes last
 try:
+    # each job starts a Snakemake for itself, which takes nothing over
+    if workflow.is_main_process and runs_jobs(sys.argv):
+        take_over()
+    # no `configfile:` directive: `config` is then exactly the command line's layer
     RUNS = Runs(config)
 except InputError as error:
     raise WorkflowError(str(error)) from None
@@ -170,7 +168,8 @@ def files_of(model):
     """The files that stand for the model's folder."""
     folder = folder_of(model)
     if "assembled" in model:
-        return [f"{folder}/config.json", *sorted(glob(f"{folder}/*.safetensors"))]
+        described = {f"{folder}/config.json", *glob(f"{folder}/*.json")}
+        return [*sorted(described), *sorted(glob(f"{folder}/*.safetensors"))]
     return [f"{folder}/model.safetensors"]
 
 

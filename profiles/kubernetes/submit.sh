@@ -21,13 +21,13 @@ metadata:
   labels: {app: dj2mgm, rule: $rule}
 spec:
   backoffLimit: 0
-  activeDeadlineSeconds: $((minutes * 60))
   ttlSecondsAfterFinished: 604800
   template:
     metadata:
       labels: {app: dj2mgm, rule: $rule}
     spec:
       restartPolicy: Never
+      activeDeadlineSeconds: $((minutes * 60))   # of the pod: the job's own would count the wait for a GPU, too
       containers:
         - name: stage
           image: $image

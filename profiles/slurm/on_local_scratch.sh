@@ -7,9 +7,10 @@
 set -euo pipefail
 say() { echo "on_local_scratch.sh: $*" >&2; }
 command -v rsync > /dev/null || { say "$HOSTNAME has no rsync, which it copies with"; exit 1; }
-scratch=${SCRATCH:-/scratch/$USER}/dj2mgm
-interval_s=${COPY_BACK_S:-300}
 home=$PWD   # where sbatch was called: the project on the shared filesystem
+# each clone has a folder of its own, of the same name on every node
+scratch=${SCRATCH:-/scratch/$USER}/dj2mgm/$(sha256sum <<< "$home" | cut -c1-12)
+interval_s=${COPY_BACK_S:-300}
 job=$home/.on_local_scratch   # which job is at work for it
 
 # One at a time: a job removes from the shared filesystem what it does not have.

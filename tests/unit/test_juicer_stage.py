@@ -331,14 +331,17 @@ def test_an_operator_that_fails_on_ray_is_one_line_that_names_the_row(tmp_path):
     assert outputs(tmp_path / "out") == []
 
 
-def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same_models(tmp_path):
+def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same_models(tmp_path, monkeypatch):
     data = write_dataset(tmp_path)
     model = tmp_path / "model"
     model.mkdir()
+    monkeypatch.chdir(tmp_path)
     (model / "model.safetensors").write_bytes(b"1")
     settings = StageSettings(tmp_path, 1, [])
-    process = [LENGTH, {"batched_image_text_similarity_filter": {"hf_clip": str(model)}}]
+    process = [LENGTH, {"batched_image_text_similarity_filter": {"hf_clip": str(model), "question": ""}}]
     before = fingerprint(process, settings, data)
+    (tmp_path / "snakemake.txt").write_text("what is in the current folder is no model's")
+    assert fingerprint(process, settings, data) == before
     assert fingerprint(process, replace(settings, processes=4, executor="ray"), data) == before
     assert fingerprint(process[:1], settings, data) != before
     (model / "model.safetensors").write_bytes(b"2")

@@ -76,3 +76,14 @@ def test_a_snakemake_at_work_in_the_project_is_not_disturbed(submit):
     done = submit()
     assert done.returncode == 1 and "snakemake --unlock" in done.stderr
     assert lock.exists() and not (submit.home / ".on_local_scratch").exists()
+
+
+def test_another_clone_on_the_same_node_has_a_copy_of_its_own(submit, tmp_path):
+    """It runs while the first one does."""
+    other = tmp_path / "project2"
+    other.mkdir()
+    second = f"cd {other} && SLURM_JOB_ID=8 bash {SCRIPT}"
+    done = submit(f"[[ $SLURM_JOB_ID == 8 ]] && exec touch results/b; touch results/a; {second}")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (submit.home / "results").iterdir()] == ["a"]
+    assert [path.name for path in (other / "results").iterdir()] == ["b"]

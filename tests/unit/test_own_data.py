@@ -102,6 +102,20 @@ def test_nothing_that_is_said_about_a_held_out_image_is_trained_on(tmp_path):
     assert not held_out & trained
 
 
+def test_a_link_to_the_folder_of_images_hides_no_held_out_image(tmp_path):
+    settings = pairs_with_images(tmp_path / "photos", 20, set())
+    (tmp_path / "link").symlink_to("photos")
+    talks = [conversation(f"t{n}", f"{n}.png", "What?", "a square") for n in range(20)]
+    write_jsonl(tmp_path / "talks.jsonl", talks)
+    settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path / "link")}
+    assert write_own_data(settings, tmp_path / "out")["left_out"] == {"pretrain": 2, "finetune": 2}
+
+
+def test_two_images_are_too_few_to_hold_out_and_train(tmp_path):
+    with pytest.raises(InputError, match="pairs.jsonl: all its images are held out.*add images"):
+        write_own_data(pairs_with_images(tmp_path, 2, set()), tmp_path / "out")
+
+
 def test_of_many_captions_of_a_held_out_image_the_first_are_references(tmp_path, monkeypatch):
     monkeypatch.setattr("formats.own_data.REFERENCES_MOST", 2)
     settings = pairs_with_images(tmp_path, 3, set())

@@ -121,6 +121,33 @@ def test_lora_is_compared_with_the_same_experiment_that_trains_the_whole_languag
     assert owners(runs, "mine-full")["pretrain"] == "baseline"
 
 
+def test_what_makes_a_variant_comes_after_the_command_line(write):
+    lora = {"r": "64", "alpha": "128", "dropout": "0.1", "targets": ["q_proj"]}
+    given = {
+        "finetune": {"lora": lora, "max_steps": "100"},
+        "without": ["image_integrity_filter"],
+        "ablation": {"experiment": "baseline", "operators": ["image_integrity_filter", "words_num_filter"]},
+    }
+    runs = Runs(given)
+    swept = {name: runs.at(name).settings["finetune"]["lora"] for name in runs.variants["lora_sweep"]}
+    assert [name for name, found in swept.items() if f"r{found['r']}" != name.rpartition("-")[2]] == []
+    assert {found["alpha"] / found["r"] for found in swept.values()} == {2.0}
+    assert runs.at("baseline-full").settings["finetune"]["lora"] is None
+    assert runs.at("finetune_minimal").settings["finetune"]["max_steps"] == 10
+    assert runs.at("baseline").settings["finetune"]["max_steps"] == 100
+    left_out = [runs.configs[name]["without"] for name in runs.variants["ablation"]]
+    assert left_out == [["image_integrity_filter"], ["image_integrity_filter", "words_num_filter"]]
+
+
+def test_a_part_of_lora_on_the_command_line_is_enough_for_experiments_without_lora(write):
+    write(finetune={"lora": None})
+    loras = [
+        Runs({"finetune": {"lora": {"r": "8"}}}).at(name).settings["finetune"]["lora"] for name in ("mine", "baseline")
+    ]
+    assert loras[0] == loras[1] and loras[0]["r"] == 8
+    assert Runs({}).at("mine").settings["finetune"]["lora"] is None
+
+
 def test_ranks_are_swept_only_where_lora_is_trained(write):
     write(finetune={"lora": None})
     with pytest.raises(InputError, match="lora_sweep.experiment: mine trains no LoRA"):

@@ -219,3 +219,8 @@ def test_command_line_values_inside_braces_are_read_as_yaml(project):
     merged = merge_experiment("baseline", given)
     assert (merged["finetune"]["epochs"], merged["finetune"]["lora"]["dropout"]) == (2, 0.5)
     assert merged["finetune"]["lora"]["targets"] == ["q_proj"] and merged["cpu_threads"] is None
+
+
+def test_texts_on_the_command_line_stay_as_they_are(project):
+    texts = {"clip_prompt": "A photo shows ", "question_prompt": "In a word. {question} #1", "caption_question": ""}
+    assert merge_experiment("baseline", {"evaluate": texts})["evaluate"].items() >= texts.items()

@@ -41,7 +41,7 @@ def test_the_workflow_runs_through_jobs(fresh, kubectl):
     assert container["resources"]["limits"] == {"cpu": 1, "memory": "4000M"}
     assert container["workingDir"] == str(fresh.folder)
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert jobs["filter_data"]["spec"]["activeDeadlineSeconds"] == 120 * 60
+    assert jobs["filter_data"]["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 120 * 60
 
 
 def test_a_gpu_rule_is_limited_to_the_gpus_it_asks_for(fresh, kubectl):

@@ -10,7 +10,7 @@ from evaluation.bootstrap import Measurements
 from evaluation.groups import Metrics, Rows
 from formats.mmbench import ROTATION_STEP
 
-LETTER = re.compile(r"\(?([A-D])(?:[).:]|$)")
+LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)
 
 
 def chosen_option(prediction: str, options: dict[str, str]) -> str | None:

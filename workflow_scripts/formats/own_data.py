@@ -10,6 +10,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     if "questions" in settings["pretrain"]:
         pairs = restore_questions(pairs, settings["pretrain"]["questions"])
     counts["pretrain"] = write_jsonl(output_dir / "pretrain.jsonl", pairs)
+    if not counts["pretrain"]:
+        raise InputError(f"{source}: all its images are held out for evaluation; add images, or an evaluation file")
     if "finetune" in settings:
         rows, root = read_llava(settings["finetune"]["file"], number_ids=True), settings["finetune"]["images"]
         instructions = (row for row in rows if trained_on("finetune", root, row.get("image")))
@@ -134,7 +137,14 @@ def _name(row: dict) -> str:
 
 
 def _path(root: str, relative: str) -> str:
-    return os.path.abspath(os.path.join(root, relative))
+    """Where an image is, whatever links lead to its folder."""
+    folder, name = os.path.split(os.path.join(root, relative))
+    return os.path.join(_real(folder), name)
+
+
+@lru_cache(maxsize=1024)
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def read_with_images(file: str, images: str) -> Iterator[dict]:

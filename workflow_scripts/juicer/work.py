@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -41,7 +42,7 @@ def fingerprint(process: list[dict], settings: StageSettings, data: Path) -> str
 
 def _folders(value: object) -> Iterator[Path]:
     """Folders of models that a recipe's arguments name. That of the images is none, and may have a text for each."""
-    if isinstance(value, str) and Path(value).is_dir():
+    if isinstance(value, str) and os.path.isdir(value):  # an empty text is none, while Path("") is this folder
         yield Path(value)
     elif isinstance(value, dict):
         yield from _folders([item for key, item in value.items() if key != "image_root"])

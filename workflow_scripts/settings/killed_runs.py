@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from errors import InputError
+
 STATE = Path(".snakemake")
 OWNER = STATE / "owner.json"
 LOCKS = STATE / "locks"
@@ -86,19 +88,28 @@ def _end_stages(owner: dict) -> None:
 
 def _wait_for_jobs() -> None:
     said = None
-    while left := _jobs_in(Path.cwd()):
+    while left := jobs_in(Path.cwd()):
         if left != said:
             said = left
             _say(f"waiting for what the killed run left in Slurm (scancel ends it): {', '.join(left)}")
         time.sleep(POLL_S)
 
 
-def _jobs_in(folder: Path) -> list[str]:
-    """The user's jobs of this folder's workflow that wait or run in Slurm, by number and rule."""
+def jobs_in(folder: Path) -> list[str]:
+    """The user's jobs of this folder's workflow that wait or run in Slurm, by number and rule.
+
+    Raises:
+        InputError: Slurm does not answer.
+    """
     if not shutil.which(LIST_JOBS[0]):
         return []
-    lines = subprocess.run(LIST_JOBS, capture_output=True, text=True, check=True).stdout.splitlines()
-    jobs = [line.split("|") for line in lines]
+    listed = subprocess.run(LIST_JOBS, capture_output=True, text=True)
+    if listed.returncode:
+        raise InputError(
+            f"Slurm does not say which jobs a killed run left ({listed.stderr.strip()}); try again when squeue answers"
+        )
+    # a comment of somebody's may hold anything, a line break too
+    jobs = [line.split("|", 2) for line in listed.stdout.splitlines() if line.count("|") >= 2]
     return [f"{job} ({rule})" for job, home, rule in jobs if Path(home) == folder and rule.startswith(COMMENT)]
 
 

@@ -37,7 +37,7 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
     """The complete, validated configuration of one experiment; its model file is under `model`.
 
     Args:
-        more: layers between the experiment's file and the command line.
+        more: layers after the command line: what makes a variant of the experiment.
 
     Raises:
         InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
@@ -48,7 +48,7 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
     for key in ACROSS_EXPERIMENTS:
         if key in file.values:
             raise InputError(f"{path}: {key!r} is about all experiments; set it in config/config.yaml")
-    own = [file, *more, command_line_layer(command_line)]
+    own = [file, command_line_layer(command_line), *more]
     for layer in (defaults, *own):
         check_layer(layer.source, layer.values, "config")
 
@@ -79,10 +79,13 @@ def command_line_layer(values: dict) -> Layer:
 
 
 def merge(layers: list[Layer]) -> dict:
-    """Later layers win; mappings are merged key by key, everything else is replaced."""
+    """Later layers win; mappings are merged key by key, everything else is replaced.
+
+    A mapping after a null (`lora: null`) is merged with the first layer's, so that a part of it is enough.
+    """
     result: dict = {}
     for layer in layers:
-        result = _merged(result, layer.values)
+        result = _merged(result, layer.values, layers[0].values)
     return result
 
 
@@ -110,7 +113,7 @@ def read_config(path: Path) -> dict:
 
 
 def _typed(value: Any) -> Any:
-    """Values from the command line as YAML reads them: Snakemake leaves those inside braces as text."""
+    """Values from the command line with their types: Snakemake leaves numbers, booleans and nulls in braces as text."""
     if isinstance(value, dict):
         return {key: _typed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -120,13 +123,15 @@ def _typed(value: Any) -> Any:
             scalar = yaml.safe_load(value)
         except yaml.YAMLError:
             return value
-        return value if isinstance(scalar, dict | list) else scalar
+        return scalar if isinstance(scalar, bool | int | float) or value in ("null", "~") else value
     return value
 
 
-def _merged(old: dict, new: dict) -> dict:
+def _merged(old: dict, new: dict, first: dict) -> dict:
     result = dict(old)
     for key, value in new.items():
-        both = isinstance(value, dict) and isinstance(old.get(key), dict)
-        result[key] = _merged(old[key], value) if both else value
+        defaults = first.get(key)
+        before = old[key] if old.get(key) is not None else defaults
+        both = isinstance(value, dict) and isinstance(before, dict)
+        result[key] = _merged(before, value, defaults if isinstance(defaults, dict) else {}) if both else value
     return result

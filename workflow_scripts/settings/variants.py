@@ -7,7 +7,7 @@ from errors import InputError
 
 @dataclass(frozen=True)
 class Variant:
-    """`parent` with `changes`, which come after its file; `source` is the key that asks for it."""
+    """`parent` with `changes`, which come after the command line; `source` is the key that asks for it."""
 
     name: str
     parent: str
@@ -24,7 +24,12 @@ def ablation(settings: dict, parent: dict) -> list[Variant]:
     """
     name = settings["experiment"]
     return [
-        Variant(f"{name}-without-{operator}", name, "ablation.operators", {"without": [*parent["without"], operator]})
+        Variant(
+            f"{name}-without-{operator}",
+            name,
+            "ablation.operators",
+            {"without": list(dict.fromkeys([*parent["without"], operator]))},
+        )
         for operator in settings["operators"]
     ]
 
