@@ -23,6 +23,7 @@ from settings.stages import (
     gpus_on_one_node,
 )
 
+
 onstart:
     note_owner(on_cluster=workflow.non_local_exec)
 
