@@ -141,9 +141,8 @@ def test_what_makes_a_variant_comes_after_the_command_line(write):
 
 def test_a_part_of_lora_on_the_command_line_is_enough_for_experiments_without_lora(write):
     write(finetune={"lora": None})
-    loras = [
-        Runs({"finetune": {"lora": {"r": "8"}}}).at(name).settings["finetune"]["lora"] for name in ("mine", "baseline")
-    ]
+    runs = Runs({"finetune": {"lora": {"r": "8"}}})
+    loras = [runs.at(name).settings["finetune"]["lora"] for name in ("mine", "baseline")]
     assert loras[0] == loras[1] and loras[0]["r"] == 8
     assert Runs({}).at("mine").settings["finetune"]["lora"] is None
 
