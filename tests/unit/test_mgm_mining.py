@@ -127,6 +127,17 @@ def test_in_bf16_mining_differs_from_the_loop_by_no_more_than_joined_and_normali
     assert error(ours) < 3 * error(rounded)
 
 
+@pytest.mark.parametrize("mean", [0, 3, 10, 30])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.02)])
+def test_features_far_from_zero_are_mined_as_precisely_as_others(mining, mean, dtype, most):
+    """`mean` is in standard deviations. The loop is given the same features, rounded to the same dtype."""
+    module, patches, stages = mining
+    rounded = [(stage.detach() + mean).to(dtype) for stage in stages]
+    exact = mined_one_by_one(module, patches, [stage.double() for stage in rounded])
+    found = module.to(dtype)(patches.detach().to(dtype), *rounded).double()
+    assert (found - exact).norm() < most * exact.norm()
+
+
 def test_mining_computed_in_inference_first_can_be_trained_afterwards(mining):
     module, patches, stages = mining
     wide = [stage.detach().repeat(1, 1, 3, 3) for stage in stages]  # sizes that nothing has met before

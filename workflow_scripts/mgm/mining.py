@@ -38,6 +38,7 @@ class PatchInfoMining(nn.Module):
         (key_norm, key), (value_norm, value) = self.key, self.value
         side, size = math.isqrt(patches.shape[1]), stages[0].shape[-1]
         seen = [cells_seen(stage, side, size) for stage in stages]
+        _subtract_mean([cells for cells, _ in seen])
         scale = _inverse_deviation(seen, key_norm.eps)  # (B, N, M²); keys' and values' norms have one epsilon
 
         query = _linear_after_norm(self.query, patches)  # (B, N, C)
@@ -90,6 +91,20 @@ def _window(length: int, size: int, side: int, dtype: torch.dtype, device: torch
     cells = places[:, None, :, None] * length + places[None, :, None, :]  # (side, side, k, k)
     upsample = torch.einsum("rmk,cnl->rcmnkl", weights, weights)
     return cells.flatten().to(device), upsample.flatten(4).flatten(2, 3).flatten(0, 1).to(device, dtype)
+
+
+@torch.no_grad()
+def _subtract_mean(cells_of_stages: list[torch.Tensor]) -> None:
+    """Subtract from each patch's cells (B, N, K, C_s), in place, their mean over cells and all stages' channels.
+
+    LayerNorm ignores what all channels share, and so does everything else here. But the variance is a difference of
+    squares, of which a large mean would leave nothing.
+    """
+    channels = sum(cells.shape[-1] for cells in cells_of_stages)
+    totals = (cells.sum(dim=(-2, -1), keepdim=True, dtype=torch.float32) / cells.shape[-2] for cells in cells_of_stages)
+    mean = sum(totals) / channels  # (B, N, 1, 1)
+    for cells in cells_of_stages:
+        cells.sub_(mean.to(cells.dtype))  # computed in float32; that the mean is rounded does not matter
 
 
 def _inverse_deviation(seen: list[tuple[torch.Tensor, torch.Tensor]], eps: float) -> torch.Tensor:
