@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from evaluated_runs import entry, write_memory, write_scores
 
-from evaluation.bootstrap import Measurements
 from evaluation.caption_attributes import attribute_metrics
+from evaluation.intervals import Measurements
 from evaluation.vqa import accuracy
 from files import write_json, write_jsonl, write_yaml
 from formats.dj_jsonl import text_of
@@ -253,7 +253,7 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
     by_group = {f"{model}/{images}": _metrics(captions, rows, model, images) for model, images in BOTH}
     by_group["reference"] = {"clip_score": Measurements.of([2.0] * IMAGES, [row["id"] for row in rows])}
     write_scores(folder / "evaluate_clip/scores.jsonl", {group: _sums(m) for group, m in by_group.items()})
-    record = {"groups": {}, "clip": "models/clip", "prompt": "A photo depicts ", "bootstrap_samples": 50, "seed": 3}
+    record = {"groups": {}, "clip": "models/clip", "prompt": "A photo depicts "}
     write_json(folder / "evaluate_clip/metrics.json", record | {"seconds": 4.0, "versions": {"numpy": "2.4.6"}})
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(dataset)})
     pairs = {i: [answer for answer in answers if answer["images"] == i] for i in ("own", "shuffled")}

@@ -7,7 +7,7 @@
 Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.
 
 The configuration holds `clip` (folder or hub id), `prompt` (put before every caption: "A photo depicts " in the paper),
-`image_root`, `batch_size`, `bootstrap_samples`, `seed` and `cpu_threads` (null: all cores this process may use).
+`image_root`, `batch_size` and `cpu_threads` (null: all cores this process may use).
 """
 
 import platform
@@ -38,7 +38,7 @@ def main() -> None:
     embedder = ClipEmbedder(config["clip"], config["batch_size"])
     judge = CaptionJudge(rows, config["image_root"], embedder, config["prompt"])
     measured, counts = measure_captions(models, judge)
-    groups = estimate_groups(measured, config["bootstrap_samples"], config["seed"])
+    groups = estimate_groups(measured)
 
     for group, estimates in groups.items():
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
@@ -46,8 +46,6 @@ def main() -> None:
     record = {
         "clip": config["clip"],
         "prompt": config["prompt"],
-        "bootstrap_samples": config["bootstrap_samples"],
-        "seed": config["seed"],
         "device": str(embedder.device),
         "seconds": round(time.monotonic() - started, 2),
         "versions": {

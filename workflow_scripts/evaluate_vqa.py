@@ -15,22 +15,17 @@ from evaluation.groups import read_pairs, score_rows
 from evaluation.vqa import evaluate_answers, measure_answers
 from files import sha256_of, write_json, write_jsonl
 
-BOOTSTRAP_SAMPLES = 2000
-SEED = 0
-
 
 @command_line
 def main() -> None:
     paths = path_arguments(__doc__, "--answers", "--output-dir")
     models = read_pairs(paths.answers, key=("id", "type", "question"))
-    result = evaluate_answers(models, BOOTSTRAP_SAMPLES, SEED)
+    result = evaluate_answers(models)
     print(f"{result['questions']} questions", flush=True)
     for group, estimates in result["groups"].items():
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
     record = {
-        "bootstrap_samples": BOOTSTRAP_SAMPLES,
-        "seed": SEED,
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
         "inputs": {"answers": sha256_of(paths.answers)},
     }

@@ -3,7 +3,7 @@
     python workflow_scripts/score_benchmark.py --answers results/baseline/benchmarks/textvqa/answers.jsonl \\
         --output-dir results/baseline/benchmarks/textvqa
 
-Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % bootstrap intervals. Where the
+Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % intervals. Where the
 benchmark withholds its answers there are no estimates.
 """
 
@@ -13,14 +13,12 @@ import numpy
 
 from command_line import command_line, path_arguments
 from errors import InputError
-from evaluation.groups import Rows, estimate
+from evaluation.groups import Rows, estimate_metrics
 from evaluation.mmbench import chosen_option, measure_mmbench
 from evaluation.textvqa import measure_textvqa
 from files import read_jsonl, sha256_of, write_json
 
 MEASURES = {"textvqa": measure_textvqa, "mmbench": measure_mmbench}
-BOOTSTRAP_SAMPLES = 2000
-SEED = 0
 
 
 @command_line
@@ -30,15 +28,14 @@ def main() -> None:
         raise InputError(f"{paths.answers} does not exist; run the rule answer_benchmark first")
     rows = list(read_jsonl(paths.answers))
     benchmark, variant = rows[0]["benchmark"], rows[0]["variant"]
-    estimates = estimate(MEASURES[benchmark](rows), BOOTSTRAP_SAMPLES, SEED)
+    estimates = estimate_metrics(MEASURES[benchmark](rows))
     print(f"{benchmark}, {variant}, {len(rows)} answers", flush=True)
     for name, value in estimates.items():
-        print(f"{name:40} {value['mean']:6.2f}  [{value['low']:.2f}, {value['high']:.2f}]", flush=True)
+        interval = "no interval" if value["low"] is None else f"[{value['low']:.2f}, {value['high']:.2f}]"
+        print(f"{name:40} {value['mean']:6.2f}  {interval}", flush=True)
     if not estimates:
         print("the benchmark's answers are withheld: its server scores submission.xlsx", flush=True)
     record = {
-        "bootstrap_samples": BOOTSTRAP_SAMPLES,
-        "seed": SEED,
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
         "inputs": {"answers": sha256_of(paths.answers)},
     }

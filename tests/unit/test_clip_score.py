@@ -58,7 +58,7 @@ def caption_rows(own: list[str], shuffled: list[str], model: str = "finetune") -
 def evaluate(dataset, clip, rows, monkeypatch, **changes) -> dict:
     write_jsonl(dataset / "captions.jsonl", rows)
     config = {"clip": str(clip), "prompt": PROMPT, "image_root": str(dataset), "batch_size": 2}
-    config |= {"bootstrap_samples": 200, "seed": 0, "cpu_threads": 1} | changes
+    config |= {"cpu_threads": 1} | changes
     (dataset / "config.yaml").write_text(yaml.safe_dump(config))
     flags = {"config": "config.yaml", "captions": "captions.jsonl", "evaluation": "evaluation.jsonl"}
     flags["output-dir"] = "."

@@ -44,7 +44,7 @@ def test_an_experiment_that_changes_nothing_is_the_baseline(write):
     [
         ({"finetune": {"lora": {"r": 4}}}, ["finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
         ({"pretrain": {"epochs": 2}}, ["pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
-        ({"evaluate": {"bootstrap_samples": 500}}, ["evaluate_clip"]),
+        ({"evaluate": {"clip_prompt": "A drawing of "}}, ["evaluate_clip"]),
         ({"without": ["image_text_deduplicator"]}, [stage for stage in EVALUATED if stage != "synthesize"]),
         ({"synthesize": {"recipe": "dj_synth"}}, [stage for stage in EVALUATED if stage != "filter"]),
         ({"dataset": "."}, [stage for stage in EVALUATED if stage != "synthesize"]),

@@ -1,14 +1,13 @@
-"""Intervals over seeds against textbook formulas, simulations, and the bootstrap of one run."""
+"""Runs over seeds and paired differences: what is measured, what can be paired, and that their intervals hold."""
 
 import numpy as np
 import pytest
 from evaluated_runs import write_scores
 
 from errors import InputError
-from evaluation import seeds
-from evaluation.bootstrap import Measurements, bootstrap_mean
 from evaluation.groups import estimate_groups, score_rows
-from evaluation.seeds import PerImage, Scores, aggregate, paired_difference, read_scores, student_quantile
+from evaluation.intervals import Measurements
+from evaluation.seeds import PerImage, Scores, aggregate, paired_difference, read_scores
 from files import write_jsonl
 
 IMAGES = [f"e{number:03d}" for number in range(120)]
@@ -44,15 +43,15 @@ def measured(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
     }
 
 
-def test_one_seed_gives_what_the_bootstrap_of_its_values_gives(tmp_path):
+def test_one_seed_gives_what_the_runs_own_metrics_say(tmp_path):
     metrics = measured(np.random.default_rng(0))
     write_jsonl(tmp_path / "scores.jsonl", score_rows(metrics))
     found = aggregate([read_scores("baseline", 0, tmp_path / "scores.jsonl")])
-    expected = estimate_groups(metrics, seeds.BOOTSTRAP_SAMPLES, seeds.BOOTSTRAP_SEED)
+    expected = estimate_groups(metrics)
     assert list(found) == list(expected) == ["finetune/own", "finetune/shuffled", "finetune/difference"]
     for group, estimates in expected.items():
         for metric, estimate in estimates.items():
-            assert found[group][metric] == pytest.approx(estimate | {"seeds": 1})
+            assert found[group][metric] == pytest.approx(estimate)
             assert isinstance(found[group][metric]["n"], int)
 
 
@@ -92,29 +91,28 @@ def test_images_that_do_not_differ_leave_students_interval_over_the_seeds(count,
 
 def test_seeds_that_do_not_differ_leave_the_interval_over_images():
     values = np.random.default_rng(1).normal(size=100)
-    found, alone = score(aggregate(runs([values] * 3))), bootstrap_mean(Measurements.of(values, IMAGES[:100]), 2000, 0)
-    assert found["high"] - found["low"] == pytest.approx(alone["high"] - alone["low"], rel=0.08)
-    assert found["mean"] == pytest.approx(alone["mean"])
+    found, alone = score(aggregate(runs([values] * 3))), score(aggregate(runs([values])))
+    assert [found[key] for key in ("mean", "low", "high")] == pytest.approx(
+        [alone[key] for key in ("mean", "low", "high")]
+    )
 
 
-def test_interval_covers_the_true_mean_where_images_alone_would_not(monkeypatch):
+def test_interval_covers_the_true_mean_where_images_alone_would_not():
     """Images and seeds are drawn anew in every trial; the seeds' share of the variance is the larger one."""
-    monkeypatch.setattr(seeds, "BOOTSTRAP_SAMPLES", 200)
     rng, covered, covered_by_images = np.random.default_rng(2), [], []
     for _ in range(400):
         noise = rng.normal(scale=0.5, size=(3, 60))
         values = rng.normal(size=60) + rng.normal(scale=0.25, size=(3, 1)) + noise
         found = score(aggregate(runs(values)))
         covered.append(found["low"] <= 0 <= found["high"])
-        alone = bootstrap_mean(Measurements.of(values.mean(axis=0), IMAGES[:60]), 200, seed=0)
+        alone = score(aggregate(runs([values.mean(axis=0)])))
         covered_by_images.append(alone["low"] <= 0 <= alone["high"])
-    assert 0.93 <= np.mean(covered) <= 0.995
+    assert 0.94 <= np.mean(covered) <= 0.995
     assert np.mean(covered_by_images) < 0.9
 
 
-def test_interval_of_a_difference_covers_it(monkeypatch):
+def test_interval_of_a_difference_covers_it():
     """What both experiments share on an image cancels, so the interval is much narrower than the images' spread."""
-    monkeypatch.setattr(seeds, "BOOTSTRAP_SAMPLES", 200)
     rng, covered, widths = np.random.default_rng(3), [], []
     for _ in range(300):
         hardness = rng.normal(scale=5, size=60)
@@ -125,7 +123,7 @@ def test_interval_of_a_difference_covers_it(monkeypatch):
         found = score(paired_difference(runs(own), runs(reference)))
         covered.append(found["low"] <= 0.2 <= found["high"])
         widths.append(found["high"] - found["low"])
-    assert 0.93 <= np.mean(covered) <= 0.995
+    assert 0.94 <= np.mean(covered) <= 0.995
     unpaired = 2 * 1.96 * 5 * np.sqrt(2 / 60)
     assert np.mean(widths) < unpaired / 4
 
@@ -185,10 +183,3 @@ def test_runs_of_one_experiment_must_be_about_the_same_images():
     assert "baseline with seed 0 has score of finetune/own (scores.jsonl), baseline with seed 8 has not" in failure(
         aggregate, [lacking, first]
     )
-
-
-@pytest.mark.parametrize(
-    ("freedom", "expected"), [(1, 12.70620), (2, 4.302653), (10, 2.228139), (120, 1.979930), (float("inf"), 1.959964)]
-)
-def test_students_quantiles_are_those_of_the_printed_table(freedom, expected):
-    assert student_quantile(freedom) == pytest.approx(expected, rel=3e-6)

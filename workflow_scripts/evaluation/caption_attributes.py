@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
-from evaluation.bootstrap import Measurements
 from evaluation.groups import Metrics
+from evaluation.intervals import Measurements
 
 ATTRIBUTES = ("color", "shape", "position")
 # The grammar of shapes/scenes.py:describe, for one object; the vocabulary is left open, for any colour or shape.

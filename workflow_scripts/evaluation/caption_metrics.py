@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from errors import InputError
-from evaluation.bootstrap import Measurements
 from evaluation.caption_attributes import attribute_metrics
 from evaluation.clip_score import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
 from evaluation.groups import REFERENCE, Metrics, Rows
+from evaluation.intervals import Measurements
 from formats.images import BadImage, locate_image
 
 

@@ -6,15 +6,13 @@ A model that does not look scores the same on both, whatever it scores; so the p
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from errors import InputError
-from evaluation.bootstrap import Measurements, bootstrap_mean
+from evaluation.intervals import Estimate, Measurements, estimate
 from files import read_jsonl
 
 Rows = list[dict]
 Metrics = dict[str, Measurements]  # by metric name
-Estimates = dict[str, dict[str, float]]  # by metric name: n, mean, low, high
+Estimates = dict[str, Estimate]  # by metric name
 REFERENCE = "reference"  # the control that says the reference captions; it has no shuffled images
 
 
@@ -42,26 +40,28 @@ def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Ro
     return models
 
 
-def estimate(metrics: Metrics, samples: int, seed: int) -> Estimates:
-    return {name: bootstrap_mean(measured, samples, seed) for name, measured in metrics.items()}
+def estimate_metrics(metrics: Metrics) -> Estimates:
+    """Of one run, whose seed is the only one."""
+    per_unit = {name: measured.per_unit() for name, measured in metrics.items()}
+    return {name: estimate(sums[None], counts) for name, (_, sums, counts) in per_unit.items()}
 
 
-def estimate_pair(model: str, own: Metrics, shuffled: Metrics, samples: int, seed: int) -> dict[str, Estimates]:
+def estimate_pair(model: str, own: Metrics, shuffled: Metrics) -> dict[str, Estimates]:
     """Estimates under the keys `<model>/own`, `<model>/shuffled` and `<model>/difference` (own − shuffled, paired)."""
     difference = {name: own[name] - shuffled[name] for name in own}
     groups = {"own": own, "shuffled": shuffled, "difference": difference}
-    return {f"{model}/{name}": estimate(metrics, samples, seed) for name, metrics in groups.items()}
+    return {f"{model}/{name}": estimate_metrics(metrics) for name, metrics in groups.items()}
 
 
-def estimate_groups(measured: dict[str, Metrics], samples: int, seed: int) -> dict[str, Estimates]:
+def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
     """Estimates of the groups `<model>/own`, `<model>/shuffled` and `reference`, with each model's difference added."""
     groups: dict[str, Estimates] = {}
     for group, metrics in measured.items():
         model, _, images = group.partition("/")
         if images == "own":
-            groups |= estimate_pair(model, metrics, measured[f"{model}/shuffled"], samples, seed)
+            groups |= estimate_pair(model, metrics, measured[f"{model}/shuffled"])
         elif model == REFERENCE:
-            groups[group] = estimate(metrics, samples, seed)
+            groups[group] = estimate_metrics(metrics)
     return groups
 
 
@@ -75,9 +75,8 @@ def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
         model, _, images = group.partition("/")
         of_image: dict[str, dict[str, list[float]]] = {}
         for metric, measurements in metrics.items():
-            ids, image_of_value = np.unique(measurements.units, return_inverse=True)
-            sums, counts = np.bincount(image_of_value, weights=measurements.values), np.bincount(image_of_value)
-            for identifier, total, count in zip(ids.tolist(), sums.tolist(), counts.tolist(), strict=True):
+            columns = (column.tolist() for column in measurements.per_unit())
+            for identifier, total, count in zip(*columns, strict=True):
                 of_image.setdefault(identifier, {})[metric] = [total, count]
         for identifier in sorted(of_image):
             yield {"model": model, "images": images or "own", "id": identifier, "values": of_image[identifier]}

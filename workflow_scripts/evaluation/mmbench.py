@@ -6,8 +6,8 @@ answered right only if every rotation is: a model that always says A gets nothin
 
 import re
 
-from evaluation.bootstrap import Measurements
 from evaluation.groups import Metrics, Rows
+from evaluation.intervals import Measurements
 from formats.mmbench import ROTATION_STEP
 
 LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)

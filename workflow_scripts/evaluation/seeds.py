@@ -1,23 +1,9 @@
 """What an experiment is worth over all its seeds, and by how much two experiments differ.
 
-A measured mean is uncertain for two reasons: other images would have been easier or harder, and training again with
-another seed gives another model. More images lessen only the first, more seeds mainly the second, so the interval holds
-both:
-
-    variance = V_images + s² / S
-
-V_images is the bootstrap variance of the mean over S seeds, images resampled jointly for all seeds because all seeds
-answer the same ones; s² is the variance between the seeds' means. s² comes from only S − 1 degrees of freedom, so the
-interval is Student's, with the Welch–Satterthwaite degrees of freedom of the sum (Satterthwaite 1946; V_images rests on
-so many images that its term vanishes). With two or three seeds that makes it wide, and it should be: two numbers say
-little about how much a third would differ. Where seeds disagree about single images, that noise is in both terms, which
-errs on the wide side. With one seed nothing is known about training noise, and the interval is the percentile bootstrap
-over images alone.
-
-Differences are paired by seed and image: what makes an image hard for both experiments cancels.
+Differences are paired by seed and image: what makes an image hard for both experiments cancels. How the intervals are
+made: evaluation/intervals.py.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from errors import InputError
-from evaluation.bootstrap import bootstrap_means
 from evaluation.groups import group_of
+from evaluation.intervals import Estimate, estimate
 from files import read_jsonl
 
-BOOTSTRAP_SAMPLES = 2000
-BOOTSTRAP_SEED = 0
-CONFIDENCE = 0.95
-
-Estimate = dict[str, float]  # n: values per seed, mean, low, high, seeds: their number
 Estimates = dict[str, dict[str, Estimate]]  # by group and metric
 
 
@@ -164,51 +145,9 @@ def _check_same_images(runs: list[Scores]) -> None:
 
 
 def _estimate(values: dict[tuple[str, str], list[PerImage]]) -> Estimates:
-    """Estimates from the values of S seeds; metrics with equally many images share their draws."""
-    by_size: dict[int, list[tuple[str, str]]] = {}
-    for key, seeds in values.items():
-        by_size.setdefault(len(seeds[0].ids), []).append(key)
-    resampled: dict[tuple[str, str], np.ndarray] = {}
-    for keys in by_size.values():
-        sums = np.stack([np.mean([seed.sums for seed in values[key]], axis=0) for key in keys])  # (M, U)
-        counts = np.stack([values[key][0].counts for key in keys])  # (M, U)
-        means = bootstrap_means(sums, counts, BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED)  # (samples, M)
-        resampled |= dict(zip(keys, means.T, strict=True))
+    """Estimates from the values of S seeds."""
     estimates: Estimates = {}
     for (group, metric), seeds in values.items():
-        means = np.array([seed.mean for seed in seeds])
-        low, high = _interval(resampled[group, metric], means)
-        estimates.setdefault(group, {})[metric] = {
-            "n": int(seeds[0].counts.sum()),
-            "mean": float(means.mean()),
-            "low": low,
-            "high": high,
-            "seeds": len(seeds),
-        }
+        sums = np.stack([seed.sums for seed in seeds])  # (S, U)
+        estimates.setdefault(group, {})[metric] = estimate(sums, seeds[0].counts)
     return estimates
-
-
-def _interval(resampled: np.ndarray, means: np.ndarray) -> tuple[float, float]:
-    """95 % interval from the resampled overall means (samples,) and the seeds' means (S,); see the top of the file."""
-    if len(means) == 1:
-        tail = (1 - CONFIDENCE) / 2
-        low, high = np.quantile(resampled, [tail, 1 - tail])
-        return float(low), float(high)
-    between_seeds = means.var(ddof=1) / len(means)
-    variance = resampled.var(ddof=1) + between_seeds
-    freedom = (len(means) - 1) * (variance / between_seeds) ** 2 if between_seeds else math.inf
-    half = student_quantile(freedom) * math.sqrt(variance)
-    return float(means.mean() - half), float(means.mean() + half)
-
-
-def student_quantile(freedom: float) -> float:
-    """The value that Student's t exceeds in absolute size with probability 0.05, for 1 or more degrees of freedom.
-
-    From the density's integral on a grid; right to six digits.
-    """
-    freedom = min(freedom, 1e6)  # from there on it is the normal distribution, to six digits
-    x = np.linspace(0, 13, 20_001)  # one degree of freedom has the largest quantile, 12.7
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    density = scale * np.exp(-(freedom + 1) / 2 * np.log1p(x**2 / freedom))
-    inside = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])]) * x[1] / 2
-    return float(np.interp(CONFIDENCE / 2, inside, x))

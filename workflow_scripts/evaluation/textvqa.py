@@ -5,8 +5,8 @@ Both sides are normalised as EvalAI's server does it, oddities included, since e
 
 import re
 
-from evaluation.bootstrap import Measurements
 from evaluation.groups import Metrics, Rows
+from evaluation.intervals import Measurements
 
 ARTICLES = {"a", "an", "the"}
 NUMBERS = {

@@ -1,7 +1,7 @@
 """Accuracy of short answers: exact match after normalisation, overall and per question type."""
 
-from evaluation.bootstrap import Measurements
 from evaluation.groups import Metrics, Rows, estimate_groups
+from evaluation.intervals import Measurements
 
 ARTICLES = {"a", "an", "the"}
 
@@ -35,7 +35,7 @@ def measure_answers(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
     return {f"{model}/{images}": accuracy(rows) for model, pair in models.items() for images, rows in pair.items()}
 
 
-def evaluate_answers(models: dict[str, dict[str, Rows]], samples: int, seed: int) -> dict:
+def evaluate_answers(models: dict[str, dict[str, Rows]]) -> dict:
     """Estimates and counts of the same models.
 
     Returns:
@@ -49,6 +49,6 @@ def evaluate_answers(models: dict[str, dict[str, Rows]], samples: int, seed: int
     }
     return {
         "questions": max((len(pair["own"]) for pair in models.values()), default=0),
-        "groups": estimate_groups(measure_answers(models), samples, seed),
+        "groups": estimate_groups(measure_answers(models)),
         "counts": counts,
     }

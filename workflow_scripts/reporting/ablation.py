@@ -15,7 +15,8 @@ import pandas as pd
 
 from errors import InputError
 from evaluation.caption_attributes import is_true
-from evaluation.seeds import Estimate, Estimates, paired_difference
+from evaluation.intervals import Estimate
+from evaluation.seeds import Estimates, paired_difference
 from files import read_jsonl
 from reporting.experiment import Experiment, Run
 

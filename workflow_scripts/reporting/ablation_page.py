@@ -4,7 +4,7 @@ from pathlib import Path
 
 from files import write_text
 from reporting.ablation import SCORES, Variant, counts, difference, estimate_of
-from reporting.comparison import GROUP_LABELS, HEADLINES, figure, gain, interval, verdict
+from reporting.comparison import GROUP_LABELS, HEADLINES, chance_note, ends, figure, gain, interval, verdict
 from reporting.templates import environment
 
 SUMMARY_COUNTS = {
@@ -26,6 +26,7 @@ def write_page(variants: list[Variant], path: str | Path) -> None:
         .get_template("ablation.html.j2")
         .render(
             complete=complete,
+            chance_note=chance_note(len(measured) * len(others)),
             count_titles=[SUMMARY_COUNTS[name] for name in counted],
             score_titles=[(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
             complete_counts=[count_text(getattr(complete, name)) for name in counted],
@@ -81,7 +82,8 @@ def _score(variant: Variant, group: str, metric: str, scale: float) -> dict | No
     worth = estimate_of(variant.worth, group, metric)
     if not worth:
         return None
-    places = {key: round(50 + 50 * worth[key] / scale, 2) for key in ("mean", "low", "high")}
+    marked = zip(("mean", "low", "high"), (worth["mean"], *ends(worth)), strict=True)
+    places = {key: round(50 + 50 * value / scale, 2) for key, value in marked}
     shown = verdict(metric, worth)
     return {
         "worth": gain(metric, worth["mean"]),
@@ -95,5 +97,5 @@ def _score(variant: Variant, group: str, metric: str, scale: float) -> dict | No
 
 def _scale(variants: list[Variant], group: str, metric: str) -> float:
     """Half the length of a score's axis, the same for all operators so that they can be compared."""
-    ends = [abs(estimate_of(v.worth, group, metric).get(key, 0.0)) for v in variants for key in ("low", "high")]
-    return 1.05 * max(ends, default=0.0) or 1.0
+    worths = [worth for variant in variants if (worth := estimate_of(variant.worth, group, metric))]
+    return 1.05 * max((abs(end) for worth in worths for end in ends(worth)), default=0.0) or 1.0

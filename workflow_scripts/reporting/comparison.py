@@ -1,10 +1,12 @@
 """The figures of all experiments: each one a row of comparison.csv, and tables of them for the page."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
-from evaluation.seeds import Estimate, paired_difference
+from evaluation.intervals import Estimate
+from evaluation.seeds import paired_difference
 from files import replace_whole
 from reporting.experiment import Experiment
 
@@ -33,9 +35,9 @@ GROUP_LABELS = {
 def compare(experiments: list[Experiment]) -> pd.DataFrame:
     """One row per experiment, group and metric, with the paired difference to the first experiment.
 
-    `value`, `low` and `high` are the mean over the seeds and its 95 % interval, `n` the values per seed; what a
-    difference cannot be taken of (the first experiment itself, metrics that only one has) is empty. The group
-    `<model>/difference` is own − shuffled images.
+    `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` the values
+    per seed; what a difference cannot be taken of (the first experiment itself, metrics that only one has) is empty.
+    The group `<model>/difference` is own − shuffled images.
 
     Raises:
         InputError: two experiments have no seed or no image in common.
@@ -61,10 +63,25 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
 
 def verdict(metric: str, difference: Estimate) -> str:
     """What an interval of a difference (own − reference) shows: "better", "worse" or "no difference shown"."""
-    low, high = difference["low"], difference["high"]
-    if low <= 0 <= high:
+    low, high = ends(difference)
+    if difference["low"] is None or low <= 0 <= high:
         return "no difference shown"
     return "better" if (low > 0) != (metric in LOWER_IS_BETTER) else "worse"
+
+
+def ends(estimate: Estimate) -> tuple[float, float]:
+    """Where the interval is drawn: from low to high, or the mean alone where there is no interval."""
+    return (estimate["mean"],) * 2 if estimate["low"] is None else (estimate["low"], estimate["high"])
+
+
+def chance_note(comparisons: int) -> str:
+    """What holds of several intervals at once; empty for a single comparison."""
+    if comparisons < 2:
+        return ""
+    return (
+        f"Each of the {comparisons} differences is judged by its own interval: of 20 that are truly none, about one is "
+        "shown by chance."
+    )
 
 
 def is_share(metric: str) -> bool:
@@ -81,8 +98,11 @@ def gain(metric: str, value: float) -> str:
     return (f"{100 * value:+.1f} points" if is_share(metric) else f"{value:+.3f}").replace("-", "−")
 
 
-def interval(metric: str, estimate: dict) -> str:
-    low, high = (figure(metric, estimate[key]).removesuffix(" %") for key in ("low", "high"))
+def interval(metric: str, estimate: Estimate, show: Callable[[str, float], str] = figure) -> str:
+    """Low and high, shown as levels or, with `gain`, as differences; units are left to the mean."""
+    if estimate["low"] is None:
+        return "no interval, one image"
+    low, high = (show(metric, end).removesuffix(" %").removesuffix(" points") for end in ends(estimate))
     return f"{low} to {high}"
 
 

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from evaluation.seeds import Estimates, paired_difference
 from files import write_text
 from reporting.chain import Step, finetune_counts, pretrain_chain
-from reporting.comparison import metric_table
+from reporting.comparison import chance_note, metric_table
 from reporting.config_difference import config_difference
 from reporting.experiment import Experiment
 from reporting.flow import Shape, draw_flows
@@ -22,7 +22,7 @@ from reporting.recaptions import Recaption, quality, read_recaptions, read_truth
 from reporting.record import times_table, training_table, versions
 from reporting.scales import grouped
 from reporting.similarities import similarities
-from reporting.tables import difference_table
+from reporting.tables import LOW_COVERAGE, difference_table
 from reporting.templates import environment
 
 LANES = {
@@ -35,6 +35,8 @@ STAGE_TITLES = (
     ("pretrain", "Stage 1: pretraining", "projector and patch-info mining, language model frozen"),
     ("finetune", "Stage 2: fine-tuning", "LoRA on the language model, and the projector"),
 )
+# parts of the names of the operators that ask a CLIP; the stages fill in model.clip_score, the CLIP that judges
+CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
 
 
 def write_page(experiments: list[Experiment], path: str | Path) -> None:
@@ -47,6 +49,7 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     differences = {other.name: paired_difference(other.scores, first.scores) for other in others}
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
     rewritten = list(_rewritten(experiments, recaptions))
+    panels = headline_panels(experiments, differences)
     page = (
         _environment()
         .get_template("report.html.j2")
@@ -57,9 +60,13 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             verdicts=verdicts(experiments, differences),
             seeds=[experiment.seeds for experiment in experiments],
             seeds_note=seeds_note(experiments),
+            chance_note=chance_note(sum(len(model.differences) for panel in panels for model in panel.models)),
+            judge_note=judge_note(experiments),
+            method_note=method_note(experiments),
+            coverage=LOW_COVERAGE,
             several_seeds=any(len(experiment.seeds) > 1 for experiment in experiments),
             sections=_sections(bool(rewritten)),
-            panels=headline_panels(experiments, differences),
+            panels=panels,
             lanes=LANES,
             flows=_flows(experiments, recaptions),
             statistics=_statistics(experiments, recaptions),
@@ -103,7 +110,8 @@ def seeds_note(experiments: list[Experiment]) -> str:
     if all(len(numbers) == 1 for numbers in seeds.values()):
         return (
             "One seed. The 95 % intervals cover the choice of images only, not training noise: trained again with "
-            "another seed, either model may score otherwise. List more seeds in the experiments' files to cover it."
+            "another seed, either model may score otherwise. List more seeds in the experiments' files to cover it; "
+            "five are recommended."
         )
     if len({tuple(numbers) for numbers in seeds.values()}) == 1:
         numbers = next(iter(seeds.values()))
@@ -116,6 +124,50 @@ def seeds_note(experiments: list[Experiment]) -> str:
         f"Seeds: {counts}. The 95 % intervals cover the choice of images and, where there are two seeds or more, the "
         "noise of training; differences are taken between equal seeds."
     )
+
+
+def method_note(experiments: list[Experiment]) -> str:
+    """How the intervals are made, with their degrees of freedom."""
+    groups = [group for experiment in experiments for group in experiment.groups.values()]
+    images = [estimate["images"] for group in groups for estimate in group.values()]
+    if max(images) == 1:
+        return "One image gives no interval."
+    over = [f"over images ({_freedom(images, 'images')}, fewer where images have unequally many questions)"]
+    if max(seeds := [len(experiment.seeds) for experiment in experiments]) > 1:
+        over.append(f"over seeds ({_freedom(seeds, 'seeds')})")
+    return (
+        f"The intervals are Student's t {' and '.join(over)}"
+        f"{', each for its part of the variance. Few seeds make them wide: five are recommended' if over[1:] else ''}."
+    )
+
+
+def _freedom(numbers: list[int], what: str) -> str:
+    least, most = max(min(numbers), 2), max(numbers)
+    if least == most:
+        return f"{most - 1} degree{'s' if most > 2 else ''} of freedom for {grouped(most)} {what}"
+    return f"{least - 1} to {grouped(most - 1)} degrees of freedom for {least} to {grouped(most)} {what}"
+
+
+def judge_note(experiments: list[Experiment]) -> str:
+    """That the CLIP which judges has selected data, too; empty where it has not."""
+    chosen = [one.name for one in experiments if one.runs[0].clip["clip"] in selecting_clips(one)]
+    if not chosen:
+        return ""
+    return (
+        f"The CLIP that judges here has also selected the data of {listed(chosen)}, which favours what this CLIP "
+        "likes: see whether scores without CLIP say the same."
+    )
+
+
+def selecting_clips(experiment: Experiment) -> set[str]:
+    """The CLIPs by which an experiment's recipes choose captions. An operator that names none is given the judge."""
+    steps = [step for recipe in experiment.recipes.values() if recipe for step in recipe["process"]]
+    return {
+        (arguments or {}).get("hf_clip", experiment.runs[0].clip["clip"])
+        for step in steps
+        for operator, arguments in step.items()
+        if any(part in operator for part in CLIP_OPERATORS)
+    }
 
 
 def _sections(recaptioned: bool) -> list[tuple[str, str]]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evaluation.seeds import Estimate, Estimates
-from reporting.comparison import HEADLINES, figure, gain, interval, is_share, verdict
+from evaluation.intervals import Estimate
+from evaluation.seeds import Estimates
+from reporting.comparison import HEADLINES, ends, figure, gain, interval, is_share, verdict
 from reporting.experiment import Experiment
 from reporting.scales import Scale, Tick
 
@@ -59,6 +60,7 @@ class Panel:
     difference_ticks: list[Tick]
     zero: float
     unit: str  # of differences
+    by_clip: bool  # whether a CLIP judges
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Sentence:
     """What the differences show after one training stage: titles of metrics, with the difference where it is shown."""
 
     stage: str
+    seeds: int  # that the differences are means over
     better: list[str]
     worse: list[str]
     same: list[str]
@@ -92,13 +95,14 @@ def _sentences(differences: Estimates) -> Iterator[Sentence]:
     for model, stage in MODELS.items():
         estimates = differences.get(f"{model}/own", {})
         found: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
+        seeds = max((estimate["seeds"] for estimate in estimates.values()), default=0)
         for metric, (title, _) in HEADLINES.items():
             if metric in estimates:
                 kind = VERDICTS[verdict(metric, estimates[metric])]
                 words = title if "Score" in title or title.startswith("VQA") else title[0].lower() + title[1:]
                 found[kind].append(words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})")
         if any(found.values()):
-            yield Sentence(stage, **found)
+            yield Sentence(stage, seeds, **found)
 
 
 def _unbroken(metric: str, difference: Estimate) -> str:
@@ -129,6 +133,7 @@ def headline_panels(experiments: list[Experiment], differences: dict[str, Estima
                     contrast.ticks(3, factor, signed=True),
                     contrast.at(0),
                     "percentage points" if is_share(metric) else "",
+                    "clip_score" in metric,
                 )
             )
     return panels
@@ -138,17 +143,17 @@ def _level_scale(experiments: list[Experiment], metric: str) -> Scale:
     if is_share(metric):
         return Scale(0, 1)
     estimates = [groups[metric] for e in experiments for groups in e.groups.values() if metric in groups]
-    return Scale(0, 1.05 * max((estimate["high"] for estimate in estimates), default=0) or 1)
+    return Scale(0, 1.05 * max((ends(estimate)[1] for estimate in estimates), default=0) or 1)
 
 
 def _difference_scale(differences: dict[str, Estimates], metric: str) -> Scale:
-    ends = [0.0]
+    places = [0.0]
     for estimates in differences.values():
         for model in MODELS:
             if estimate := estimates.get(f"{model}/own", {}).get(metric):
-                ends += [estimate["low"], estimate["high"]]
-    margin = 0.15 * (max(ends) - min(ends)) or 0.01
-    return Scale(min(ends) - margin, max(ends) + margin)
+                places += ends(estimate)
+    margin = 0.15 * (max(places) - min(places)) or 0.01
+    return Scale(min(places) - margin, max(places) + margin)
 
 
 def _levels(experiments: list[Experiment], model: str, metric: str, scale: Scale) -> Iterator[Level]:
@@ -171,12 +176,11 @@ def _contrasts(
         if estimate:
             pairs = [(run.scores, reference[run.seed]) for run in experiment.runs if run.seed in reference]
             seeds = [(own.groups[group][metric] - other.groups[group][metric]).mean for own, other in pairs]
-            ends = [gain(metric, estimate[key]).removesuffix(" points") for key in ("low", "high")]
             text = gain(metric, estimate["mean"]).removesuffix(" points")
-            mark = _mark(scale, estimate, seeds, text, " to ".join(ends))
+            mark = _mark(scale, estimate, seeds, text, interval(metric, estimate, gain))
             yield Difference(experiment.name, index, mark, VERDICTS[verdict(metric, estimate)])
 
 
 def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> Mark:
-    places = [scale.at(estimate[key]) for key in ("mean", "low", "high")]
+    places = [scale.at(place) for place in (estimate["mean"], *ends(estimate))]
     return Mark(*places, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)

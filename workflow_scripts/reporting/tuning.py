@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from evaluation.seeds import Estimate, Estimates, PerImage, Scores, paired_difference
+from evaluation.intervals import Estimate
+from evaluation.seeds import Estimates, PerImage, Scores, paired_difference
 from reporting.experiment import Experiment
 from reporting.memory import read_stage_memory
 
@@ -33,7 +34,7 @@ class Kept:
     """How much of the reference's score is left."""
 
     share: float
-    enough: bool | None  # at least KEPT of it; None: the 95 % interval does not say
+    enough: bool | None  # at least KEPT of it; None: the 95 % interval does not say, or there is none
 
 
 def tunings(experiments: list[Experiment]) -> list[Tuning]:
@@ -69,7 +70,7 @@ def kept(experiment: Experiment, reference: Experiment) -> dict[str, Kept]:
     for score, margin in margins.get(GROUP, {}).items():
         full = reference.groups[GROUP][score]["mean"]
         if score in SCORES and full > 0:
-            undecided = margin["low"] < 0 <= margin["high"]
+            undecided = margin["low"] is None or margin["low"] < 0 <= margin["high"]
             share = experiment.groups[GROUP][score]["mean"] / full
             found[score] = Kept(share, None if undecided else margin["low"] >= 0)
     return found

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from evaluation.seeds import Estimate
+from evaluation.intervals import Estimate
 from files import write_text
-from reporting.comparison import HEADLINES, figure, interval
+from reporting.comparison import HEADLINES, chance_note, ends, figure, interval
 from reporting.record import duration
 from reporting.scales import Scale, grouped
 from reporting.templates import environment
@@ -31,6 +31,8 @@ def write_page(rows: list[Tuning], title: str, path: str | Path) -> None:
         .render(
             title=title,
             reference=rows[0].name,
+            chance_note=chance_note(sum(len(row.kept) for row in rows)),
+            seeds=max((score["seeds"] for row in rows for score in row.scores.values()), default=0),
             share=SHARE,
             cost_titles=[COSTS[key][0] for key in costs],
             score_titles=[HEADLINES[score][0] for score in scores],
@@ -54,7 +56,7 @@ def _cost(rows: list[Tuning], row: Tuning, key: str) -> tuple[str, float]:
 
 
 def _scale(estimates: list[Estimate]) -> Scale:
-    low, high = min(e["low"] for e in estimates), max(e["high"] for e in estimates)
+    low, high = min(ends(one)[0] for one in estimates), max(ends(one)[1] for one in estimates)
     margin = 0.05 * (high - low) or 0.01
     return Scale(low - margin, high + margin)
 
@@ -67,7 +69,7 @@ def _score(row: Tuning, score: str, scale: Scale) -> dict | None:
     shown = {
         "value": figure(score, estimate["mean"]),
         "interval": interval(score, estimate),
-        "places": {key: scale.at(estimate[key]) for key in ("mean", "low", "high")},
+        "places": dict(zip(("mean", "low", "high"), map(scale.at, (estimate["mean"], *ends(estimate))), strict=True)),
     }
     return shown | _kept(row.kept.get(score))
 

@@ -84,12 +84,12 @@ def generate_settings(config: dict, images: dict) -> dict:
 
 def evaluate_clip_settings(config: dict, images: dict) -> dict:
     evaluate = config["evaluate"]
-    return _common(config) | {
+    return {
+        "cpu_threads": config["cpu_threads"],
         "clip": config["model"]["clip_score"],
         "prompt": evaluate["clip_prompt"],
         "image_root": images["evaluation"],
         "batch_size": evaluate["batch_size"],
-        "bootstrap_samples": evaluate["bootstrap_samples"],
     }
 
 

@@ -1,0 +1,193 @@
+"""How often intervals hold the true mean, over simulated studies, and what they are by formulas of textbooks."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from evaluation.intervals import Measurements, estimate, mean_and_half, student_quantile
+from reporting.tables import LOW_COVERAGE
+
+STUDIES, BATCHES = 4000, 8
+ALL_SEEDS, ALL_IMAGES = (1, 2, 3, 5), (10, 20, 100, 500)
+ENDS = ("mean", "low", "high")
+# standard deviations between images, between seeds (times √images: as that of a mean), and of single values
+NORMAL = {"images": (1, 0, 0.3), "noise": (0, 0, 1), "mixed": (1, 1, 0.5), "seeds": (0.3, 10, 0.3)}
+
+
+def coverage(truth: float, sums: np.ndarray, counts: np.ndarray) -> float:
+    """The share of studies (studies, S, U) whose interval holds the truth."""
+    mean, half = mean_and_half(sums, counts)
+    return float(np.mean(np.abs(mean - truth) <= half))
+
+
+def of(values, units) -> dict:
+    """The estimate of one run's values."""
+    _, sums, counts = Measurements.of(values, units).per_unit()
+    return estimate(sums[None], counts)
+
+
+def draw(rng, *shape: int) -> np.ndarray:
+    """Standard normal; single precision is fast."""
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def latent(rng, seeds: int, images: int, studies: int, seed_noise: float) -> np.ndarray:
+    """Standard normal values that are alike on an image and, less, of a seed; one seed is the truth about itself."""
+    seed_noise = seed_noise if seeds > 1 else 0
+    values = np.float32(np.sqrt(0.5 - seed_noise**2)) * draw(rng, studies, seeds, images)
+    values += np.float32(np.sqrt(0.5)) * draw(rng, studies, 1, images)
+    return values + np.float32(seed_noise) * draw(rng, studies, seeds, 1)
+
+
+def answers(rng, share: float, seeds: int, counts: np.ndarray, studies: int, seed_noise: float = 0.1) -> np.ndarray:
+    """Number of right answers (studies, S, U) to `counts` (U,) questions, of which a `share` is answered right."""
+    easy = latent(rng, seeds, len(counts), studies, seed_noise)
+    threshold, right = NormalDist(0, np.sqrt(1.5)).inv_cdf(share), np.zeros(easy.shape)
+    for question in range(counts.max()):
+        asked = counts > question
+        noise = np.float32(np.sqrt(0.5)) * draw(rng, studies, seeds, asked.sum())
+        right[..., asked] += easy[..., asked] + noise < threshold
+    return right
+
+
+def answer_coverage(rng, share, seeds, images, most=1, paired=False) -> float:
+    """Of the share of right answers to 1 to `most` questions an image, or of the paired difference of two models."""
+    found = []
+    for _ in range(BATCHES):
+        counts, studies = rng.integers(1, most + 1, size=images), (2 * STUDIES if seeds == 1 else 1000) // BATCHES
+        right = answers(rng, share, seeds, counts, studies)
+        other = answers(rng, share, seeds, counts, studies) if paired else 0
+        found.append(coverage(0 if paired else share, right - other, counts))
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("images", ALL_IMAGES)
+@pytest.mark.parametrize("seeds", ALL_SEEDS)
+def test_normal_scores_are_covered_whether_images_or_seeds_vary_more(seeds, images):
+    """With one seed, seeds do not vary: the claim is about images only."""
+    held = {kind: [] for kind in NORMAL}
+    rng = np.random.default_rng([seeds, images])
+    for _ in range(BATCHES):
+        of_image, of_seed, noise = (
+            draw(rng, STUDIES // BATCHES, *shape) for shape in ((1, images), (seeds, 1), (seeds, images))
+        )
+        for kind, (by_image, by_seed, by_value) in NORMAL.items():
+            by_seed = np.float32(by_seed / np.sqrt(images) if seeds > 1 else 0)
+            values = by_image * of_image + by_seed * of_seed + by_value * noise
+            held[kind].append(coverage(0, values, np.ones(images)))
+    assert {kind: np.mean(shares) for kind, shares in held.items() if np.mean(shares) < 0.94} == {}
+
+
+@pytest.mark.parametrize("images", ALL_IMAGES)
+@pytest.mark.parametrize(("share", "most", "paired"), [(0.5, 1, True), (0.1, 1, True), (0.5, 5, False)])
+def test_shares_of_right_answers_and_their_paired_differences_are_covered(share, most, paired, images):
+    rng = np.random.default_rng([images, most])
+    found = {seeds: answer_coverage(rng, share, seeds, images, most, paired) for seeds in ALL_SEEDS}
+    least = {1: 0.93 if images == 10 and most > 1 else 0.94}  # ten images with unequally many questions
+    assert {seeds: held for seeds, held in found.items() if held < least.get(seeds, 0.94)} == {}
+
+
+@pytest.mark.parametrize("images", ALL_IMAGES)
+def test_one_seed_that_answers_half_of_the_questions_is_covered_by_exact_enumeration(images):
+    right = np.arange(images + 1)
+    answered = (np.arange(images) < right[:, None]).astype(float)[:, None]  # (images + 1, 1, images)
+    probability = [math.comb(images, k) / 2**images for k in right]
+    mean, half = mean_and_half(answered, np.ones(images))
+    assert np.dot(probability, np.abs(mean - 0.5) <= half) >= 0.94
+
+
+@pytest.mark.parametrize("images", [10, 20, 100])
+@pytest.mark.parametrize("paired", [False, True])
+def test_skewed_scores_like_those_of_a_clip_are_covered(paired, images):
+    def scores(seeds, studies=STUDIES // 2, images=images):
+        values = latent(rng, seeds, images, studies, 0.1)
+        return 2.5 * (0.3 + 0.04 * values - 0.03 * np.log1p(np.exp(-2 * values)))
+
+    rng = np.random.default_rng([images, paired])
+    truth = 0 if paired else scores(1, studies=1, images=400_000).mean()
+    for seeds in ALL_SEEDS:
+        values = scores(seeds) - scores(seeds) if paired else scores(seeds)
+        assert coverage(truth, values, np.ones(images)) >= (0.94 if seeds > 1 or images > 10 else 0.93)
+
+
+@pytest.mark.parametrize("row", LOW_COVERAGE, ids=lambda row: f"{row.questions}-{row.images}")
+def test_coverage_that_the_page_states_is_what_is_measured(row):
+    for seeds, per_cent in row.by_seeds.items():
+        rng = np.random.default_rng([seeds, row.images])
+        found = answer_coverage(rng, 0.1, seeds, row.images, row.questions)
+        assert 100 * found == pytest.approx(per_cent, abs=2), seeds
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(10, 2.262157), (120, 1.980100)])  # from a printed table
+def test_one_seed_has_students_interval_over_images(count, quantile):
+    values = np.random.default_rng(count).normal(size=count)
+    found = estimate(values[None], np.ones(count))
+    half = quantile * values.std(ddof=1) / np.sqrt(count)
+    assert [found["low"], found["high"]] == pytest.approx([values.mean() - half, values.mean() + half], rel=1e-5)
+
+
+def test_variance_over_images_is_that_of_leaving_out_each_with_all_its_values():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 6, size=12)
+    sums = rng.random((1, 12)) * counts
+    without = np.array([np.delete(sums[0], u).sum() / np.delete(counts, u).sum() for u in range(12)])
+    mean = sums.sum() / counts.sum()
+    freedom = counts.sum() ** 2 / (counts**2).sum() - 1
+    expected = student_quantile(freedom) * np.sqrt(11 / 12 * ((without - mean) ** 2).sum())
+    assert mean_and_half(sums, counts) == pytest.approx((mean, expected))
+
+
+def test_studies_at_once_are_what_each_is_alone():
+    rng = np.random.default_rng(1)
+    sums, counts = rng.random((5, 3, 8)), rng.integers(1, 4, size=8)
+    together = np.array(mean_and_half(sums, counts)).T
+    assert together == pytest.approx(np.array([mean_and_half(study, counts) for study in sums]))
+
+
+def test_repeating_each_value_inside_its_image_adds_no_certainty():
+    values, units = np.random.default_rng(0).random(50), [str(index) for index in range(50)]
+    once, repeated = of(values, units), of(np.repeat(values, 7), np.repeat(units, 7))
+    assert (repeated["n"], repeated["images"]) == (350, 50)
+    assert [repeated[key] for key in ENDS] == pytest.approx([once[key] for key in ENDS])
+
+
+def test_images_of_different_size_weigh_by_their_values():
+    assert of([1, 1, 1, 0], ["a", "a", "a", "b"])["mean"] == 0.75
+
+
+def test_order_of_values_is_irrelevant():
+    values, units = np.random.default_rng(5).random(40), np.repeat([f"u{i}" for i in range(10)], 4)
+    order = np.random.default_rng(6).permutation(40)
+    assert of(values, units) == pytest.approx(of(values[order], units[order]))
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_one_image_has_no_interval(seeds):
+    found = estimate(np.arange(seeds, dtype=float)[:, None], np.array([4]))
+    assert (found["mean"], found["low"], found["high"]) == ((seeds - 1) / 8, None, None)
+
+
+def test_two_images_one_of_which_has_nearly_all_values_have_one_degree_of_freedom():
+    found = estimate(np.array([[90.0, 0.0]]), np.array([100, 1]))
+    assert found["low"] < 0 and found["high"] > 1
+
+
+def test_difference_is_paired_and_refuses_other_units():
+    difference = Measurements.of([3, 5], ["a", "b"]) - Measurements.of([1, 4], ["a", "b"])
+    assert difference.values.tolist() == [2, 1]
+    with pytest.raises(ValueError, match="same units"):
+        Measurements.of([1], ["a"]) - Measurements.of([1], ["b"])
+
+
+def test_mean_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="no values"):
+        of([], [])
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.70620), (2, 4.302653), (10, 2.228139), (120, 1.979930), (float("inf"), 1.959964)]
+)
+def test_students_quantiles_are_those_of_the_printed_table(freedom, expected):
+    assert student_quantile(freedom) == pytest.approx(expected, rel=3e-6)
