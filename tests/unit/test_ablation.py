@@ -107,6 +107,20 @@ def test_worth_is_the_paired_difference_to_the_complete_recipe(monkeypatch, resu
     assert mapper["finetune_vqa_accuracy_worth"] == 0
 
 
+def test_one_image_has_a_worth_without_an_interval(monkeypatch, results):
+    monkeypatch.setattr(sys.modules[__name__], "IMAGES", IMAGES[:1])
+    for folder, better in (("complete", 0.5), ("no-filter", 0.45), ("no-mapper", 0.2)):
+        for seed in (0, 1):
+            stages = write_run(results / "results" / folder / str(seed), *values(better), 50, 30)
+            train_on(stages, ["p0"], {})
+    table, html = run(monkeypatch, results)
+    mapper = table.set_index("without").loc["mapper"]
+    assert mapper["finetune_clip_score_worth"] == pytest.approx(0.3) and np.isnan(
+        mapper["finetune_clip_score_worth_low"]
+    )
+    assert "no interval, one image" in html and "no difference shown: +0.300" in html
+
+
 class Elements(HTMLParser):
     def __init__(self, page: str):
         super().__init__()

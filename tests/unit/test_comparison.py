@@ -8,9 +8,11 @@ import pytest
 from evaluated_runs import entry, write_dataset, write_run
 
 from errors import InputError
+from evaluation.seeds import paired_difference
 from files import write_yaml
-from reporting.comparison import COLUMNS, compare, verdict, write_table
+from reporting.comparison import COLUMNS, chance_note, compare, verdict, write_table
 from reporting.experiment import RULE_OF_FILE, load_experiments
+from reporting.panels import headline_panels, verdicts
 
 IMAGES = [f"e{number}" for number in range(30)]
 
@@ -64,7 +66,7 @@ def test_experiments_are_read_from_wherever_their_stages_are(results):
     assert better.runs[1].filter == baseline.runs[0].filter and better.runs[0].synthesize is None
     assert better.runs[1].stages["generate"] == results / "better/seed-1/generate"
     assert better.image_root == results / "better/seed-0"
-    assert better.groups is better.groups  # resampled once
+    assert better.groups is better.groups  # computed once
 
 
 def test_pandas_reads_the_table_back(results):
@@ -103,9 +105,37 @@ def test_same_results_same_bytes(results):
     assert (results / "a.csv").read_bytes() == (results / "b.csv").read_bytes()
 
 
+def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
+    dataset = write_dataset(tmp_path / "dataset")
+    entries = []
+    for name, level in (("baseline", 1.0), ("better", 2.0)):
+        clip = {"finetune/own": {"clip_score": {"e0": (level, 1)}}}
+        entries.append(
+            entry(name, dataset, {seed: write_run(tmp_path / name / str(seed), clip, {}) for seed in (0, 1)})
+        )
+    write_yaml(tmp_path / "config.yaml", {"experiments": entries})
+    experiments = load_experiments(tmp_path / "config.yaml")
+    write_table(compare(experiments), tmp_path / "comparison.csv")
+    row = pd.read_csv(tmp_path / "comparison.csv").iloc[1]
+    assert (row["value"], row["difference"]) == (2, 1)
+    assert row[["low", "high", "difference_low", "difference_high"]].isna().all()
+    differences = {"better": paired_difference(experiments[1].scores, experiments[0].scores)}
+    [shown] = verdicts(experiments, differences)
+    assert [sentence.same for sentence in shown.sentences] == [["CLIPScore"]]
+    [panel] = headline_panels(experiments, differences)
+    [difference] = panel.models[0].differences
+    assert (difference.verdict, difference.mark.interval) == ("same", "no interval, one image")
+    assert difference.mark.low == difference.mark.at == difference.mark.high
+
+
+def test_chance_is_spoken_of_where_there_are_several_differences():
+    assert chance_note(1) == "" and "Each of the 6 differences" in chance_note(6)
+
+
 @pytest.mark.parametrize(
     ("metric", "low", "high", "expected"),
     [
+        ("clip_score", None, None, "no difference shown"),
         ("clip_score", 0.1, 0.2, "better"),
         ("clip_score", -0.2, -0.1, "worse"),
         ("clip_score", -0.1, 0.2, "no difference shown"),
@@ -115,7 +145,7 @@ def test_same_results_same_bytes(results):
     ],
 )
 def test_verdicts(metric, low, high, expected):
-    assert verdict(metric, {"mean": (low + high) / 2, "low": low, "high": high}) == expected
+    assert verdict(metric, {"mean": 0.15, "low": low, "high": high}) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in RULE_OF_FILE if not name.startswith("synthesize/")])

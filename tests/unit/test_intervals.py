@@ -1,6 +1,7 @@
 """How often intervals hold the true mean, over simulated studies, and what they are by formulas of textbooks."""
 
 import math
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -113,7 +114,10 @@ def test_skewed_scores_like_those_of_a_clip_are_covered(paired, images):
 
 
 @pytest.mark.parametrize("row", LOW_COVERAGE, ids=lambda row: f"{row.questions}-{row.images}")
-def test_coverage_that_the_page_states_is_what_is_measured(row):
+def test_coverage_that_page_and_docs_state_is_what_is_measured(row):
+    questions = "1" if row.questions == 1 else f"1 to {row.questions}"
+    stated = " | ".join(map(str, (row.images, questions, *row.by_seeds.values())))
+    assert f"| {stated} |" in Path("docs/evaluation.md").read_text(encoding="utf-8")
     for seeds, per_cent in row.by_seeds.items():
         rng = np.random.default_rng([seeds, row.images])
         found = answer_coverage(rng, 0.1, seeds, row.images, row.questions)

@@ -226,6 +226,34 @@ def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
     assert "e00.png has zero bytes; restore the image" in capsys.readouterr().err
 
 
+def test_one_seed_is_said_in_the_verdict_itself(monkeypatch, root):
+    one, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
+    assert one.count(", with one seed.") == 2  # after pretraining and after fine-tuning
+    assert ", with one seed." not in two
+
+
+def test_page_says_how_intervals_are_made_and_what_holds_of_several(monkeypatch, root):
+    text = text_of(write_report(monkeypatch, write_results(root)))
+    assert "Student's t over images (14 degrees of freedom for 15 images, fewer" in text
+    assert "over seeds (1 degree of freedom for 2 seeds)" in text and "five are recommended" in text
+    differences = len(re.findall(r"dj_synth − baseline, after", (root / "report/report.html").read_text()))
+    assert f"Each of the {differences} differences is judged by its own interval" in text
+    assert "Where the intervals are too narrow" in text
+
+
+def test_a_clip_that_judges_what_it_has_selected_is_named_beside_its_scores(monkeypatch, root):
+    config = write_results(root)
+    said = "The CLIP that judges here has also selected the data of dj_synth"
+    assert text_of(write_report(monkeypatch, config)).count(said) == 1  # one panel is of CLIP scores
+    page = read_yaml(config)
+    for step in page["experiments"][1]["recipes"]["synthesize"]["process"]:
+        for arguments in step.values():
+            arguments["hf_clip"] = "another/clip"
+    write_yaml(config, page)
+    assert said not in text_of(write_report(monkeypatch, config))
+    assert "The CLIP that judges" not in text_of(write_report(monkeypatch, write_photos(root)))
+
+
 def test_seeds_note_says_what_the_intervals_cover(root):
     one, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
     assert "not training noise" in seeds_note(one)

@@ -89,6 +89,15 @@ def test_nine_tenths_are_kept_only_where_the_interval_says_so(tmp_path, write, l
     )
 
 
+def test_one_image_keeps_what_it_keeps_but_shows_nothing(monkeypatch, tmp_path, write):
+    monkeypatch.setattr(sys.modules[__name__], "IMAGES", IMAGES[:1])
+    html, _ = page_and_table(
+        monkeypatch, write(write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.8, **LORA))
+    )
+    assert "at least 90 %: not shown" in html and "no interval, one image" in html and "yes" not in html
+    assert "With one seed the intervals cover the choice of images only" in html
+
+
 def test_without_a_gpu_the_column_is_left_out(monkeypatch, tmp_path, write):
     costs = [{key: value for key, value in one.items() if key != "gpu"} for one in (FULL, LORA)]
     full, lora = write_tuning(tmp_path, "full", 0.8, **costs[0]), write_tuning(tmp_path, "lora", 0.8, **costs[1])
