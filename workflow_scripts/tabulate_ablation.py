@@ -11,13 +11,15 @@ from reporting.ablation import tabulate, variants
 from reporting.ablation_page import write_page
 from reporting.comparison import write_table
 from reporting.experiment import load_experiments
+from reporting.judge import judge_note
 
 
 @command_line
 def main() -> None:
     paths = path_arguments(__doc__, "--config", "--output-dir")
-    rows = variants(load_experiments(paths.config))
-    write_page(rows, paths.output_dir / "ablation.html")
+    experiments = load_experiments(paths.config)
+    rows = variants(experiments)
+    write_page(rows, judge_note(experiments), paths.output_dir / "ablation.html")
     write_table(tabulate(rows), paths.output_dir / "ablation.csv")
     print(f"wrote {paths.output_dir / 'ablation.html'} and ablation.csv for {len(rows) - 1} operators", flush=True)
 

@@ -107,6 +107,16 @@ def test_worth_is_the_paired_difference_to_the_complete_recipe(monkeypatch, resu
     assert mapper["finetune_vqa_accuracy_worth"] == 0
 
 
+def test_a_judge_that_has_selected_is_named(monkeypatch, results):
+    config = read_yaml(results / "config.yaml")
+    assert "The CLIP that judges" not in run(monkeypatch, results)[1]
+    for item, clip in zip(config["experiments"], ({}, {"hf_clip": "another/clip"}, None), strict=True):
+        item["recipes"]["filter"] = {"process": [{"image_text_similarity_filter": clip}]}
+    write_yaml(results / "config.yaml", config)
+    note = "has also selected the data of all and all-without-mapper,"
+    assert note in Elements(run(monkeypatch, results)[1]).text
+
+
 def test_one_image_has_a_worth_without_an_interval(monkeypatch, results):
     monkeypatch.setattr(sys.modules[__name__], "IMAGES", IMAGES[:1])
     for folder, better in (("complete", 0.5), ("no-filter", 0.45), ("no-mapper", 0.2)):

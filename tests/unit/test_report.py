@@ -14,10 +14,11 @@ from files import read_yaml, write_yaml
 from reporting.experiment import load_experiments
 from reporting.gallery import evenly_spread, gallery
 from reporting.memory import memory_timeline
-from reporting.page import listed, seeds_note
+from reporting.page import seeds_note
 from reporting.panels import headline_panels, verdicts
 from reporting.plots import loss_curves, running_mean
 from reporting.record import duration, times_table, versions
+from reporting.scales import listed
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ SUMMARY_COUNTS = {
 VERDICT_CLASSES = {"better": "better", "worse": "worse", "no difference shown": "same"}
 
 
-def write_page(variants: list[Variant], path: str | Path) -> None:
-    """Write one file without scripts that fetches nothing."""
+def write_page(variants: list[Variant], judge_note: str, path: str | Path) -> None:
+    """Write one file without scripts that fetches nothing; `judge_note` says what the scores of CLIP are worth."""
     complete, *others = variants
     measured = [(group, metric) for group, metric in SCORES if estimate_of(complete.scores, group, metric)]
     counted = [name for name, own, _ in counts(complete, complete) if name in SUMMARY_COUNTS and own is not None]
@@ -26,6 +26,7 @@ def write_page(variants: list[Variant], path: str | Path) -> None:
         .get_template("ablation.html.j2")
         .render(
             complete=complete,
+            judge_note=judge_note,
             chance_note=chance_note(len(measured) * len(others)),
             count_titles=[SUMMARY_COUNTS[name] for name in counted],
             score_titles=[(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],

@@ -15,12 +15,13 @@ from reporting.experiment import Experiment
 from reporting.flow import Shape, draw_flows
 from reporting.gallery import gallery
 from reporting.histograms import group_by_folder, statistic_histograms
+from reporting.judge import judge_note
 from reporting.memory import memory_timeline
 from reporting.panels import headline_panels, verdicts
 from reporting.plots import loss_curves
 from reporting.recaptions import Recaption, quality, read_recaptions, read_truth, recaption_gallery
 from reporting.record import times_table, training_table, versions
-from reporting.scales import grouped
+from reporting.scales import grouped, listed
 from reporting.similarities import similarities
 from reporting.tables import LOW_COVERAGE, difference_table
 from reporting.templates import environment
@@ -35,8 +36,6 @@ STAGE_TITLES = (
     ("pretrain", "Stage 1: pretraining", "projector and patch-info mining, language model frozen"),
     ("finetune", "Stage 2: fine-tuning", "LoRA on the language model, and the projector"),
 )
-# parts of the names of the operators that ask a CLIP; the stages fill in model.clip_score, the CLIP that judges
-CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
 
 
 def write_page(experiments: list[Experiment], path: str | Path) -> None:
@@ -99,11 +98,6 @@ def _environment() -> Environment:
     return filled
 
 
-def listed(items: list[str]) -> str:
-    """["a", "b", "c"] → "a, b and c"."""
-    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
-
-
 def seeds_note(experiments: list[Experiment]) -> str:
     """What the intervals cover, in a sentence."""
     seeds = {experiment.name: experiment.seeds for experiment in experiments}
@@ -146,28 +140,6 @@ def _freedom(numbers: list[int], what: str) -> str:
     if least == most:
         return f"{most - 1} degree{'s' if most > 2 else ''} of freedom for {grouped(most)} {what}"
     return f"{least - 1} to {grouped(most - 1)} degrees of freedom for {least} to {grouped(most)} {what}"
-
-
-def judge_note(experiments: list[Experiment]) -> str:
-    """That the CLIP which judges has selected data, too; empty where it has not."""
-    chosen = [one.name for one in experiments if one.runs[0].clip["clip"] in selecting_clips(one)]
-    if not chosen:
-        return ""
-    return (
-        f"The CLIP that judges here has also selected the data of {listed(chosen)}, which favours what this CLIP "
-        "likes: see whether scores without CLIP say the same."
-    )
-
-
-def selecting_clips(experiment: Experiment) -> set[str]:
-    """The CLIPs by which an experiment's recipes choose captions. An operator that names none is given the judge."""
-    steps = [step for recipe in experiment.recipes.values() if recipe for step in recipe["process"]]
-    return {
-        (arguments or {}).get("hf_clip", experiment.runs[0].clip["clip"])
-        for step in steps
-        for operator, arguments in step.items()
-        if any(part in operator for part in CLIP_OPERATORS)
-    }
 
 
 def _sections(recaptioned: bool) -> list[tuple[str, str]]:

@@ -75,3 +75,8 @@ def named_counts(counts: dict[str, int]) -> str:
 def grouped(number: int) -> str:
     """12345 → "12 345", with narrow no-break spaces."""
     return f"{number:,}".replace(",", "\u202f")
+
+
+def listed(items: list[str]) -> str:
+    """["a", "b", "c"] → "a, b and c"."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
