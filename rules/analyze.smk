@@ -8,7 +8,7 @@ rule analyze_data:
             "workflow_scripts/reporting/analysis.html.j2",
             "workflow_scripts/reporting/report_style.css.j2",
         ],
-        code=code("analyze_data.py", loaded_by_path="juicer/operators/**/*.py"),
+        code=code("analyze_data.py"),
     output:
         stats="results/datasets/{dataset}/analyze/stats.jsonl",
         overall="results/datasets/{dataset}/analyze/overall.csv",

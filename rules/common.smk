@@ -96,18 +96,9 @@ def logged(command):
     return f"{command} 2>&1 | tee {{log:q}} || python workflow_scripts/diagnose.py {{log:q}} --exit-status $?"
 
 
-def code(script, loaded_by_path=""):
-    """A script and the project modules it uses, as inputs: a rule re-runs when its own code changes.
-
-    `loaded_by_path` is a glob for modules that no import statement names, such as Data-Juicer's custom operators.
-    """
-    scripts = [
-        SCRIPTS / script,
-        *(SCRIPTS.glob(loaded_by_path) if loaded_by_path else ()),
-    ]
-    return sorted(
-        {os.path.relpath(module) for path in scripts for module in modules_of(path)}
-    )
+def code(script):
+    """A script and the project modules it uses, as inputs: a rule re-runs when its own code changes."""
+    return [os.path.relpath(module) for module in modules_of(SCRIPTS / script)]
 
 
 def growing(mem_mb):

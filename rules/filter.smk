@@ -4,7 +4,7 @@ rule filter_data:
         clip_files("filter"),
         config="results/{run}/filter/config.yaml",
         data=dataset_file("pretrain.jsonl"),
-        code=code("filter_data.py", loaded_by_path="juicer/operators/**/*.py"),
+        code=code("filter_data.py"),
     output:
         filtered="results/{run}/filter/filtered.jsonl",
         stats="results/{run}/filter/stats.jsonl",

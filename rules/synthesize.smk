@@ -5,7 +5,7 @@ rule synthesize_captions:
         captioner_files,
         config="results/{run}/synthesize/config.yaml",
         data=output_of("filter", "filtered.jsonl"),
-        code=code("synthesize_captions.py", loaded_by_path="juicer/operators/**/*.py"),
+        code=code("synthesize_captions.py"),
     output:
         synthesized="results/{run}/synthesize/synthesized.jsonl",
         stats="results/{run}/synthesize/stats.jsonl",

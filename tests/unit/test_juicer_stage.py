@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -327,8 +328,28 @@ def test_an_operator_that_fails_on_ray_is_one_line_that_names_the_row(tmp_path):
     done = subprocess.run(command(data, tmp_path / "out", process, 1, executor="ray"), capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: operator image_shape_filter failed on row 'r2': UnidentifiedImageError")
+    assert last.startswith("error: operator image_shape_filter failed on row 'r2': BadImage: undecodable")
     assert outputs(tmp_path / "out") == []
+
+
+def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
+    scripts = tmp_path / "scripts"
+    shutil.copytree(PROJECT / "workflow_scripts", scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("juicer.work.__file__", str(scripts / "juicer/work.py"))
+    monkeypatch.setattr("settings.code.SCRIPTS", scripts)
+    data, settings = write_dataset(tmp_path), StageSettings(tmp_path, 1, [])
+
+    def changed(module: str) -> bool:
+        before = fingerprint([LENGTH], settings, data)
+        with open(scripts / module, "a", encoding="utf-8") as file:
+            file.write("# changed\n")
+        return fingerprint([LENGTH], settings, data) != before
+
+    others = ("reporting/page.py", "training/trainer.py", "evaluation/vqa.py", "diagnostics/check.py", "chat.py")
+    assert not any(map(changed, others))
+    own = ("juicer/chain.py", "formats/images.py", "juicer/operators/image_integrity_filter.py")
+    helpers = ("juicer/operators/similarity_limit.py", "juicer/operators/recaptioning/usable.py")
+    assert all(map(changed, own + helpers))
 
 
 def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same_models(tmp_path, monkeypatch):

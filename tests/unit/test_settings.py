@@ -198,7 +198,14 @@ def test_a_scripts_modules_are_found_through_other_modules_and_stop_at_the_stage
 
     assert {"finetune.py", "stage.py", "modeling_mgm.py", "llava.py", "errors.py"} <= names("finetune.py")
     assert not names("finetune.py") & {"pretrain.py", "recipe.py", "scenes.py", "vqa.py"}
-    assert not names("filter_data.py") & {"trainer.py", "modeling_mgm.py"}
+    assert not names("filter_data.py") & {"trainer.py", "vqa.py"}
+
+
+@pytest.mark.parametrize("script", ["filter_data.py", "synthesize_captions.py", "analyze_data.py", "juicer/work.py"])
+def test_every_operator_is_a_module_of_whatever_runs_recipes(script):
+    """Operators import each other relatively, as Data-Juicer asks for it."""
+    scripts = PROJECT / "workflow_scripts"
+    assert set((scripts / "juicer/operators").rglob("*.py")) < set(modules_of(scripts / script))
 
 
 def test_schemas_are_valid_json_schemas():

@@ -38,7 +38,7 @@ def row_named(name: str, method: Callable[..., dict]) -> Callable[..., dict]:
             raise
         except Exception as error:
             place = _failing_row(lambda row: method(row, *args, **kwargs), samples)
-            first = "mend the row" if place else "no row fails alone, so run it again"
+            first = "fix the row" if place else "no row fails alone, so run it again"
             raise InputError(
                 f"operator {name} failed{place}: {type(error).__name__}: {error}; "
                 f"{first}, change the operator's arguments or take it out of the recipe"

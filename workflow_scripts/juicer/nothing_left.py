@@ -38,7 +38,7 @@ def nothing_left(rows_in: int, steps: list[dict], operators: list[OP], trace: Pa
         f"the recipe kept none of {rows_in} rows; {worst['operator']} (step {worst['step']}) dropped most, "
         f"{worst['dropped']} of {worst['rows_in']}"
         f"{_distribution(operators[worst['step'] - 1], _stats_at(trace, worst['step']))}: "
-        "widen its limits in the recipe, or mend the data it is right about"
+        "widen its limits in the recipe, or fix the data it is right about"
     )
 
 

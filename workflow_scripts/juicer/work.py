@@ -30,12 +30,14 @@ from juicer.passes import Pass, has_fraction, passes_of, with_limit
 from juicer.recipe import operator_settings
 from juicer.settings import StageSettings
 from juicer.steps import run_step
+from settings.code import modules_of
 
 
 def fingerprint(process: list[dict], settings: StageSettings, data: Path) -> str:
-    """What a stage's work so far depends on: data, recipe, models, code. The executor changes nothing."""
+    """What a stage's work so far depends on: data, recipe, models, and the code of this module and of those that it
+    uses, operators among them. The executor changes nothing."""
     models = [sha256_of(file) for folder in _folders(process) for file in weight_files(folder)]
-    code = sha256_of(*sorted(Path(__file__).parents[1].rglob("*.py")))
+    code = sha256_of(*modules_of(Path(__file__)))
     parts = [process, str(settings.image_root), sha256_of(data), models, code, library.__version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -25,13 +25,20 @@ def _imported_files(path: Path) -> list[Path]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.ImportFrom):
+            package = _package(path, node.level)
+            module = ".".join(filter(None, [package, node.module]))
+            names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
         else:
             continue
         for name in names:
             files += _files_of(name)
     return files
+
+
+def _package(path: Path, level: int) -> str:
+    """The package that a relative import with so many dots starts from; none for an absolute one."""
+    return ".".join(path.parents[level - 1].relative_to(SCRIPTS).parts) if level else ""
 
 
 def _files_of(name: str) -> list[Path]:
