@@ -3,10 +3,18 @@
 import os
 import stat
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+
+# Pillow's names of what pictures come as. No other format is tried, whatever a file is called: Pillow's reader of EPS
+# starts Ghostscript. JPEG includes MPO, several JPEGs in a file, which phones write.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+MAX_PIXELS = 89_478_485  # Pillow's own limit, where it only warns; decoding and converting take at most 8 bytes a pixel
+SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+PGM = ("I", "PPM")  # Pillow's mode and format; it scales the numbers to 16 bits
 
 
 class BadImage(Exception):
@@ -49,15 +57,36 @@ def _real(root: str) -> str:
     return os.path.realpath(root)
 
 
-def load_image(path: str | Path | BinaryIO) -> Image.Image:
-    """Decode the whole image, a file or its path, into RGB, (height, width) as in the file.
+def load_image(source: str | Path | bytes | BinaryIO) -> Image.Image:
+    """Decode the whole image, a file, its path or its bytes, into RGB, (height, width) as in the file.
+
+    Of several frames it is the first. EXIF's orientation is not applied, since the models' own training does not
+    either; transparency is dropped.
 
     Raises:
-        BadImage: `undecodable` for a truncated file, one that is no image, or one too large to decode safely.
+        BadImage: `undecodable` for a truncated file, one that is no image of `FORMATS`, one of more than `MAX_PIXELS`,
+            or one whose numbers have no range that its type tells.
     """
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing Data-Juicer turns it on for the whole process
+    name = source if isinstance(source, str | Path) else "the image"
     try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
-        raise BadImage("undecodable", f"{path}: {error}") from None
+        with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"more than {MAX_PIXELS} pixels ({image.width} x {image.height}); scale it down")
+            return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
+    except UnidentifiedImageError:
+        raise BadImage("undecodable", f"{name} is no image of the formats {', '.join(FORMATS)}") from None
+    except Exception as error:  # decoders raise errors of any type on damaged bytes
+        raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """A grey image of 16 bits in 256 levels, from the whole range of its type; Pillow would cut off all above 255."""
+    if image.mode not in SIXTEEN_BITS and (image.mode, image.format) != PGM:
+        raise ValueError(f"its numbers (Pillow's mode {image.mode}) have no known range; convert the image to 8 bits")
+    tags = getattr(image, "tag_v2", {})  # of a TIFF, which may have 12 bits a pixel, and zero for white
+    [bits] = tags.get(ExifTags.Base.BitsPerSample, (16,))
+    scale, offset = 255 / (2**bits - 1), 0.5
+    if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:
+        scale, offset = -scale, 255.5
+    return image.convert("I").point(lambda level: level * scale + offset).convert("L")

@@ -12,7 +12,6 @@ import binascii
 import csv
 import sys
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 
 from errors import InputError
@@ -119,7 +118,9 @@ def _parse_image(cell: str, where: str) -> bytes | str:
         return str(int(cell))
     try:
         image = base64.b64decode(cell, validate=True)
-        load_image(BytesIO(image))
-    except (binascii.Error, BadImage):
-        raise InputError(f"{where}: 'image' is not a whole image in base64; download the file again") from None
+        load_image(image)
+    except (binascii.Error, BadImage) as error:
+        raise InputError(
+            f"{where}: 'image' is not a whole image in base64 ({error}); download the file again"
+        ) from None
     return image

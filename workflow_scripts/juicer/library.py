@@ -3,7 +3,9 @@
 Data-Juicer 1.6.1, left alone,
 - installs every missing package while it runs (`LazyLoader`), which changes the environment under the workflow's feet;
 - loads its Ray executors with `data_juicer.core`, so that the mere import installs Ray;
-- imports torch after each operator, to empty the cache of a GPU that most operators never use.
+- imports torch after each operator, to empty the cache of a GPU that most operators never use;
+- opens images in its own way: every format that Pillow has, EPS with Ghostscript among them; truncated files; 16 bits
+  cut off at 255; turned as EXIF says. Models would be shown other images than those that were judged.
 """
 
 import importlib.util
@@ -11,10 +13,12 @@ import os
 import sys
 
 from data_juicer.ops import base_op
-from data_juicer.utils import model_utils
+from data_juicer.utils import mm_utils, model_utils
 from data_juicer.utils.lazy_loader import LazyLoader
+from PIL import Image
 
 from errors import InputError
+from formats.images import FORMATS, load_image
 from parallel import end_with_parent
 
 
@@ -42,6 +46,18 @@ def _free_models_if_any() -> None:
         model_utils.free_models()
 
 
+def _open_images_in_our_way() -> None:
+    """Put our `load_image` in place of Data-Juicer's, in every module that has imported it. Operators that call Pillow
+    themselves find no formats but ours there.
+    """
+    original, mm_utils.load_image = mm_utils.load_image, load_image
+    for name, module in list(sys.modules.items()):
+        if name.startswith("data_juicer.") and vars(module).get("load_image") is original:
+            module.load_image = load_image
+    Image.init()  # it adds no format after this
+    Image.ID[:] = FORMATS
+
+
 LazyLoader._install_package = classmethod(_refuse_to_install)
 base_op.free_models = _free_models_if_any
 _load_core_without_ray()
@@ -62,6 +78,8 @@ from data_juicer.ops import (  # noqa: E402
 from data_juicer.ops.base_op import OP  # noqa: E402
 from data_juicer.utils.constant import Fields  # noqa: E402
 from data_juicer.utils.process_utils import setup_mp  # noqa: E402
+
+_open_images_in_our_way()  # operators have been imported by now, and with them the original
 
 __all__ = [
     "OP",

@@ -10,6 +10,7 @@ Instead of `min_score`, `keep_fraction` says what share of the rows, most simila
 It differs from Data-Juicer's own in that
 - weights are read from safetensors and computed in float32, whatever the checkpoint's type; remote code is never run;
 - it takes models of the type `clip` only;
+- it opens images as the rest of this workflow does: not turned as EXIF says, and 16 bits scaled to 8;
 - it does not share decoded images with other operators (`op_fusion` leaves it alone).
 
 As in all of Data-Juicer's filters, a stat that a row already has is kept: a second similarity filter in a recipe judges
@@ -22,9 +23,11 @@ from functools import partial
 import numpy as np
 from data_juicer.ops.base_op import OPERATORS, Filter
 from data_juicer.utils.constant import Fields, StatsKeys
-from data_juicer.utils.mm_utils import SpecialTokens, load_image, load_mm_bytes_from_sample, remove_special_tokens
+from data_juicer.utils.mm_utils import SpecialTokens, load_mm_bytes_from_sample, remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 from PIL import Image, ImageOps
+
+from formats.images import load_image
 
 from .similarity_limit import ORIGINAL, check_fraction, limit_of_fraction
 
