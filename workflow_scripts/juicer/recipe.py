@@ -1,6 +1,5 @@
 """A recipe: Data-Juicer's `process` list, checked, and turned into its operators."""
 
-import difflib
 from pathlib import Path
 
 import juicer.operators  # noqa: F401  (registers this workflow's own operators)
@@ -19,6 +18,7 @@ from juicer.library import (
     pre_instantiation_check,
     update_op_attr,
 )
+from settings.recipe_shape import check_steps, merges_rows, nearest
 
 KEEP_OR_DROP = (Filter, Mapper, Deduplicator, Selector)  # the others merge or group rows
 
@@ -54,29 +54,16 @@ def check_process(process: object) -> None:
     Raises:
         InputError: names the step, and for a misspelt name the nearest known one.
     """
-    if not isinstance(process, list) or not process:
-        raise InputError(
-            "recipe: 'process' must be a list of at least one operator, as in config/recipes/baseline.yaml"
-        )
-    for number, step in enumerate(process, start=1):
-        if not isinstance(step, dict) or len(step) != 1 or not isinstance(next(iter(step.values())), dict | None):
-            raise InputError(f"recipe, step {number}: expected 'operator: {{argument: value}}', found {step!r}")
-        name, arguments = next(iter(step.items()))
-        _check_operator(f"recipe, step {number}", name, arguments)
+    for place, name, arguments in check_steps("recipe", process):
+        _check_operator(place, name, arguments)
         if not issubclass(OPERATORS.modules[name], KEEP_OR_DROP):
-            raise InputError(
-                f"recipe, step {number}: {name} merges or groups rows; this stage only keeps, drops or edits them: "
-                "use a filter, mapper, deduplicator or selector"
-            )
-        captioner = (arguments or {}).get("captioner")
-        if isinstance(captioner, dict) and len(captioner) == 1:
-            _check_operator(f"recipe, step {number}, captioner", *next(iter(captioner.items())))
+            raise merges_rows(place, name)
 
 
-def _check_operator(where: str, name: str, arguments: dict | None) -> None:
+def _check_operator(where: str, name: str, arguments: dict) -> None:
     if name not in OPERATORS.modules:
-        nearest = difflib.get_close_matches(str(name), OPERATORS.modules, n=1, cutoff=0)[0]
-        raise InputError(f"{where}: unknown operator {name!r}; the nearest known one is {nearest!r}")
+        known = nearest(name, OPERATORS.modules)
+        raise InputError(f"{where}: unknown operator {name!r}; the nearest known one is {known!r}")
     try:
         pre_instantiation_check([{name: arguments}])
     except PipelineConfigError as error:

@@ -1,16 +1,15 @@
 """The resolved settings of the two stages that run a recipe, filter and synthesize."""
 
-import difflib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from errors import InputError
 from files import read_yaml
+from settings.recipe_shape import check_keys, check_shape
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
-EXECUTORS = ("default", "ray")  # Data-Juicer's words
 CAPTIONER_KEYS = {
     "mgm": {"template", "question", "num_beams", "batch_size", "max_new_tokens"},
     "blip2": {"model", "batch_size"},
@@ -82,13 +81,7 @@ def read_values(path: str | Path, required: set[str], optional: set[str]) -> dic
         keys = ", ".join(sorted(required))
         raise InputError(f"{path}: expected the keys {keys}, with a recipe that has a 'process' list")
     _check_keys(path, values, required, optional, "")
-    recipe = values["recipe"]
-    _check_keys(path, recipe, set(), {"process", "executor", "ray_address"}, "recipe.")
-    if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
-        raise InputError(f"{path}: 'recipe.executor' must be {' or '.join(EXECUTORS)}, found {executor!r}")
-    address = recipe.get("ray_address")
-    if address is not None and (not isinstance(address, str) or executor != "ray"):
-        raise InputError(f"{path}: 'recipe.ray_address' must be a text beside 'executor: ray', found {address!r}")
+    check_shape(path, values["recipe"], "recipe.")
     return values
 
 
@@ -140,9 +133,6 @@ def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -
 
 
 def _check_keys(path: str | Path, values: dict, required: set[str], optional: set[str], prefix: str) -> None:
-    for key in values:
-        if key not in required | optional:
-            nearest = difflib.get_close_matches(str(key), sorted(required | optional), n=1, cutoff=0)[0]
-            raise InputError(f"{path}: unknown key '{prefix}{key}'; the nearest known one is '{prefix}{nearest}'")
+    check_keys(path, values, required | optional, prefix)
     if missing := sorted(required - set(values)):
         raise InputError(f"{path}: the key '{prefix}{missing[0]}' is missing")

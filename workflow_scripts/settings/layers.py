@@ -103,8 +103,8 @@ def read_config(path: Path) -> dict:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML: {error}") from None
+    except Exception as error:  # PyYAML raises errors of many types on odd values
+        raise InputError(f"{path}: not valid YAML: {error or type(error).__name__}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

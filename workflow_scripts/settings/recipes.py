@@ -1,42 +1,53 @@
 """An experiment's Data-Juicer recipes: of the filter stage and, where it has one, of the synthesize stage."""
 
+from pathlib import Path
+
 from errors import InputError
 from settings.layers import named_file, read_config
+from settings.operators import check_operator
+from settings.recipe_shape import check_shape, check_steps
 
 
 def read_recipes(config: dict) -> dict[str, dict | None]:
     """{"filter": recipe, "synthesize": recipe or None}, contents of config/recipes/<name>.yaml, less `without`.
 
     Raises:
-        InputError: an unknown recipe, or `without` names an operator that neither recipe has.
+        InputError: an unknown recipe; one that is not well formed, or has an unknown operator or argument; or `without`
+            names an operator that neither recipe has, or all of a recipe's.
     """
     names = {
         "filter": ("recipe", config["recipe"]),
         "synthesize": ("synthesize.recipe", config["synthesize"]["recipe"]),
     }
     recipes = {
-        stage: read_config(named_file("recipes", name, key)) if name is not None else None
+        stage: _read(named_file("recipes", name, key)) if name is not None else None
         for stage, (key, name) in names.items()
     }
-    known = [operator for recipe in recipes.values() if recipe for operator in operators_of(recipe)]
+    known = [operator for recipe in recipes.values() if recipe for operator in _operators_of(recipe)]
     for operator in config["without"]:
         if operator not in known:
             raise InputError(f"without: no recipe of this experiment has the operator {operator!r}; {', '.join(known)}")
     return {stage: recipe and _left(recipe, config["without"]) for stage, recipe in recipes.items()}
 
 
-def operators_of(recipe: dict) -> list[str]:
-    """The operators' names. A recipe that is not well formed is left to the stage, which explains it."""
-    process = recipe.get("process")
-    steps = process if isinstance(process, list) else []
-    return [str(next(iter(step))) for step in steps if isinstance(step, dict) and step]
-
-
 def needs_clip(recipe: dict) -> bool:
-    return any("image_text_similarity" in operator for operator in operators_of(recipe))
+    return any("image_text_similarity" in operator for operator in _operators_of(recipe))
+
+
+def _read(path: Path) -> dict:
+    recipe = read_config(path)
+    check_shape(path, recipe)
+    for place, operator, arguments in check_steps(path, recipe.get("process")):
+        check_operator(place, operator, arguments)
+    return recipe
+
+
+def _operators_of(recipe: dict) -> list[str]:
+    return [next(iter(step)) for step in recipe["process"]]
 
 
 def _left(recipe: dict, without: list[str]) -> dict:
-    if not without:
-        return recipe
-    return recipe | {"process": [step for step in recipe["process"] if next(iter(step)) not in without]}
+    process = [step for step in recipe["process"] if next(iter(step)) not in without]
+    if not process:
+        raise InputError(f"without: it leaves a recipe no operator; keep one of {', '.join(_operators_of(recipe))}")
+    return recipe | {"process": process}

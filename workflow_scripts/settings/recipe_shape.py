@@ -1,0 +1,95 @@
+"""What any recipe looks like, whichever operators there are; asked before a run and again by the stage."""
+
+import difflib
+import math
+from collections.abc import Collection
+
+from errors import InputError
+
+KEYS = {"process", "executor", "ray_address"}
+EXECUTORS = ("default", "ray")  # Data-Juicer's words
+MOST_VALUES = 10_000
+
+
+def nearest(name: object, known: Collection[str]) -> str:
+    return difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0)[0]
+
+
+def check_keys(where: object, values: dict, known: set[str], prefix: str = "") -> None:
+    """Raise InputError, with the nearest known key, for one that is not known."""
+    for key in values:
+        if key not in known:
+            raise InputError(
+                f"{where}: unknown key '{prefix}{key}'; the nearest known one is '{prefix}{nearest(key, known)}'"
+            )
+
+
+def check_shape(where: object, recipe: dict, prefix: str = "") -> None:
+    """Check a recipe's keys and all but its `process`.
+
+    Args:
+        where: the file, for messages.
+        prefix: of the keys in that file.
+
+    Raises:
+        InputError: names the key and what belongs there.
+    """
+    check_keys(where, recipe, KEYS, prefix)
+    if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
+        raise InputError(f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {executor!r}")
+    address = recipe.get("ray_address")
+    if address is not None and (not isinstance(address, str) or executor != "ray"):
+        raise InputError(f"{where}: '{prefix}ray_address' must be a text beside 'executor: ray', found {address!r}")
+
+
+def check_steps(where: object, process: object) -> list[tuple[str, str, dict]]:
+    """Place, name and arguments of every operator of a `process` list, and of those that are arguments of others.
+
+    Raises:
+        InputError: names the step and what belongs there.
+    """
+    if not isinstance(process, list) or not process:
+        raise InputError(
+            f"{where}: 'process' must be a list of at least one operator, as in config/recipes/baseline.yaml"
+        )
+    operators = []
+    for number, step in enumerate(process, start=1):
+        place = f"{where}, step {number}"
+        operators.append((place, *_operator(place, step)))
+        if (captioner := operators[-1][2].get("captioner")) is not None:
+            operators.append((f"{place}, captioner", *_operator(f"{place}, captioner", captioner)))
+    return operators
+
+
+def merges_rows(place: str, name: str) -> InputError:
+    return InputError(
+        f"{place}: {name} merges or groups rows; this stage only keeps, drops or edits them: "
+        "use a filter, mapper, deduplicator or selector"
+    )
+
+
+def _operator(place: str, step: object) -> tuple[str, dict]:
+    _check_plain(place, step)
+    name, arguments = next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else ("", "")
+    if not name or not isinstance(arguments, dict | None):
+        raise InputError(f"{place}: expected 'operator: {{argument: value}}', found {step!r}")
+    return name, arguments or {}
+
+
+def _check_plain(place: str, value: object) -> None:
+    """Refuse what JSON has no word for: such a value would reach the operator as another one."""
+    waiting, seen = [value], 0
+    while waiting:
+        value, seen = waiting.pop(), seen + 1
+        if seen > MOST_VALUES:
+            raise InputError(f"{place}: it holds more than {MOST_VALUES} values, or itself; use fewer")
+        if isinstance(value, dict):
+            if odd := [key for key in value if not isinstance(key, str)]:
+                raise InputError(f"{place}: the key {odd[0]!r} is not a text; put it in quotes")
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{place}: {value} is no number to compare with; leave the argument out for no limit")
+        elif not isinstance(value, str | int | float | None):
+            raise InputError(f"{place}: {value!r} is a {type(value).__name__}; a text needs quotes")
