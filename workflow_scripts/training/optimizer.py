@@ -1,8 +1,11 @@
-"""The optimizer of a DeepSpeed configuration that names none: AdamW with 8-bit states, for weights kept in bf16 alone.
+"""Optimizers. That of a DeepSpeed configuration that names none is AdamW with 8-bit states, for weights kept in bf16 alone.
 
 It needs 6 bytes for each trained weight, gradient included, where mixed precision needs 16: a language model of 2.5
 billion weights is trained whole on a card of 24 GB, with nothing in host memory.
 """
+
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from training.settings import TrainingSettings
 
@@ -22,3 +25,17 @@ def optimizer_of(settings: TrainingSettings) -> tuple[type, dict] | None:
         "weight_decay": settings.weight_decay,
         "bf16_stochastic_round": True,
     }
+
+
+def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
+    """Give a resumed optimizer the bias corrections of one that was never stopped, bit for bit.
+
+    It multiplies its powers of the betas step by step, keeps them outside of its state, and after a gap in the steps
+    computes them by `pow`, which rounds otherwise. So steps that change nothing close the gap.
+    """
+    steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+    [beta1, beta2] = optimizer.param_groups[0]["betas"]
+    nothing = torch.zeros(1)
+    for step in range(1, steps + 1):
+        rates = (0.0, beta1, beta2, 1.0, 0.0, True)  # learning rate, betas, epsilon, weight decay, bias correction
+        optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, *rates, nothing, nothing, nothing, nothing)

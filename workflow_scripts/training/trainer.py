@@ -8,19 +8,28 @@ from pathlib import Path
 import torch
 import transformers.masking_utils
 import transformers.trainer
+from accelerate.utils import DeepSpeedSchedulerWrapper
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.trainer import SCHEDULER_NAME
 
 from errors import InputError
 from files import write_json
 from training.checkpoints import discard_checkpoints, mark_complete
+from training.optimizer import repeat_products_of_betas
 
 _load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
 
 
 def _load_trained_weights_only(engine, path, load_module_strict=True):
+    # To say "into host memory" DeepSpeed passes a function, which torch.load refuses for torchao's 8-bit states
+    load = engine.checkpoint_engine.load
+    engine.checkpoint_engine.load = lambda file, map_location=None: load(file, map_location="cpu")
     # Trainer is lenient only for a PeftModel; our checkpoints leave the frozen base out in stage 1 too
     _load_checkpoint(engine, path, load_module_strict=False)
+    if isinstance(engine.basic_optimizer, DeepSpeedCPUAdam):
+        repeat_products_of_betas(engine.basic_optimizer)
 
 
 transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
@@ -114,6 +123,8 @@ class MGMTrainer(ResumableTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         self.model_wrapped.save_checkpoint(output_dir, exclude_frozen_parameters=True)
+        if self.args.should_save and not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper):  # not DeepSpeed's
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
 
 class ProgressLines(TrainerCallback):
