@@ -17,7 +17,7 @@ from planning.architecture import load_architecture
 from training.checkpoints import discard_checkpoints, find_checkpoint
 from training.deepspeed_config import engine_record
 from training.optimizer import optimizer_of
-from training.process_group import join_process_group, leave_process_group
+from training.process_group import agree, join_process_group, leave_process_group
 from training.settings import load_training_settings
 from training.stage import fingerprint_of, training_arguments
 from training.texts import TextDataset
@@ -37,7 +37,7 @@ def main() -> None:
     join_process_group()
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     fingerprint = fingerprint_of(settings, {"data": args.data, "model": args.model})
-    checkpoint, reason = find_checkpoint(checkpoints, fingerprint, arguments.world_size)
+    checkpoint, reason = agree(lambda: find_checkpoint(checkpoints, fingerprint, arguments.world_size))
     trainer = ResumableTrainer(
         model=AutoModelForCausalLM.from_pretrained(
             args.model, dtype=settings.dtype, trust_remote_code=False, use_safetensors=True
@@ -50,7 +50,7 @@ def main() -> None:
     )
     if trainer.is_world_process_zero():
         print(reason, file=sys.stderr, flush=True)
-        discard_checkpoints(checkpoints, keep=checkpoint)
+        discard_checkpoints(checkpoints, newest=checkpoint)
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.save_model(str(args.output_dir / "model"))
     if trainer.is_world_process_zero():

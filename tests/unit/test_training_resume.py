@@ -1,4 +1,4 @@
-"""Killed and resumed, every DeepSpeed configuration ends with the weights of an undisturbed run, bit for bit."""
+"""Trainings in forked processes: killed and resumed in every DeepSpeed configuration, and shared by two processes."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ from settings.deepspeed import read_deepspeed
 sys.path.append(str(PROJECT / "benchmarks"))
 from chain import training_settings  # noqa: E402
 
-STEPS, SAVED_AT, KILLED_AT, SAMPLES = 4, 2, 3, 5
+STEPS, SAVED_AT, KILLED_AT, SAMPLES, MANY = 4, 2, 3, 5, 83
 CONFIGURATIONS = sorted(path.stem for path in (PROJECT / "config/deepspeed").glob("*.json"))
 TUNINGS = {"stage 1": "pretrain", "LoRA": "finetune", "full": "finetune"}
 WORDS = "What color is the circle? a red circle at the top left".split()
@@ -37,14 +37,20 @@ def folder(tmp_path_factory) -> Path:
     tiny_processor().save_pretrained(folder / "mgm")
     projector = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
     save_file(projector, folder / "projector.safetensors")
-    rows = []
-    for index in range(SAMPLES):
-        image = save_image(folder / f"{index}.png", (40 * index, 30, 200 - 40 * index), (16, 16))
-        turns = [("human", "<image>\n" + WORDS[index]), ("gpt", " ".join(WORDS[index : 2 * index + 2]))]
-        conversations = [{"from": speaker, "value": said} for speaker, said in turns]
-        rows.append({"id": str(index), "image": str(image), "conversations": conversations})
-    write_jsonl(folder / "conversations.jsonl", rows)
+    images = [save_image(folder / f"{i}.png", (40 * i, 30, 200 - 40 * i), (16, 16)) for i in range(SAMPLES)]
+    write_jsonl(folder / "conversations.jsonl", [conversation(index, images[index]) for index in range(SAMPLES)])
+    write_jsonl(folder / "many.jsonl", [conversation(index, images[index % SAMPLES]) for index in range(MANY)])
     return folder
+
+
+def conversation(index: int, image: Path) -> dict:
+    answer = WORDS[index % len(WORDS) :] + WORDS[: index % 7]
+    turns = [("human", "<image>\n" + WORDS[index % 3]), ("gpt", " ".join(answer))]
+    return {
+        "id": str(index),
+        "image": str(image),
+        "conversations": [{"from": speaker, "value": said} for speaker, said in turns],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -107,4 +113,52 @@ def test_a_killed_run_resumes_and_ends_as_an_undisturbed_one_does(folder, forks,
     ended = forks.run(f"{stage}.py", killed)
     assert ended.ok and f"resuming from step {SAVED_AT}" in ended.printed, ended.printed[-3000:]
     assert read_json(tmp_path / "killed/metrics.json")["resumed_from"] == f"checkpoint-{SAVED_AT}"
+    assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
+
+
+def shared(folder: Path, output: Path, processes: int, micro: int, total: int, **changed) -> dict:
+    """The command line of stage 1 on 83 samples, whose last step is incomplete."""
+    sizes = {"global_batch_size": total, "micro_batch_size": micro, "gpus": processes}
+    sizes["gradient_accumulation_steps"] = total // micro // processes
+    settings = sizes | {"max_steps": None, "epochs": 2, "save_steps": 100} | changed
+    return flags(folder, output, "stage 1", **settings) | {"--data": folder / "many.jsonl"}
+
+
+def assert_same_training(one: Path, other: Path, before: Path) -> None:
+    """Within what another order of sums changes."""
+    (weights, rows), (wanted, wanted_rows) = outcome(one), outcome(other)
+    for key in ("step", "learning_rate"):
+        assert [row[key] for row in rows] == [row[key] for row in wanted_rows]
+    for key in ("loss", "grad_norm"):
+        assert [row[key] for row in rows] == pytest.approx([row[key] for row in wanted_rows], rel=2e-5)
+    start = load_file(before)
+    for name in wanted:
+        if "key" in name and name.endswith("bias"):  # softmax takes no notice of it: its gradient is rounding
+            continue
+        moved = (wanted[name] - start[name.removeprefix("projector.safetensors/")]).norm()
+        assert (weights[name] - wanted[name]).norm() < 1e-3 * moved, name
+
+
+@pytest.mark.parametrize(("micro", "total", "steps"), [(8, 32, None), (4, 24, 6)], ids=["two epochs", "max_steps"])
+def test_an_incomplete_last_step_is_the_same_on_one_process_and_two(folder, forks, tmp_path, micro, total, steps):
+    """11 micro batches of 8, or 21 of 4: the second process has none in the last round."""
+    given = {"whole": (1, total), "one": (1, micro), "two": (2, micro)}
+    for name, (processes, size) in given.items():
+        ended = forks.run(
+            "pretrain.py", shared(folder, tmp_path / name, processes, size, total, max_steps=steps), processes
+        )
+        assert ended.ok, ended.printed[-3000:]
+    assert len(outcome(tmp_path / "two")[1]) == (steps or 2 * -(-MANY // total))
+    assert_same_training(tmp_path / "one", tmp_path / "whole", folder / "projector.safetensors")
+    assert_same_training(tmp_path / "two", tmp_path / "whole", folder / "projector.safetensors")
+
+
+def test_two_processes_killed_in_their_second_epoch_resume_bit_for_bit(folder, forks, tmp_path):
+    undisturbed, killed = (
+        shared(folder, tmp_path / name, 2, 8, 32, save_steps=1) for name in ("undisturbed", "killed")
+    )
+    assert forks.run("pretrain.py", undisturbed, 2).ok
+    assert forks.run("pretrain.py", killed, 2, kill_at=5).statuses == [-9, -9]
+    ended = forks.run("pretrain.py", killed, 2)
+    assert ended.ok and "resuming from step 4" in ended.printed, ended.printed[-3000:]
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")

@@ -16,7 +16,8 @@ from mgm.positions import IGNORED, positions_of_answers, positions_of_images
 
 
 class ConversationDataset(Dataset):
-    """Items are {input_ids, labels, pixel_values or None}; conversations are cut after `max_length` tokens.
+    """Items are {input_ids, labels, pixel_values or None}; conversations are cut after `max_length` tokens. Item None
+    has no image and carries no loss.
 
     Pixels are bytes, a quarter of what the model is given: normalised, images of a few steps would take gigabytes, and
     their way to a GPU longer.
@@ -38,7 +39,9 @@ class ConversationDataset(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int | None) -> dict:
+        if index is None:
+            return {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORED], "pixel_values": None}
         row = self.rows[index]
         item = self._encode(row)
         item["pixel_values"] = None

@@ -1,7 +1,8 @@
-"""Optimizers. That of a DeepSpeed configuration that names none is AdamW with 8-bit states, for weights kept in bf16 alone.
+"""Optimizers.
 
-It needs 6 bytes for each trained weight, gradient included, where mixed precision needs 16: a language model of 2.5
-billion weights is trained whole on a card of 24 GB, with nothing in host memory.
+A DeepSpeed configuration that names none has AdamW with 8-bit states, for weights kept in bf16 alone. It needs 6 bytes
+for each trained weight, gradient included, where mixed precision needs 16: a language model of 2.5 billion weights is
+trained whole on a card of 24 GB, with nothing in host memory.
 """
 
 import torch

@@ -1,11 +1,17 @@
 """The processes that train together: how one of them joins the others and leaves them."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import deepspeed
 import torch
 from torch import distributed
+
+from errors import InputError
+
+T = TypeVar("T")
 
 BUFFER = "/dev/shm/deepspeed_allreduce_buffer_{user}_{address}_{port}_{rank}"  # deepspeed/ops/csrc/cpu/comm/shm.cpp
 
@@ -25,6 +31,21 @@ def join_process_group() -> None:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         name = BUFFER.format(user=os.getuid(), address=address, port=port, rank=distributed.get_rank())
         Path(name).unlink(missing_ok=True)  # there is none if the processes are on several nodes
+
+
+def agree(decide: Callable[[], T]) -> T:
+    """What the first process decides: only it is asked, and its answer, or its `InputError`, is that of all."""
+    answer: list = [None]
+    if not distributed.is_initialized() or distributed.get_rank() == 0:
+        try:
+            answer = [decide()]
+        except InputError as error:
+            answer = [error]
+    if distributed.is_initialized():
+        distributed.broadcast_object_list(answer)
+    if isinstance(answer[0], InputError):
+        raise answer[0]
+    return answer[0]
 
 
 def leave_process_group() -> None:

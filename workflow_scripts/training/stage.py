@@ -29,7 +29,7 @@ from training.deepspeed_config import complete_deepspeed_config, engine_record
 from training.layers import gather_whole_layers
 from training.memory_plan import check_memory, choose_deepspeed, workload_of
 from training.optimizer import optimizer_of
-from training.process_group import join_process_group, leave_process_group
+from training.process_group import agree, join_process_group, leave_process_group
 from training.settings import TrainingSettings
 from training.trained_weights import check_weights, gather
 from training.trainer import MGMTrainer
@@ -68,20 +68,20 @@ def run_stage(
 
     fingerprint = fingerprint_of(settings, inputs)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
-    checkpoint, reason = find_checkpoint(checkpoints, fingerprint, settings.gpus)
+    # before the model: transformers then loads it straight into ZeRO-3's partitions
+    arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
+    join_process_group()
+    checkpoint, reason = agree(lambda: find_checkpoint(checkpoints, fingerprint, settings.gpus))
     attention, remark = attention_of(settings)
     memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
     memory.start()
 
-    # before the model: transformers then loads it straight into ZeRO-3's partitions
-    arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
-    join_process_group()
     first = arguments.process_index == 0
     if first:
         for line in filter(None, (reason, remark)):
             print(line, file=sys.stderr, flush=True)
         checkpoints.mkdir(parents=True, exist_ok=True)
-        discard_checkpoints(checkpoints, keep=checkpoint)
+        discard_checkpoints(checkpoints, newest=checkpoint)
         if checkpoint is None:
             progress_file.unlink(missing_ok=True)
 

@@ -8,10 +8,12 @@ from transformers import PreTrainedTokenizerBase
 
 from errors import InputError
 from formats.texts import read_texts
+from mgm.positions import IGNORED
 
 
 class TextDataset(Dataset):
-    """Items are {input_ids, labels}, both (length,) int64 and equal; the model shifts its labels itself."""
+    """Items are {input_ids, labels}, both (length,) int64 and equal; the model shifts its labels itself. Item
+    None carries no loss."""
 
     def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, length: int):
         tokens: list[int] = []
@@ -25,5 +27,7 @@ class TextDataset(Dataset):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
+        if index is None:
+            return {"input_ids": self.samples[0], "labels": torch.full_like(self.samples[0], IGNORED)}
         return {"input_ids": self.samples[index], "labels": self.samples[index]}

@@ -16,6 +16,7 @@ from transformers.trainer import SCHEDULER_NAME
 
 from errors import InputError
 from files import write_json
+from training.batches import EpochBatches
 from training.checkpoints import discard_checkpoints, mark_complete
 from training.optimizer import repeat_products_of_betas
 
@@ -51,7 +52,23 @@ class ResumableTrainer(Trainer):
         self.fingerprint = fingerprint
         self.args.save_total_limit = None  # Trainer would remove them before the new one counts
 
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches stay in host memory until their turn comes. Trainer's own repeat samples where processes run out."""
+        args = self.args
+        self.batches = EpochBatches(
+            len(self.train_dataset), args.train_batch_size, args.data_seed, args.world_size, args.process_index
+        )
+        return DataLoader(
+            self.train_dataset,
+            batch_sampler=self.batches,
+            collate_fn=self.data_collator,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            pin_memory=args.dataloader_pin_memory,
+        )
+
     def _run_epoch(self, **kwargs) -> None:
+        self.batches.epoch = kwargs["epoch"]
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(**kwargs)
 
@@ -69,7 +86,7 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             step, folder = self.state.global_step, Path(self.args.output_dir)
             mark_complete(folder / f"checkpoint-{step}", step, self.fingerprint, self.args.world_size)
-            discard_checkpoints(folder, keep=folder / f"checkpoint-{step}")
+            discard_checkpoints(folder, newest=folder / f"checkpoint-{step}")
 
 
 class MGMTrainer(ResumableTrainer):
@@ -97,11 +114,6 @@ class MGMTrainer(ResumableTrainer):
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         self.add_callback(ProgressLines(progress_file))
-
-    def get_train_dataloader(self) -> DataLoader:
-        loader = super().get_train_dataloader()
-        loader.device = None  # a step's micro batches wait in host memory, not on the GPU, for their turn
-        return loader
 
     def floating_point_ops(self, inputs: dict) -> int:
         return 0  # nobody reads the sum, and the GPU waits while every micro batch counts the parameters
