@@ -1,22 +1,35 @@
+"""Which checkpoint is resumed from, which are kept, and what happens to a damaged one."""
+
+import json
 import shutil
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from errors import InputError
-from training.checkpoints import discard_checkpoints, discard_finished, find_checkpoint, mark_complete
+from training.checkpoints import discard_checkpoints, discard_finished, find_checkpoint, mark_complete, read_mark
 
 NONE = "starting from step 0: no complete checkpoint found"
 FOREIGN = "starting from step 0: the checkpoint found belongs to other settings, inputs or code"
+KEYS = st.sampled_from(["step", "fingerprint", "processes", "files", "seal"])
+FILES = {"weights.safetensors": b"weights" * 30, "global_step/optimizer.pt": bytes(range(256)), "empty": b""}
 
 
-def checkpoint(folder, step: int, fingerprint: str | None = "mine", processes: int = 1):
+def checkpoint(folder: Path, step: int, fingerprint: str | None = "mine", processes: int = 1) -> Path:
     """A checkpoint folder; without a fingerprint it was never marked complete."""
     path = folder / f"checkpoint-{step}"
-    path.mkdir(parents=True)
-    (path / "weights").write_text("x")
+    for name, contents in FILES.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(contents)
     if fingerprint:
         mark_complete(path, step, fingerprint, processes)
     return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_without_checkpoints_training_starts_and_says_why(tmp_path):
@@ -46,22 +59,93 @@ def test_a_checkpoint_of_other_settings_is_refused_with_the_reason(tmp_path):
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused_with_both_ways_out(tmp_path):
     kept = checkpoint(tmp_path, 20, processes=2)
-    said = "checkpoint-20 was written by 2 processes.*set gpus: 2 to resume from step 20, or delete that folder"
+    said = "checkpoint-20 was written by 2 processes.*set gpus: 2 to resume from step 20, or delete .* to start over"
     with pytest.raises(InputError, match=said):
         find_checkpoint(tmp_path, "mine", 1)
     assert find_checkpoint(tmp_path, "mine", 2)[0] == kept
     assert find_checkpoint(tmp_path, "other", 1) == (None, FOREIGN)
 
 
-def test_discarding_keeps_only_what_is_asked_for_and_nothing_else_is_touched(tmp_path):
-    kept = checkpoint(tmp_path, 200)
-    checkpoint(tmp_path, 100)
-    checkpoint(tmp_path, 300, fingerprint=None)
+def flip(path: Path, start: int, count: int) -> None:
+    contents = bytearray(path.read_bytes())
+    for index in range(start, start + count):
+        contents[index % len(contents)] ^= 0xFF
+    path.write_bytes(contents)
+
+
+DAMAGES = {
+    "changed": (
+        lambda at: flip(at / "global_step/optimizer.pt", 100, 64),
+        "global_step/optimizer.pt has other contents",
+    ),
+    "missing": (lambda at: (at / "weights.safetensors").unlink(), "weights.safetensors is missing"),
+    "truncated": (lambda at: (at / "weights.safetensors").write_bytes(b"weights"), "has 7 bytes instead of 210"),
+    "emptied": (lambda at: (at / "weights.safetensors").write_bytes(b""), "has 0 bytes instead of 210"),
+    "extra": (lambda at: (at / "global_step/extra").touch(), "global_step/extra was not written with it"),
+    "half a mark": (lambda at: flip(at / "complete.json", 5, 400), "complete.json is not as it was written"),
+    "empty mark": (lambda at: (at / "complete.json").write_bytes(b""), "complete.json is not as it was written"),
+    "another mark": (lambda at: (at / "complete.json").write_text("[]"), "complete.json is not as it was written"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_it_is_taken(tmp_path, damage):
+    older, newest = checkpoint(tmp_path, 20), checkpoint(tmp_path, 40)
+    harm, said = DAMAGES[damage]
+    harm(newest)
+    taken, reason = find_checkpoint(tmp_path, "mine", 1)
+    assert taken == older
+    assert reason.startswith("checkpoint-40 is damaged (") and said in reason
+    assert reason.endswith("and was set aside as damaged-checkpoint-40; resuming from step 20 (checkpoint-20)")
+    assert names(tmp_path) == ["checkpoint-20", "damaged-checkpoint-40"]
+    assert find_checkpoint(tmp_path, "mine", 1) == (older, "resuming from step 20 (checkpoint-20)")
+
+
+def test_if_all_are_damaged_training_starts_over_and_one_is_kept_to_be_looked_at(tmp_path):
+    for step in (20, 40):
+        flip(checkpoint(tmp_path, step) / "weights.safetensors", 0, 1)
+    taken, reason = find_checkpoint(tmp_path, "mine", 1)
+    assert taken is None
+    assert "checkpoint-40 is damaged" in reason and "checkpoint-20 is damaged" in reason and reason.endswith(NONE)
+    assert names(tmp_path) == ["damaged-checkpoint-20"]
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
+def test_a_mark_with_a_changed_byte_does_not_count_unless_it_says_the_same(tmp_path, place, value):
+    if not (tmp_path / "written").exists():
+        (checkpoint(tmp_path, 20) / "complete.json").rename(tmp_path / "written")
+    written = (tmp_path / "written").read_bytes()
+    at = int(place * len(written))
+    mark = tmp_path / "checkpoint-20/complete.json"
+    mark.write_bytes(written[:at] + bytes([value]) + written[at + 1 :])
+    wanted = {key: part for key, part in json.loads(written).items() if key != "seal"}
+    assert read_mark(mark.parent) in (None, wanted)
+
+
+VALUES = st.none() | st.integers(0, 9) | st.sampled_from(["", "mine", [], {}])
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=30) | (VALUES | st.dictionaries(KEYS, VALUES, max_size=3)).map(json.dumps).map(str.encode))
+@example(b'{"seal": null}')
+def test_whatever_else_stands_in_the_mark_is_no_mark(tmp_path, contents):
+    (tmp_path / "complete.json").write_bytes(contents)
+    assert read_mark(tmp_path) is None
+
+
+def test_discarding_keeps_two_and_nothing_else_is_touched(tmp_path):
+    for step in (100, 200, 300):
+        checkpoint(tmp_path, step)
+    newest = tmp_path / "checkpoint-300"
+    checkpoint(tmp_path, 400, fingerprint=None)
     (tmp_path / "trainer_state.json").write_text("{}")
-    discard_checkpoints(tmp_path, keep=kept)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-200", "trainer_state.json"]
-    discard_checkpoints(tmp_path, keep=None)
-    assert [path.name for path in tmp_path.iterdir()] == ["trainer_state.json"]
+    discard_checkpoints(tmp_path, newest)
+    assert names(tmp_path) == ["checkpoint-200", "checkpoint-300", "trainer_state.json"]
+    discard_checkpoints(tmp_path, tmp_path / "checkpoint-200")
+    assert names(tmp_path) == ["checkpoint-200", "trainer_state.json"]
+    discard_checkpoints(tmp_path, newest=None)
+    assert names(tmp_path) == ["trainer_state.json"]
 
 
 def test_checkpoints_of_a_stage_are_discarded_once_its_outputs_are_whole(tmp_path):
@@ -70,5 +154,18 @@ def test_checkpoints_of_a_stage_are_discarded_once_its_outputs_are_whole(tmp_pat
         checkpoint(stage / "checkpoints", 100)
     (done / "metrics.json").write_text("{}")
     discard_finished([done, unfinished, tmp_path / "never run"])
-    assert [path.name for path in done.iterdir()] == ["metrics.json"]
+    assert names(done) == ["metrics.json"]
     assert find_checkpoint(unfinished / "checkpoints", "mine", 1)[0]
+
+
+def test_every_file_is_on_the_disk_before_the_mark_is_written(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        "training.checkpoints.os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink())
+    )
+    monkeypatch.setattr("training.checkpoints.write_json", lambda path, _: synced.append(path))
+    path = checkpoint(tmp_path, 20)
+    before = synced[: synced.index(path / "complete.json")]
+    assert {path / name for name in FILES} <= set(before)
+    assert before[-3:] == [path / "global_step", path, tmp_path]
+    assert synced[-1] == path  # with the name of the mark in it

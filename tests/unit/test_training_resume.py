@@ -77,6 +77,7 @@ def flags(folder: Path, output: Path, tuning: str, **changed) -> dict:
     }
     if stage == "finetune":
         settings["lora"] = settings["lora"] | {"r": 64} if tuning == "LoRA" else None
+        settings["projector_learning_rate"] = 1e-3 if tuning == "LoRA" else None  # two groups of parameters, and one
     settings |= changed
     output.mkdir(parents=True, exist_ok=True)
     write_yaml(output / "config.yaml", settings)
@@ -89,7 +90,7 @@ def outcome(output: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
     """All trained tensors, and what was logged at every step."""
     files = sorted([*output.glob("*.safetensors"), *output.glob("adapter/*.safetensors")])
     weights = {f"{file.name}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
-    kept = ("step", "epoch", "loss", "learning_rate", "grad_norm")
+    kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm")
     return weights, [{key: row[key] for key in kept if key in row} for row in read_jsonl(output / "metrics.jsonl")]
 
 
@@ -162,3 +163,40 @@ def test_two_processes_killed_in_their_second_epoch_resume_bit_for_bit(folder, f
     ended = forks.run("pretrain.py", killed, 2)
     assert ended.ok and "resuming from step 4" in ended.printed, ended.printed[-3000:]
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("configuration", ["zero0", "zero2_offload", "zero3_offload", "adamw_8bit"])
+def test_the_projectors_rate_scales_its_update_and_no_other(folder, forks, tmp_path, configuration):
+    """Adam's first update is proportional to the rate."""
+    start, updates = load_file(folder / "projector.safetensors"), {}
+    given = {"deepspeed": read_deepspeed(configuration, "finetune"), "warmup_ratio": 0, "lr_scheduler": "linear"}
+    for rate in (None, 1e-2, 1e-3):
+        output = tmp_path / str(rate)
+        ended = forks.run(
+            "finetune.py", flags(folder, output, "LoRA", **given, max_steps=1, projector_learning_rate=rate)
+        )
+        assert ended.ok, ended.printed[-3000:]
+        weights, [row] = outcome(output)
+        assert row["learning_rate"] == pytest.approx(1e-2)
+        assert row.get("projector_learning_rate") == pytest.approx(rate)
+        projector = load_file(output / "projector.safetensors")
+        updates[rate] = {name: projector[name] - start[name] for name in start}
+        updates[rate] |= {name: tensor for name, tensor in weights.items() if "lora" in name}
+    for name, update in updates[1e-2].items():
+        assert torch.equal(update, updates[None][name])
+        if "lora" in name:
+            assert torch.equal(updates[1e-3][name], update)
+        else:
+            torch.testing.assert_close(10 * updates[1e-3][name], update, rtol=0.01, atol=1e-6)
+    assert any(update.any() for update in updates[1e-3].values())
+
+
+def test_the_projectors_rate_follows_the_schedule_of_the_others(folder, forks, tmp_path):
+    given = {"projector_learning_rate": 1e-3, "max_steps": 4}
+    ended = forks.run("finetune.py", flags(folder, tmp_path, "LoRA", **given))
+    assert ended.ok, ended.printed[-3000:]
+    rows = outcome(tmp_path)[1]
+    assert [10 * row["projector_learning_rate"] for row in rows] == pytest.approx(
+        [row["learning_rate"] for row in rows]
+    )
+    assert rows[1]["learning_rate"] > rows[3]["learning_rate"] > 0

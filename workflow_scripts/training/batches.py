@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 class EpochBatches(Sampler[list[int | None]]):
     """One process's micro batches of an epoch, as lists of row numbers.
 
-    All processes shuffle alike and deal the micro batches out in turn, so that a step has the samples that it has on one
+    All processes shuffle alike and deal the micro batches out in turn: a step has the samples that it has on one
     process. Where the last round has none for a process, that process takes `[None]`: a sample that carries no loss.
 
     Args:

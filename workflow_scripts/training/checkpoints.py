@@ -38,7 +38,7 @@ def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Pat
     said = []
     foreign = False
     for checkpoint in _newest_first(folder):
-        mark = _read_mark(checkpoint)
+        mark = read_mark(checkpoint)
         if mark and mark["fingerprint"] != fingerprint:
             foreign = True
             continue
@@ -90,19 +90,19 @@ def mark_complete(checkpoint: Path, step: int, fingerprint: str, processes: int)
     _sync(checkpoint)
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    """The checkpoints that were marked, by the step in their names."""
-    marked = [mark.parent for mark in folder.glob(f"checkpoint-*/{MARK}") if mark.parent.name[11:].isdecimal()]
-    return sorted(marked, key=lambda checkpoint: int(checkpoint.name[11:]), reverse=True)
-
-
-def _read_mark(checkpoint: Path) -> dict | None:
+def read_mark(checkpoint: Path) -> dict | None:
     """What `mark_complete` wrote; None if it is anything else."""
     try:
         values = read_json(checkpoint / MARK)
         return values if values.pop("seal") == _seal(values) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """The checkpoints that were marked, by the step in their names."""
+    marked = [mark.parent for mark in folder.glob(f"checkpoint-*/{MARK}") if mark.parent.name[11:].isdecimal()]
+    return sorted(marked, key=lambda checkpoint: int(checkpoint.name[11:]), reverse=True)
 
 
 def _seal(values: dict) -> str:

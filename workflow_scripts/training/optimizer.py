@@ -5,8 +5,11 @@ for each trained weight, gradient included, where mixed precision needs 16: a la
 trained whole on a card of 24 GB, with nothing in host memory.
 """
 
+from collections.abc import Iterable
+
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
+from torch.nn import Parameter
 
 from training.settings import TrainingSettings
 
@@ -40,3 +43,12 @@ def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
     for step in range(1, steps + 1):
         rates = (0.0, beta1, beta2, 1.0, 0.0, True)  # learning rate, betas, epsilon, weight decay, bias correction
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, *rates, nothing, nothing, nothing, nothing)
+
+
+def with_own_rate(groups: list[dict], parameters: Iterable[Parameter], learning_rate: float) -> list[dict]:
+    """An optimizer's parameter groups, with those `parameters` in groups of their own that start at `learning_rate`.
+    The first group is one of the others."""
+    own = {id(parameter) for parameter in parameters}
+    others = [group | {"params": [p for p in group["params"] if id(p) not in own]} for group in groups]
+    theirs = [group | {"params": [p for p in group["params"] if id(p) in own], "lr": learning_rate} for group in groups]
+    return [group for group in (*others, *theirs) if group["params"]]

@@ -51,6 +51,7 @@ class TrainingSettings:
     deepspeed: dict | None
     deepspeed_choices: dict[str, dict] | None = None  # contents by name
     lora: LoraSettings | None = None
+    projector_learning_rate: float | None = None  # of projector and patch info mining; None: learning_rate
     nodes: int = 1  # that the GPUs are on
 
     def __post_init__(self):

@@ -113,6 +113,7 @@ def run_stage(
         save_checked=save_checked,
         fingerprint=fingerprint,
         progress_file=progress_file,
+        projector_learning_rate=settings.projector_learning_rate,
         optimizer_cls_and_kwargs=optimizer_of(settings),
     )
     memory.phase = "training"
@@ -184,7 +185,7 @@ def fingerprint_of(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
 
 def _write_records(settings: TrainingSettings, trainer: MGMTrainer, record: dict, output_dir: Path) -> None:
     history = [row for row in trainer.state.log_history if "loss" in row]
-    kept = ("step", "epoch", "loss", "learning_rate", "grad_norm", "seconds")
+    kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
     write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))
     write_json(
         output_dir / "metrics.json",

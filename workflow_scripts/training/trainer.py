@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers.masking_utils
 import transformers.trainer
-from accelerate.utils import DeepSpeedSchedulerWrapper
+from accelerate.utils import DeepSpeedSchedulerWrapper, DummyOptim
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
@@ -16,9 +16,10 @@ from transformers.trainer import SCHEDULER_NAME
 
 from errors import InputError
 from files import write_json
+from mgm.projector_weights import projector_parameters
 from training.batches import EpochBatches
 from training.checkpoints import discard_checkpoints, mark_complete
-from training.optimizer import repeat_products_of_betas
+from training.optimizer import repeat_products_of_betas, with_own_rate
 
 _load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
 
@@ -97,6 +98,7 @@ class MGMTrainer(ResumableTrainer):
         save_checked: called on every rank with the checkpoint folder; writes the trained weights and raises if they
             must not count as saved.
         progress_file: where the newest progress is, for watch.py.
+        projector_learning_rate: of projector and mining, under the same schedule; None: that of the rest.
     """
 
     def __init__(
@@ -105,9 +107,11 @@ class MGMTrainer(ResumableTrainer):
         normalize: Callable[[torch.Tensor], torch.Tensor],
         save_checked: Callable[[Path], None],
         progress_file: Path,
+        projector_learning_rate: float | None = None,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
+        self.projector_learning_rate = projector_learning_rate
         self.normalize = normalize
         self.save_checked = save_checked
         self.start = time.monotonic()
@@ -118,7 +122,29 @@ class MGMTrainer(ResumableTrainer):
     def floating_point_ops(self, inputs: dict) -> int:
         return 0  # nobody reads the sum, and the GPU waits while every micro batch counts the parameters
 
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer | DummyOptim:
+        """Trainer calls it twice where the optimizer is not DeepSpeed's own."""
+        optimizer = super().create_optimizer(model)
+        if self.projector_learning_rate:
+            own = isinstance(optimizer, DummyOptim)
+            groups = [{"params": optimizer.params}] if own else optimizer.param_groups
+            groups = with_own_rate(groups, projector_parameters(self.model).values(), self.projector_learning_rate)
+            if own:
+                optimizer.params = groups
+            else:
+                optimizer.param_groups.clear()
+                for group in groups:
+                    optimizer.add_param_group(group)
+        return optimizer
+
+    def training_step(self, *args, **kwargs) -> torch.Tensor:
+        if self.projector_learning_rate:
+            self._projector_rate = float(self.lr_scheduler.get_last_lr()[-1])
+        return super().training_step(*args, **kwargs)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "learning_rate" in logs and self.projector_learning_rate:
+            logs = logs | {"projector_learning_rate": self._projector_rate}
         super().log(logs | {"seconds": round(time.monotonic() - self.start, 3)}, start_time)
 
     def _prepare_inputs(self, inputs: dict) -> dict:
