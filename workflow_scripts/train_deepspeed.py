@@ -3,7 +3,8 @@
     python workflow_scripts/train_deepspeed.py --preset 7b_mamba --num-gpus 6 --dry-run
     python workflow_scripts/train_deepspeed.py --preset 7b_mamba --num-gpus 6
 
-With --dry-run everything up to the first step is looked at: configuration, batch sizes, memory and data. For a machine
+With --dry-run everything up to the first step is looked at: configuration, batch sizes, memory, and data if there is
+any. For a machine
 other than this one, --gpu-memory and --host-memory say what it has, in GiB. Results go to results/presets/<preset>.
 """
 
@@ -41,8 +42,7 @@ def main() -> None:
     settings = settings_of(preset, args, architecture)
     print_batch(settings)
     print_plan(settings, architecture, machine_of(args))
-    texts = sum(1 for _ in read_texts(Path(preset.data)))
-    print(f"data: {texts:,} texts in {preset.data}, cut into samples of {settings.max_length} tokens")
+    print_data(settings, preset, args.dry_run)
     if args.dry_run:
         print("dry run: nothing was launched")
         return
@@ -98,6 +98,15 @@ def print_plan(settings: TrainingSettings, architecture: Architecture, machine: 
         if parts := plan[name]:
             total = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
             print(f"{name} memory: {total} = {plan[f'{name}_gib']} GiB")
+
+
+def print_data(settings: TrainingSettings, preset: Preset, dry_run: bool) -> None:
+    """The size of the corpus; a dry run can do without one."""
+    if dry_run and not Path(preset.data).exists():
+        print(f"data: {preset.data} does not exist, so it was not looked at; a run needs it")
+        return
+    texts = sum(1 for _ in read_texts(Path(preset.data)))
+    print(f"data: {texts:,} texts in {preset.data}, cut into samples of {settings.max_length} tokens")
 
 
 def machine_of(args: argparse.Namespace) -> Machine:

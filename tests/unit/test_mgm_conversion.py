@@ -1,9 +1,12 @@
 """Published checkpoints into this project's layout and back: every tensor, byte for byte, or an error that names it."""
 
+import io
 import sys
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from published_mgm import MGM_2B, convnext_shapes, published_shapes, random_weights
 from safetensors.torch import load_file, save_file
 from tiny_models import TINY_SIZES, pixels, save_parts, text_config, tiny_mgm, tiny_parts, tiny_processor
@@ -16,7 +19,7 @@ from mgm import MGMConfig, MGMForConditionalGeneration
 from mgm.conversion.checkpoint import LAST_NORM, from_mgm, to_mgm
 from mgm.conversion.names import MGM, rename, reverse
 from mgm.conversion.parts import convnext_from_openclip, projector_from_mgm, projector_to_mgm, to_safetensors
-from mgm.conversion.shards import INDEX
+from mgm.conversion.shards import INDEX, Shard
 from mgm.projector_weights import load_projector
 
 
@@ -183,8 +186,25 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
             return print, ("harm",)
 
     torch.save({"model.mm_projector.0.weight": Harm()}, tmp_path / "mm_projector.bin")
-    with pytest.raises(InputError, match="mm_projector.bin cannot be read as weights"):
+    with pytest.raises(InputError, match="mm_projector.bin cannot be read as weights.*take the safetensors") as refused:
         projector_from_mgm(tmp_path / "mm_projector.bin", tmp_path / "pretrain")
+    assert "weights_only" not in str(refused.value)
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([True, False]), st.floats(0, 1, exclude_max=True), st.none() | st.integers(0, 255))
+def test_a_damaged_pickle_is_one_sentence_that_never_turns_the_check_off(tmp_path, zipped, place, value):
+    """Cut off at a place, or with another byte there."""
+    whole = io.BytesIO()
+    torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, whole, _use_new_zipfile_serialization=zipped)
+    contents = whole.getvalue()
+    at = int(place * len(contents))
+    contents = contents[:at] if value is None else contents[:at] + bytes([value]) + contents[at + 1 :]
+    (tmp_path / "weights.bin").write_bytes(contents)
+    try:
+        Shard(tmp_path / "weights.bin")
+    except InputError as refused:
+        assert "take the safetensors" in str(refused) and "weights_only" not in str(refused)
 
 
 def test_only_an_mgm_that_the_published_code_knows_goes_back(tmp_path):

@@ -66,6 +66,17 @@ def test_a_dry_run_shows_batch_memory_and_data_and_launches_nothing(project):
     assert not (project / "results").exists()
 
 
+def test_a_dry_run_needs_no_data_and_a_run_does(project):
+    """As the guide has it: the preset's corpus is not shipped."""
+    flags = ("--num-gpus", "6", "--gpu-memory", "80", "--host-memory", "1024")
+    done = run(project, *flags, "--dry-run", preset="7b_mamba")
+    assert done.returncode == 0, done.stderr
+    assert "data: data/corpus.jsonl does not exist, so it was not looked at; a run needs it" in done.stdout
+    assert "dry run: nothing was launched" in done.stdout
+    refused = run(project, *flags, preset="7b_mamba")
+    assert refused.returncode == 2 and "data/corpus.jsonl" in refused.stderr
+
+
 def test_the_7b_preset_is_refused_with_zero_2_and_micro_batch_4_on_six_gpus_of_32_gib(project):
     config = read_json(project / "config/deepspeed/zero2.json")
     config |= {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "train_batch_size": 48}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from pickle import UnpicklingError
 from zipfile import is_zipfile
 
 import torch
@@ -41,9 +40,13 @@ class Shard:
                 self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
                 # a copy: in a pickle, two names may share one storage, which safetensors refuses
                 self.tensor = lambda name: tensors[name].clone(memory_format=torch.contiguous_format)
-        except (SafetensorError, UnpicklingError, EOFError, OSError, RuntimeError, AttributeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"{path} cannot be read as weights ({reason}); download it again") from None
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} cannot be read as weights ({error}); download it again") from None
+        except Exception:  # torch.load raises whatever a damaged file leads to, and advises to turn its check off
+            raise InputError(
+                f"{path} cannot be read as weights: it is damaged, or holds more than tensors, which is never loaded; "
+                "download it again, or take the safetensors that its publisher has of it"
+            ) from None
 
 
 def shards_of(folder: Path, names: tuple[str, ...] = TRANSFORMERS) -> list[Shard]:
