@@ -200,3 +200,23 @@ def test_the_projectors_rate_follows_the_schedule_of_the_others(folder, forks, t
         [row["learning_rate"] for row in rows]
     )
     assert rows[1]["learning_rate"] > rows[3]["learning_rate"] > 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(folder, forks, tmp_path, processes):
+    undisturbed, killed = (
+        shared(folder, tmp_path / name, processes, 8, 32, save_steps=1) for name in ("undisturbed", "killed")
+    )
+    assert forks.run("pretrain.py", undisturbed, processes).ok
+    assert not forks.run("pretrain.py", killed, processes, kill_at=5).ok
+    checkpoints = tmp_path / "killed/checkpoints"
+    assert {path.name for path in checkpoints.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
+    optimizer = sorted(checkpoints.glob("checkpoint-4/global_step*/*optim_states.pt"))[-1]
+    contents = optimizer.read_bytes()
+    middle = len(contents) // 2
+    optimizer.write_bytes(
+        contents[:middle] + bytes(byte ^ 255 for byte in contents[middle:][:64]) + contents[middle + 64 :]
+    )
+    ended = forks.run("pretrain.py", killed, processes)
+    assert ended.ok and "was set aside as damaged-checkpoint-4; resuming from step 3" in ended.printed, ended.printed
+    assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
