@@ -9,7 +9,7 @@ GIB = 2**30
 LORA = 9 * GIB  # LoRA under ZeRO-3 with offload
 FULL = 67 * GIB  # all weights under ZeRO-2 with the optimizer offloaded
 TINY = 4 * GIB  # the embedded default
-DISK_LEAST, DISK_FEW = 5 * GIB, 40 * GIB
+DISK_LEAST, DISK_FEW = 5 * GIB, 64 * GIB
 SHARED_LEAST = GIB  # batches on their way from data loader processes
 FILES_LEAST, PROCESSES_LEAST = 1024, 1024
 
@@ -72,7 +72,7 @@ def check_disk(host: HostProbe) -> Finding:
     if host.disk < DISK_LEAST:
         return Finding(name, "fail", f"{there}; the embedded default wants {gib(DISK_LEAST)}", remedy)
     if host.disk < DISK_FEW:
-        return Finding(name, "warn", f"{there}; a 2B model with its checkpoints wants {gib(DISK_FEW)}", remedy)
+        return Finding(name, "warn", f"{there}; a 2B model, trained whole, with three checkpoints wants {gib(DISK_FEW)}", remedy)
     return Finding(name, "pass", there)
 
 
