@@ -76,8 +76,8 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_jsonl(path: str | Path) -> Iterator[dict]:
-    """Rows of a jsonl that this workflow wrote itself. What users hand in goes through `formats`."""
-    with open(path, encoding="utf-8") as file:
+    """Rows of a jsonl that this workflow wrote or has validated. What users hand in goes through `formats` first."""
+    with open(path, "rb") as file:  # as bytes: a line ends in \n only, and a byte order mark is no part of it
         for line in file:
             yield json.loads(line)
 

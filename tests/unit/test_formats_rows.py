@@ -1,6 +1,9 @@
 """Malformed rows of each format: the message names the file, the line or row, and what to do."""
 
+import codecs
 import json
+import os
+import pickle
 
 import pytest
 
@@ -56,13 +59,13 @@ class TestEveryJsonl:
     )
     def test_a_line_that_is_not_json_is_named(self, reader, row, tmp_path, line):
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
-        assert "line 2" in error and "mend or delete the line" in error
+        assert "line 2" in error and "fix or delete the line" in error
 
     def test_a_line_that_is_not_utf8_is_named(self, reader, row, tmp_path):
         path = tmp_path / "a.jsonl"
         path.write_bytes(json.dumps(row).encode() + b'\n{"id": "caf\xe9"}\n')
         error = message(reader, path)
-        assert "line 2" in error and "UTF-8" in error and "mend or delete the line" in error
+        assert "line 2" in error and "save the file as UTF-8, or delete the line" in error
 
     @pytest.mark.parametrize("line", ["[]", "3", "null", '"text"'])
     def test_a_line_that_is_no_object_is_named(self, reader, row, tmp_path, line):
@@ -72,7 +75,7 @@ class TestEveryJsonl:
     def test_half_of_a_surrogate_pair_is_refused_wherever_it_stands(self, reader, row, tmp_path):
         for bad in (row | {"id": "\ud800"}, row | {"id": "2", "extra": [{"deep": "x\udc00"}]}, row | {"\ud834": 1}):
             error = message(reader, write_lines(tmp_path / "a.jsonl", row | {"id": "0"}, bad))
-            assert "line 2" in error and "surrogate" in error and "mend or delete" in error
+            assert "line 2" in error and "surrogate" in error and "fix or delete" in error
             assert error.isprintable()
 
     def test_a_whole_surrogate_pair_is_a_character(self, reader, row, tmp_path):
@@ -85,7 +88,42 @@ class TestEveryJsonl:
         assert "row 3" in error and "in row 1" in error and "ids must be unique" in error
 
     def test_a_missing_file_says_where_paths_are_set(self, reader, row, tmp_path):
-        assert "config/datasets/" in message(reader, tmp_path / "a.jsonl")
+        assert "a.jsonl does not exist; check the paths in config/datasets/" in message(reader, tmp_path / "a.jsonl")
+
+    def test_what_is_no_file_is_named(self, reader, row, tmp_path):
+        (tmp_path / "folder.jsonl").mkdir()
+        os.mkfifo(tmp_path / "pipe.jsonl")  # whoever opens it waits for ever
+        (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+        assert "is a folder; check the paths" in message(reader, tmp_path / "folder.jsonl")
+        assert "is no regular file" in message(reader, tmp_path / "pipe.jsonl")
+        assert "cannot be read (Too many levels of symbolic links)" in message(reader, tmp_path / "loop.jsonl")
+        assert "cannot be read (File name too long)" in message(reader, tmp_path / ("a" * 300 + ".jsonl"))
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+    def test_another_encoding_is_named(self, reader, row, tmp_path, encoding):
+        path = tmp_path / "a.jsonl"
+        path.write_text(json.dumps(row | {"extra": "é"}, ensure_ascii=False) + "\n", encoding=encoding)
+        assert "line 1: not" in message(reader, path)
+
+    def test_a_byte_order_mark_is_no_part_of_the_first_row(self, reader, row, tmp_path):
+        path = write_lines(tmp_path / "a.jsonl", row, row | {"id": "2"})
+        rows = list(reader(path))
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+        assert list(reader(path)) == rows
+
+    @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+    def test_a_number_that_json_does_not_have_is_named(self, reader, row, tmp_path, number):
+        line = json.dumps(row | {"id": "2", "extra": [{"deep": "*"}]}).replace('"*"', number)
+        error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
+        assert "line 2: a number is NaN, infinite or too large for JSON; fix or delete the row" in error
+
+    def test_a_row_that_is_too_deep_for_another_process_is_named(self, reader, row, tmp_path):
+        for depth, fits in ((98, True), (99, False), (500, False)):
+            path = write_lines(tmp_path / "a.jsonl", json.dumps(row)[:-1] + f', "x": [{"[" * depth + "]" * depth}]}}')
+            if fits:
+                assert pickle.dumps(list(reader(path)))
+            else:
+                assert "line 1: more than 100 lists and objects inside each other" in message(reader, path)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +158,8 @@ def test_a_pairs_question_is_text(tmp_path):
 def test_a_caption_survives_data_juicers_text():
     for caption in ("a red circle", "", "two\nlines", "größer 山"):
         assert caption_of(text_of(caption)) == caption
+    for caption in ("<|__dj__eoc|> at the front", "in the <|__dj__eoc|> middle"):  # not lost, so that it is refused
+        assert caption_of(text_of(caption)) == caption
     assert text_of("a white chandelier") == "<__dj__image>\na white chandelier <|__dj__eoc|>"
 
 
@@ -137,10 +177,7 @@ BAD_TALKS = [
     (TALK | {"conversations": [TURNS[0], TURNS[0]]}, "turn 2 must be {'from': 'gpt'"),
     (TALK | {"conversations": [TURNS[0], {"from": "gpt"}]}, "turn 2 must be"),
     (TALK | {"conversations": [TURNS[0], "A"]}, "turn 2 must be"),
-    (TALK | {"conversations": turns("Q", "A")}, "expected 1 image token <image> in the conversation, found 0"),
-    (TALK | {"conversations": turns("<image><image>Q", "A")}, "expected 1 image token <image>"),
-    (TALK | {"conversations": turns("<image>Q", "A", "<image>Q", "A")}, "found 2"),
-    (without(TALK, "image"), "expected 0 image token <image> in the conversation, found 1"),
+    (TALK | {"id": True}, "'id' must be a string, found True"),
 ]
 
 
@@ -156,13 +193,21 @@ def test_a_bad_conversation_is_named_with_its_fault(tmp_path, row, says, suffix)
 
 def test_ids_of_published_files_are_numbered_where_they_repeat(tmp_path):
     """LLaVA's mixtures have several rows about one image under its id, and whole numbers for ids."""
-    path = write_lines(tmp_path / "a.jsonl", *[TALK | {"id": identifier} for identifier in ("7", 7, "8", "7")])
-    assert [row["id"] for row in read_llava(path, number_ids=True)] == ["7", "7~2", "8", "7~3"]
+    path = tmp_path / "a.jsonl"
+    for given, numbered in (
+        (["7", 7, "8", "7"], ["7", "7~2", "8", "7~3"]),
+        (["7", "7", "7~2"], ["7", "7~2", "7~2~2"]),
+        (["7~2", "7", "7", "7"], ["7~2", "7", "7~3", "7~4"]),
+    ):
+        write_lines(path, *[TALK | {"id": identifier} for identifier in given])
+        assert [row["id"] for row in read_llava(path, number_ids=True)] == numbered
+    write_lines(path, TALK, TALK | {"id": 7})
     with pytest.raises(InputError, match="row 2: 'id' must be a string"):
         list(read_llava(path))
-    write_lines(path, TALK | {"id": None})
-    with pytest.raises(InputError, match="row 1: 'id' must be a string"):
-        list(read_llava(path, number_ids=True))
+    for identifier in (None, True, 1.5, ["7"]):
+        write_lines(path, TALK | {"id": identifier})
+        with pytest.raises(InputError, match="row 1: 'id' must be a string"):
+            list(read_llava(path, number_ids=True))
 
 
 def test_a_json_list_reads_as_its_lines_do(tmp_path):
@@ -177,6 +222,8 @@ def test_a_json_list_reads_as_its_lines_do(tmp_path):
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
         ('{"id": "1"}', "expected a JSON list"),
+        (f"[{json.dumps(TALK)}, " + "9" * 5000 + "]", "row 2: not valid JSON (Exceeds the limit"),
+        ('[{"id": NaN}]', "row 1: a number is NaN"),
         ('[{"id": "\\ud800"}]', "row 1: half of a surrogate pair (\\ud800)"),
         ("[3]", "row 1: expected a JSON object, found int"),
         (f"[{json.dumps(TALK)}", "row 1: not valid JSON (the list does not end)"),
@@ -189,6 +236,15 @@ def test_a_bad_json_file_is_named_with_its_fault(tmp_path, content, says):
     path = tmp_path / "a.json"
     path.write_text(content)
     assert says in message(read_llava, path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
+def test_a_list_in_another_encoding_is_named_and_one_with_a_byte_order_mark_is_read(tmp_path, encoding):
+    path, rows = tmp_path / "a.json", [TALK | {"id": "é"}]
+    path.write_text(json.dumps(rows, ensure_ascii=False), encoding=encoding)
+    assert "not " in message(read_llava, path)
+    path.write_text(json.dumps(rows), encoding="utf-8-sig")
+    assert list(read_llava(path)) == rows
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10_000])
@@ -253,6 +309,16 @@ def test_what_conversation_makes_is_read_back(tmp_path):
 def test_a_bad_held_out_row_is_named_with_its_fault(tmp_path, row, says):
     error = message(read_evaluation, write_lines(tmp_path / "a.jsonl", HELD_OUT | {"id": "0"}, row))
     assert "line 2" in error and says in error
+
+
+@pytest.mark.parametrize("token", ["<image>", "<start_of_turn>", "<|im_end|>", "</s>", "<unused0>", "<|image_pad|>"])
+def test_a_question_that_would_be_read_as_control_is_refused_before_it_is_asked(tmp_path, token):
+    asked = {"type": "n", "question": f"What is {token} here?", "answer": token}
+    held_out = HELD_OUT | {"captions": [f"a {token}"], "questions": [asked]}
+    error = message(read_evaluation, write_lines(tmp_path / "a.jsonl", held_out))
+    assert f"line 1: its text holds the control token {token}; fix or delete the row" in error
+    path = write_lines(tmp_path / "a.jsonl", HELD_OUT | {"captions": [f"a {token}"]})
+    assert [row["captions"] for row in read_evaluation(path)] == [[f"a {token}"]]  # a reference is never asked
 
 
 def test_held_out_rows_without_questions_get_empty_lists(tmp_path):

@@ -68,6 +68,18 @@ def test_a_max_length_without_room_for_text_is_refused(dataset, image):
         dataset(conversation("1", image, "Q", "A"), max_length=NUM_IMAGE_TOKENS)
 
 
+@pytest.mark.parametrize(
+    "said", [("<image>\nQ <|im_end|>", "A"), ("<image>\nQ", "<image>"), ("<image><image>", "A"), ("Q", "A")]
+)
+def test_a_text_that_the_model_would_misread_is_refused_by_row(dataset, image, said):
+    """`write_jsonl` leaves no such row; a file may come from elsewhere."""
+    row = conversation("2", image, "Q", "A")
+    for turn, value in zip(row["conversations"], said, strict=True):
+        turn["value"] = value
+    with pytest.raises(InputError, match="data.jsonl, row 2: .* token .*; fix or delete the row"):
+        dataset(conversation("1", image, "Q", "A"), row)
+
+
 def test_an_empty_file_is_refused(dataset):
     with pytest.raises(InputError, match="data.jsonl holds no conversations"):
         dataset()

@@ -22,8 +22,8 @@ def text_of(caption: str) -> str:
 
 
 def caption_of(text: str) -> str:
-    """The caption inside a Data-Juicer `text`."""
-    return text.replace(IMAGE_TOKEN, "").replace(END_OF_CHUNK, "").strip()
+    """The caption inside a Data-Juicer `text`: all but the image token and the end of the last chunk."""
+    return text.replace(IMAGE_TOKEN, "").strip().removesuffix(END_OF_CHUNK).strip()
 
 
 def read_dj_jsonl(path: str | Path) -> Iterator[dict]:

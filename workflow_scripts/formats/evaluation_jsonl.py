@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from errors import InputError
+from formats.prompts import check_no_control
 from formats.rows import UniqueIds, read_objects
 
 OBJECT_KEYS = {"color", "shape", "position"}
@@ -16,7 +17,12 @@ QUESTION_KEYS = {"type", "question", "answer"}
 
 
 def read_evaluation(path: str | Path) -> Iterator[dict]:
-    """Yield validated rows; `objects` and `questions` become empty lists where a row has none."""
+    """Yield validated rows; `objects` and `questions` become empty lists where a row has none.
+
+    Raises:
+        InputError: names the file, the line and the remedy; also for a question that holds a control token, since it is
+            put to the model.
+    """
     ids = UniqueIds(path)
     for number, row in read_objects(path):
         where = f"{path}, line {number}"
@@ -32,4 +38,6 @@ def read_evaluation(path: str | Path) -> Iterator[dict]:
                 raise InputError(f"{where}: {key!r} must be a list of objects with the keys {sorted(wanted)}")
             if wrong := [value for item in items for value in item.values() if not isinstance(value, str)]:
                 raise InputError(f"{where}: the values in {key!r} must be texts, found {wrong[0]!r}")
+        for item in row["questions"]:
+            check_no_control(item["question"], where)
         yield row

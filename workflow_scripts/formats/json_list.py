@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import IO
 
 from errors import InputError
-from formats.rows import existing, read_json_file
+from formats.rows import open_input, read_json_file
 
 CHUNK = 1 << 16  # characters of a list that are read at a time, or more where an item has more
 DECODE = json.JSONDecoder().raw_decode
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
+REST_OF_NUMBER = re.compile(r"[-+.eE\d]*")  # empty, too
 SPACE, LONGEST_WORD = re.compile(r"\s*"), len("-Infinity")
 EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
 
@@ -26,7 +27,7 @@ def read_json_list(path: str | Path) -> Iterator[object]:
     Raises:
         InputError: names the file, the row (from 1) and what is wrong there.
     """
-    with open(existing(path), encoding="utf-8") as file:
+    with open_input(path) as file:
         text, at, before, end, number = "", 0, BEFORE_FIRST, EMPTY, 1
         while True:
             try:
@@ -34,10 +35,10 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                 problem = ""
             except json.JSONDecodeError as error:
                 after, problem = len(text) if _may_be_cut(text, error) else at, error.msg
-            except RecursionError as error:
-                raise InputError(f"{path}, row {number}: not valid JSON ({error}); mend the file") from None
-            # what is there may be cut off anywhere, in a number too
-            if after == len(text) and (more := _read(file, path, max(CHUNK, len(text) - at))):
+            except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets without end
+                raise InputError(f"{path}, row {number}: not valid JSON ({error}); fix the file") from None
+            # what is there may be cut off anywhere, in a number too: 1 of 1.5, and of 1. where 5 is still to come
+            if REST_OF_NUMBER.fullmatch(text, after) and (more := _read(file, path, max(CHUNK, len(text) - at))):
                 text, at = text[at:] + more, 0
                 continue
             if after == len(text) and end.match(text, at):
@@ -47,7 +48,7 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                     found = type(read_json_file(path)).__name__
                     raise InputError(f"{path}: expected a JSON list, found {found}")
                 raise InputError(
-                    f"{path}, row {number}: not valid JSON ({problem or 'the list does not end'}); mend the file"
+                    f"{path}, row {number}: not valid JSON ({problem or 'the list does not end'}); fix the file"
                 )
             yield item
             at, before, end, number = after, BEFORE_NEXT, END, number + 1
@@ -62,7 +63,7 @@ def _decode_item(text: str, at: int, before: re.Pattern) -> tuple[object, int]:
 
 
 def _may_be_cut(text: str, error: json.JSONDecodeError) -> bool:
-    """Whether more of the file could mend it: in a string, in a word like `null`, behind the last item."""
+    """Whether more of the file could complete it: in a string, in a word like `null`, behind the last item."""
     in_string = error.msg.startswith("Unterminated string")
     return in_string or error.pos >= len(text) - LONGEST_WORD or text.startswith("]", error.pos)
 
@@ -71,4 +72,4 @@ def _read(file: IO[str], path: str | Path, characters: int) -> str:
     try:
         return file.read(characters)
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not valid JSON ({error}); mend the file") from None
+        raise InputError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from None

@@ -17,7 +17,7 @@ from pathlib import Path
 from errors import InputError
 from formats.images import BadImage, load_image
 from formats.prompts import check_no_control
-from formats.rows import UniqueIds, existing
+from formats.rows import UniqueIds, open_input
 
 REQUIRED = ("index", "question", "A", "B", "category", "image")
 LETTERS = "ABCD"
@@ -62,7 +62,7 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     csv.field_size_limit(sys.maxsize)  # an image is one cell
     number = 0
     try:
-        with open(existing(path), encoding="utf-8-sig", newline="") as file:
+        with open_input(path, newline="") as file:
             table = csv.DictReader(file, dialect="excel-tab", strict=True)
             if missing := [name for name in REQUIRED if name not in (table.fieldnames or ())]:
                 raise InputError(

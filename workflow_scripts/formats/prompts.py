@@ -19,7 +19,24 @@ Segments = list[tuple[str, bool]]
 def check_no_control(text: str, where: str) -> None:
     """Refuse a question that would be taken for an image or the end of a turn."""
     if control := CONTROL.search(text):
-        raise InputError(f"{where}: its text holds the control token {control.group()}; mend or delete the row")
+        raise InputError(f"{where}: its text holds the control token {control.group()}; fix or delete the row")
+
+
+def image_problem(row: dict) -> str | None:
+    """Why the model would not be shown a LLaVA row's image exactly once, in a question; None if it would."""
+    wanted = int("image" in row)
+    tokens = sum(turn["value"].count(IMAGE_TOKEN) for turn in row["conversations"][::2])
+    if tokens == wanted:
+        return None
+    return f"expected {wanted} image token {IMAGE_TOKEN} in what the human says, found {tokens}"
+
+
+def control_problem(row: dict) -> str | None:
+    """Which control token a LLaVA row holds beside its image token; None if there is none."""
+    questions, answers = (turn["value"] for turn in row["conversations"][::2]), row["conversations"][1::2]
+    texts = [*(text.replace(IMAGE_TOKEN, "") for text in questions), *(turn["value"] for turn in answers)]
+    found = next(filter(None, map(CONTROL.search, texts)), None)
+    return found and f"its text holds the control token {found.group()}"
 
 
 def plain(turns: list[dict], eos: str) -> Segments:

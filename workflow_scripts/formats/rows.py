@@ -1,58 +1,96 @@
 """Reading JSON and jsonl with errors that name the file and the line."""
 
+import codecs
 import json
+import os
+import stat
 from array import array
 from collections.abc import Iterator
-from itertools import accumulate
+from contextlib import contextmanager
+from itertools import accumulate, count
 from pathlib import Path
+from typing import IO
 
 from disk_map import DiskMap
 from errors import InputError
 
+DEEPEST = 100  # lists and objects inside each other; pickling a row for another process recurses
+
 
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
     """Yield (line number from 1, object). Blank lines are errors too: they hide truncated writes."""
-    with open(existing(path), "rb") as file:
+    with open_input(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
+            where = f"{path}, line {number}"
             try:
-                row = json.loads(raw.decode("utf-8"))
+                row = json.loads(raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise InputError(f"{where}: not UTF-8 ({error}); save the file as UTF-8, or delete the line") from None
             except (ValueError, RecursionError) as error:
-                raise InputError(
-                    f"{path}, line {number}: not one JSON object in UTF-8 ({error}); mend or delete the line"
-                ) from None
-            yield number, check_object(row, f"{path}, line {number}")
+                raise InputError(f"{where}: not one JSON object ({error}); fix or delete the line") from None
+            yield number, check_object(row, where)
 
 
 def read_json_file(path: str | Path) -> object:
     """The content of a JSON file that somebody else wrote."""
     try:
-        return json.loads(existing(path).read_text(encoding="utf-8"))
+        with open_input(path) as file:
+            return json.load(file)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON ({error}); mend the file") from None
+        raise InputError(f"{path}: not valid JSON ({error}); fix the file") from None
 
 
-def existing(path: str | Path) -> Path:
-    """The path of a file that somebody brings, if it is there."""
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(
-            f"{path} does not exist; check the paths in config/datasets/, under `benchmarks`, or on the command line"
-        )
-    return path
+@contextmanager
+def open_input(path: str | Path, mode: str = "r", newline: str | None = None) -> Iterator[IO]:
+    """Open a file that somebody brings, as bytes or as UTF-8 with or without a byte order mark.
+
+    Raises:
+        InputError: there is no such file, it is a folder or a device, or it cannot be read.
+    """
+    remedy = "check the paths in config/datasets/, under `benchmarks`, or on the command line"
+    try:
+        kind = os.stat(path).st_mode
+        if not stat.S_ISREG(kind):
+            raise InputError(f"{path} is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}; {remedy}")
+        with open(path, mode, encoding=None if "b" in mode else "utf-8-sig", newline=newline) as file:
+            yield file
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{path} does not exist; {remedy}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); {remedy}") from None
 
 
 def check_object(row: object, where: str) -> dict:
-    """The row itself, if it is a JSON object whose texts can be written again."""
+    """The row itself, if it is a JSON object that can be written again."""
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected a JSON object, found {type(row).__name__}")
     try:
-        json.dumps(row, ensure_ascii=False).encode("utf-8")
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise InputError(
-            f"{where}: half of a surrogate pair (\\u{ord(half):04x}) is no character; mend or delete the row"
+            f"{where}: half of a surrogate pair (\\u{ord(half):04x}) is no character; fix or delete the row"
         ) from None
+    except ValueError:
+        raise InputError(f"{where}: a number is NaN, infinite or too large for JSON; fix or delete the row") from None
+    except RecursionError:
+        text = "[" * (DEEPEST + 1)
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(row):
+        raise InputError(f"{where}: more than {DEEPEST} lists and objects inside each other; fix or delete the row")
     return row
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return False
+        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
+    return any(isinstance(item, dict | list) for item in level)
 
 
 class LineIndex:
@@ -87,3 +125,25 @@ class UniqueIds:
             raise InputError(
                 f"{self.path}, row {number}: id {identifier!r} was used before, in row {first}; ids must be unique"
             )
+
+
+class NumberedIds:
+    """Makes repeated ids unique: the second row of an id `7` gets `7~2`, or the next number that no row before has.
+
+    Args:
+        mark: what stands between an id and its number.
+    """
+
+    def __init__(self, mark: str):
+        self.mark = mark
+        self.last = DiskMap()  # of each id so far, given or made: the last number that was put behind it
+
+    def add(self, identifier: str) -> str:
+        """The id to use for a row whose own is this one."""
+        if (last := self.last.get(identifier)) is None:
+            self.last.fill([(identifier, 1)])
+            return identifier
+        numbered = ((f"{identifier}{self.mark}{number}", number) for number in count(last + 1))
+        unique, number = next(pair for pair in numbered if pair[0] not in self.last)
+        self.last.replace([(identifier, number), (unique, 1)])
+        return unique

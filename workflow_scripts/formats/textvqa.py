@@ -98,7 +98,7 @@ def _read_answers(path: Path) -> dict[Key, dict]:
         check_object(row, where)
         if not isinstance(row.get("image_id"), str) or not isinstance(row.get("question"), str):
             raise InputError(f"{where}: 'image_id' and 'question' must be texts")
-        if not isinstance(row.get("question_id"), int | str):
+        if not isinstance(row.get("question_id"), int | str) or isinstance(row["question_id"], bool):
             raise InputError(f"{where}: 'question_id' must be a number, found {row.get('question_id')!r}")
         given = row.get("answers")
         if not isinstance(given, list) or len(given) != ANSWERS or not all(isinstance(text, str) for text in given):

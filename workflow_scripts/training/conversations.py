@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from errors import InputError
 from formats.images import load_image
 from formats.llava import read_llava
-from formats.prompts import segments_of
+from formats.prompts import control_problem, image_problem, segments_of
 from formats.rows import LineIndex
 from mgm import MGMProcessor
 from mgm.positions import IGNORED, positions_of_answers, positions_of_images
@@ -24,7 +24,12 @@ class ConversationDataset(Dataset):
     """
 
     def __init__(self, path: str | Path, processor: MGMProcessor, template: str, max_length: int):
-        if not sum(1 for _ in read_llava(path)):  # all are looked at now, none is kept
+        rows = 0
+        for row in read_llava(path):  # all are looked at now, none is kept
+            rows += 1
+            if problem := image_problem(row) or control_problem(row):
+                raise InputError(f"{path}, row {rows}: {problem}; fix or delete the row")
+        if not rows:
             raise InputError(f"{path} holds no conversations; nothing to train on")
         if max_length <= processor.num_image_tokens:
             raise InputError(
