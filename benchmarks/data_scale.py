@@ -115,7 +115,7 @@ def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> U
 
 
 def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
-    own = dict.fromkeys(("pretrain_images", "finetune_images"), str(folder / "drawn"))
+    own = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(folder / "drawn"))
     own |= {"max_samples": rows, "cpu_threads": processes, "on_bad_row": "drop"}
     write_yaml(folder / "jsonl.yaml", settings["jsonl"] | own)
     return measure(
@@ -123,6 +123,7 @@ def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
         config=folder / "jsonl.yaml",
         pairs=folder / "dataset/pretrain.jsonl",
         instructions=folder / "dataset/finetune.json",
+        evaluation=folder / "dataset/evaluation.jsonl",
         output_dir=folder / "jsonl",
     )
 

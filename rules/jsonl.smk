@@ -5,6 +5,7 @@ rule write_jsonl:
         pairs=pairs,
         budget=budget,
         instructions=dataset_file("finetune.json"),
+        evaluation=dataset_file("evaluation.jsonl"),
         code=code("write_jsonl.py"),
     output:
         pretrain="results/{run}/jsonl/pretrain.jsonl",
@@ -26,5 +27,6 @@ rule write_jsonl:
     shell:
         logged(
             "python workflow_scripts/write_jsonl.py --config {input.config:q} --pairs {input.pairs:q}"
-            " --instructions {input.instructions:q} {params.budget} --output-dir results/{wildcards.run:q}/jsonl"
+            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget}"
+            " --output-dir results/{wildcards.run:q}/jsonl"
         )

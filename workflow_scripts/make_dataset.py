@@ -24,7 +24,9 @@ def main() -> None:
         summary = write_own_data(settings, args.output_dir)
     print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
     for split, count in summary.get("left_out", {}).items():
-        print(f"{count} rows of {split} are left out, since they are about held-out images", flush=True)
+        copies = summary["left_out_copies"].get(split, 0)
+        more = f", {copies} of them under another name" if copies else ""
+        print(f"{count} rows of {split} are left out, since they are about held-out images{more}", flush=True)
     write_json(args.output_dir / "summary.json", summary)
 
 

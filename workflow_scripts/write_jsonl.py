@@ -2,55 +2,68 @@
 
     python workflow_scripts/write_jsonl.py --config results/baseline/jsonl/config.yaml \\
         --pairs results/baseline/filter/filtered.jsonl --instructions results/datasets/shapes/finetune.json \\
-        --output-dir results/baseline/jsonl
+        --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/jsonl
 
-`--same-samples-as results/baseline/jsonl/summary.json` writes as many pairs as another experiment trains on, by leaving
-out or repeating rows, so that only the data differs and not how much is trained.
+Where there are no instructions (an empty list), stage 2 trains on the pairs and asks for their captions. A row about an
+image of the evaluation file is a bad row.
+
+`--same-samples-as results/baseline/jsonl/summary.json` writes as many samples of each as another experiment trains on,
+by leaving out or repeating rows, so that only the data differs and not how much is trained.
 
 Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 """
 
 import argparse
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from command_line import command_line
 from errors import InputError
 from files import read_json, read_yaml, sha256_of, write_json
 from formats.dj_jsonl import read_dj_jsonl
+from formats.evaluation_jsonl import read_evaluation
+from formats.held_out import HeldOut
 from formats.llava import read_llava
 from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+
+DESCRIBE = "Describe the image."  # stage 2 asks for a caption that comes with no question of its own
 
 
 @command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in ("--config", "--pairs", "--instructions", "--output-dir"):
+    for flag in ("--config", "--pairs", "--instructions", "--evaluation", "--output-dir"):
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--same-samples-as", type=Path)
     args = parser.parse_args()
     settings = read_yaml(args.config)
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
-    budget = read_json(args.same_samples_as)["pretrain"]["rows_out"] if args.same_samples_as else None
-    sources = {
-        "pretrain": (
-            caption_rows(read_dj_jsonl(args.pairs), settings["question"]),
-            settings["pretrain_images"],
-            budget,
-        ),
-        "finetune": (read_llava(args.instructions), settings["finetune_images"], None),
-    }
+    budgets = read_json(args.same_samples_as) if args.same_samples_as else None
+    held_out = HeldOut(read_evaluation(args.evaluation), settings["evaluation_images"])
     summary: dict = {}
-    for name, (rows, root, budget) in sources.items():
+    for name, (rows, root) in _sources(settings, args.pairs, args.instructions).items():
         output = args.output_dir / f"{name}.jsonl"
+        budget = budgets and budgets[name]["rows_out"]
         rules = SampleRules(settings["on_bad_row"], settings["max_samples"], budget, settings["seed"])
-        counts = summary[name] = write_training_jsonl(rows, root, output, rules, processes)
+        counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
         if counts["rows_out"] == 0:
             raise InputError(f"no row of {name} is left to train on: {counts}")
         more = f", {counts['repeated']} of them repeats" if counts["repeated"] else ""
         print(f"{name}: {counts['rows_out']} samples{more} from {counts['rows_in']} rows, in {output}", flush=True)
-    summary["inputs"] = {"pairs": sha256_of(args.pairs), "instructions": sha256_of(args.instructions)}
+    files = {"pairs": args.pairs, "instructions": args.instructions, "evaluation": args.evaluation}
+    summary["inputs"] = {name: sha256_of(file) for name, file in files.items()}
     write_json(args.output_dir / "summary.json", summary)
+
+
+def _sources(settings: dict, pairs: Path, instructions: Path) -> dict[str, tuple[Iterator[dict], str]]:
+    """The rows of each stage, and the folder that their image paths are relative to."""
+    sources = {"pretrain": (caption_rows(read_dj_jsonl(pairs), settings["question"]), settings["pretrain_images"])}
+    if next(read_llava(instructions), None) is None:
+        sources["finetune"] = caption_rows(read_dj_jsonl(pairs), DESCRIBE), settings["pretrain_images"]
+    else:
+        sources["finetune"] = read_llava(instructions), settings["finetune_images"]
+    return sources
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """Someone's own data, in particular the Better Synth challenge's folders as they come."""
 
-import io
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from better_synth_kit import QUESTION, save_kit
-from PIL import Image
 from places import PROJECT
+from tiny_models import save_image
 
 from errors import InputError
-from files import read_json, read_jsonl, write_jsonl
+from files import read_json, read_jsonl, sha256_of, write_jsonl
 from formats.dj_jsonl import text_of
+from formats.held_out import HeldOut
 from formats.llava import conversation
 from formats.own_data import write_own_data
 from settings.datasets import resolve_dataset
@@ -29,7 +30,8 @@ def kit(tmp_path, monkeypatch):
 def test_the_challenges_folders_become_the_workflows_files(kit, tmp_path):
     dataset = resolve_dataset("better_synth")
     summary = write_own_data(dataset["settings"], tmp_path / "out")
-    assert summary == {"pretrain": 4, "finetune": 3, "evaluation": 2, "left_out": {"pretrain": 2}}
+    left_out = {"left_out": {"pretrain": 2}, "left_out_copies": {}}
+    assert summary == {"pretrain": 4, "finetune": 3, "evaluation": 2} | left_out
     pairs = list(read_jsonl(tmp_path / "out/pretrain.jsonl"))
     assert {row["question"] for row in pairs} == {QUESTION}
     assert all((tmp_path / dataset["images"]["pretrain"] / row["images"][0]).is_file() for row in pairs)
@@ -47,15 +49,27 @@ def test_a_pair_whose_question_is_not_there_is_named(kit, tmp_path):
 
 
 def pairs_with_images(folder: Path, rows: int, unreadable: set[int]) -> dict:
-    """Settings of a dataset whose rows have an image each, some of them no image."""
+    """Settings of a dataset whose rows have an image each, all different, some of them no image."""
     folder.mkdir(exist_ok=True)
-    good = io.BytesIO()
-    Image.new("RGB", (32, 32), "red").save(good, "PNG")
     for index in range(rows):
-        (folder / f"{index}.png").write_bytes(b"no image" if index in unreadable else good.getvalue())
+        save_image(folder / f"{index}.png", (200, index, 0), (32, 32))
+        if index in unreadable:
+            (folder / f"{index}.png").write_bytes(b"no image")
     lines = [{"id": str(i), "text": text_of("a red square"), "images": [f"{i}.png"]} for i in range(rows)]
     write_jsonl(folder / "pairs.jsonl", lines)
     return {"pretrain": {"file": str(folder / "pairs.jsonl"), "images": str(folder)}}
+
+
+def evaluation_about(folder: Path, *images: str) -> dict:
+    """Settings of an evaluation file in the folder."""
+    rows = [{"id": str(n), "image": image, "captions": ["a square"]} for n, image in enumerate(images)]
+    write_jsonl(folder / "evaluation.jsonl", rows)
+    return {"file": str(folder / "evaluation.jsonl"), "images": str(folder)}
+
+
+def instructions_about(folder: Path, *images: str) -> dict:
+    write_jsonl(folder / "talks.jsonl", [conversation(f"t{n}", i, "What?", "A.") for n, i in enumerate(images)])
+    return {"file": str(folder / "talks.jsonl"), "images": str(folder)}
 
 
 @pytest.mark.parametrize("rows", [7, 40])
@@ -64,12 +78,12 @@ def test_a_tenth_that_can_be_read_is_held_out_and_the_rest_is_trained_on(tmp_pat
     settings = pairs_with_images(tmp_path, rows, unreadable)
     counts = write_own_data(settings, tmp_path / "out")
     rows_of = {name: read_jsonl(tmp_path / f"out/{name}.jsonl") for name in ("pretrain", "evaluation")}
-    rows_of["finetune"] = read_json(tmp_path / "out/finetune.json")
     ids = {name: {int(row["id"]) for row in found} for name, found in rows_of.items()}
-    assert counts.pop("left_out") == {"pretrain": len(ids["evaluation"])}
-    assert counts == {name: len(found) for name, found in ids.items()}
+    assert (counts.pop("left_out"), counts.pop("left_out_copies")) == ({"pretrain": len(ids["evaluation"])}, {})
+    assert counts == {name: len(found) for name, found in ids.items()} | {"finetune": 0}
+    assert read_json(tmp_path / "out/finetune.json") == []  # stage 2 asks for what is left of the captions
     assert len(ids["evaluation"]) == max(2, rows // 10) and not ids["evaluation"] & unreadable
-    assert ids["pretrain"] == ids["finetune"] == set(range(rows)) - ids["evaluation"]
+    assert ids["pretrain"] == set(range(rows)) - ids["evaluation"]
     again = write_own_data(settings, tmp_path / "again")
     assert again["evaluation"] == counts["evaluation"]
     assert (tmp_path / "again/evaluation.jsonl").read_bytes() == (tmp_path / "out/evaluation.jsonl").read_bytes()
@@ -93,7 +107,8 @@ def test_nothing_that_is_said_about_a_held_out_image_is_trained_on(tmp_path):
     write_jsonl(tmp_path / "talks.jsonl", talks)
     settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path)}
     counts = write_own_data(settings, tmp_path / "out")
-    assert counts == {"pretrain": 135, "finetune": 28, "evaluation": 3, "left_out": {"pretrain": 15, "finetune": 3}}
+    left_out = {"left_out": {"pretrain": 15, "finetune": 3}, "left_out_copies": {}}
+    assert counts == {"pretrain": 135, "finetune": 28, "evaluation": 3} | left_out
     evaluation = list(read_jsonl(tmp_path / "out/evaluation.jsonl"))
     held_out = {row["image"] for row in evaluation}
     assert len(held_out) == 3 and all(len(row["captions"]) == 5 for row in evaluation)
@@ -132,13 +147,118 @@ def test_of_many_captions_of_a_held_out_image_the_first_are_references(tmp_path,
     [
         (["0.png", "none.png"], "line 2: missing"),
         (["0.png", "1.png"], "line 2: undecodable"),
-        (["0.png"], "has 1 rows"),
+        (["0.png"], "has 1 different images"),
+        (["0.png", "./0.png", "copy.png"], "has 1 different images"),
     ],
 )
 def test_an_evaluation_that_cannot_be_scored_is_refused_before_anything_is_trained(tmp_path, images, says):
     settings = pairs_with_images(tmp_path, 4, {1})
-    rows = [{"id": str(n), "image": image, "captions": ["a square"]} for n, image in enumerate(images)]
-    write_jsonl(tmp_path / "evaluation.jsonl", rows)
-    settings["evaluation"] = {"file": str(tmp_path / "evaluation.jsonl"), "images": str(tmp_path)}
+    shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
+    settings["evaluation"] = evaluation_about(tmp_path, *images)
     with pytest.raises(InputError, match=f"evaluation.jsonl.*{says}"):
         write_own_data(settings, tmp_path / "out")
+
+
+def images_of(file: Path) -> list[str]:
+    return [row["image"] if "image" in row else row["images"][0] for row in map(json.loads, file.open())]
+
+
+def test_images_of_an_evaluation_file_are_not_trained_on_under_any_name(tmp_path):
+    """Another spelling, a symbolic and a hard link, and a copy are the same image."""
+    settings = pairs_with_images(tmp_path, 8, set())
+    (tmp_path / "link.png").symlink_to("0.png")
+    (tmp_path / "hard.png").hardlink_to(tmp_path / "1.png")
+    shutil.copy(tmp_path / "2.png", tmp_path / "copy.png")
+    settings["evaluation"] = evaluation_about(tmp_path, "0.png", "1.png", "2.png", "elsewhere.png")
+    save_image(tmp_path / "elsewhere.png", (9, 9, 9))
+    talked_about = ("./0.png", "link.png", "hard.png", "copy.png", "3.png", "missing.png", "4.png")
+    settings["finetune"] = instructions_about(tmp_path, *talked_about)
+    counts = write_own_data(settings, tmp_path / "out")
+    assert counts["left_out"] == {"pretrain": 3, "finetune": 4}
+    assert counts["left_out_copies"] == {"finetune": 2}
+    assert images_of(tmp_path / "out/pretrain.jsonl") == [f"{n}.png" for n in range(3, 8)]
+    assert [row["image"] for row in read_json(tmp_path / "out/finetune.json")] == ["3.png", "missing.png", "4.png"]
+    assert (tmp_path / "out/evaluation.jsonl").read_bytes().count(b"\n") == counts["evaluation"] == 4
+
+
+def test_a_copy_of_an_image_that_is_held_out_here_is_not_trained_on_and_not_held_out_twice(tmp_path):
+    settings = pairs_with_images(tmp_path, 30, set())
+    for number in range(15):
+        shutil.copy(tmp_path / f"{number}.png", tmp_path / f"{number + 15}.png")
+    counts = write_own_data(settings, tmp_path / "out")
+    trained, held_out = (
+        {int(image.removesuffix(".png")) % 15 for image in images_of(tmp_path / f"out/{name}.jsonl")}
+        for name in ("pretrain", "evaluation")
+    )
+    assert len(held_out) == counts["evaluation"] == 3 and not trained & held_out
+    assert counts["left_out"] == {"pretrain": 6} and counts["left_out_copies"] == {"pretrain": 3}
+
+
+def test_an_image_in_other_bytes_is_another_image(tmp_path):
+    settings = pairs_with_images(tmp_path, 4, set())
+    settings["evaluation"] = evaluation_about(tmp_path, "a.bmp", "b.bmp")
+    save_image(tmp_path / "a.bmp", (200, 0, 0), (32, 32))  # as 0.png
+    save_image(tmp_path / "b.bmp", (1, 2, 3), (32, 32))
+    assert write_own_data(settings, tmp_path / "out")["left_out"] == {}
+
+
+def test_only_files_as_large_as_a_held_out_one_are_read(tmp_path, monkeypatch):
+    paths = [tmp_path / f"{number}.png" for number in range(5)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes(10 + number // 2))
+    held_out = HeldOut([{"id": "0", "image": "0.png"}], tmp_path)
+    read = []
+    monkeypatch.setattr("formats.held_out.sha256_of", lambda path: read.append(path) or sha256_of(path))
+    assert [held_out.match(path) for path in paths] == ["file", "copy", None, None, None]
+    assert read == [paths[1]]
+
+
+def test_instructions_about_held_out_images_only_are_refused(tmp_path):
+    settings = pairs_with_images(tmp_path, 4, set())
+    settings["evaluation"] = evaluation_about(tmp_path, "0.png", "1.png")
+    settings["finetune"] = instructions_about(tmp_path, "0.png", "1.png")
+    with pytest.raises(InputError, match="talks.jsonl: all its images are held out"):
+        write_own_data(settings, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "content"), [("talks.json", "[]"), ("talks.jsonl", "")])
+def test_an_empty_list_of_instructions_is_refused_before_anything_is_written(tmp_path, name, content):
+    settings = pairs_with_images(tmp_path, 4, set())
+    (tmp_path / name).write_text(content)
+    settings["finetune"] = {"file": str(tmp_path / name), "images": str(tmp_path)}
+    with pytest.raises(InputError, match=f"{name} holds no rows; add some, or leave it out"):
+        write_own_data(settings, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_spellings_of_a_path_are_one_image(tmp_path):
+    settings = pairs_with_images(tmp_path, 5, set())
+    rows = list(read_jsonl(tmp_path / "pairs.jsonl"))
+    spelled = [
+        row | {"id": f"{row['id']}-{s}", "images": [s + row["images"][0]]} for row in rows for s in ("./", ".//")
+    ]
+    write_jsonl(tmp_path / "pairs.jsonl", rows + spelled)
+    counts = write_own_data(settings, tmp_path / "out")
+    assert counts["evaluation"] == 2 and counts["pretrain"] == 9 and counts["left_out"] == {"pretrain": 6}
+    assert counts["left_out_copies"] == {}
+    assert [len(row["captions"]) for row in read_jsonl(tmp_path / "out/evaluation.jsonl")] == [3, 3]
+
+
+def test_a_file_with_a_byte_order_mark_and_lone_carriage_returns_is_read_alike_by_every_pass(tmp_path):
+    settings = pairs_with_images(tmp_path, 5, set())
+    path = tmp_path / "pairs.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b", ", b",\r"))
+    assert write_own_data(settings, tmp_path / "out")["pretrain"] == 3
+
+
+@pytest.mark.parametrize("token", ["<image>", "<start_of_turn>", "<|im_end|>", "</s>", "<unused0>", "<|image_pad|>"])
+def test_a_control_token_in_a_text_stops_no_dataset(tmp_path, token):
+    """`write_jsonl` refuses or drops such rows, as the experiment says."""
+    settings = pairs_with_images(tmp_path, 5, set())
+    rows = [row | {"text": text_of(f"a {token} square")} for row in read_jsonl(tmp_path / "pairs.jsonl")]
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    talks = [conversation("t", "0.png", f"What {token}?", "A."), conversation("u", "0.png", "What?", f"A {token}.")]
+    write_jsonl(tmp_path / "talks.jsonl", [row | {"id": f"{row['id']}{n}"} for row in talks for n in range(2)])
+    settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path)}
+    counts = write_own_data(settings, tmp_path / "out")
+    assert counts["pretrain"] == 3 and counts["finetune"] + counts["left_out"].get("finetune", 0) == 4

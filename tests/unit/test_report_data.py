@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,12 @@ def test_recaptions_have_a_lane_of_their_own_until_they_are_dropped(experiments)
 def test_instructions_are_counted_to_what_was_trained_on(experiments):
     counts = finetune_counts(experiments[0], experiments[0].runs[0])
     assert counts == [("in the dataset", 40), ("left out: missing", -2), ("trained on", 38)]
+
+
+def test_instructions_that_are_made_from_the_pairs_are_counted_as_such(experiments):
+    none = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"finetune": 0})
+    rows_in = none.runs[0].jsonl["finetune"]["rows_in"]
+    assert finetune_counts(none, none.runs[0])[0] == ("made from the pairs", rows_in)
 
 
 # the flow diagram

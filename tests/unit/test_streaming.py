@@ -16,6 +16,7 @@ from tiny_models import save_image
 from disk_map import DiskMap
 from files import write_json_list, write_jsonl
 from formats.dj_jsonl import read_dj_jsonl, text_of
+from formats.held_out import HeldOut
 from formats.llava import conversation
 from formats.own_data import write_own_data
 from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
@@ -91,13 +92,15 @@ def filtered(data: Path) -> None:
 def written(data: Path) -> None:
     rules = SampleRules("refuse", max_samples=10**9, budget=None, seed=0)
     rows = caption_rows(read_dj_jsonl(data), "")
-    write_training_jsonl(rows, data.parent, data.parent / "out/pretrain.jsonl", rules, processes=1)
+    write_training_jsonl(rows, data.parent, HeldOut(), data.parent / "out/pretrain.jsonl", rules, processes=1)
 
 
 def made(data: Path) -> None:
     talks = (conversation(row["id"], row["images"][0], "What?", "a picture") for row in read_dj_jsonl(data))
     write_json_list(data.parent / "talks.json", talks)
-    held_out = [{"id": name, "image": "a.png", "captions": ["a picture"]} for name in "ab"]
+    save_image(data.parent / "x.png", (1, 1, 1))
+    save_image(data.parent / "y.png", (2, 2, 2))
+    held_out = [{"id": name, "image": f"{name}.png", "captions": ["a picture"]} for name in "xy"]
     write_jsonl(data.parent / "held_out.jsonl", held_out)
     files = {"pretrain": data, "finetune": data.parent / "talks.json", "evaluation": data.parent / "held_out.jsonl"}
     write_own_data(

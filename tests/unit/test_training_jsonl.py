@@ -1,4 +1,6 @@
+import io
 import json
+import shutil
 import sys
 from collections import Counter
 
@@ -11,8 +13,9 @@ from errors import InputError
 from files import read_json, read_jsonl, sha256_of
 from files import write_jsonl as write_rows
 from formats.dj_jsonl import text_of
+from formats.held_out import HeldOut
 from formats.llava import conversation, read_llava
-from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from formats.training_jsonl import SampleRules, _samples, caption_rows, write_training_jsonl
 
 TEXT_ONLY = {"id": "text", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}
 FAULTS = {"missing.png": "missing", "../outside.png": "outside", "zero.png": "empty", "page.png": "undecodable"}
@@ -22,7 +25,9 @@ FAULTS = {"missing.png": "missing", "../outside.png": "outside", "zero.png": "em
 def root(tmp_path):
     root = tmp_path / "Bilder von heute é"
     save_image(root / "a.png")
-    save_image(root / "b.png")
+    save_image(root / "b.png", (30, 30, 200))
+    save_image(root / "e.png", (1, 1, 1))
+    save_image(root / "f.png", (2, 2, 2))
     save_image(tmp_path / "outside.png")
     (root / "zero.png").touch()
     (root / "page.png").write_text("<html>")
@@ -33,8 +38,9 @@ def rows_about(*images: str) -> list[dict]:
     return [conversation(f"r{index}", image, "Q", "A") for index, image in enumerate(images)]
 
 
-def write(rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0) -> dict:
-    return write_training_jsonl(rows, root, output, SampleRules(on_bad_row, max_samples, budget, seed), processes=2)
+def write(rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None) -> dict:
+    rules = SampleRules(on_bad_row, max_samples, budget, seed)
+    return write_training_jsonl(rows, root, held_out or HeldOut(), output, rules, processes=2)
 
 
 def adds_up(summary: dict) -> bool:
@@ -58,7 +64,7 @@ def test_text_only_rows_pass_as_they_are(root, tmp_path):
 def test_refusing_names_rows_paths_and_reasons_and_writes_nothing(root, tmp_path):
     with pytest.raises(InputError) as error:
         write(rows_about("a.png", *FAULTS), root, tmp_path / "out.jsonl")
-    assert "4 of 5 rows" in str(error.value) and "jsonl.on_bad_row: drop" in str(error.value)
+    assert "4 of 5 rows of out cannot" in str(error.value) and "jsonl.on_bad_row: drop" in str(error.value)
     for index, (image, reason) in enumerate(FAULTS.items(), start=1):
         assert f"row r{index}: {image}: {reason}: " in str(error.value)
     assert not (tmp_path / "out.jsonl").exists()
@@ -137,12 +143,14 @@ def test_caption_rows_say_the_caption_and_ask_their_own_question_or_the_one_for_
 
 @pytest.fixture
 def run(root, tmp_path, monkeypatch):
-    """Runs the script on one pair and two instructions; returns its output folder."""
+    """Runs the script on two images held out, one pair or those given, and instructions; returns its output folder."""
+    pair = {"id": "p", "text": text_of("a red circle"), "images": ["a.png"]}
 
-    def run(instructions: list[dict], *flags: str, **changes):
+    def run(instructions: list[dict], *flags: str, pairs=(pair,), held_out=("e.png", "f.png"), **changes):
         settings = {
             "pretrain_images": str(root),
             "finetune_images": str(root),
+            "evaluation_images": str(root),
             "on_bad_row": "refuse",
             "max_samples": 10,
             "question": "",
@@ -150,9 +158,12 @@ def run(root, tmp_path, monkeypatch):
             "cpu_threads": 1,
         }
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings | changes))
-        write_rows(tmp_path / "pairs.jsonl", [{"id": "p", "text": text_of("a red circle"), "images": ["a.png"]}])
+        write_rows(tmp_path / "pairs.jsonl", pairs)
+        evaluation = [{"id": image, "image": image, "captions": ["a square"]} for image in held_out]
+        write_rows(tmp_path / "evaluation.jsonl", evaluation)
         (tmp_path / "finetune.json").write_text(json.dumps(instructions))
         paths = {"config": "config.yaml", "pairs": "pairs.jsonl", "instructions": "finetune.json"}
+        paths["evaluation"] = "evaluation.jsonl"
         flags += tuple(part for flag, name in paths.items() for part in (f"--{flag}", str(tmp_path / name)))
         monkeypatch.setattr(sys, "argv", ["write_jsonl.py", *flags, "--output-dir", str(tmp_path / "out")])
         write_jsonl.main()
@@ -168,13 +179,15 @@ def test_the_script_writes_both_files_and_a_summary_that_adds_up(run, tmp_path):
     summary = read_json(out / "summary.json")
     assert adds_up(summary["pretrain"]) and adds_up(summary["finetune"])
     assert summary["inputs"]["pairs"] == sha256_of(tmp_path / "pairs.jsonl")
+    assert summary["inputs"]["evaluation"] == sha256_of(tmp_path / "evaluation.jsonl")
 
 
-def test_the_script_writes_as_many_pairs_as_another_experiment_trains_on(run, tmp_path):
-    (tmp_path / "summary.json").write_text(json.dumps({"pretrain": {"rows_out": 3}}))
+def test_the_script_writes_as_many_samples_of_each_as_another_experiment_trains_on(run, tmp_path):
+    budgets = {"pretrain": {"rows_out": 3}, "finetune": {"rows_out": 2}}
+    (tmp_path / "summary.json").write_text(json.dumps(budgets))
     out = run(rows_about("a.png"), "--same-samples-as", str(tmp_path / "summary.json"))
     assert [row["id"] for row in read_llava(out / "pretrain.jsonl")] == ["p", "p#2", "p#3"]
-    assert len(list(read_llava(out / "finetune.jsonl"))) == 1
+    assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r0#2"]
     assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
 
 
@@ -187,10 +200,117 @@ def test_the_script_ends_in_one_line_when_nothing_is_left_to_train_on(run, tmp_p
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
-@pytest.mark.parametrize("token", ["<eos>", "<end_of_turn>", "<unused0>", "<|im_end|>", "<image>"])
-def test_a_control_token_in_the_data_is_a_bad_row(root, tmp_path, token):
-    rows = [conversation("r0", "a.png", "", f"a boat {token}"), conversation("r1", "a.png", "", "a <b> < c")]
-    with pytest.raises(InputError, match="row r0: its text holds the control token"):
-        write(rows, root, tmp_path / "out.jsonl")
-    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
-    assert adds_up(summary) and summary["dropped"] == {"control_token": 1}
+CONTROL = ["<eos>", "</s>", "<end_of_turn>", "<unused0>", "<|im_end|>", "<|image_pad|>", "<image>", "<|__dj__eoc|>"]
+
+
+def test_a_control_token_in_a_question_or_an_answer_is_a_bad_row(root, tmp_path):
+    rows = [conversation(f"a{token}", "a.png", "", f"a boat {token}") for token in CONTROL]
+    rows += [conversation(f"q{token}", "a.png", f"What {token}?", "a boat") for token in CONTROL]
+    rows += [conversation("split", "a.png", "What is <im<image>age>?", "a boat")]
+    good = conversation("good", "a.png", "Is <b> < c > <__dj__image>?", "a <b> < c")
+    with pytest.raises(InputError, match="row a<eos>: its text holds the control token <eos>"):
+        write([*rows, good], root, tmp_path / "out.jsonl")
+    summary = write([*rows, good], root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert adds_up(summary) and summary["dropped"] == {"control_token": 2 * len(CONTROL) - 1, "image_token": 2}
+    assert [row["id"] for row in read_llava(tmp_path / "out.jsonl")] == ["good"]
+
+
+def test_a_control_token_in_a_caption_is_a_bad_row(root, tmp_path):
+    pairs = [{"id": token, "text": text_of(f"a boat {token} or two"), "images": ["a.png"]} for token in CONTROL]
+    summary = write(caption_rows(pairs, ""), root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert summary["dropped"] == {"control_token": len(CONTROL)} and summary["rows_out"] == 0
+
+
+@pytest.mark.parametrize(
+    ("image", "turns", "found"),
+    [
+        ("a.png", ["Q", "A"], "expected 1 image token <image> in what the human says, found 0"),
+        ("a.png", ["Q", "<image>"], "expected 1 image token <image> in what the human says, found 0"),
+        ("a.png", ["<image><image>Q", "A"], "found 2"),
+        ("a.png", ["<image>Q", "A", "<image>Q", "A"], "found 2"),
+        ("a.png", ["<image>Q", "<image>"], "control token <image>"),
+        (None, ["<image>Q", "A"], "expected 0 image token <image> in what the human says, found 1"),
+        (None, ["Q", "<image>"], "control token <image>"),
+        ("a.png", ["Q", "A", "<image>Q", "A"], None),
+    ],
+)
+def test_an_image_that_is_not_shown_once_in_a_question_makes_a_bad_row(root, tmp_path, image, turns, found):
+    said = [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(turns)]
+    row = {"id": "r", "conversations": said} | ({"image": image} if image else {})
+    if found is None:
+        assert write([row], root, tmp_path / "out.jsonl")["rows_out"] == 1
+        return
+    with pytest.raises(InputError, match=f"row r: .*{found}"):
+        write([row], root, tmp_path / "out.jsonl")
+    summary = write([row, TEXT_ONLY], root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert summary["rows_out"] == 1 and adds_up(summary)
+
+
+def test_a_row_about_a_held_out_image_or_a_copy_of_it_is_a_bad_row(root, tmp_path):
+    shutil.copy(root / "e.png", root / "copy.png")
+    (root / "link.png").symlink_to("f.png")
+    held_out = HeldOut([{"id": image, "image": image} for image in ("e.png", "f.png")], root)
+    rows = rows_about("a.png", "e.png", "copy.png", "link.png", "copy.png", "b.png")
+    with pytest.raises(InputError) as error:
+        write(rows, root, tmp_path / "out.jsonl", held_out=held_out)
+    assert "4 of 6 rows" in str(error.value) and f"row r1: e.png: held_out: {root / 'e.png'} is an" in str(error.value)
+    assert f"row r2: copy.png: held_out: {root / 'copy.png'} is a copy of an image that is kept" in str(error.value)
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", held_out=held_out)
+    assert summary["dropped"] == {"held_out": 4} and adds_up(summary)
+    assert [row["id"] for row in read_llava(tmp_path / "out.jsonl")] == ["r0", "r5"]
+
+
+def test_the_script_trains_on_no_image_of_the_evaluation_file(run, root, capsys):
+    shutil.copy(root / "b.png", root / "copy.png")
+    with pytest.raises(SystemExit):
+        run(rows_about("a.png", "copy.png"), held_out=("e.png", "b.png"))
+    error = capsys.readouterr().err
+    assert error.startswith("error: 1 of 2 rows of finetune cannot be trained on: row r1: copy.png: held_out: ")
+
+
+def pairs_about(*images: str) -> list[dict]:
+    """Every other row has a question of its own."""
+    rows = [{"id": f"p{n}", "text": text_of(f"caption {n}"), "images": [image]} for n, image in enumerate(images)]
+    return [row | {"question": "What is it?"} if n % 2 else row for n, row in enumerate(rows)]
+
+
+def test_without_instructions_stage_2_asks_for_the_captions_that_stage_1_trains_on(run):
+    out = run([], pairs=pairs_about("a.png", "b.png", "missing.png", "a.png"), on_bad_row="drop")
+    written = {name: list(read_llava(out / f"{name}.jsonl")) for name in ("pretrain", "finetune")}
+    said = [[(row["id"], row["image"], row["conversations"][1]) for row in rows] for rows in written.values()]
+    assert said[0] == said[1] and len(said[0]) == 3
+    asked = {name: [row["conversations"][0]["value"] for row in rows] for name, rows in written.items()}
+    assert asked["pretrain"] == ["<image>", "<image>\nWhat is it?", "<image>\nWhat is it?"]
+    assert asked["finetune"] == ["<image>\nDescribe the image.", *asked["pretrain"][1:]]
+    summary = read_json(out / "summary.json")
+    assert summary["finetune"] == summary["pretrain"] and adds_up(summary["finetune"])
+
+
+def test_without_instructions_caps_and_budgets_choose_the_same_pairs_for_both_stages(run, tmp_path):
+    def ids(*flags, **changes) -> dict[str, list[str]]:
+        out = run([], *flags, pairs=pairs_about(*["a.png", "b.png"] * 20), **changes)
+        return {name: [row["id"] for row in read_llava(out / f"{name}.jsonl")] for name in ("pretrain", "finetune")}
+
+    capped = ids(max_samples=7)
+    assert capped["pretrain"] == capped["finetune"] and len(capped["pretrain"]) == 7
+    shutil.copy(tmp_path / "out/summary.json", tmp_path / "reference.json")
+    for cap in (3, 7, 30):
+        same = ids("--same-samples-as", str(tmp_path / "reference.json"), max_samples=cap)
+        assert same["pretrain"] == same["finetune"] and len(same["pretrain"]) == 7
+
+
+@pytest.mark.parametrize(("sizes", "repeats"), [([20, 12, 7], 0), ([20, 12], 7)])
+def test_every_row_is_used_as_often_as_any_other(sizes, repeats):
+    """On average over many seeds; five standard errors, since the variance of a row's uses is below their mean."""
+    seeds, good = 1000, io.StringIO("".join(json.dumps({"id": str(n)}) + "\n" for n in range(sizes[0])))
+    used = Counter(row["id"].split("#")[0] for seed in range(seeds) for row in _samples(good, sizes, repeats, seed))
+    mean = (sizes[-1] + repeats) / sizes[0]
+    assert all(abs(used[str(n)] / seeds - mean) < 5 * (mean / seeds) ** 0.5 for n in range(sizes[0]))
+
+
+def test_ids_of_repeats_are_not_those_of_other_rows(root, tmp_path):
+    (row,) = rows_about("a.png")
+    rows = [row | {"id": identifier} for identifier in ("r", "r#2", "s")]
+    write(rows, root, tmp_path / "out.jsonl", budget=6)
+    ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]
+    assert ids == ["r", "r#2", "s", "r#3", "r#2#2", "s#2"]

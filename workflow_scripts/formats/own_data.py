@@ -1,84 +1,122 @@
 """Someone's own dataset in the workflow's three files: pairs, instructions, a held-out split.
 
-What is missing is made from the pairs: the held-out split by taking images away, the instructions by asking for each
-caption. No held-out image is trained on: whatever is said about it is left out of pairs and instructions. Data-Juicer's
-caption rows have lost the questions that a LLaVA file had; where that file is there too, each row gets its question
-back. However many rows there are, they are never held at once.
+Without a held-out split, one is made by taking images away from the pairs. No held-out image is trained on: whatever is
+said about it, or about a copy of it, is left out of pairs and instructions. Data-Juicer's caption rows have lost the
+questions that a LLaVA file had; where that file is there too, each row gets its question back. However many rows there
+are, they are never held at once.
 """
 
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
 from disk_map import DiskMap
 from errors import InputError
-from files import read_jsonl, write_json_list, write_jsonl
+from files import read_jsonl, sha256_of, write_json_list, write_jsonl
 from formats.dj_jsonl import caption_of, read_dj_jsonl
 from formats.evaluation_jsonl import read_evaluation
+from formats.held_out import HeldOut
 from formats.images import BadImage, load_image, locate_image
-from formats.llava import IMAGE_TOKEN, conversation, read_llava
+from formats.llava import IMAGE_TOKEN, read_llava
 
 HELD_OUT_SHARE = 0.1
 HELD_OUT_MOST = 500
 REFERENCES_MOST = 50  # of one image: no published benchmark has more
 LEAST = 2  # each image's control is another image
-DESCRIBE = "Describe the image."
 
 
 def write_own_data(settings: dict, output_dir: Path) -> dict:
     """Validate what is there, make what is missing, write pretrain.jsonl, finetune.json, evaluation.jsonl.
+
+    Without instructions finetune.json is an empty list: stage 2 then asks for the captions that stage 1 trains on,
+    which are known only when they are filtered (`write_jsonl.py`).
 
     Args:
         settings: `pretrain`, perhaps `finetune` and `evaluation`, each {file, images}; `pretrain` perhaps with
             `questions` (config/datasets/<name>.yaml).
 
     Returns:
-        Rows written, by split; under `left_out` how many there are about held-out images.
+        Rows written, by split; under `left_out` how many there are about held-out images, and under `left_out_copies`
+        how many of these name another file with the same bytes.
 
     Raises:
         InputError: names the file, the row and the remedy.
     """
     source, images = settings["pretrain"]["file"], settings["pretrain"]["images"]
-    different = count_images(source)
-    if not different:
-        raise InputError(f"{source} holds no rows")
-    if "evaluation" in settings:
-        evaluation, held_out = read_with_images(**settings["evaluation"]), set()
-    else:
-        evaluation = hold_out(source, images, different)
-        held_out = {_path(images, row["image"]) for row in evaluation}
-        if len(evaluation) < LEAST:
-            raise InputError(f"{source}: too few readable images to hold some out for evaluation")
-    counts, left_out = {}, Counter()
+    instructions = settings.get("finetune")
+    if instructions and next(read_llava(instructions["file"], number_ids=True), None) is None:
+        raise InputError(f"{instructions['file']} holds no rows; add some, or leave it out to ask for the captions")
+    evaluation, held_out = _evaluation_split(settings)
+    apart = _Apart(held_out)
 
-    def trained_on(split: str, root: str, image: str | None) -> bool:
-        held = image is not None and _path(root, image) in held_out
-        left_out[split] += held
-        return not held
-
-    pairs = (row for row in read_jsonl(source) if trained_on("pretrain", images, row["images"][0]))
+    pairs = apart.rows("pretrain", read_jsonl(source), images, lambda row: row["images"][0])
     if "questions" in settings["pretrain"]:
         pairs = restore_questions(pairs, settings["pretrain"]["questions"])
-    counts["pretrain"] = write_jsonl(output_dir / "pretrain.jsonl", pairs)
-    if not counts["pretrain"]:
-        raise InputError(f"{source}: all its images are held out for evaluation; add images, or an evaluation file")
-    if "finetune" in settings:
-        rows, root = read_llava(settings["finetune"]["file"], number_ids=True), settings["finetune"]["images"]
-        instructions = (row for row in rows if trained_on("finetune", root, row.get("image")))
-    else:
-        written = read_jsonl(output_dir / "pretrain.jsonl")
-        instructions = (conversation(r["id"], r["images"][0], DESCRIBE, caption_of(r["text"])) for r in written)
-    counts["finetune"] = write_json_list(output_dir / "finetune.json", instructions)
+    counts = {"pretrain": write_jsonl(output_dir / "pretrain.jsonl", pairs)}
+    talks: Iterable[dict] = ()
+    if instructions:
+        rows = read_llava(instructions["file"], number_ids=True)
+        talks = apart.rows("finetune", rows, instructions["images"], lambda row: row.get("image"))
+    counts["finetune"] = write_json_list(output_dir / "finetune.json", talks)
+    for split, files in (("pretrain", settings["pretrain"]), ("finetune", instructions)):
+        if files and not counts[split]:
+            raise InputError(
+                f"{files['file']}: all its images are held out for evaluation; add images, or an evaluation file "
+                "with other images"
+            )
     counts["evaluation"] = write_jsonl(output_dir / "evaluation.jsonl", evaluation)
-    if counts["evaluation"] < LEAST:
-        raise InputError(
-            f"{settings['evaluation']['file']} has {counts['evaluation']} rows; at least {LEAST} are needed"
-        )
-    return counts | {"left_out": dict(+left_out)}
+    return counts | {"left_out": dict(apart.left_out), "left_out_copies": dict(apart.copies)}
+
+
+class _Apart:
+    """Leaves out rows about held-out images and counts them, by split."""
+
+    def __init__(self, held_out: HeldOut):
+        self.held_out = held_out
+        self.match = lru_cache(maxsize=1024)(self._match)  # rows about an image tend to follow each other
+        self.left_out: Counter = Counter()
+        self.copies: Counter = Counter()
+
+    def rows(
+        self, split: str, rows: Iterable[dict], root: str, image_of: Callable[[dict], str | None]
+    ) -> Iterator[dict]:
+        for row in rows:
+            match = self.match(root, image_of(row))
+            if match is None:
+                yield row
+                continue
+            self.left_out[split] += 1
+            if match == "copy":
+                self.copies[split] += 1
+
+    def _match(self, root: str, image: str | None) -> str | None:
+        if image is None:
+            return None
+        try:
+            return self.held_out.match(locate_image(root, image))
+        except (BadImage, OSError):  # a later stage drops the row and says why
+            return None
+
+
+def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOut]:
+    """Evaluation rows, brought or held out, and their images."""
+    source, root = settings["pretrain"]["file"], settings["pretrain"]["images"]
+    if not (images := count_images(source)):
+        raise InputError(f"{source} holds no rows")
+    if "evaluation" in settings:
+        file = settings["evaluation"]["file"]
+        held_out = HeldOut(read_with_images(**settings["evaluation"]), settings["evaluation"]["images"])
+        if len(held_out) < LEAST:
+            raise InputError(f"{file} has {len(held_out)} different images; at least {LEAST} are needed")
+        return read_evaluation(file), held_out
+    evaluation = hold_out(source, root, images)
+    if len(evaluation) < LEAST:
+        raise InputError(f"{source}: too few different, readable images to hold some out for evaluation")
+    return evaluation, HeldOut(evaluation, root)
 
 
 def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
@@ -107,25 +145,29 @@ def count_images(source: str) -> int:
 
 def hold_out(source: str, root: str, images: int) -> list[dict]:
     """A tenth of the `images` at random (always the same), at most 500, that can be read; as evaluation rows, each with
-    the captions of its image, at most 50.
+    the captions of its image, at most 50. No two hold the same bytes.
 
     Each image draws a number, and the highest are kept: the others are not opened.
     """
     wanted = min(HELD_OUT_MOST, max(LEAST, round(HELD_OUT_SHARE * images)))
     heap: list[tuple[float, str]] = []  # the lowest number first
+    contents: dict[str, str] = {}  # of the images in the heap
     for row in read_jsonl(source):
         name = _name(row)
         drawn = random.Random(name).random(), name
-        if (len(heap) == wanted and drawn < heap[0]) or drawn in heap:
+        if name in contents or (len(heap) == wanted and drawn < heap[0]) or not caption_of(row["text"]):
             continue
-        if caption_of(row["text"]) and _readable(root, row["images"][0]):
-            heappush(heap, drawn)
-            if len(heap) > wanted:
-                heappop(heap)
-    chosen, rows = {image for _, image in heap}, {}
+        content = _content(root, row["images"][0])
+        if content is None or content in contents.values():
+            continue
+        heappush(heap, drawn)
+        contents[name] = content
+        if len(heap) > wanted:
+            del contents[heappop(heap)[1]]
+    rows: dict[str, dict] = {}
     for row in read_jsonl(source):
         name = _name(row)
-        if name in chosen and (caption := caption_of(row["text"])):
+        if name in contents and (caption := caption_of(row["text"])):
             found = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
             if len(found["captions"]) < REFERENCES_MOST:
                 found["captions"].append(caption)
@@ -136,15 +178,14 @@ def _name(row: dict) -> str:
     return os.path.normpath(row["images"][0])
 
 
-def _path(root: str, relative: str) -> str:
-    """Where an image is, whatever links lead to its folder."""
-    folder, name = os.path.split(os.path.join(root, relative))
-    return os.path.join(_real(folder), name)
-
-
-@lru_cache(maxsize=1024)
-def _real(folder: str) -> str:
-    return os.path.realpath(folder)
+def _content(root: str, relative: str) -> str | None:
+    """A digest of an image's file; None if it cannot be read."""
+    try:
+        path = locate_image(root, relative)
+        load_image(path)
+    except BadImage:
+        return None
+    return sha256_of(path)
 
 
 def read_with_images(file: str, images: str) -> Iterator[dict]:
@@ -157,13 +198,5 @@ def read_with_images(file: str, images: str) -> Iterator[dict]:
         try:
             load_image(locate_image(images, row["image"]))
         except BadImage as error:
-            raise InputError(f"{file}, line {number}: {error}; mend the image or delete the line") from None
+            raise InputError(f"{file}, line {number}: {error}; fix the image or delete the line") from None
         yield row
-
-
-def _readable(root: str, relative: str) -> bool:
-    try:
-        load_image(locate_image(root, relative))
-    except BadImage:
-        return False
-    return True

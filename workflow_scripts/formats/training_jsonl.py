@@ -15,8 +15,10 @@ from disk_map import DiskMap
 from errors import InputError
 from files import write_jsonl
 from formats import dj_jsonl, llava
+from formats.held_out import HeldOut
 from formats.images import BadImage, load_image, locate_image
-from formats.prompts import CONTROL
+from formats.prompts import control_problem, image_problem
+from formats.rows import NumberedIds
 from parallel import map_in_order
 
 T = TypeVar("T")
@@ -50,7 +52,7 @@ class SampleRules:
 
 
 def write_training_jsonl(
-    rows: Iterable[dict], root: str | Path, output: Path, rules: SampleRules, processes: int
+    rows: Iterable[dict], root: str | Path, held_out: HeldOut, output: Path, rules: SampleRules, processes: int
 ) -> dict:
     """Verify every row and image, then write LLaVA rows with absolute paths; return counts that add up.
 
@@ -58,18 +60,20 @@ def write_training_jsonl(
 
     Args:
         rows: LLaVA rows with image paths relative to `root`. Samples keep their order; repeated ones follow.
+        held_out: images of which no row may be trained on.
 
     Raises:
         InputError: names rows, paths and reasons.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
-        rows_in, bad = _write_good(_checked_rows(rows, root, processes), good)
+        rows_in, bad = _write_good(_checked_rows(rows, root, held_out, processes), good)
         if bad.count and rules.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
+            more = " …" if bad.count > SHOWN else ""
             raise InputError(
-                f"{bad.count} of {rows_in} rows cannot be trained on: {named}{' …' if bad.count > SHOWN else ''}. "
-                f"Mend them, or set jsonl.on_bad_row: drop to leave such rows out"
+                f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {named}{more}. "
+                f"Fix them, or set jsonl.on_bad_row: drop to leave such rows out"
             )
         chosen, dropped, repeats = _choose(rows_in - bad.count, rules)
         written = write_jsonl(output, _samples(good, chosen, repeats, rules.seed))
@@ -122,36 +126,37 @@ def _choose(good: int, rules: SampleRules) -> tuple[list[int], Counter, int]:
 
 
 def _samples(good: IO[str], sizes: list[int], repeats: int, seed: int) -> Iterator[dict]:
-    """The rows that are left by the samples, then `repeats` of them with ids of their own: whole passes, then rows at
-    random, so that all are used about equally."""
-    yield from _sampled(good, sizes, seed)
-    turn, count = 2, sizes[-1]
-    while repeats > 0:
-        part = sizes if repeats >= count else [*sizes, repeats]
+    """The rows that are left by the samples, then `repeats` of them with ids of their own (`<id>#2`): whole passes,
+    then rows at random, so that all are used about equally."""
+    ids, count = NumberedIds("#"), sizes[-1]
+    passes = [sizes] * (1 + repeats // max(count, 1))
+    if rest := repeats % max(count, 1):
+        passes.append([*sizes, rest])
+    for part in passes:
         for row in _sampled(good, part, seed):
-            yield row | {"id": f"{row['id']}#{turn}"}
-        repeats -= count
-        turn += 1
+            yield row | {"id": ids.add(row["id"])}
 
 
 def _sampled(good: IO[str], sizes: list[int], seed: int) -> Iterator[dict]:
+    """Rows that are left by samples of these `sizes`, one of the other, which are independent of each other."""
     good.seek(0)
     lines: Iterator[str] = iter(good)
-    for total, count in pairwise(sizes):
-        lines = _sample(lines, total, count, seed)
+    for turn, (total, count) in enumerate(pairwise(sizes)):
+        lines = _sample(lines, total, count, random.Random(f"{seed}/{turn}" if turn else seed))
     yield from map(json.loads, lines)
 
 
-def _sample(items: Iterable[T], total: int, count: int, seed: int) -> Iterator[T]:
+def _sample(items: Iterable[T], total: int, count: int, rng: random.Random) -> Iterator[T]:
     """`count` of `total` items at random, in their order, without holding any (Knuth, TAOCP 3.4.2, algorithm S)."""
-    draw = random.Random(seed).random
     for seen, item in enumerate(items):
-        if draw() * (total - seen) < count:
+        if rng.random() * (total - seen) < count:
             count -= 1
             yield item
 
 
-def _checked_rows(rows: Iterable[dict], root: str | Path, processes: int) -> Iterator[tuple[str, dict | BadRow]]:
+def _checked_rows(
+    rows: Iterable[dict], root: str | Path, held_out: HeldOut, processes: int
+) -> Iterator[tuple[str, dict | BadRow]]:
     """Each row's id, and the row with its image's absolute path or why it cannot be trained on.
 
     Every image is opened once, however many rows it has.
@@ -166,7 +171,7 @@ def _checked_rows(rows: Iterable[dict], root: str | Path, processes: int) -> Ite
             images.fill((image, "") for image in new)
             yield batch, new
 
-    for batch, found in map_in_order(partial(_check_batch, root), jobs(), processes):
+    for batch, found in map_in_order(partial(_check_batch, root, held_out), jobs(), processes):
         images.replace((image, json.dumps(result)) for image, result in found.items())
         for row, problem in batch:
             if problem is None and "image" in row:
@@ -179,30 +184,32 @@ Problem = tuple[str, str] | None  # reason and detail of a `BadRow`
 
 
 def _check_batch(
-    root: str | Path, job: tuple[list[dict], list[str]]
+    root: str | Path, held_out: HeldOut, job: tuple[list[dict], list[str]]
 ) -> tuple[list[tuple[dict, Problem]], dict[str, tuple[str, Problem]]]:
     """The rows, each with what is wrong with its text; the images, each with its absolute path or what is wrong."""
     rows, images = job
-    return [(row, _check_text(row)) for row in rows], {image: _check_image(root, image) for image in images}
+    return [(row, _check_text(row)) for row in rows], {image: _check_image(root, held_out, image) for image in images}
 
 
 def _check_text(row: dict) -> Problem:
-    text = "\n".join(turn["value"] for turn in row["conversations"]).replace(llava.IMAGE_TOKEN, "", 1)
-    control = CONTROL.search(text)
-    return ("control_token", f"its text holds the control token {control.group()}") if control else None
+    problems = {"image_token": image_problem(row), "control_token": control_problem(row)}
+    return next(((reason, detail) for reason, detail in problems.items() if detail), None)
 
 
-def _check_image(root: str | Path, relative: str) -> tuple[str, Problem]:
+def _check_image(root: str | Path, held_out: HeldOut, relative: str) -> tuple[str, Problem]:
     try:
         path = locate_image(root, relative)
         load_image(path)
     except BadImage as error:
         return "", (error.reason, f"{relative}: {error}")
+    if match := held_out.match(path):
+        of = "a copy of " if match == "copy" else ""
+        return "", ("held_out", f"{relative}: held_out: {path} is {of}an image that is kept for evaluation")
     return str(path), None
 
 
 def caption_rows(rows: Iterable[dict], question: str) -> Iterator[dict]:
-    """Data-Juicer rows as LLaVA rows, of which stage 1 learns to say the caption.
+    """Data-Juicer rows as LLaVA rows, of which a model learns to say the caption.
 
     Args:
         question: what a row without a question of its own asks; may be empty.

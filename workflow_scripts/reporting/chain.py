@@ -58,7 +58,8 @@ def pretrain_chain(experiment: Experiment, run: Run, recaptions: list[Recaption]
 def finetune_counts(experiment: Experiment, run: Run) -> list[tuple[str, int]]:
     """Instructions in the dataset, in the training file, and the samples that stage 2 saw."""
     written = run.jsonl["finetune"]
-    counts = [("in the dataset", experiment.dataset_counts["finetune"])]
+    brought = experiment.dataset_counts["finetune"]
+    counts = [("in the dataset", brought) if brought else ("made from the pairs", written["rows_in"])]
     lost = {reason.replace("_", " "): number for reason, number in written["dropped"].items() if number}
     counts += [(f"left out: {reason}", -number) for reason, number in lost.items()]
     if repeated := written.get("repeated"):

@@ -53,7 +53,7 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
 
 def jsonl_settings(config: dict, images: dict) -> dict:
     # absolute, so that a moved project folder changes this slice and the training files are written anew
-    roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in ("pretrain", "finetune")}
+    roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in images}
     # asked of a pair that comes with no question of its own
     return roots | config["jsonl"] | _common(config) | {"question": _caption_prompt(config)["question"]}
 
