@@ -1,0 +1,212 @@
+"""Whatever is in a file that somebody brings: its rows as they are, or one sentence that names the file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from errors import InputError
+from files import write_jsonl
+from formats import json_list
+from formats.dj_jsonl import read_dj_jsonl, text_of
+from formats.evaluation_jsonl import read_evaluation
+from formats.held_out import HeldOut
+from formats.json_list import read_json_list
+from formats.llava import read_llava
+from formats.own_data import write_own_data
+from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+
+many = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+
+TOKENS = ["<image>", "<__dj__image>", "<|__dj__eoc|>", "<start_of_turn>", "<|im_end|>", "</s>", "<|image_pad|>"]
+PIECES = [*TOKENS, "a", " ", "\n", "\r", "\u2028", "\x00", "\\u", '"', "é", "🏔", "\ud800", "~2", "#2", "../", "."]
+texts = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
+HOSTILE = [None, True, 7, -0.5, 10**4299, float("nan"), float("inf"), "text", "\ud800", [], {}, {"\ud800": [1]}, ["a"]]
+HOSTILE += [json.loads("[" * depth + "0" + "]" * depth) for depth in (90, 99, 120, 300)]
+values = st.sampled_from(HOSTILE)
+
+ids = st.sampled_from(["1", "2", "1~2", "1#2", "", 1, True, None]) | values
+images = st.sampled_from(["a.png", "./a.png", "e.png", "none.png", "../x", "\x00"]) | values
+turn = st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt"]), "value": texts})
+pair_texts = texts.map(text_of) | texts
+asked = st.fixed_dictionaries({"type": texts, "question": texts, "answer": texts}) | values
+
+
+def good_turns(said: list[str]) -> list[dict]:
+    return [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(said)]
+
+
+turns = st.lists(texts, min_size=2, max_size=4).map(good_turns) | st.lists(turn | values, max_size=4) | values
+
+
+def rows_with(**keys: st.SearchStrategy) -> st.SearchStrategy[list]:
+    """A few rows with most of the keys, perhaps with others, perhaps none of these."""
+    return st.lists(
+        st.fixed_dictionaries(keys) | st.fixed_dictionaries({}, optional=keys | {"extra": values}) | values, max_size=3
+    )
+
+
+FORMATS = {
+    "dj": (read_dj_jsonl, rows_with(id=ids, text=pair_texts | values, images=st.lists(images, max_size=2) | values)),
+    "llava": (read_llava, rows_with(id=ids, image=images, conversations=turns)),
+    "evaluation": (
+        read_evaluation,
+        rows_with(
+            id=ids,
+            image=images,
+            captions=st.lists(texts, max_size=2) | values,
+            questions=st.lists(asked, max_size=2) | values,
+        ),
+    ),
+}
+encodings = st.sampled_from(["utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1"])
+ends = st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b"\n\n", b""])
+
+
+def lines_of(rows: list, encoding: str, end: bytes, ascii_only: bool) -> bytes:
+    """A jsonl as somebody may have written it, in an encoding that may not fit."""
+    return b"".join(json.dumps(row, ensure_ascii=ascii_only).encode(encoding, "replace") + end for row in rows)
+
+
+def outcome(reader: Callable, path: Path) -> list[dict] | None:
+    """The rows; None where the file is refused by name. Any other exception is a defect."""
+    try:
+        return list(reader(path))
+    except InputError as error:
+        assert str(path) in str(error) and "\n" not in str(error)
+        return None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+def as_written(rows: list[dict], content: bytes) -> bool:
+    """Whether these are the lines' objects, as json reads them; `questions` and `objects` may be filled in."""
+    lines = content.removeprefix(b"\xef\xbb\xbf").decode().split("\n")
+    expected = [json.loads(line) for line in (lines[:-1] if lines[-1] == "" else lines)]
+    filled = [{"objects": [], "questions": []} | row if "captions" in row else row for row in expected]
+    return rows in (expected, filled)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_that_are_nearly_right_are_read_as_they_are_or_refused_by_name(name, folder):
+    reader, rows = FORMATS[name]
+    path = folder / f"{name}.jsonl"
+
+    @many
+    @given(rows=rows, encoding=encodings, end=ends, ascii_only=st.booleans())
+    def check(rows, encoding, end, ascii_only):
+        content = lines_of(rows, encoding, end, ascii_only)
+        path.write_bytes(content)
+        found = outcome(reader, path)
+        assert found is None or as_written(found, content)
+
+    check()
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_arbitrary_bytes_are_rows_or_refused_by_name(suffix, folder):
+    path = folder / f"bytes.{suffix}"
+    json_like = st.lists(st.sampled_from([*(bytes([byte]) for byte in b'{}[],:"1\\\n'), b'"id"', b"NaN"]))
+
+    @many
+    @given(content=st.binary(max_size=40) | json_like.map(b"".join))
+    @example(b"[" + b"9" * 5000 + b"]")
+    @example(b"[" * 5000)
+    def check(content):
+        path.write_bytes(content)
+        assert not outcome(read_llava, path)  # an empty list at most
+
+    check()
+
+
+json_scalars = st.sampled_from(
+    [None, True, 7, -12.75, 1e-7, 1e300, float("-inf"), "", 'é\ud800\\"]', "\ud83c\udfd4", "a" * 30]
+)
+json_values = json_scalars | st.lists(json_scalars, max_size=2) | st.dictionaries(st.just("k"), json_scalars)
+
+
+@many
+@given(
+    items=st.lists(json_values, max_size=4), indented=st.booleans(), cut=st.integers(0, 30), chunk=st.integers(1, 40)
+)
+@example(items=[0, 0.5], indented=False, cut=20, chunk=1)
+def test_a_list_is_read_in_pieces_as_json_reads_it_at_once(folder, items, indented, cut, chunk):
+    """Whole, or cut off somewhere before its end."""
+    text = json.dumps(items, indent=1 if indented else None)
+    path = folder / "list.json"
+    path.write_text(text[: len(text) - cut] if cut < 20 else text)
+    try:
+        expected = json.loads(path.read_text())
+    except ValueError:
+        expected = None
+    json_list.CHUNK, own = chunk, json_list.CHUNK
+    try:
+        found = outcome(read_json_list, path)
+    finally:
+        json_list.CHUNK = own
+    assert json.dumps(found) == json.dumps(expected if isinstance(expected, list) else None)
+
+
+@many
+@given(rows=FORMATS["llava"][1])
+@example([{"id": i, "conversations": good_turns(["Q", "A"])} for i in ("1", "1", "1~2", 1)])
+def test_numbered_ids_are_different_and_nothing_else_changes(folder, rows):
+    path = folder / "numbered.json"
+    path.write_text(json.dumps(rows))
+    found = outcome(lambda file: read_llava(file, number_ids=True), path)
+    if found is not None:
+        assert [row | {"id": 0} for row in found] == [row | {"id": 0} for row in rows]
+        assert len({row["id"] for row in found}) == len(rows)
+        assert all(row["id"].startswith(str(given["id"])) for row, given in zip(found, rows, strict=True))
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory) -> Path:
+    """Six images, and an evaluation file about two of them and two others."""
+    folder = tmp_path_factory.mktemp("chain")
+    for number in range(8):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    held_out = [{"id": name, "image": name, "captions": ["a square"]} for name in ("0.png", "1.png", "6.png", "7.png")]
+    write_jsonl(folder / "evaluation.jsonl", held_out)
+    return folder
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    captions=st.lists(texts, min_size=6, max_size=6),
+    said=st.lists(st.lists(texts, min_size=2, max_size=2), max_size=4),
+    budget=st.sampled_from([None, 1, 9]),
+    brought=st.booleans(),
+)
+def test_what_make_dataset_accepts_write_jsonl_accepts_with_bad_rows_dropped(chain, captions, said, budget, brought):
+    """And every row is written, dropped with a reason, or left out."""
+    names = [f"{number}.png" for number in range(6)]
+    pairs = [{"id": n, "text": text_of(text), "images": [n]} for n, text in zip(names, captions, strict=True)]
+    (chain / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    talks = [{"id": 1, "image": "./4.png", "conversations": good_turns(turns)} for turns in said]
+    (chain / "talks.json").write_text(json.dumps(talks))
+    files = {"pretrain": "pairs.jsonl"} | ({"finetune": "talks.json"} if said else {})
+    files |= {"evaluation": "evaluation.jsonl"} if brought else {}
+    try:
+        counts = write_own_data({k: {"file": chain / v, "images": chain} for k, v in files.items()}, chain / "out")
+    except InputError as error:
+        assert str(chain) in str(error)
+        return
+    assert counts["pretrain"] + counts["left_out"].get("pretrain", 0) == 6
+    assert counts["finetune"] + counts["left_out"].get("finetune", 0) == len(said)
+    held_out = HeldOut(read_evaluation(chain / "out/evaluation.jsonl"), chain)
+    rows = {"pretrain": caption_rows(read_dj_jsonl(chain / "out/pretrain.jsonl"), "")}
+    rows["finetune"] = read_llava(chain / "out/finetune.json")
+    for split, found in rows.items():
+        rules = SampleRules("drop", max_samples=4, budget=budget, seed=0)
+        summary = write_training_jsonl(found, chain, held_out, chain / "written.jsonl", rules, processes=1)
+        assert summary["rows_in"] == counts[split] and "held_out" not in summary["dropped"]
+        assert summary["rows_in"] == summary["rows_out"] - summary["repeated"] + sum(summary["dropped"].values())
+        assert len(list(read_llava(chain / "written.jsonl"))) == summary["rows_out"]
