@@ -15,6 +15,11 @@ from typing import IO, Any
 
 import yaml
 
+from errors import InputError
+
+MAKE_AGAIN = "delete it and run the same command again, which makes it again"
+FIX = "fix the file"  # of the user's own
+
 
 @contextmanager
 def replace_whole(path: str | Path, mode: str = "w") -> Iterator[IO]:
@@ -70,21 +75,59 @@ def write_yaml(path: str | Path, value: Any) -> None:
         yaml.safe_dump(value, file, sort_keys=False, allow_unicode=True)
 
 
-def read_json(path: str | Path) -> Any:
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+@contextmanager
+def readable(where: str | Path, *errors: type[Exception], remedy: str = MAKE_AGAIN) -> Iterator[None]:
+    """Around what reads a file of results: errors that only its content can cause become an `InputError`.
+
+    Args:
+        where: the file, perhaps with a line, for the message.
+        errors: beside those that undecodable text and JSON cause.
+    """
+    try:
+        yield
+    except (ValueError, RecursionError, *errors) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{where} is damaged ({reason}): {remedy}") from None
 
 
-def read_jsonl(path: str | Path) -> Iterator[dict]:
-    """Rows of a jsonl that this workflow wrote or has validated. What users hand in goes through `formats` first."""
+def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> Any:
+    """A JSON file with an object, or with what `kind` says.
+
+    Raises:
+        InputError: the content is something else; `remedy` is what to do about it.
+    """
+    with open(path, encoding="utf-8") as file, readable(path, remedy=remedy):
+        return _of_kind(kind, json.load(file))
+
+
+def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
+    """Rows of a jsonl that this workflow wrote or has validated. What users hand in goes through `formats` first.
+
+    Raises:
+        InputError: a line is not one JSON object, or there is none where one must be.
+    """
+    if not may_be_empty and Path(path).stat().st_size == 0:
+        raise InputError(f"{path} is damaged (it is empty): {MAKE_AGAIN}")
     with open(path, "rb") as file:  # as bytes: a line ends in \n only, and a byte order mark is no part of it
-        for line in file:
-            yield json.loads(line)
+        for number, line in enumerate(file, start=1):
+            with readable(f"{path}, line {number},"):
+                row = _of_kind(dict, json.loads(line))
+            yield row  # outside: what the caller does with it may fail by itself
 
 
-def read_yaml(path: str | Path) -> Any:
-    with open(path, encoding="utf-8") as file:
-        return yaml.safe_load(file)
+def read_yaml(path: str | Path) -> dict:
+    """
+    Raises:
+        InputError: the content is not keys and values.
+    """
+    with open(path, encoding="utf-8") as file, readable(path, yaml.YAMLError):
+        return _of_kind(dict, yaml.safe_load(file))
+
+
+def _of_kind(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"a {kind.__name__} is expected, and a {type(value).__name__} is there")
+    return value
 
 
 def sha256_of(*paths: str | Path) -> str:

@@ -80,7 +80,7 @@ def test_text_survives_writing_and_reading_in_any_language(tmp_path):
     assert write_jsonl(tmp_path / "a.jsonl", rows) == 2
     assert list(read_jsonl(tmp_path / "a.jsonl")) == rows
     write_json(tmp_path / "a.json", rows)
-    assert read_json(tmp_path / "a.json") == rows
+    assert read_json(tmp_path / "a.json", list) == rows
     assert "Hügel" in (tmp_path / "a.jsonl").read_text(encoding="utf-8")
 
 

@@ -35,7 +35,7 @@ def test_the_challenges_folders_become_the_workflows_files(kit, tmp_path):
     pairs = list(read_jsonl(tmp_path / "out/pretrain.jsonl"))
     assert {row["question"] for row in pairs} == {QUESTION}
     assert all((tmp_path / dataset["images"]["pretrain"] / row["images"][0]).is_file() for row in pairs)
-    instructions = read_json(tmp_path / "out/finetune.json")
+    instructions = read_json(tmp_path / "out/finetune.json", list)
     assert [row["id"] for row in instructions] == ["000000033471", "000000033471~2", "7"]
     assert (tmp_path / dataset["images"]["finetune"] / instructions[0]["image"]).is_file()
 
@@ -113,7 +113,8 @@ def test_nothing_that_is_said_about_a_held_out_image_is_trained_on(tmp_path):
     held_out = {row["image"] for row in evaluation}
     assert len(held_out) == 3 and all(len(row["captions"]) == 5 for row in evaluation)
     assert not held_out & {row["images"][0] for row in read_jsonl(tmp_path / "out/pretrain.jsonl")}
-    trained = {row["image"].rpartition("/")[2] for row in read_json(tmp_path / "out/finetune.json") if "image" in row}
+    instructions = read_json(tmp_path / "out/finetune.json", list)
+    trained = {row["image"].rpartition("/")[2] for row in instructions if "image" in row}
     assert not held_out & trained
 
 

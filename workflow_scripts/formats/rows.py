@@ -13,6 +13,7 @@ from typing import IO
 
 from disk_map import DiskMap
 from errors import InputError
+from files import readable
 
 DEEPEST = 100  # lists and objects inside each other; pickling a row for another process recurses
 
@@ -109,7 +110,8 @@ class LineIndex:
             raise IndexError(number)
         with open(self.path, "rb") as file:
             file.seek(self.starts[number])
-            return json.loads(file.readline())
+            with readable(f"{self.path}, line {number + 1},"):
+                return json.loads(file.readline())
 
 
 class UniqueIds:

@@ -7,9 +7,11 @@ from typing import BinaryIO
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 
 from compute import default_device
 from errors import InputError
+from files import read_json, readable
 from formats.images import load_image
 from formats.prompts import prompt_of, stop_tokens
 from mgm import MGMForConditionalGeneration, MGMProcessor
@@ -30,19 +32,25 @@ def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MG
         dtype: of the weights; "auto": the base's own.
 
     Raises:
-        InputError: a folder is not what it should be.
+        InputError: a folder is not what it should be, or a file in it is damaged.
     """
     for folder, file in ((base, "config.json"), (stage, "projector.safetensors")):
         if folder is not None and not (folder / file).is_file():
             kind = "model" if folder == base else "training stage"
             raise InputError(f"{folder} holds no {file}, so it is no folder of a {kind}; name another one")
-    model = MGMForConditionalGeneration.from_pretrained(
-        base, dtype=dtype, trust_remote_code=False, use_safetensors=True
-    )
+    remedy = "make or download its folder again"
+    read_json(base / "config.json", remedy=remedy)
+    with readable(base, SafetensorError, OSError, remedy=remedy):
+        model = MGMForConditionalGeneration.from_pretrained(
+            base, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        )
     if stage is not None:
         load_projector(model, stage / "projector.safetensors")
         if (stage / "adapter").is_dir():
-            model = PeftModel.from_pretrained(model, stage / "adapter").merge_and_unload()
+            with readable(stage / "adapter", SafetensorError, OSError, KeyError):
+                read_json(stage / "adapter/adapter_config.json")
+                model = PeftModel.from_pretrained(model, stage / "adapter")
+            model = model.merge_and_unload()
         elif (stage / LANGUAGE_MODEL).is_file():
             load_language_model(model, stage / LANGUAGE_MODEL)
     return model.eval()

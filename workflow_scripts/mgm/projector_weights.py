@@ -5,10 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from errors import InputError
+from files import readable
 
 PARTS = ("projector.", "patch_info_mining.")
 
@@ -48,9 +50,10 @@ def load_into(
         gathered: the context in which partitioned parameters are whole and may be written, under ZeRO-3.
 
     Raises:
-        InputError: the file is of another model.
+        InputError: the file is damaged or of another model.
     """
-    weights = load_file(path)
+    with readable(path, SafetensorError):
+        weights = load_file(path)
     shapes = full_shapes(parameters)
     if set(weights) != set(shapes) or any(weights[name].shape != shapes[name] for name in shapes):
         raise InputError(f"{path} does not fit this model; it was trained with another one: run its stage again")

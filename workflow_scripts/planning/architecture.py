@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, CLIPVisionConfig, ConvNextConfig, PretrainedConfig
 
 from errors import InputError
-from files import read_json
+from files import FIX, read_json
 from mgm import MGMConfig, MGMForConditionalGeneration
 from settings.layers import CONFIG, read_config
 
@@ -100,4 +100,4 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
 
 def _model_type(path: Path) -> str | None:
     file = path / "config.json" if path.is_dir() else path
-    return read_json(file).get("model_type") if file.is_file() else None
+    return read_json(file, remedy=FIX).get("model_type") if file.is_file() else None

@@ -171,7 +171,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> Run:
         seed=seed,
         **summaries,
         records={stage: read_json(stages[stage] / "metrics.json") for stage in STAGES},
-        steps={stage: list(read_jsonl(stages[stage] / "metrics.jsonl")) for stage in STAGES},
+        steps={stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in STAGES},
         clip=read_json(stages["evaluate_clip"] / "metrics.json"),
         vqa=read_json(stages["evaluate_vqa"] / "metrics.json"),
         scores=read_scores(experiment, seed, *scored),

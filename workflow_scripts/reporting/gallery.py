@@ -76,8 +76,8 @@ def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> li
         InputError: an image cannot be read.
     """
     first = experiments[0][1]
-    captions = {experiment.name: _by_image(experiment, "captions.jsonl") for _, experiment in experiments}
-    answers = {experiment.name: _by_image(experiment, "answers.jsonl") for _, experiment in experiments}
+    captions = {experiment.name: _by_image(experiment, "captions.jsonl", False) for _, experiment in experiments}
+    answers = {experiment.name: _by_image(experiment, "answers.jsonl", True) for _, experiment in experiments}
     rows = [row for row in first.evaluation if all(row["id"] in said for said in captions.values())]
     return [
         Item(
@@ -91,10 +91,10 @@ def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> li
     ]
 
 
-def _by_image(experiment: Experiment, file: str) -> dict[str, list[dict]]:
+def _by_image(experiment: Experiment, file: str, may_be_empty: bool) -> dict[str, list[dict]]:
     """What the first run's models said about each image, when it was the image they were shown."""
     said: dict[str, list[dict]] = {}
-    for row in read_jsonl(experiment.runs[0].stages["generate"] / file):
+    for row in read_jsonl(experiment.runs[0].stages["generate"] / file, may_be_empty):
         if row["images"] == "own":
             said.setdefault(row["id"], []).append(row)
     return said

@@ -1,7 +1,7 @@
 """The DeepSpeed configurations in config/deepspeed, by name."""
 
 from errors import InputError
-from files import read_json
+from files import FIX, read_json
 from settings.layers import CONFIG
 
 FOLDER = CONFIG / "deepspeed"
@@ -20,4 +20,4 @@ def read_deepspeed(name: str, key: str) -> dict:
     path = FOLDER / f"{name}.json"
     if not path.is_file():
         raise InputError(f"{key}: there is no {path}; known are {', '.join(deepspeed_names())}")
-    return read_json(path)
+    return read_json(path, remedy=FIX)

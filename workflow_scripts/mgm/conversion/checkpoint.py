@@ -50,7 +50,8 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
         InputError: a tensor that has no place, is missing or has another shape, or a setting that differs.
     """
     config, processor = describe(**parts)
-    _check_settings(source, read_json(source / "config.json"), published_config(config))
+    published = read_json(source / "config.json", remedy="download the folder again")
+    _check_settings(source, published, published_config(config))
     shards = shards_of(source)
     names = match_names(source, shards, MGM, left_out=DERIVED)
     if config.tie_word_embeddings and "lm_head.weight" in names:

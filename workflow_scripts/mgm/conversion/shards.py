@@ -61,7 +61,7 @@ def shards_of(folder: Path, names: tuple[str, ...] = TRANSFORMERS) -> list[Shard
     for name in names:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            files = sorted(set(read_json(index)["weight_map"].values()))
+            files = sorted(set(read_json(index, remedy="download the folder again")["weight_map"].values()))
             if missing := [file for file in files if not (folder / file).is_file()]:
                 raise InputError(f"{index} names {missing[0]}, which is not there; download the folder again")
             return [Shard(folder / file) for file in files]
