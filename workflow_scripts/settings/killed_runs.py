@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from errors import InputError
+from files import write_json
 
 STATE = Path(".snakemake")
 OWNER = STATE / "owner.json"
@@ -42,7 +43,7 @@ def note_owner(on_cluster: bool) -> None:
         "process_group": os.getpgrp(),
         "on_cluster": on_cluster,
     }
-    OWNER.write_text(json.dumps(owner), encoding="utf-8")
+    write_json(OWNER, owner)
 
 
 def runs_jobs(arguments: list[str]) -> bool:
@@ -52,27 +53,37 @@ def runs_jobs(arguments: list[str]) -> bool:
 
 
 def at_work() -> bool:
-    """Whether a run is at work in the current folder; of one on another host only the lock can be seen."""
-    if not OWNER.is_file():
-        return False
-    owner = json.loads(OWNER.read_text(encoding="utf-8"))
-    return _alive(owner) if owner["host"] == socket.gethostname() else _locked()
+    """Whether a run is at work in the current folder; of one on another host, or of which
+    there is no note, only the lock can be seen."""
+    owner = _noted_owner()
+    return _alive(owner) if owner and owner["host"] == socket.gethostname() else _locked()
 
 
 def take_over() -> None:
     """Remove what a run that was killed left here; return when none of its jobs is left in Slurm.
 
-    Where a run holds the lock that is alive, or on another host and perhaps alive, Snakemake itself says so.
+    Where a run holds the lock that is alive, or on another host and perhaps alive, or not known, Snakemake itself says
+    so, and what to do.
     """
-    if not OWNER.is_file():
+    owner = _noted_owner()
+    if owner is None:
         return
-    owner = json.loads(OWNER.read_text(encoding="utf-8"))
     if _locked() and owner["host"] == socket.gethostname() and not _alive(owner):
         _say("the last run in this folder was killed; going on from where it was")
         _end_stages(owner)
         shutil.rmtree(LOCKS)
     if not _locked() and owner.get("on_cluster"):
         _wait_for_jobs()
+
+
+def _noted_owner() -> dict | None:
+    """Who ran the workflow here last; None if nobody did, or if the note is damaged."""
+    try:
+        owner = json.loads(OWNER.read_text(encoding="utf-8"))
+        whole = isinstance(owner["host"], str) and owner["pid"] > 0 and isinstance(owner["started"], float)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return owner if whole else None
 
 
 def _end_stages(owner: dict) -> None:
@@ -108,9 +119,11 @@ def jobs_in(folder: Path) -> list[str]:
         raise InputError(
             f"Slurm does not say which jobs a killed run left ({listed.stderr.strip()}); try again when squeue answers"
         )
-    # a comment of somebody's may hold anything, a line break too
-    jobs = [line.split("|", 2) for line in listed.stdout.splitlines() if line.count("|") >= 2]
-    return [f"{job} ({rule})" for job, home, rule in jobs if Path(home) == folder and rule.startswith(COMMENT)]
+    # a comment of somebody's may hold anything, a line break too; so may a folder's name, but for that
+    jobs = [line.partition("|") for line in listed.stdout.splitlines()]
+    ours = f"{folder}|"
+    rules = [(job, rest.removeprefix(ours)) for job, _, rest in jobs if rest.startswith(f"{ours}{COMMENT}")]
+    return [f"{job} ({rule})" for job, rule in rules]
 
 
 def _locked() -> bool:
