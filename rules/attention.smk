@@ -3,7 +3,7 @@
 
 rule benchmark_attention:
     input:
-        files_of(RUNS.first(REFERENCE).config["model"]),
+        lambda w: files_of(RUNS.first(REFERENCE).config["model"]),
         config="results/attention_benchmark/config.yaml",
         templates=[
             "workflow_scripts/reporting/attention.html.j2",
@@ -28,6 +28,6 @@ rule benchmark_attention:
         model=lambda w: folder_of(RUNS.first(REFERENCE).config["model"]),
     shell:
         logged(
-            "python workflow_scripts/benchmark_attention.py --config {input.config:q} --model {params.model:q}"
+            "python workflow_scripts/benchmark_attention.py --config {input.config:q} --model={params.model:q}"
             " --output-dir results/attention_benchmark"
         )

@@ -25,7 +25,7 @@ rule answer_benchmark:
         finetuned=subpath(input.finetuned, parent=True),
     shell:
         logged(
-            "python workflow_scripts/answer_benchmark.py --config {input.config:q} --model {params.model:q}"
+            "python workflow_scripts/answer_benchmark.py --config {input.config:q} --model={params.model:q}"
             " --finetuned {params.finetuned:q}"
             " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}"
         )

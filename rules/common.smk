@@ -1,8 +1,9 @@
 # The merged configuration of every experiment, and what rules ask of it.
 import json
 import os
+import re
 import sys
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -13,6 +14,7 @@ sys.path.insert(0, str(SCRIPTS))
 from errors import InputError
 from settings.code import modules_of
 from settings.killed_runs import note_owner, runs_jobs, take_over
+from settings.names import check_name, check_path
 from settings.runs import REFERENCE, Runs
 from settings.stages import (
     SETTINGS_OF,
@@ -34,6 +36,10 @@ try:
         take_over()
     # no `configfile:` directive: `config` is then exactly the command line's layer
     RUNS = Runs(config)
+    for run in RUNS:
+        check_name("experiment", run.experiment)
+        check_name("dataset", run.dataset["name"])
+        check_name("model", run.config["model"]["name"])
 except InputError as error:
     raise WorkflowError(str(error)) from None
 EXPERIMENTS = RUNS.names
@@ -53,20 +59,25 @@ for run in RUNS:
     MODELS[run.config["model"]["name"]] = run.config["model"]
 
 
+def any_of(names):
+    """A regular expression: one of these names, and nothing else."""
+    return f"({'|'.join(map(re.escape, names)) or '(?!)'})"
+
+
 def runs_of(experiments):
     """A regular expression: the folders of these experiments' runs."""
-    return f"({'|'.join(experiments) or '(?!)'})(/seed-[0-9]+)?"
+    return f"{any_of(experiments)}(/seed-[0-9]+)?"
 
 
 wildcard_constraints:
     run=runs_of(RUNS.configs),
-    page=f"report|({'|'.join(EXPERIMENTS)})/report",
+    page=f"report|{any_of(EXPERIMENTS)}/report",
     dataset="[^/]+",
     model="[^/]+",
-    stage="|".join(SETTINGS_OF),
-    benchmark="|".join(RUNS.benchmarks),
+    stage=any_of(SETTINGS_OF),
+    benchmark=any_of(RUNS.benchmarks),
     part="clip|language_model",
-    variants="|".join(RUNS.compared_on),
+    variants=any_of(RUNS.compared_on),
 
 
 def nodes_of_all():
@@ -151,6 +162,14 @@ def budget(wildcards):
     )
 
 
+def own_files(paths):
+    """The user's own files, as inputs."""
+    try:
+        return [check_path(path) for path in paths]
+    except InputError as error:
+        raise WorkflowError(str(error)) from None
+
+
 def folder_of(model):
     """The folder of the whole model: somebody else's, or the one that is assembled here."""
     return model.get("assembled", f"results/models/{model['name']}/mgm")
@@ -160,8 +179,9 @@ def files_of(model):
     """The files that stand for the model's folder."""
     folder = folder_of(model)
     if "assembled" in model:
-        described = {f"{folder}/config.json", *glob(f"{folder}/*.json")}
-        return [*sorted(described), *sorted(glob(f"{folder}/*.safetensors"))]
+        described = {f"{folder}/config.json", *glob(f"{escape(folder)}/*.json")}
+        weights = glob(f"{escape(folder)}/*.safetensors")
+        return own_files([*sorted(described), *sorted(weights)])
     return [f"{folder}/model.safetensors"]
 
 
@@ -206,24 +226,22 @@ def finetuned_files(wildcards):
     ]
 
 
-def plan_flags(config):
+def plan_flags(wildcards):
     """The settings of fine-tuning that decide about memory; sequences are as long as it lets through."""
-    lora, batch = config["finetune"]["lora"], config["finetune"]["global_batch_size"]
-    flags = (
-        f"--lora-rank {lora['r']} --lora-targets {' '.join(lora['targets'])}"
-        if lora
-        else "--tuning full"
-    )
-    flags += (
-        f" --gpus {config['gpus']} --nodes {config['nodes']}"
-        if config["gpus"] > 1
-        else ""
-    )
-    flags += (
-        f" --sequence {config['finetune']['max_length']}"
-        + " --fused" * config["finetune"]["compile"]
-    )
-    return flags + (f" --global-batch {batch}" if batch else "")
+    config = RUNS.first(REFERENCE).config
+    finetune = config["finetune"]
+    lora, batch = finetune["lora"], finetune["global_batch_size"]
+    flags = [f"--model={PLANNED}", f"--sequence={finetune['max_length']}"]
+    if lora:
+        targets = [f"--lora-target={target}" for target in lora["targets"]]
+        flags += [f"--lora-rank={lora['r']}", *targets]
+    else:
+        flags += ["--tuning=full"]
+    if config["gpus"] > 1:
+        flags += [f"--gpus={config['gpus']}", f"--nodes={config['nodes']}"]
+    if finetune["compile"]:
+        flags += ["--fused"]
+    return flags + ([f"--global-batch={batch}"] if batch else [])
 
 
 def captioner_stage(wildcards):
@@ -240,11 +258,10 @@ def captioner_files(wildcards):
 
 
 def captioner_flags(wildcards):
-    folder = captioner_stage(wildcards)
+    """As a list, of which Snakemake quotes each."""
+    folder, model = captioner_stage(wildcards), model_folder(wildcards)
     return (
-        f"--captioner-stage '{folder}' --captioner-model '{model_folder(wildcards)}'"
-        if folder
-        else ""
+        [f"--captioner-model={model}", f"--captioner-stage={folder}"] if folder else []
     )
 
 
@@ -256,9 +273,8 @@ def source_files(wildcards):
         for split in ("pretrain", "finetune", "evaluation")
         if split in settings
     ]
-    return [
-        split[key] for split in splits for key in ("file", "questions") if key in split
-    ]
+    keys = ("file", "questions")
+    return own_files(split[key] for split in splits for key in keys if key in split)
 
 
 def gpus(wildcards):
@@ -276,7 +292,8 @@ def benchmark_files(wildcards):
         raise WorkflowError(
             f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
         )
-    return [file for kind, file in settings["files"].items() if kind != "images"]
+    files = settings["files"]
+    return own_files(file for kind, file in files.items() if kind != "images")
 
 
 def challenge_settings():

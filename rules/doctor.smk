@@ -6,6 +6,6 @@ rule doctor:
     conda:
         "../envs/train.yaml"
     params:
-        config=json.dumps(config),
+        config=lambda w: json.dumps(config),  # by a function: braces in it are no wildcards
     shell:
         "python workflow_scripts/doctor.py --config {params.config:q} 2> {log:q}"

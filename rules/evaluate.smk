@@ -28,7 +28,7 @@ rule generate_answers:
         finetuned=subpath(input.finetuned, parent=True),
     shell:
         logged(
-            "python workflow_scripts/generate_answers.py --config {input.config:q} --model {params.model:q}"
+            "python workflow_scripts/generate_answers.py --config {input.config:q} --model={params.model:q}"
             " --evaluation {input.evaluation:q}"
             " --pretrained {params.pretrained:q} --finetuned {params.finetuned:q}"
             " --output-dir results/{wildcards.run:q}/generate"

@@ -22,11 +22,11 @@ rule write_jsonl:
         runtime=60,
     params:
         budget=lambda w, input: (
-            f"--same-samples-as {input.budget}" if input.budget else ""
+            ["--same-samples-as", input.budget] if input.budget else []
         ),
     shell:
         logged(
             "python workflow_scripts/write_jsonl.py --config {input.config:q} --pairs {input.pairs:q}"
-            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget}"
+            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q}"
             " --output-dir results/{wildcards.run:q}/jsonl"
         )

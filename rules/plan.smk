@@ -40,7 +40,6 @@ rule plan:
     conda:
         "../envs/train.yaml"
     params:
-        model=PLANNED,
-        flags=lambda w: plan_flags(RUNS.first(REFERENCE).config),
+        flags=plan_flags,
     shell:
-        "python workflow_scripts/plan_memory.py --model {params.model:q} {params.flags} 2> {log:q}"
+        "python workflow_scripts/plan_memory.py {params.flags:q} 2> {log:q}"

@@ -26,6 +26,6 @@ rule synthesize_captions:
         captioner=captioner_flags,
     shell:
         logged(
-            "python workflow_scripts/synthesize_captions.py --config {input.config:q} --data {input.data:q} {params.captioner}"
+            "python workflow_scripts/synthesize_captions.py --config {input.config:q} --data {input.data:q} {params.captioner:q}"
             " --output-dir results/{wildcards.run:q}/synthesize"
         )

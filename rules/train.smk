@@ -35,8 +35,8 @@ rule pretrain:
         model=model_folder,
     shell:
         logged(
-            "bash workflow_scripts/launch.sh {params.gpus} {params.nodes} workflow_scripts/pretrain.py"
-            " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
+            "bash workflow_scripts/launch.sh {params.gpus:q} {params.nodes:q} workflow_scripts/pretrain.py"
+            " --config {input.config:q} --data {input.data:q} --model={params.model:q}"
             " --output-dir results/{wildcards.run:q}/pretrain"
         )
 
@@ -80,8 +80,8 @@ rule finetune:
         model=model_folder,
     shell:
         logged(
-            "bash workflow_scripts/launch.sh {params.gpus} {params.nodes} workflow_scripts/finetune.py"
-            " --config {input.config:q} --data {input.data:q} --model {params.model:q}"
+            "bash workflow_scripts/launch.sh {params.gpus:q} {params.nodes:q} workflow_scripts/finetune.py"
+            " --config {input.config:q} --data {input.data:q} --model={params.model:q}"
             " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune"
         )
 

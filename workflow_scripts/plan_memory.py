@@ -16,7 +16,7 @@ from rich.console import Console
 
 from command_line import command_line
 from errors import InputError
-from files import read_json
+from files import FIX, read_json
 from planning.architecture import Architecture, find_architecture
 from planning.machine import machine_in_use
 from planning.prediction import Machine
@@ -56,10 +56,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--global-batch", type=int, help="samples a step (default: 16 micro batches on every GPU)")
     add("--deepspeed", action="append", help="config/deepspeed name or a JSON file; may be repeated (default: all)")
     add("--lora-rank", type=int, default=16)
-    add("--lora-targets", nargs="+", default=["q_proj", "v_proj", "o_proj"])
+    add("--lora-target", action="append", help="layer; may be repeated (default: q_proj, v_proj, o_proj)")
     add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels (compile: true)")
     args = parser.parse_args()
     args.deepspeed = args.deepspeed or deepspeed_names()
+    args.lora_target = args.lora_target or ["q_proj", "v_proj", "o_proj"]
     return args
 
 
@@ -81,13 +82,13 @@ def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespac
             f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens; raise it"
         )
     precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # no kernels for a CPU
-    lora = LoraSettings(args.lora_rank, 2 * args.lora_rank, 0.1, args.lora_targets) if tuning == "lora" else None
+    lora = LoraSettings(args.lora_rank, 2 * args.lora_rank, 0.1, args.lora_target) if tuning == "lora" else None
     return Workload(architecture, tuning, args.sequence, text, precision, fused, lora)
 
 
 def deepspeed_config(name: str, hidden_size: int) -> dict:
     """A configuration by its name in config/deepspeed, or from a file."""
-    config = read_json(name) if Path(name).is_file() else read_deepspeed(name, "--deepspeed")
+    config = read_json(name, remedy=FIX) if Path(name).is_file() else read_deepspeed(name, "--deepspeed")
     return complete_deepspeed_config(config, hidden_size)
 
 

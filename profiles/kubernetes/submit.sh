@@ -8,6 +8,8 @@ image=registry.example.org/dj2mgm:latest   # built from the project's Dockerfile
 claim=dj2mgm                               # a ReadWriteMany volume, with the project in it
 mount=/dj2mgm                              # where the volume is, here and in the jobs
 
+quoted() { printf "'%s'" "${1//\'/\'\'}"; }   # as a text of YAML
+
 limits="cpu: $cpus, memory: ${mem_mb}M"
 ((gpus == 0)) || limits+=", nvidia.com/gpu: $gpus"
 
@@ -31,8 +33,8 @@ spec:
       containers:
         - name: stage
           image: $image
-          command: ["$script"]
-          workingDir: "$PWD"
+          command: [$(quoted "$script")]
+          workingDir: $(quoted "$PWD")
           resources:
             limits: {$limits}
           volumeMounts:

@@ -21,7 +21,7 @@ if ! (set -o noclobber; echo "$SLURM_JOB_ID" > "$job") 2> /dev/null; then
     fi
     echo "$SLURM_JOB_ID" > "$job"   # the other one was killed
 fi
-if compgen -G "$home/.snakemake/locks/*" > /dev/null; then
+if [[ -n $(ls -A "$home/.snakemake/locks" 2> /dev/null) ]]; then
     rm -f "$job"
     say "Snakemake is at work in $home; wait for it, or where it was killed: snakemake --unlock"
     exit 1

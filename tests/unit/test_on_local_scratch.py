@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")
 @pytest.fixture
 def submit(tmp_path):
     """Run the script as a job: `does` is what Snakemake does, `queued` the other job that is still in the queue."""
-    home, programs = tmp_path / "project", tmp_path / "programs"
+    home, programs = tmp_path / "project [1]", tmp_path / "programs"
     home.mkdir()
     programs.mkdir()
 
@@ -46,7 +46,7 @@ def test_a_failed_snakemake_is_the_jobs_failure_and_what_it_did_comes_back(submi
 
 
 def test_results_that_do_not_come_back_are_a_failure_that_says_where_they_are(submit):
-    full = '[[ "${@: -1}" == */project/ ]] && { echo "No space left" >&2; exit 11; }'
+    full = '[[ "${@: -1}" == *"/project [1]/" ]] && { echo "No space left" >&2; exit 11; }'
     submit.program("rsync", f'{full}; exec {shutil.which("rsync")} "$@"')
     done = submit("echo found > results/found")
     assert done.returncode == 1

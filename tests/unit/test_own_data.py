@@ -81,7 +81,7 @@ def test_a_tenth_that_can_be_read_is_held_out_and_the_rest_is_trained_on(tmp_pat
     ids = {name: {int(row["id"]) for row in found} for name, found in rows_of.items()}
     assert (counts.pop("left_out"), counts.pop("left_out_copies")) == ({"pretrain": len(ids["evaluation"])}, {})
     assert counts == {name: len(found) for name, found in ids.items()} | {"finetune": 0}
-    assert read_json(tmp_path / "out/finetune.json") == []  # stage 2 asks for what is left of the captions
+    assert read_json(tmp_path / "out/finetune.json", list) == []  # stage 2 asks for what is left of the captions
     assert len(ids["evaluation"]) == max(2, rows // 10) and not ids["evaluation"] & unreadable
     assert ids["pretrain"] == set(range(rows)) - ids["evaluation"]
     again = write_own_data(settings, tmp_path / "again")
@@ -178,7 +178,7 @@ def test_images_of_an_evaluation_file_are_not_trained_on_under_any_name(tmp_path
     assert counts["left_out"] == {"pretrain": 3, "finetune": 4}
     assert counts["left_out_copies"] == {"finetune": 2}
     assert images_of(tmp_path / "out/pretrain.jsonl") == [f"{n}.png" for n in range(3, 8)]
-    assert [row["image"] for row in read_json(tmp_path / "out/finetune.json")] == ["3.png", "missing.png", "4.png"]
+    assert [row["image"] for row in read_json(tmp_path / "out/finetune.json", list)] == ["3.png", "missing.png", "4.png"]
     assert (tmp_path / "out/evaluation.jsonl").read_bytes().count(b"\n") == counts["evaluation"] == 4
 
 

@@ -44,12 +44,14 @@ def test_the_workflow_runs_through_jobs(fresh, kubectl):
     assert jobs["filter_data"]["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 120 * 60
 
 
-def test_a_gpu_rule_is_limited_to_the_gpus_it_asks_for(fresh, kubectl):
-    script = fresh.folder / "a job.sh"
+def test_a_gpu_rule_is_limited_to_the_gpus_it_asks_for_in_a_folder_of_any_name(fresh, kubectl):
+    folder = fresh.folder / 'it\'s "$(touch X)" \\n: #'
+    folder.mkdir()
+    script = folder / "a job.sh"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
     submit = [str(PROJECT / "profiles/kubernetes/submit.sh"), "pretrain", "8", "48000", "1440", "2", str(script)]
-    subprocess.run(submit, cwd=fresh.folder, check=True, capture_output=True)
+    subprocess.run(submit, cwd=folder, check=True, capture_output=True)
     [container] = manifests(kubectl)["pretrain"]["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"cpu": 8, "memory": "48000M", "nvidia.com/gpu": 2}
-    assert container["command"] == [str(script)]
+    assert (container["command"], container["workingDir"]) == ([str(script)], str(folder))

@@ -127,7 +127,7 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
     config = ("model=mgm-2b-released",)
     jobs = set(fresh.job_counts("baseline", config=config))
     assert jobs == ALL - {"train_clip", "train_language_model", "assemble_model"}
-    assert "--model model_zoo/mgm-2b" in fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
+    assert "--model=model_zoo/mgm-2b" in fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
 
 
 def test_two_datasets_of_one_name_are_refused(fresh):

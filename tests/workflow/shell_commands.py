@@ -1,0 +1,32 @@
+"""Prints, as JSON, the rules of the workflow in the current folder and the shell commands that Snakemake would run.
+
+python shell_commands.py CONFIG TARGET...
+
+CONFIG is what `--config` sets, as JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from snakemake.api import SnakemakeApi
+from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, Quietness, ResourceSettings
+
+
+def main(config: dict, targets: list[str]) -> None:
+    sys.argv = ["snakemake", "--dry-run"]  # what the Snakefile asks
+    with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
+        workflow = api.workflow(
+            resource_settings=ResourceSettings(cores=1),
+            config_settings=ConfigSettings(config=config),
+            snakefile=Path("Snakefile"),
+        )
+        workflow.dag(DAGSettings(targets=set(targets))).execute_workflow(executor="dryrun")
+        inner = workflow._workflow  # Snakemake's interface hands out no jobs
+        jobs = [[job.rule.name, job.shellcmd] for job in inner.dag.jobs if job.shellcmd]
+        rules = [rule.name for rule in inner.rules if rule.shellcmd]
+    print("\n" + json.dumps({"rules": rules, "jobs": jobs}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,235 @@
+"""No value of a configuration and no name on the disk is run by a shell: each arrives whole, within one argument."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+import yaml
+from places import PROJECT
+from small_project import copy_project
+
+RUN = "; touch X $(touch X) `touch X` & touch X & | touch X #* ~ ! [a] > X <X $HOME ü 山 %s --flag=x"
+# `{question}` is a place that some settings must have, `{input}` and `{x}` are not
+VALUE = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ {x} {input} {question}\ntouch X\n"
+PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ \ntouch X\n"  # what a folder may be called; no braces
+STUBS = ("python", "bash", "tee", "touch", "X")
+# keys that name another file of config/, or an operator
+NAMES = {"dataset", "model", "recipe", "deepspeed", "experiment", "experiments", "operators", "without"}
+
+
+class Hostile:
+    """Makes values that can be told apart: each begins and ends with its own mark."""
+
+    def __init__(self):
+        self.values: dict[str, str] = {}
+        self._numbers = count(1)
+
+    def value(self, text: str) -> str:
+        mark = f"h{next(self._numbers)}h"
+        self.values[mark] = f"-{mark}{text}{mark}"
+        return self.values[mark]
+
+    def of_schema(self, schema: dict) -> object:
+        """A value for each text that the schema lets through; None where there is no text."""
+        kinds = schema.get("type", [])
+        if "string" in kinds and "enum" not in schema:
+            value = self.value(VALUE)
+            return value if re.search(schema.get("pattern", ""), value) else None
+        if kinds == "array":
+            item = self.of_schema(schema["items"])
+            return None if item is None else [item]
+        values = {key: self.of_schema(own) for key, own in schema.get("properties", {}).items() if key not in NAMES}
+        return {key: value for key, value in values.items() if value is not None} or None
+
+
+def schema(name: str) -> dict:
+    return yaml.safe_load((PROJECT / f"config/schemas/{name}.schema.yaml").read_text(encoding="utf-8"))
+
+
+def merged(old: dict, new: dict) -> dict:
+    both = {key: merged(old[key], new[key]) for key in new if isinstance(old.get(key), dict)}
+    return old | new | both
+
+
+class HostileProject:
+    """A small project whose files and settings have hostile names and values wherever Snakemake allows them."""
+
+    def __init__(self, folder: Path):
+        self.hostile, self.project = Hostile(), copy_project(folder)
+        small = PROJECT / "tests/fixtures/small"
+        model = yaml.safe_load((small / "models_small.yaml").read_text())
+        parts = merged(model, self.hostile.of_schema(schema("model")) | {"settings": model["settings"]})
+        self.model, self.parts = self.write("models", model), self.write("models", parts)
+        del parts["foundation"]
+        self.write("models", parts, self.parts)
+        self.dataset = self.write("datasets", yaml.safe_load((small / "datasets_small.yaml").read_text()))
+        recipe = yaml.safe_load((folder / "config/recipes/dj_synth.yaml").read_text())
+        recipe["process"].append({"text_length_filter": {"text_key": self.hostile.value(VALUE)}})
+        self.recipe = self.write("recipes", recipe)
+        self.deepspeed = self.hostile.value(RUN)
+        shutil.copy(folder / "config/deepspeed/zero3.json", folder / f"config/deepspeed/{self.deepspeed}.json")
+        self.experiments = [self.other_parts(), self.own_data_and_model()]
+        self.defaults()
+
+    def write(self, kind: str, values: dict, name: str = "") -> str:
+        name = name or self.hostile.value(RUN)
+        (self.project.folder / "config" / kind / f"{name}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+        return name
+
+    def folder_with(self, *files: str) -> str:
+        name = self.hostile.value(PATH)
+        for file in files:
+            (self.project.folder / name).mkdir(exist_ok=True)
+            (self.project.folder / name / file).touch()
+        return name
+
+    def other_parts(self) -> str:
+        synthesize = {"recipe": self.recipe, "captioner": "blip2"}
+        return self.write("experiments", {"model": self.parts, "synthesize": synthesize})
+
+    def own_data_and_model(self) -> str:
+        assembled = self.folder_with("config.json", "model.safetensors")
+        model = {"assembled": assembled, "pretrain_template": "plain", "template": "gemma"}
+        model = self.hostile.of_schema(schema("assembled_model")) | model
+        files, folder = (self.hostile.value(PATH) for _ in range(3)), self.folder_with("a.png")
+        split = [{"file": f"{folder}/{file}", "images": folder} for file in files]
+        for own in split:
+            (self.project.folder / own["file"]).touch()
+        dataset = {"pretrain": split[0], "finetune": split[1], "evaluation": split[2]}
+        dataset["pretrain"] |= {"questions": split[1]["file"]}
+        names = {"dataset": self.write("datasets", dataset), "model": self.write("models", model)}
+        captioner = {"recipe": self.recipe, "mgm": {"experiment": self.write("experiments", names)}}
+        return self.write("experiments", names | {"synthesize": captioner})
+
+    def defaults(self) -> None:
+        """config.yaml: a hostile value for each text of the schema; names lead to hostile names."""
+        values = self.hostile.of_schema(schema("config"))
+        benchmarks = values["benchmarks"]
+        for name in benchmarks:
+            folder = self.folder_with(*("questions", "answers"))
+            benchmarks[name] = {key: folder if key == "images" else f"{folder}/{key}" for key in benchmarks[name]}
+            for key in benchmarks[name]:
+                (self.project.folder / folder / key).touch()
+            if "questions" in benchmarks[name]:
+                benchmarks[name]["questions"] = f"{folder}/questions"
+        values |= {"dataset": self.dataset, "model": self.model, "seeds": [0, 1]}
+        values["report"] = {"experiments": ["baseline", "dj_synth", *self.experiments]}
+        values["finetune"] |= {"deepspeed": self.deepspeed}
+        values["finetune_minimal"] = {"experiment": self.experiments[1]}
+        file = self.project.folder / "config/config.yaml"
+        file.write_text(yaml.safe_dump(merged(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
+
+    def commands(self) -> dict:
+        script = PROJECT / "tests/workflow/shell_commands.py"
+        across = ["ablation", "lora_sweep", "lora_vs_full", "attention_benchmark", "finetune_minimal", "challenge"]
+        targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
+        config = {"description": self.hostile.value(VALUE)}
+        done = subprocess.run(
+            [sys.executable, script, json.dumps(config), *targets],
+            cwd=self.project.folder,
+            env=self.project.environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0 and "{" in done.stdout, (done.stdout + done.stderr)[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> HostileProject:
+    return HostileProject(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def commands(hostile) -> dict:
+    return hostile.commands()
+
+
+def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
+    """The arguments of every program that bash starts for these commands; all programs are stand-ins."""
+    programs, here = folder / "programs", folder / "here"
+    for made in (programs, here, *(here / "results" / rule for rule in ("doctor", "plan"))):
+        made.mkdir(parents=True)
+    for name in STUBS:
+        (programs / name).write_text(f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" > {folder}/$$.call\n")
+        (programs / name).chmod(0o755)
+    script = folder / "script"
+    script.write_text("".join(f"( {command}\n)\n" for command in commands), encoding="utf-8")
+    for check in (["-n"], []):
+        done = subprocess.run(
+            ["/bin/bash", *check, script], cwd=here, env={"PATH": str(programs)}, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
+    assert os.listdir(here) == ["results"]
+    return [call.read_text(encoding="utf-8").split("\0")[:-1] for call in folder.glob("*.call")]
+
+
+def texts_in(argument: str) -> list[str]:
+    """The argument, or all texts in it where it is JSON."""
+    if not argument.startswith("{"):
+        return [argument]
+    found, left = [], [json.loads(argument)]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, str):
+            found.append(value)
+    return found
+
+
+def test_every_rule_has_a_command_here(commands):
+    assert {rule for rule, _ in commands["jobs"]} == set(commands["rules"])
+
+
+def test_hostile_values_and_names_arrive_whole_and_run_nothing(hostile, commands, tmp_path):
+    seen = set()
+    calls = recorded(tmp_path, [command for _, command in commands["jobs"]])
+    assert len(calls) > len(commands["jobs"])
+    for program, *arguments in calls:
+        assert program in ("python", "bash", "tee"), (program, arguments)
+        for text in (text for argument in arguments for text in texts_in(argument)):
+            marks = re.findall(r"h\d+h", text)
+            for mark in set(marks):
+                whole = text.count(hostile.hostile.values[mark])
+                assert marks.count(mark) == 2 * whole, (arguments, mark)
+            seen |= set(marks)
+    assert len(seen) > 25, "hostile values are used"
+
+
+def test_no_place_of_a_shell_command_is_left_unquoted():
+    """Also where a value is harmless today."""
+    files = [*PROJECT.glob("rules/*.smk"), PROJECT / "Snakefile", *PROJECT.glob("profiles/*/config.yaml")]
+    lines = [line.split(" #")[0] for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    place = r"\{(?:rule|input|output|log|params|wildcards|resources|threads)\b[^{}]*\}"
+    places = [found for line in lines if 'f"' not in line or "{{" in line for found in re.findall(place, line)]
+    assert len(places) > 50 and [place for place in places if not place.endswith(":q}")] == []
+
+
+def test_an_experiments_name_is_no_pattern_for_other_folders(fresh):
+    (fresh.folder / "config/experiments/a.b.yaml").touch()
+    assert "MissingRuleException" in fresh.run("results/a-b/filter/config.yaml", "--dry-run", ok=False)
+
+
+def test_a_dataset_whose_name_snakemake_cannot_carry_is_refused_in_one_sentence(fresh):
+    folder = fresh.folder / "it's $(touch X)"
+    folder.mkdir()
+    (folder / "captions.jsonl").touch()
+    printed = " ".join(fresh.run("baseline", "--dry-run", ok=False, config=(f"dataset={folder}",)).split())
+    assert """a name cannot have "'" in it; rename""" in printed and "Traceback" not in printed
+
+
+def test_a_path_that_snakemake_would_read_as_a_wildcard_is_refused_in_one_sentence(fresh):
+    folder = fresh.folder / "my {photos}" / "all"
+    folder.mkdir(parents=True)
+    (folder / "captions.jsonl").touch()
+    printed = " ".join(fresh.run("baseline", "--dry-run", ok=False, config=(f"dataset={folder}",)).split())
+    assert "captions.jsonl: Snakemake reads braces in a path as a wildcard; rename" in printed
