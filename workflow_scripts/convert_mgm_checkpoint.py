@@ -5,8 +5,8 @@
     python workflow_scripts/convert_mgm_checkpoint.py to-mgm results/models/mgm-2b/mgm exported/MGM-2B
     python workflow_scripts/convert_mgm_checkpoint.py projector-from-mgm mm_projector.bin results/theirs/pretrain
     python workflow_scripts/convert_mgm_checkpoint.py projector-to-mgm results/baseline/pretrain mm_projector.bin
-    python workflow_scripts/convert_mgm_checkpoint.py convnext <OpenCLIP folder> model_zoo/convnext-large-d-320
-    python workflow_scripts/convert_mgm_checkpoint.py safetensors <folder with pytorch_model.bin> <new folder>
+    python workflow_scripts/convert_mgm_checkpoint.py convnext downloads/convnext model_zoo/convnext-large-d-320
+    python workflow_scripts/convert_mgm_checkpoint.py safetensors downloads/a-model model_zoo/a-model
 
 Weights are read and written shard by shard; every tensor is accounted for. docs/models.md says where folders come from.
 """

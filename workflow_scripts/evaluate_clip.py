@@ -1,7 +1,7 @@
 """Scores the generated captions: CLIPScore, RefCLIPScore and, where the objects are known, attribute accuracy.
 
-    python workflow_scripts/evaluate_clip.py --config results/baseline/evaluate_clip/config.yaml \
-        --captions results/baseline/generate/captions.jsonl --evaluation results/datasets/shapes/evaluation.jsonl \
+    python workflow_scripts/evaluate_clip.py --config results/baseline/evaluate_clip/config.yaml \\
+        --captions results/baseline/generate/captions.jsonl --evaluation results/datasets/shapes/evaluation.jsonl \\
         --output-dir results/baseline/evaluate_clip
 
 Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.

@@ -1,6 +1,6 @@
 """Scores the generated answers: accuracy per question type and overall, beside the shuffled-image control.
 
-    python workflow_scripts/evaluate_vqa.py --answers results/baseline/generate/answers.jsonl \
+    python workflow_scripts/evaluate_vqa.py --answers results/baseline/generate/answers.jsonl \\
         --output-dir results/baseline/evaluate_vqa
 
 Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.

@@ -1,6 +1,6 @@
 """Filter a Data-Juicer jsonl with a Data-Juicer recipe; every dropped row is named, with its operator and stats.
 
-    python workflow_scripts/filter_data.py --config results/baseline/filter/config.yaml \
+    python workflow_scripts/filter_data.py --config results/baseline/filter/config.yaml \\
         --data results/datasets/shapes/pretrain.jsonl --output-dir results/baseline/filter
 
 Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.

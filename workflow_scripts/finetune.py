@@ -1,7 +1,7 @@
 """Stage 2: LoRA on the language model, or all of it, plus the projector, on instructions.
 
-    deepspeed workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \\
-        --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny \\
+    bash workflow_scripts/launch.sh 1 1 workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \\
+        --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny/mgm \\
         --projector results/baseline/pretrain/projector.safetensors --output-dir results/baseline/finetune
 
 Writes adapter/ (PEFT) or, where `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl and

@@ -1,7 +1,8 @@
 """Stage 1: train projector and patch info mining on captions; the language model and both towers stay frozen.
 
-    deepspeed workflow_scripts/pretrain.py --config results/baseline/pretrain/config.yaml \\
-        --data results/baseline/jsonl/pretrain.jsonl --model results/models/tiny --output-dir results/baseline/pretrain
+    bash workflow_scripts/launch.sh 1 1 workflow_scripts/pretrain.py --config results/baseline/pretrain/config.yaml \\
+        --data results/baseline/jsonl/pretrain.jsonl --model results/models/tiny/mgm \\
+        --output-dir results/baseline/pretrain
 
 Writes projector.safetensors, metrics.jsonl (per logging step) and metrics.json; resumes from its own checkpoints.
 """

@@ -1,8 +1,8 @@
 """Write captions anew where they do not fit their image, with a Data-Juicer recipe; keep what fits afterwards.
 
-    python workflow_scripts/synthesize_captions.py --config results/dj_synth/synthesize/config.yaml \
-        --data results/baseline/filter/filtered.jsonl \
-        --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \
+    python workflow_scripts/synthesize_captions.py --config results/dj_synth/synthesize/config.yaml \\
+        --data results/baseline/filter/filtered.jsonl \\
+        --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \\
         --output-dir results/dj_synth/synthesize
 
 The two captioner flags are for the captioner mgm, a model that this workflow has trained; others need none.

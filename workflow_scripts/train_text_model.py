@@ -1,7 +1,8 @@
 """Trains a causal language model on text, as a whole; `train_deepspeed.py` writes its configuration and launches it.
 
-    deepspeed workflow_scripts/train_text_model.py --config results/presets/7b_mamba/config.yaml \\
-        --data data/corpus.jsonl --model model_zoo/mamba-7b --output-dir results/presets/7b_mamba
+    bash workflow_scripts/launch.sh 6 1 workflow_scripts/train_text_model.py \\
+        --config results/presets/7b_mamba/config.yaml --data data/corpus.jsonl --model model_zoo/mamba-7b \\
+        --output-dir results/presets/7b_mamba
 
 Writes model/ (safetensors and tokenizer) and metrics.json; resumes from its own checkpoints.
 """

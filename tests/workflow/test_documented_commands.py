@@ -1,0 +1,79 @@
+"""The commands that `--help` of each script shows: they are whole, their flags exist, and rules run them."""
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+from places import PROJECT
+from small_project import copy_project
+
+SCRIPTS = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in sorted((PROJECT / "workflow_scripts").glob("*.py"))
+    if "argparse" in path.read_text(encoding="utf-8") or "path_arguments" in path.read_text(encoding="utf-8")
+}
+DOCS = {name: ast.get_docstring(ast.parse(text)) for name, text in SCRIPTS.items()}
+COMMAND = re.compile(r"^ *((?:python|bash|deepspeed) (?:.*\\\n)*.*)$", flags=re.MULTILINE)
+PRINTED = ("plan_memory", "doctor", "diagnose", "resolve_config")  # rules hand them values, not files
+
+
+def commands_of(name: str) -> list[str]:
+    return [command.split(" #")[0].rstrip() for command in COMMAND.findall(DOCS[name])]
+
+
+def arguments_of(command: str) -> list[str]:
+    """As a program gets them, without what a rule adds to keep the log; `--flag=value` and `--flag value` are one."""
+    words = shlex.split(command.replace("\\\n", " ").split(" 2> ")[0].split(" 2>&1")[0])
+    return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if "__doc__" in SCRIPTS[name]])
+def test_a_command_in_help_is_whole_and_its_flags_exist(name):
+    assert commands_of(name), "a command shows how the script is run"
+    defined = set(re.findall(r'"(--[\w-]+)"', SCRIPTS[name].replace("monitor_memory.py --", "")))
+    for command in commands_of(name):
+        checked = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stderr
+        [first, *others] = command.split("\n")
+        words = arguments_of(command)
+        assert f"workflow_scripts/{name}.py" in words
+        assert {word for word in words if word.startswith("--")} <= defined, command
+        assert not any(re.search(r" {3,}", line.strip()) for line in (first, *others)), "lines were joined"
+        assert all(line.startswith("    ") for line in others)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory) -> set[tuple[str, ...]]:
+    """What the rules run for the default configuration, as arguments."""
+    project = copy_project(tmp_path_factory.mktemp("project"))
+    file = project.folder / "config/config.yaml"
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for own in config["benchmarks"].values():
+        own |= {key: "questions.tsv" for key in own}
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    (project.folder / "questions.tsv").touch()
+    targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
+    script = PROJECT / "tests/workflow/shell_commands.py"
+    done = subprocess.run(
+        [sys.executable, script, "{}", *targets, "challenge"],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    jobs = json.loads(done.stdout.splitlines()[-1])["jobs"]
+    return {tuple(arguments_of(command)) for _, command in jobs}
+
+
+def test_a_stages_documented_command_is_the_one_that_its_rule_runs(commands):
+    scripts = {word for command in commands for word in command if re.fullmatch(r"workflow_scripts/\w+\.py", word)}
+    of_rules = [name for name in SCRIPTS if f"workflow_scripts/{name}.py" in scripts and name not in PRINTED]
+    documented = {name: {tuple(arguments_of(command)) for command in commands_of(name)} for name in of_rules}
+    assert len(documented) > 20
+    assert {name: sorted(own - commands) for name, own in documented.items() if own - commands} == {}
