@@ -64,7 +64,7 @@ rule attention_benchmark:
 
 rule finetune_minimal:
     input:
-        "results/finetune_minimal/finetune/metrics.json",
+        wanted("finetune_minimal", "results/finetune_minimal/finetune/metrics.json"),
     localrule: True
 
 
@@ -73,3 +73,15 @@ rule challenge:
         "results/challenge/challenge.csv",
         lambda w: benchmark_outputs("mmbench", "submission.xlsx"),
     localrule: True
+
+
+# a mistake in an experiment's file is told to whoever asks for the experiment
+for name in RUNS.refused:
+    if not workflow.is_rule(name):
+
+        rule:
+            name:
+                name
+            input:
+                wanted(name),
+            localrule: True

@@ -43,20 +43,29 @@ try:
 except InputError as error:
     raise WorkflowError(str(error)) from None
 EXPERIMENTS = RUNS.names
+if workflow.is_main_process:
+    for name, error in RUNS.refused.items():
+        if name in RUNS.files:
+            print(f"warning: {error}", file=sys.stderr)
 # Every stage takes this machine's first GPUs: one at a time, however many --cores. On a cluster (only there are jobs at a
 # time, `nodes`, limited) each job has its own.
 if workflow.resource_settings.nodes is None and "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", max(run.config["gpus"] for run in RUNS))
-DATASETS, MODELS = {}, {}
-for run in RUNS:
-    if (
-        DATASETS.setdefault(run.dataset["name"], run.dataset["settings"])
-        != run.dataset["settings"]
-    ):
-        raise WorkflowError(
-            f"two experiments use different datasets named {run.dataset['name']}; rename one's folder"
-        )
-    MODELS[run.config["model"]["name"]] = run.config["model"]
+DATASETS = {run.dataset["name"]: run.dataset["settings"] for run in RUNS}
+MODELS = {run.config["model"]["name"]: run.config["model"] for run in RUNS}
+
+
+def wanted(target, *files):
+    """Input function: the files of a target, or the sentence that says which mistake is in its way."""
+
+    def files_or_sentence(wildcards):
+        try:
+            RUNS.require(target)
+        except InputError as error:
+            raise WorkflowError(str(error)) from None
+        return list(files)
+
+    return files_or_sentence
 
 
 def any_of(names):

@@ -35,7 +35,7 @@ def main() -> None:
     others = other_images(len(rows), settings["seed"])
     shown = {"own": paths, "shuffled": [paths[other] for other in others]}
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
-    asked = [settings["question_prompt"].format(question=question["question"]) for _, question in questions]
+    asked = [settings["question_prompt"].replace("{question}", question["question"]) for _, question in questions]
     decoding = settings["decoding"]
 
     captions, answers = [], []

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from command_line import command_line
 from errors import InputError
-from files import FIX, read_json
 from planning.architecture import Architecture, find_architecture
 from planning.machine import machine_in_use
 from planning.prediction import Machine
@@ -24,6 +23,7 @@ from planning.search import MICRO_BATCHES, candidates
 from planning.step import TUNINGS, Workload
 from planning.table import print_plan
 from settings.deepspeed import deepspeed_names, read_deepspeed
+from settings.reading import read_json_config
 from training.deepspeed_config import complete_deepspeed_config
 from training.settings import LoraSettings
 
@@ -88,7 +88,7 @@ def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespac
 
 def deepspeed_config(name: str, hidden_size: int) -> dict:
     """A configuration by its name in config/deepspeed, or from a file."""
-    config = read_json(name, remedy=FIX) if Path(name).is_file() else read_deepspeed(name, "--deepspeed")
+    config = read_json_config(Path(name)) if Path(name).is_file() else read_deepspeed(name, "--deepspeed")
     return complete_deepspeed_config(config, hidden_size)
 
 

@@ -149,8 +149,11 @@ def test_a_part_of_lora_on_the_command_line_is_enough_for_experiments_without_lo
 
 def test_ranks_are_swept_only_where_lora_is_trained(write):
     write(finetune={"lora": None})
-    with pytest.raises(InputError, match="lora_sweep.experiment: mine trains no LoRA"):
-        Runs({"lora_sweep": {"experiment": "mine", "ranks": [8]}})
+    runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8]}})
+    for ask in (lambda: runs.require("lora_sweep"), lambda: runs.page(runs.compared_on["lora_sweep"])):
+        with pytest.raises(InputError, match="lora_sweep.experiment: mine trains no LoRA"):
+            ask()
+    runs.page(["baseline", "mine"])
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -166,10 +169,12 @@ def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write, gpus):
     assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
 
 
-def test_an_experiment_file_may_not_take_a_variants_name(write):
-    write("finetune_minimal", description="mine")
-    with pytest.raises(InputError, match="config/experiments/finetune_minimal.yaml: finetune_minimal uses this name"):
-        Runs({})
+def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
+    write("baseline-full", description="mine")
+    runs = Runs({})
+    with pytest.raises(InputError, match="config/experiments/baseline-full.yaml: lora_vs_full uses this name"):
+        runs.page(runs.compared_on["lora_vs_full"])
+    assert runs.at("baseline-full").config["description"] == "mine"
 
 
 @pytest.mark.parametrize(
@@ -197,9 +202,7 @@ def test_an_experiment_file_may_not_take_a_variants_name(write):
 )
 def test_a_mistake_names_the_experiment_and_the_key(write, values, message):
     write(**values)
-    with pytest.raises(InputError) as error:
-        Runs({})
-    assert message in str(error.value)
+    assert message in str(Runs({}).refused["mine"])
 
 
 FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"}, "mmbench": {"questions": "q.tsv"}}

@@ -126,7 +126,6 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("sedes: [1]", "unknown key 'sedes'; did you mean 'seeds'?"),
         ("report: {experiments: [mine]}", "'report' is about all experiments; set it in config/config.yaml"),
         ("finetune: {epochs: two}", "'finetune.epochs' must be of type number, found 'two'"),
-        ("pretrain: {learning_rate: 1e-4}", "YAML reads 1e-4 as text, write 1.0e-4"),
         ("jsonl: {on_bad_row: ignore}", "'jsonl.on_bad_row' must be one of refuse, drop, found 'ignore'"),
         ("gpus: 0", "gpus"),
         ("model: gemma-9000b", "known are"),

@@ -29,6 +29,8 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
         runs = Runs(command_line)
     except InputError as error:
         return None, Finding(name, "fail", str(error), "mend the file or the key that is named")
+    if runs.refused:
+        return runs, Finding(name, "warn", "; ".join(map(str, runs.refused.values())), "fix what these say")
     return runs, Finding(name, "pass", f"{len(runs.names)} experiments: {', '.join(runs.names)}")
 
 

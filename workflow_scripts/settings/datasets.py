@@ -1,10 +1,12 @@
 """Which data an experiment uses: a file in config/datasets, or a folder that someone brought."""
 
+import os
 from pathlib import Path
 
 from errors import InputError
-from settings.layers import CONFIG, read_config
-from settings.schema import check_merged
+from settings.layers import CONFIG, names_in
+from settings.reading import read_config
+from settings.schema import check_merged, is_of, schema_of
 
 RESULTS = "results/datasets"
 
@@ -15,14 +17,12 @@ def resolve_dataset(value: str) -> dict:
     Raises:
         InputError: neither a known dataset nor a folder that holds one Data-Juicer jsonl.
     """
-    path = CONFIG / "datasets" / f"{value}.yaml"
-    if path.is_file():
-        settings, name = read_config(path), value
-        check_merged(str(path), settings, "shapes" if settings.get("generator") else "dataset")
-    elif Path(value).is_dir():
+    known = names_in(CONFIG / "datasets")
+    if value in known and is_of("name", value):
+        settings, name = _read_dataset(CONFIG / "datasets" / f"{value}.yaml"), value
+    elif os.path.isdir(value):
         settings, name = _describe_folder(Path(value)), Path(value).resolve().name
     else:
-        known = sorted(p.stem for p in (CONFIG / "datasets").glob("*.yaml"))
         raise InputError(f"dataset: {value!r} is neither a folder nor one of {', '.join(known)} (config/datasets/)")
     if settings.get("generator"):
         images = dict.fromkeys(("pretrain", "finetune", "evaluation"), f"{RESULTS}/{name}")
@@ -32,6 +32,13 @@ def resolve_dataset(value: str) -> dict:
             for split in ("pretrain", "finetune", "evaluation")
         }
     return {"name": name, "settings": settings, "images": images}
+
+
+def _read_dataset(path: Path) -> dict:
+    kind = "shapes" if "generator" in read_config(path) else "dataset"
+    settings = read_config(path, schema_of(kind))
+    check_merged(str(path), settings, kind)
+    return settings
 
 
 def _describe_folder(folder: Path) -> dict:
@@ -49,4 +56,5 @@ def _describe_folder(folder: Path) -> dict:
         settings["finetune"] = {"file": str(instructions[0]), "images": str(folder)}
     if (folder / "evaluation.jsonl").is_file():
         settings["evaluation"] = {"file": str(folder / "evaluation.jsonl"), "images": str(folder)}
+    check_merged(f"dataset {folder}", settings, "dataset")
     return settings

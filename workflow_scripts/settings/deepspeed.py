@@ -1,14 +1,14 @@
 """The DeepSpeed configurations in config/deepspeed, by name."""
 
 from errors import InputError
-from files import FIX, read_json
-from settings.layers import CONFIG
+from settings.layers import CONFIG, names_in
+from settings.reading import read_json_config
 
 FOLDER = CONFIG / "deepspeed"
 
 
 def deepspeed_names() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.json"))
+    return names_in(FOLDER, ".json")
 
 
 def read_deepspeed(name: str, key: str) -> dict:
@@ -18,6 +18,6 @@ def read_deepspeed(name: str, key: str) -> dict:
         key: where the name was stated, for the error message.
     """
     path = FOLDER / f"{name}.json"
-    if not path.is_file():
-        raise InputError(f"{key}: there is no {path}; known are {', '.join(deepspeed_names())}")
-    return read_json(path, remedy=FIX)
+    if name not in (known := deepspeed_names()):
+        raise InputError(f"{key}: there is no {path}; known are {', '.join(known)}")
+    return read_json_config(path)

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from errors import InputError
-from settings.schema import check_layer, check_merged
+from settings.reading import plain_values, read_config
+from settings.schema import check_layer, check_merged, schema_of
 
 CONFIG = Path("config")
 ACROSS_EXPERIMENTS = (
@@ -20,6 +18,7 @@ ACROSS_EXPERIMENTS = (
     "benchmarks",
     "challenge",
 )
+OF_AN_EXPERIMENT = ("dataset", "model", "recipe", "without", "seeds", "description")  # and of no model
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,18 @@ class Layer:
     values: dict
 
 
+def names_in(folder: Path, suffix: str = ".yaml") -> list[str]:
+    """What the files of a folder are called, without those that editors hide beside them."""
+    return sorted(path.stem for path in folder.glob(f"*{suffix}") if not path.name.startswith("."))
+
+
 def experiment_names() -> list[str]:
     """Every file in config/experiments is an experiment, and a target of `snakemake`."""
-    return sorted(path.stem for path in (CONFIG / "experiments").glob("*.yaml"))
+    return names_in(CONFIG / "experiments")
+
+
+def experiment_file(name: str) -> Path:
+    return CONFIG / "experiments" / f"{name}.yaml"
 
 
 def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
@@ -43,39 +51,43 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
         InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
     """
     defaults = default_layer()
-    path = CONFIG / "experiments" / f"{name}.yaml"
-    file = Layer(str(path), read_config(path))
-    for key in ACROSS_EXPERIMENTS:
-        if key in file.values:
-            raise InputError(f"{path}: {key!r} is about all experiments; set it in config/config.yaml")
+    file = _layer(experiment_file(name))
+    _refuse_keys(file, ACROSS_EXPERIMENTS, "is about all experiments; set it in config/config.yaml")
     own = [file, command_line_layer(command_line), *more]
-    for layer in (defaults, *own):
+    for layer in own:
         check_layer(layer.source, layer.values, "config")
 
-    chosen = merge([defaults, *own])
-    model_path = named_file("models", chosen["model"], "model")
-    model = read_config(model_path)
-    check_merged(str(model_path), model, "assembled_model" if "assembled" in model else "model")
-    model_settings = Layer(f"{model_path}, settings", model.pop("settings", {}))
-    check_layer(model_settings.source, model_settings.values, "config")
-
+    model, model_settings = _read_model(merge([defaults, *own])["model"])
     merged = merge([defaults, model_settings, *own])
     check_merged(f"experiment {name}", merged, "config")
-    return merged | {"model": model | {"name": chosen["model"]}}
+    return merged | {"model": model}
 
 
 def merge_across(command_line: dict) -> dict:
     """What concerns several experiments: which ones the page compares, what is left out, the challenge's reference."""
-    merged = merge([default_layer(), command_line_layer(command_line)])
+    given = command_line_layer(command_line)
+    check_layer(given.source, given.values, "config")
+    merged = merge([default_layer(), given])
+    check_merged(given.source, merged, "config")
     return {key: merged[key] for key in ACROSS_EXPERIMENTS}
 
 
 def default_layer() -> Layer:
-    return Layer("config/config.yaml", read_config(CONFIG / "config.yaml"))
+    """config/config.yaml, which must state every key."""
+    layer = _layer(CONFIG / "config.yaml")
+    if not layer.values:
+        raise InputError(f"{layer.source} is empty; it must state the default of every key")
+    check_merged(layer.source, layer.values, "config")
+    return layer
 
 
 def command_line_layer(values: dict) -> Layer:
-    return Layer("the command line's --config", _typed(values))
+    """What --config and --configfile say. Snakemake leaves numbers, booleans and nulls in braces as text."""
+    source = "the command line's --config"
+    try:
+        return Layer(source, plain_values(values, schema_of("config")))
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
 
 
 def merge(layers: list[Layer]) -> dict:
@@ -92,39 +104,31 @@ def merge(layers: list[Layer]) -> dict:
 def named_file(folder: str, name: str, key: str) -> Path:
     """config/<folder>/<name>.yaml, or an error that lists what there is."""
     path = CONFIG / folder / f"{name}.yaml"
-    if not path.is_file():
-        known = sorted(p.stem for p in (CONFIG / folder).glob("*.yaml"))
+    if name not in (known := names_in(CONFIG / folder)):
         raise InputError(f"{key}: there is no {path}; known are {', '.join(known)}")
     return path
 
 
-def read_config(path: Path) -> dict:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except Exception as error:  # PyYAML raises errors of many types on odd values
-        raise InputError(f"{path}: not valid YAML: {error or type(error).__name__}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: expected keys and values, found a {type(values).__name__}")
-    return values
+def _layer(path: Path) -> Layer:
+    return Layer(str(path), read_config(path, schema_of("config")))
 
 
-def _typed(value: Any) -> Any:
-    """Values from the command line with their types: Snakemake leaves numbers, booleans and nulls in braces as text."""
-    if isinstance(value, dict):
-        return {key: _typed(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_typed(item) for item in value]
-    if isinstance(value, str):
-        try:
-            scalar = yaml.safe_load(value)
-        except yaml.YAMLError:
-            return value
-        return scalar if isinstance(scalar, bool | int | float) or value in ("null", "~") else value
-    return value
+def _read_model(name: str) -> tuple[dict, Layer]:
+    """A model file's own keys, and its `settings`."""
+    path = named_file("models", name, "model")
+    kind = "assembled_model" if "assembled" in read_config(path) else "model"
+    model = read_config(path, schema_of(kind))
+    check_merged(str(path), model, kind)
+    settings = Layer(f"{path}, settings", model.pop("settings", {}))
+    _refuse_keys(settings, (*ACROSS_EXPERIMENTS, *OF_AN_EXPERIMENT), "is not a model's; set it in config/config.yaml")
+    check_layer(settings.source, settings.values, "config")
+    return model | {"name": name}, settings
+
+
+def _refuse_keys(layer: Layer, keys: tuple[str, ...], remedy: str) -> None:
+    for key in keys:
+        if key in layer.values:
+            raise InputError(f"{layer.source}: {key!r} {remedy}")
 
 
 def _merged(old: dict, new: dict, first: dict) -> dict:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from settings.layers import Layer, default_layer, merge, named_file, read_config
-from settings.schema import check_layer, check_merged
+from settings.layers import Layer, default_layer, merge, named_file
+from settings.reading import read_config
+from settings.schema import check_layer, check_merged, schema_of
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ def read_preset(name: str) -> Preset:
         InputError: there is no such file, or a key of it is unknown or of the wrong type.
     """
     path = named_file("presets", name, "--preset")
-    preset = read_config(path)
+    preset = read_config(path, schema_of("preset"))
     check_merged(str(path), preset, "preset")
     training = Layer(f"{path}, training", {"pretrain": preset["training"]})
     check_layer(training.source, training.values, "config")

@@ -5,16 +5,21 @@ The first seed's results are in results/<experiment>/, those of others in result
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from errors import InputError
 from settings.datasets import resolve_dataset
-from settings.layers import Layer, experiment_names, merge_across, merge_experiment
+from settings.layers import Layer, experiment_file, experiment_names, merge_across, merge_experiment
 from settings.recipes import read_recipes
+from settings.schema import FORMATS, is_of
 from settings.stages import SETTINGS_OF
-from settings.variants import VARIANTS_OF, Variant
+from settings.variants import VARIANTS_OF
 
+PROJECT = Path(__file__).resolve().parents[2]
 REFERENCE = "baseline"  # what every experiment is compared with
 FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
 EVALUATED = ("filter", "synthesize", "jsonl", "pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa")
@@ -56,35 +61,32 @@ class Runs:
     def __init__(self, command_line: dict):
         """
         Raises:
-            InputError: a configuration is not valid; names its file and key.
+            InputError: config.yaml, the command line or the reference is not valid, on which all experiments rest.
+                A fault of another experiment is in `refused`, and is raised where that experiment is asked for.
         """
-        self.names = experiment_names()
-        self.configs = {name: merge_experiment(name, command_line) for name in self.names}
-        self.parents: dict[str, str] = {}
         across = merge_across(command_line)
         self.compared = across["report"]["experiments"]
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self.attention_benchmark = across["attention_benchmark"]
-        self._check_known(self.compared, "report.experiments")
+        self.configs: dict[str, dict] = {}
+        self.parents: dict[str, str] = {}
+        self.refused: dict[str, InputError] = {}  # by experiment or target
+        self._runs: dict[tuple[str, int], Run] = {}
+        self._signatures: dict[tuple[str, int, str], str] = {}
         self.variants: dict[str, list[str]] = {}  # by target (settings/variants.py)
-        for target, variants_of in VARIANTS_OF.items():
-            parent = across[target]["experiment"]
-            self._check_known([parent], f"{target}.experiment")
-            variants = variants_of(across[target], self.configs[parent])
-            self.variants[target] = [self._add(variant, command_line) for variant in variants]
+        self.files = sorted(experiment_names(), key=lambda name: name != REFERENCE)  # it first: all rest on it
+        self._check_known([REFERENCE], "config/experiments")
+        self._check_known(self.compared, "report.experiments")
+        for target in VARIANTS_OF:
+            self._check_known([across[target]["experiment"]], f"{target}.experiment")
+        self._add_experiments(command_line)
+        self._add_variants(across, command_line)
+        self.names = sorted(name for name in self.files if name not in self.refused)
         self.compared_on = {  # by target: the experiments on its page, first what the others are compared with
             "ablation": [across["ablation"]["experiment"], *self.variants["ablation"]],
             "lora_sweep": self.variants["lora_sweep"],
             "lora_vs_full": [*self.variants["lora_vs_full"], across["lora_vs_full"]["experiment"]],
         }
-        self._runs: dict[tuple[str, int], Run] = {}
-        self._signatures: dict[tuple[str, int, str], str] = {}
-        for name, config in self.configs.items():
-            for seed in config["seeds"]:
-                self.of(name, seed)
-        for run in self:
-            if run.captioner:
-                self._check_captioner(run)
 
     def __iter__(self) -> Iterator[Run]:
         """Every run that a configuration names."""
@@ -102,6 +104,15 @@ class Runs:
             settings = {stage: values for stage, values in settings.items() if values is not None}
             self._runs[experiment, seed] = Run(experiment, seed, folder, config, dataset, settings)
         return self._runs[experiment, seed]
+
+    def require(self, *targets: str) -> None:
+        """
+        Raises:
+            InputError: one of these experiments, or targets of variants, is not valid.
+        """
+        for target in targets:
+            if target in self.refused:
+                raise self.refused[target]
 
     def at(self, folder: str) -> Run:
         """The run whose results are in results/<folder>."""
@@ -129,7 +140,12 @@ class Runs:
         return f"results/{self.owner(run, stage).folder}/{stage}"
 
     def page(self, experiments: list[str]) -> dict:
-        """What a page that compares experiments is made from; the reference has the seeds of all that are compared."""
+        """What a page that compares experiments is made from; the reference has the seeds of all that are compared.
+
+        Raises:
+            InputError: one of them is not valid.
+        """
+        self.require(*experiments)
         seeds = [seed for name in experiments for seed in self.configs[name]["seeds"]]
         described = []
         for name in experiments:
@@ -152,8 +168,9 @@ class Runs:
         """What the challenge's table is made from: every seed of the experiments that the page compares.
 
         Raises:
-            InputError: a benchmark's files are not configured.
+            InputError: a benchmark's files are not configured, or an experiment is not valid.
         """
+        self.require(*self.compared)
         files = {f"{name}.{key}": file for name, own in self.benchmarks.items() for key, file in own.items()}
         if missing := [f"benchmarks.{name}" for name, file in files.items() if file is None]:
             raise InputError(
@@ -194,28 +211,87 @@ class Runs:
                 parts[before] = self._signature(run, before)
         return json.dumps(parts, sort_keys=True)
 
-    def _add(self, variant: Variant, command_line: dict) -> str:
-        name = variant.name
-        if name in self.names:
-            raise InputError(f"config/experiments/{name}.yaml: {variant.source} uses this name; rename the experiment")
-        self.configs[name] = merge_experiment(variant.parent, command_line, Layer(variant.source, variant.changes))
-        self.parents[name] = variant.parent
-        return name
+    def _add_experiments(self, command_line: dict) -> None:
+        for step in (self._read, self._resolve, self._check_captioner):
+            for name in self.files:
+                if name not in self.refused:
+                    self._attempt(name, step, name, command_line)
+
+    def _add_variants(self, across: dict, command_line: dict) -> None:
+        for target in VARIANTS_OF:
+            self.variants[target] = []
+            self._attempt(target, self._add_variants_of, target, across[target], command_line)
+            if target in self.refused:
+                for variant in self.variants[target]:
+                    self._forget(variant)
+                self.variants[target] = [target]  # in their place: whoever asks for a page of it is told why not
+
+    def _attempt(self, target: str, step: Callable[..., None], *arguments: Any) -> None:
+        """A fault is kept for whoever asks for the target; one of the reference is everybody's."""
+        try:
+            step(*arguments)
+        except InputError as error:
+            if target == REFERENCE:
+                raise
+            self.refused[target] = error
+            self._forget(target)
+
+    def _forget(self, name: str) -> None:
+        self.configs.pop(name, None)
+        self._runs = {key: run for key, run in self._runs.items() if run.experiment != name}
+
+    def _read(self, name: str, command_line: dict) -> None:
+        path = experiment_file(name)
+        if not is_of("name", name):
+            raise InputError(f"{path}: an experiment's file must {FORMATS['name'][1]}; rename it")
+        if name.lower() in reserved_names():
+            raise InputError(
+                f"{path}: {name} is a rule, or a folder of results, of the workflow; rename the experiment"
+            )
+        if twin := next((other for other in self.configs if other.lower() == name.lower()), None):
+            raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
+        self.configs[name] = merge_experiment(name, command_line)
+
+    def _resolve(self, name: str, _: dict) -> None:
+        for seed in self.configs[name]["seeds"]:
+            dataset = self.of(name, seed).dataset
+        for other in self:
+            if other.dataset["name"] == dataset["name"] and other.dataset["settings"] != dataset["settings"]:
+                raise InputError(
+                    f"experiment {name}: {other.experiment} uses another dataset that is named {dataset['name']}; "
+                    "rename the folder of one"
+                )
+
+    def _add_variants_of(self, target: str, settings: dict, command_line: dict) -> None:
+        parent = settings["experiment"]
+        self.require(parent)
+        for variant in VARIANTS_OF[target](settings, self.configs[parent]):
+            name = variant.name
+            if name in self.files:
+                raise InputError(f"{experiment_file(name)}: {variant.source} uses this name; rename the experiment")
+            self.variants[target].append(name)
+            self.parents[name] = parent
+            self.configs[name] = merge_experiment(parent, command_line, Layer(variant.source, variant.changes))
+            self._resolve(name, command_line)
+            self._check_captioner(name, command_line)
 
     def _check_known(self, names: list[str], key: str) -> None:
         for name in names:
-            if name not in self.names:
-                raise InputError(f"{key}: there is no experiment {name!r}; known are {', '.join(self.names)}")
+            if name not in self.files:
+                raise InputError(f"{key}: there is no experiment {name!r}; known are {', '.join(sorted(self.files))}")
 
-    def _check_captioner(self, run: Run) -> None:
-        self._check_known([run.captioner], f"experiment {run.experiment}: synthesize.mgm.experiment")
-        chain = [run.experiment]
+    def _check_captioner(self, name: str, _: dict) -> None:
+        """Every experiment on the way from captions to the model that writes them."""
+        run, chain, key = self.first(name), [name], f"experiment {name}: synthesize.mgm.experiment"
         while run.captioner:
+            self._check_known([run.captioner], key)
+            if run.captioner in self.refused:
+                raise InputError(f"{key}: {self.refused[run.captioner]}")
             models = run.config["model"]["name"], self.configs[run.captioner]["model"]["name"]
             if models[0] != models[1]:
                 raise InputError(
-                    f"experiment {run.experiment}: synthesize.mgm.experiment: {run.captioner} trains {models[1]}, not "
-                    f"{models[0]}; name an experiment that trains {models[0]}"
+                    f"{key}: {run.captioner} trains {models[1]}, not {models[0]}; name an experiment that trains "
+                    f"{models[0]}"
                 )
             if run.captioner in chain:
                 raise InputError(
@@ -223,4 +299,14 @@ class Runs:
                     "that is trained without these captions"
                 )
             chain.append(run.captioner)
-            run = self.of(run.captioner, run.seed)
+            run = self.first(run.captioner)
+
+
+@cache
+def reserved_names() -> frozenset[str]:
+    """In small letters: names of rules, and of the folders that they and captioners have in results/."""
+    texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "Snakefile", *(PROJECT / "rules").glob("*.smk"))]
+    found = [
+        name for text in texts for name in re.findall(r"^(?:use )?rule (?:\w+ as )?(\w+)|results/(\w+)", text, re.M)
+    ]
+    return frozenset({"captions", *(name.lower() for pair in found for name in pair if name)})

@@ -1,16 +1,43 @@
 """Validation against config/schemas, with messages that name the source, the key and the remedy."""
 
 import difflib
+import re
 from functools import cache
 from pathlib import Path
 
-import yaml
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError
+from jsonschema.validators import extend
 
 from errors import InputError
+from settings.reading import read_config, shown
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "config" / "schemas"
+# what a text of a `format` must be, and how a message says so
+FORMATS = {
+    # folders, targets and words of a shell are named so; without umlauts, which file systems spell in two ways
+    "name": (
+        re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?"),
+        "be a name of up to 100 ASCII letters, digits and _, with - and . inside it",
+    ),
+    "path": (
+        re.compile(r"[^{}\x00-\x1f]+"),
+        "be a path without braces and line breaks, which Snakemake reads otherwise; rename the file or folder",
+    ),
+    "question_prompt": (re.compile(r"[^{}]*\{question\}[^{}]*"), "hold {question} once, and no other braces"),
+}
+# to JSON Schema 1.0 is an integer; to Python's range() it is not
+Validator = extend(
+    Draft202012Validator,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
+    ),
+)
+
+
+def is_of(kind: str, text: str) -> bool:
+    """Whether a text has one of the `FORMATS`."""
+    return FORMATS[kind][0].fullmatch(text) is not None
 
 
 def check_layer(source: str, values: dict, schema: str) -> None:
@@ -24,9 +51,16 @@ def check_merged(source: str, values: dict, schema: str) -> None:
 
 
 @cache
+def schema_of(name: str) -> dict:
+    return read_config(SCHEMAS / f"{name}.schema.yaml")
+
+
+@cache
 def _validator(name: str) -> Draft202012Validator:
-    schema = yaml.safe_load((SCHEMAS / f"{name}.schema.yaml").read_text(encoding="utf-8"))
-    return Draft202012Validator(schema)
+    checker = FormatChecker(formats=())
+    for kind in FORMATS:
+        checker.checkers[kind] = lambda text, kind=kind: not isinstance(text, str) or is_of(kind, text), ()
+    return Validator(schema_of(name), format_checker=checker)
 
 
 def _raise_first(source: str, errors: list[ValidationError]) -> None:
@@ -36,23 +70,31 @@ def _raise_first(source: str, errors: list[ValidationError]) -> None:
 
 
 def _sentence(error: ValidationError) -> str:
-    path = ".".join(map(str, error.absolute_path))
-    if error.validator == "additionalProperties":
-        known = sorted(error.schema["properties"])
-        unknown = next(key for key in error.instance if key not in known)
-        near = difflib.get_close_matches(str(unknown), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        return f"unknown key {'.'.join(filter(None, [path, str(unknown)]))!r}; {hint}"
-    if error.validator == "required":
-        missing = next(key for key in error.validator_value if key not in error.instance)
-        return f"key {'.'.join(filter(None, [path, missing]))!r} is missing; see the comments in config/"
-    if error.validator == "type":
-        kinds = error.validator_value
-        wanted = " or ".join(kinds) if isinstance(kinds, list) else kinds
-        hint = ""
-        if isinstance(error.instance, str) and wanted in ("number", "integer") and "e" in error.instance.lower():
-            hint = "; YAML reads 1e-4 as text, write 1.0e-4"
-        return f"{path!r} must be of type {wanted}, found {error.instance!r}{hint}"
-    if error.validator == "enum":
-        return f"{path!r} must be one of {', '.join(map(str, error.validator_value))}, found {error.instance!r}"
-    return f"{path!r}: {error.message}"
+    path, value = ".".join(map(str, error.absolute_path)), shown(error.instance)
+    match error.validator:
+        case "additionalProperties":
+            return _unknown_key(path, error.instance, sorted(error.schema["properties"]))
+        case "required":
+            missing = next(key for key in error.validator_value if key not in error.instance)
+            return f"key {'.'.join(filter(None, [path, missing]))!r} is missing; see the comments in config/"
+        case "type":
+            kinds = error.validator_value
+            return f"{path!r} must be of type {' or '.join(kinds) if isinstance(kinds, list) else kinds}, found {value}"
+        case "enum":
+            return f"{path!r} must be one of {', '.join(map(str, error.validator_value))}, found {value}"
+        case "format":
+            return f"{path!r} must {FORMATS[error.validator_value][1]}; found {value}"
+        case "oneOf":
+            kinds = " or ".join(choice["type"] for choice in error.validator_value)
+            return f"{path!r} must be of type {kinds}, found {value}"
+        case "uniqueItems":
+            return f"{path!r} states something twice; keep one, found {value}"
+        case _:
+            return f"{path!r}: {error.message[:200]}"
+
+
+def _unknown_key(path: str, values: dict, known: list[str]) -> str:
+    unknown = next(key for key in values if key not in known)
+    near = difflib.get_close_matches(unknown, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    return f"unknown key {shown('.'.join(filter(None, [path, unknown])))}; {hint}"
