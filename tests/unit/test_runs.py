@@ -1,13 +1,20 @@
 """Runs: seeds, folders, and which stages two experiments share."""
 
+import copy
+import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
 from places import PROJECT
 
 from errors import InputError
-from settings.runs import EVALUATED, Runs
+from settings import layers
+from settings.layers import Layer
+from settings.runs import EVALUATED, Runs, reserved_names
 
 
 @pytest.fixture
@@ -242,3 +249,149 @@ def test_comparing_or_ablating_an_unknown_experiment_lists_the_known_ones(write)
             InputError, match=f"{key}.experiment.*: there is no experiment 'nosuch'; known are baseline"
         ):
             Runs({key: values})
+
+
+def write_text(name: str, text: str) -> Path:
+    path = Path(f"config/experiments/{name}.yaml")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "text", ["gpus: [1", "nonsense: 1", "dataset: nowhere", "gpus: 010", "recipe: nosuch", "gpus: 1\ngpus: 2"]
+)
+def test_a_bad_experiment_file_fails_its_own_target_and_the_pages_that_name_it(write, text):
+    write_text("bad", text)
+    runs = Runs({"report": {"experiments": ["baseline", "bad"]}})
+    assert "bad" not in runs.names and {run.experiment for run in runs}.isdisjoint({"bad"})
+    runs.page(["baseline", "dj_synth"])
+    for ask in (lambda: runs.require("bad"), lambda: runs.page(runs.compared), lambda: runs.challenge()):
+        with pytest.raises(InputError, match="bad|mine"):
+            ask()
+
+
+def test_what_rests_on_a_bad_experiment_is_refused_with_its_sentence(write):
+    write_text("bad", "nonsense: 1")
+    write("mine", synthesize={"recipe": "dj_synth", "mgm": {"experiment": "bad"}})
+    runs = Runs({"ablation": {"experiment": "bad"}})
+    for target in ("mine", "ablation"):
+        with pytest.raises(InputError, match="config/experiments/bad.yaml: unknown key 'nonsense'"):
+            runs.require(target)
+
+
+@pytest.mark.parametrize("spoil", ["config/config.yaml", "config/experiments/baseline.yaml"])
+def test_a_mistake_that_concerns_every_experiment_is_told_at_once(write, spoil):
+    Path(spoil).write_text("gpus: [1", encoding="utf-8")
+    with pytest.raises(InputError, match=f"{spoil}, line "):
+        Runs({})
+    Path(spoil).write_text("", encoding="utf-8")
+    if spoil == "config/config.yaml":
+        with pytest.raises(InputError, match="config/config.yaml is empty; it must state the default of every key"):
+            Runs({})
+
+
+@pytest.mark.parametrize("name", ["my exp", "-x", "x-", "x..", "ä", "a'b", "{x}", "x" * 101, "$(date)"])
+def test_a_file_whose_name_is_no_name_is_refused(write, name):
+    path = write_text(name, "description: mine")
+    assert str(Runs({}).refused[name]).startswith(f"{path}: an experiment's file must be a name")
+
+
+@pytest.mark.parametrize(
+    "name", ["plan", "doctor", "Report", "datasets", "captions", "filter_data", "finetune_minimal"]
+)
+def test_an_experiment_may_not_be_called_like_a_rule_or_a_folder_of_results(write, name):
+    write_text(name, "description: mine")
+    assert f"config/experiments/{name}.yaml: {name} is a rule, or a folder" in str(Runs({}).refused[name])
+
+
+def test_experiments_that_differ_in_case_only_are_refused(write):
+    write_text("Baseline", "description: mine")
+    assert "cannot tell Baseline and baseline apart" in str(Runs({}).refused["Baseline"])
+
+
+@pytest.mark.parametrize("name", ["123", "a.b", "seed-3", "x_y-z", "A"])
+def test_other_names_are_experiments(write, name):
+    write_text(name, "description: mine")
+    runs = Runs({})
+    assert not runs.refused and runs.at(name).config["description"] == "mine"
+
+
+def test_every_rule_and_folder_of_results_is_reserved():
+    """Snakemake's own list is the oracle."""
+    command = [sys.executable, "-m", "snakemake", "--list-rules"]
+    listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
+    own = {"baseline", "dj_synth", "better_synth_10k"}
+    assert set(listed) - own <= reserved_names() and not own & reserved_names()
+    assert {"datasets", "models", "foundation", "captions", "report", "deepspeed_configs", "plan"} <= reserved_names()
+
+
+def test_files_that_editors_hide_are_no_experiments(write):
+    Path("config/experiments/.#baseline.yaml").symlink_to("nowhere")
+    write_text(".mine", "x: [")
+    assert not Runs({}).refused
+
+
+def test_two_datasets_of_one_name_fail_the_later_experiment_only(write, tmp_path):
+    for parent in "ab":
+        (tmp_path / parent / "fotos").mkdir(parents=True)
+        (tmp_path / parent / "fotos/pairs.jsonl").touch()
+    write("one", dataset="a/fotos")
+    write("two", dataset="b/fotos")
+    runs = Runs({})
+    assert list(runs.refused) == ["two"]
+    assert "one uses another dataset that is named fotos; rename the folder" in str(runs.refused["two"])
+
+
+def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
+    for kind, name in (("models", "tiny"), ("recipes", "baseline")):
+        shutil.copy(tmp_path / f"config/{kind}/{name}.yaml", tmp_path / f"config/{kind}/123.yaml")
+    (tmp_path / "456").mkdir()
+    (tmp_path / "456/pairs.jsonl").touch()
+    write_text("7", "{recipe: 123, description: 5}")
+    run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).at("7")
+    assert (run.config["model"]["name"], run.dataset["name"], run.config["description"]) == ("123", "456", "5")
+
+
+HOSTILE = ["../models/tiny", "a b", "{x}", "$(touch x)'", "x" * 5000, "010", "-rf"]
+FREE = ("description", "evaluate", "benchmarks", "challenge")  # texts that name nothing in config/
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
+def test_every_text_of_the_configuration_is_accepted_or_refused_in_a_sentence(write, monkeypatch, text):
+    monkeypatch.setattr(layers, "read_config", cache_of_files(layers.read_config))
+    Path("config/experiments/better_synth_10k.yaml").unlink()
+    together = Layer("together", {})
+    for path in text_keys(layers.schema_of("config")):
+        value = text
+        for key in reversed(path):
+            value = [value] if key == "[]" else {key: value}
+        try:
+            if path[0] in FREE:
+                layers.merge_across(value)
+                together = Layer("together", layers.merge([together, Layer("", value)]))
+            else:
+                Runs(value)
+        except InputError as error:
+            assert "\n" not in str(error) and len(str(error)) < 12_000
+    runs = Runs(together.values)
+    json.dumps([run.settings for run in runs], ensure_ascii=False).encode("utf-8")
+
+
+def cache_of_files(read_config):
+    """Each file read once: what the time goes into."""
+    known = {}
+
+    def read(path, schema=None):
+        key = path, id(schema)
+        if key not in known:
+            known[key] = read_config(path, schema)
+        return copy.deepcopy(known[key])
+
+    return read
+
+
+def text_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if "string" in schema.get("type", ()):
+        return [path]
+    found = [key for name, part in schema.get("properties", {}).items() for key in text_keys(part, (*path, name))]
+    return found + (text_keys(schema["items"], (*path, "[]")) if "items" in schema else [])

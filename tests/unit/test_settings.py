@@ -10,6 +10,7 @@ from places import PROJECT
 from errors import InputError
 from settings.code import modules_of
 from settings.datasets import resolve_dataset
+from settings.deepspeed import deepspeed_names, read_deepspeed
 from settings.layers import experiment_names, merge_experiment
 from settings.schema import check_merged
 from settings.stages import SETTINGS_OF, assemble_settings
@@ -128,6 +129,18 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("finetune: {epochs: two}", "'finetune.epochs' must be of type number, found 'two'"),
         ("jsonl: {on_bad_row: ignore}", "'jsonl.on_bad_row' must be one of refuse, drop, found 'ignore'"),
         ("gpus: 0", "gpus"),
+        ("gpus: 1.0", "'gpus' must be of type integer, found 1.0"),
+        ("gpus: true", "'gpus' must be of type integer, found true"),
+        ("seeds: [0, 0]", "'seeds' states something twice; keep one, found [0, 0]"),
+        ("seeds: [1, true]", "'seeds.1' must be of type integer, found true"),
+        ("model: ../experiments/baseline", "'model' must be a name of up to 100 ASCII letters"),
+        ("dataset: 'a{b}'", "'dataset' must be a path without braces"),
+        ("evaluate: {question_prompt: Answer}", "'evaluate.question_prompt' must hold {question} once, and no other"),
+        ("evaluate: {question_prompt: '{question} {question}'}", "must hold {question} once"),
+        ("evaluate: {question_prompt: '{question!r}'}", "must hold {question} once"),
+        ("evaluate: {question_prompt: '{question[0]} {question}'}", "must hold {question} once"),
+        ("pretrain: {activation_checkpointing: often}", "must be of type boolean or integer, found 'often'"),
+        ("description: null", "'description' must be of type string, found null"),
         ("model: gemma-9000b", "known are"),
         ("- a list", "expected keys and values, found a list"),
         ("a: [1", "not valid YAML"),
@@ -230,3 +243,59 @@ def test_command_line_values_inside_braces_are_read_as_yaml(project):
 def test_texts_on_the_command_line_stay_as_they_are(project):
     texts = {"clip_prompt": "A photo shows ", "question_prompt": "In a word. {question} #1", "caption_question": ""}
     assert merge_experiment("baseline", {"evaluate": texts})["evaluate"].items() >= texts.items()
+
+
+@pytest.mark.parametrize(
+    "key", ["report", "challenge", "dataset", "model", "recipe", "without", "seeds", "description"]
+)
+def test_a_models_settings_hold_what_a_model_needs_only(project, key):
+    path = project / "config/models/mine.yaml"
+    text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
+    path.write_text(text + "settings: {gpus: 2, pretrain: {epochs: 2}}\n", encoding="utf-8")
+    assert merge_experiment("baseline", {"model": "mine"})["gpus"] == 2
+    path.write_text(text + f"settings: {{{key}: x}}\n", encoding="utf-8")
+    with pytest.raises(
+        InputError, match=f"mine.yaml, settings: '{key}' is not a model's; set it in config/config.yaml"
+    ):
+        merge_experiment("baseline", {"model": "mine"})
+
+
+@pytest.mark.parametrize("model", ["tiny", "mgm-2b", "mgm-qwen2.5-1.5b"])
+def test_an_unknown_lora_target_is_refused_with_the_known_ones(project, model):
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    for targets, refused in ((["q_proj", "down_proj"], None), (["q_proj", "q_porj"], "q_porj"), ([".*"], r"\.\*")):
+        config = merge_experiment("baseline", {"model": model, "finetune": {"lora": {"targets": targets}}}) | {
+            "seed": 0
+        }
+        if refused is None:
+            SETTINGS_OF["finetune"](config, images)
+        else:
+            with pytest.raises(InputError, match=f"has no projection '{refused}'; known are q_proj, k_proj"):
+                SETTINGS_OF["finetune"](config, images)
+
+
+def test_the_targets_of_a_model_that_is_not_here_are_left_to_the_stage(project):
+    text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
+    path = project / "config/models/mine.yaml"
+    path.write_text(text.replace("model_zoo/gemma-2b-it ", "somebody/else "), encoding="utf-8")
+    lora = {"targets": ["odd_proj"]}
+    config = merge_experiment("baseline", {"model": "mine", "finetune": {"lora": lora}}) | {"seed": 0}
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    assert SETTINGS_OF["finetune"](config, images)["lora"]["targets"] == ["odd_proj"]
+
+
+def test_a_deepspeed_file_is_read_as_strictly_as_the_rest(project):
+    (project / "config/deepspeed/mine.json").write_text('{"a": 1, "a": NaN}', encoding="utf-8")
+    with pytest.raises(InputError, match="config/deepspeed/mine.json: the key 'a' is stated twice"):
+        read_deepspeed("mine", "finetune.deepspeed")
+    (project / "config/deepspeed/.#mine.json").write_text("{", encoding="utf-8")
+    assert ".#mine" not in deepspeed_names()
+
+
+def test_a_folder_with_braces_is_no_dataset(project, monkeypatch):
+    folder = project / "a{b}"
+    folder.mkdir()
+    (folder / "pairs.jsonl").touch()
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match="the folder 'a{b}' must be a path without braces"):
+        resolve_dataset(".")

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +15,8 @@ from finetune import (
 from mgm.generation import load_trained
 from mgm.projector_weights import full_shapes, load_projector, projector_parameters
 from pretrain import train_projector_only
+from settings.lora_targets import PROJECTIONS
+from training.lora import projections_of, wrap_with_lora
 from training.settings import LoraSettings
 from training.trained_weights import BrokenWeights, check_weights, gather, save_projector, save_weights
 
@@ -182,3 +186,11 @@ def test_gathered_weights_are_copies():
     weights = gather(projector_parameters(model))
     weights["projector.0.bias"] += 1
     assert not torch.equal(weights["projector.0.bias"], model.model.projector[0].bias)
+
+
+@pytest.mark.parametrize("family", ["gemma", "qwen"])
+def test_projections_are_those_that_settings_know_without_the_model(family):
+    model = tiny_mgm(family)
+    assert set(projections_of(model)) == set(PROJECTIONS[model.config.text_config.model_type])
+    with pytest.raises(InputError, match="no projection 'q_porj'; known are q_proj, k_proj"):
+        wrap_with_lora(model, replace(LORA, targets=["q_proj", "q_porj"]))

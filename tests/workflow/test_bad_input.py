@@ -56,6 +56,20 @@ def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message)
     assert not (fresh.folder / "results").exists()
 
 
+def test_a_bad_experiment_file_fails_its_own_target_and_is_a_warning_to_the_others(fresh):
+    (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
+    (fresh.folder / "config/experiments/doctor.yaml").write_text("description: mine\n")
+    sentence = "config/experiments/bad.yaml: 'gpus': YAML's versions disagree about 010"
+    printed = fresh.run("baseline", "--dry-run")
+    assert (
+        printed.count(f"warning: {sentence}") == 1
+        and "warning: config/experiments/doctor.yaml: doctor is a rule" in printed
+    )
+    assert sentence in fresh.run("bad", "--dry-run", ok=False).split("Building DAG")[1]
+    printed = fresh.run("dj_synth", "--dry-run", ok=False, config=("report={experiments: [baseline, dj_synth, bad]}",))
+    assert sentence in printed.split("Building DAG")[1]
+
+
 def test_own_data_in_a_folder_with_a_space_and_an_umlaut_is_filtered_and_written(fresh, own_data):
     fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}",))
     rows = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]

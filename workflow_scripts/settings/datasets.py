@@ -6,7 +6,7 @@ from pathlib import Path
 from errors import InputError
 from settings.layers import CONFIG, names_in
 from settings.reading import read_config
-from settings.schema import check_merged, is_of, schema_of
+from settings.schema import FORMATS, check_merged, is_of, schema_of
 
 RESULTS = "results/datasets"
 
@@ -21,7 +21,7 @@ def resolve_dataset(value: str) -> dict:
     if value in known and is_of("name", value):
         settings, name = _read_dataset(CONFIG / "datasets" / f"{value}.yaml"), value
     elif os.path.isdir(value):
-        settings, name = _describe_folder(Path(value)), Path(value).resolve().name
+        settings, name = _describe_folder(Path(value)), _name_of(Path(value))
     else:
         raise InputError(f"dataset: {value!r} is neither a folder nor one of {', '.join(known)} (config/datasets/)")
     if settings.get("generator"):
@@ -39,6 +39,14 @@ def _read_dataset(path: Path) -> dict:
     settings = read_config(path, schema_of(kind))
     check_merged(str(path), settings, kind)
     return settings
+
+
+def _name_of(folder: Path) -> str:
+    """What the folder is called, also where it is stated as `.`; spaces and umlauts are welcome."""
+    name = folder.resolve().name
+    if not is_of("path", name):
+        raise InputError(f"dataset: the folder {name!r} must {FORMATS['path'][1]}")
+    return name
 
 
 def _describe_folder(folder: Path) -> dict:

@@ -24,6 +24,8 @@ FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9
 AMBIGUOUS = re.compile(
     r"[-+]?(\.inf|\.nan|0x[0-9a-f_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_:]*(\.[0-9_]*)?)|yes|no|on|off", re.I
 )
+# control characters but tab and line break; separators that YAML's writers lose; halves of surrogate pairs
+FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\\ud800-\\udfff]")
 LARGEST = 2**63 - 1
 LONGEST = len(str(LARGEST)) + 1  # digits and sign of an integer
 DEEPEST = 32
@@ -37,13 +39,18 @@ class Plain(str):
 class _Loader(yaml.BaseLoader):
     """Composes nodes; what scalars mean is not its business."""
 
+    depth = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         event = self.peek_event()
         if getattr(event, "tag", None) is not None:
-            raise yaml.MarkedYAMLError(
-                problem=f"the tag {event.tag} has no meaning here", problem_mark=event.start_mark
-            )
-        return super().compose_node(parent, index)
+            raise _problem(event, f"the tag {event.tag} has no meaning here")
+        if self.depth > DEEPEST:
+            raise _problem(event, f"nested more than {DEEPEST} levels deep; write it flat")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def read_config(path: Path, schema: dict | None = None) -> dict:
@@ -144,19 +151,9 @@ def _number(number: float, path: tuple[str, ...]) -> float:
 
 
 def _text(text: str, path: tuple[str, ...]) -> str:
-    if "\0" in text or not _is_unicode(text):
-        raise InputError(
-            f"{_at(path)}the text {shown(text)} holds characters that no file can be named or written with"
-        )
+    if FORBIDDEN.search(text):
+        raise InputError(f"{_at(path)}{shown(text)} holds a character that is not allowed; take it out")
     return str(text)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _at(path: tuple[str, ...]) -> str:
@@ -237,22 +234,26 @@ def _leaf(node: yaml.ScalarNode) -> str | None:
 def _mapping(node: yaml.MappingNode, known: dict[int, Any]) -> dict:
     """The keys that a mapping states win over those that `<<` brings."""
     own: dict[str, Any] = {}
+    brought: list[Any] = []
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise _problem(key_node, "a key must be a text")
-        if key_node.value in own:
+        if key_node.value == "<<" and key_node.style is None:  # of several, all bring theirs
+            value = _tree(value_node, known)
+            brought += value if isinstance(value, list) else [value]
+        elif key_node.value in own:
             raise _problem(key_node, f"the key {shown(key_node.value)} is stated twice; keep one")
-        own[key_node.value] = _tree(value_node, known)
-    brought = own.pop("<<", [])
+        else:
+            own[key_node.value] = _tree(value_node, known)
     merged: dict[str, Any] = {}
-    for mapping in brought if isinstance(brought, list) else [brought]:
+    for mapping in brought:
         if not isinstance(mapping, dict):
             raise _problem(node, "<< must bring a mapping, or a list of them")
         merged = mapping | merged
     return merged | own
 
 
-def _problem(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+def _problem(node: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 

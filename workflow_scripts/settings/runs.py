@@ -233,7 +233,7 @@ class Runs:
         except InputError as error:
             if target == REFERENCE:
                 raise
-            self.refused[target] = error
+            self.refused.setdefault(target, error)
             self._forget(target)
 
     def _forget(self, name: str) -> None:
@@ -304,9 +304,9 @@ class Runs:
 
 @cache
 def reserved_names() -> frozenset[str]:
-    """In small letters: names of rules, and of the folders that they and captioners have in results/."""
+    """In small letters: names of rules, and of the folders that they, captioners and the page have in results/."""
     texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "Snakefile", *(PROJECT / "rules").glob("*.smk"))]
     found = [
         name for text in texts for name in re.findall(r"^(?:use )?rule (?:\w+ as )?(\w+)|results/(\w+)", text, re.M)
     ]
-    return frozenset({"captions", *(name.lower() for pair in found for name in pair if name)})
+    return frozenset({"captions", "report", *(name.lower() for pair in found for name in pair if name)})

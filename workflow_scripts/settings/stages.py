@@ -9,6 +9,7 @@ from pathlib import Path
 from errors import InputError
 from settings.batch import solve_batch
 from settings.deepspeed import deepspeed_names, read_deepspeed
+from settings.lora_targets import check_lora_targets
 from settings.recipes import needs_clip, read_recipes
 
 TRAINING = ("pretrain", "finetune")
@@ -63,6 +64,7 @@ def pretrain_settings(config: dict, images: dict) -> dict:
 
 
 def finetune_settings(config: dict, images: dict) -> dict:
+    check_lora_targets(config)
     return _training(config, "finetune") | {"template": config["model"]["template"]}
 
 

@@ -1,21 +1,30 @@
 """LoRA on the language model's projections; everything else of the language model and the towers is frozen."""
 
+import re
+
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
 from mgm.projector_weights import projector_parameters
+from settings.lora_targets import refuse_unknown_targets
 from training.settings import LoraSettings
 
 
 def wrap_with_lora(model: nn.Module, lora: LoraSettings) -> PeftModel:
-    """LoRA matrices and projector require gradients, nothing else does."""
+    """LoRA matrices and projector require gradients, nothing else does.
+
+    Raises:
+        InputError: the language model has no projection that a target names. The memory plan wraps a model without
+            weights first, so this comes before any is loaded.
+    """
+    refuse_unknown_targets(lora.targets, projections_of(model))
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         bias="none",
         # CLIP has projections of the same names: only the language model's
-        target_modules=rf".*language_model.*\.({'|'.join(lora.targets)})",
+        target_modules=rf".*language_model.*\.({'|'.join(map(re.escape, lora.targets))})",
         task_type="CAUSAL_LM",
     )
     # in the model's own dtype: the optimizer has a copy in float32, and PEFT would compute in float32
@@ -23,3 +32,9 @@ def wrap_with_lora(model: nn.Module, lora: LoraSettings) -> PeftModel:
     for parameter in projector_parameters(wrapped).values():
         parameter.requires_grad_(True)
     return wrapped
+
+
+def projections_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of the language model's linear modules, in the order of the first of each."""
+    linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return tuple(dict.fromkeys(name.rpartition(".")[2] for name in linear if re.match(r".*language_model.*\.", name)))
