@@ -14,8 +14,8 @@ sys.path.insert(0, str(SCRIPTS))
 from errors import InputError
 from settings.code import modules_of
 from settings.killed_runs import note_owner, runs_jobs, take_over
-from settings.names import check_name, check_path
 from settings.runs import REFERENCE, Runs
+from settings.schema import check_format
 from settings.stages import (
     SETTINGS_OF,
     TRAINING,
@@ -36,10 +36,6 @@ try:
         take_over()
     # no `configfile:` directive: `config` is then exactly the command line's layer
     RUNS = Runs(config)
-    for run in RUNS:
-        check_name("experiment", run.experiment)
-        check_name("dataset", run.dataset["name"])
-        check_name("model", run.config["model"]["name"])
 except InputError as error:
     raise WorkflowError(str(error)) from None
 EXPERIMENTS = RUNS.names
@@ -173,10 +169,13 @@ def budget(wildcards):
 
 def own_files(paths):
     """The user's own files, as inputs."""
+    paths = list(paths)
     try:
-        return [check_path(path) for path in paths]
+        for path in paths:
+            check_format(path, "path", path)
     except InputError as error:
         raise WorkflowError(str(error)) from None
+    return paths
 
 
 def folder_of(model):

@@ -180,7 +180,7 @@ FINDINGS = {
     ),
     "small /dev/shm that nobody uses": (host_checks.check_shared_memory(replace(HOST, shared=None), 0), "warn", ""),
     "disk": (host_checks.check_disk(HOST), "pass", "500.0 GiB"),
-    "little disk": (host_checks.check_disk(replace(HOST, disk=20 * GIB)), "warn", "2B model"),
+    "little disk": (host_checks.check_disk(replace(HOST, disk=20 * GIB)), "warn", "2B weights"),
     "no disk": (host_checks.check_disk(replace(HOST, disk=GIB)), "fail", "→ du -sh"),
     "ulimits": (host_checks.check_ulimits(HOST), "pass", "65536 open files"),
     "few open files": (host_checks.check_ulimits(replace(HOST, open_files=256)), "fail", "→ ulimit -n 1024"),

@@ -10,33 +10,39 @@ from snakemake.target_jobs import parse_target_jobs_cli_args
 from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target_jobs_cli_args, format_cli_arg
 
 from errors import InputError
-from settings.names import check_name, check_path
+from settings.schema import check_format, is_of
 
 
 @settings(max_examples=2000, deadline=None)
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from(string.punctuation + " \n"), min_size=1, max_size=8))
 def test_a_name_that_passes_reaches_a_job_on_a_cluster_whole(name):
-    try:
-        check_name("dataset", name)
-    except InputError:
-        assume(False)
+    assume(is_of("folder", name))
     spec = TargetSpec("make_dataset", {"dataset": name})
     flag, *arguments = shlex.split(format_cli_arg("--target-jobs", encode_target_jobs_cli_args([spec])))
     assert flag == "--target-jobs" and parse_target_jobs_cli_args(arguments) == [spec]
 
 
 @pytest.mark.parametrize("name", ["a/b", "it's", 'a"b', "a,b", "a\\b", "a{x}", "a\nb", "a\xa0b", "", " ", ".."])
-def test_a_name_that_a_folder_or_a_job_cannot_have_is_named(name):
-    with pytest.raises(InputError, match="experiment .*rename its file or folder"):
-        check_name("experiment", name)
+def test_a_name_that_a_folder_or_a_job_cannot_have_is_refused(name):
+    assert not is_of("folder", name) and not is_of("name", name)
 
 
 @pytest.mark.parametrize("name", ["baseline", "a.b", "a+b", "x|y", "Bilder ü", "山", "-a", "$(touch X)", "a;b", "[1]*"])
-def test_other_names_pass(name):
-    check_name("experiment", name)
+def test_other_folders_names_pass(name):
+    assert is_of("folder", name)
+
+
+@pytest.mark.parametrize("name", ["a.b", "a-b_1", "007", "_x"])
+def test_names_of_files_in_config_pass(name):
+    assert is_of("name", name)
+
+
+@pytest.mark.parametrize("name", ["a+b", "x|y", "Bilder ü", "-a", ".a", "a.", "a;b", "a b", "a" * 101])
+def test_other_names_of_files_in_config_are_refused(name):
+    assert not is_of("name", name)
 
 
 def test_a_path_with_braces_is_named():
-    assert check_path("it's/a,b \\.jsonl") == "it's/a,b \\.jsonl"
-    with pytest.raises(InputError, match="^a/{b}.jsonl: .*rename"):
-        check_path("a/{b}.jsonl")
+    check_format("x", "path", "it's/a,b \\.jsonl")
+    with pytest.raises(InputError, match="^a/{b}.jsonl must .*rename"):
+        check_format("a/{b}.jsonl", "path", "a/{b}.jsonl")

@@ -178,7 +178,11 @@ def test_images_of_an_evaluation_file_are_not_trained_on_under_any_name(tmp_path
     assert counts["left_out"] == {"pretrain": 3, "finetune": 4}
     assert counts["left_out_copies"] == {"finetune": 2}
     assert images_of(tmp_path / "out/pretrain.jsonl") == [f"{n}.png" for n in range(3, 8)]
-    assert [row["image"] for row in read_json(tmp_path / "out/finetune.json", list)] == ["3.png", "missing.png", "4.png"]
+    assert [row["image"] for row in read_json(tmp_path / "out/finetune.json", list)] == [
+        "3.png",
+        "missing.png",
+        "4.png",
+    ]
     assert (tmp_path / "out/evaluation.jsonl").read_bytes().count(b"\n") == counts["evaluation"] == 4
 
 

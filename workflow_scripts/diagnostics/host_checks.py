@@ -72,7 +72,7 @@ def check_disk(host: HostProbe) -> Finding:
     if host.disk < DISK_LEAST:
         return Finding(name, "fail", f"{there}; the embedded default wants {gib(DISK_LEAST)}", remedy)
     if host.disk < DISK_FEW:
-        return Finding(name, "warn", f"{there}; a 2B model, trained whole, with three checkpoints wants {gib(DISK_FEW)}", remedy)
+        return Finding(name, "warn", f"{there}; 2B weights and three checkpoints of them want {gib(DISK_FEW)}", remedy)
     return Finding(name, "pass", there)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from errors import InputError
 from settings.layers import CONFIG, names_in
 from settings.reading import read_config
-from settings.schema import FORMATS, check_merged, is_of, schema_of
+from settings.schema import check_format, check_merged, is_of, schema_of
 
 RESULTS = "results/datasets"
 
@@ -44,8 +44,7 @@ def _read_dataset(path: Path) -> dict:
 def _name_of(folder: Path) -> str:
     """What the folder is called, also where it is stated as `.`; spaces and umlauts are welcome."""
     name = folder.resolve().name
-    if not is_of("path", name):
-        raise InputError(f"dataset: the folder {name!r} must {FORMATS['path'][1]}")
+    check_format(f"dataset: the folder {name!r}", "folder", name)
     return name
 
 

@@ -15,7 +15,7 @@ from errors import InputError
 from settings.datasets import resolve_dataset
 from settings.layers import Layer, experiment_file, experiment_names, merge_across, merge_experiment
 from settings.recipes import read_recipes
-from settings.schema import FORMATS, is_of
+from settings.schema import check_format
 from settings.stages import SETTINGS_OF
 from settings.variants import VARIANTS_OF
 
@@ -242,8 +242,7 @@ class Runs:
 
     def _read(self, name: str, command_line: dict) -> None:
         path = experiment_file(name)
-        if not is_of("name", name):
-            raise InputError(f"{path}: an experiment's file must {FORMATS['name'][1]}; rename it")
+        check_format(f"{path}: an experiment's file", "name", name)
         if name.lower() in reserved_names():
             raise InputError(
                 f"{path}: {name} is a rule, or a folder of results, of the workflow; rename the experiment"

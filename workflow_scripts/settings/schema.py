@@ -17,14 +17,23 @@ SCHEMAS = Path(__file__).resolve().parents[2] / "config" / "schemas"
 FORMATS = {
     # folders, targets and words of a shell are named so; without umlauts, which file systems spell in two ways
     "name": (
-        re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?"),
-        "be a name of up to 100 ASCII letters, digits and _, with - and . inside it",
+        re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?").fullmatch,
+        "be a name of up to 100 ASCII letters, digits and _, with - and . inside it; rename it",
+    ),
+    # a dataset is called as its folder is, which its owner has named. On a cluster, Snakemake hands names to its jobs
+    # between quotes, and several of them separated by commas
+    "folder": (
+        lambda text: text.isprintable() and re.fullmatch(r"(?!\s*$|\.\.?$)[^{}'\"\\,/]+", text),
+        "have no braces, quotes, commas, backslashes and line breaks in its name; rename it",
     ),
     "path": (
-        re.compile(r"[^{}\x00-\x1f]+"),
+        re.compile(r"[^{}\x00-\x1f]+").fullmatch,
         "be a path without braces and line breaks, which Snakemake reads otherwise; rename the file or folder",
     ),
-    "question_prompt": (re.compile(r"[^{}]*\{question\}[^{}]*"), "hold {question} once, and no other braces"),
+    "question_prompt": (
+        re.compile(r"[^{}]*\{question\}[^{}]*").fullmatch,
+        "hold {question} once, and no other braces",
+    ),
 }
 # to JSON Schema 1.0 is an integer; to Python's range() it is not
 Validator = extend(
@@ -37,7 +46,16 @@ Validator = extend(
 
 def is_of(kind: str, text: str) -> bool:
     """Whether a text has one of the `FORMATS`."""
-    return FORMATS[kind][0].fullmatch(text) is not None
+    return bool(FORMATS[kind][0](text))
+
+
+def check_format(what: str, kind: str, text: str) -> None:
+    """
+    Raises:
+        InputError: begins with `what` the text is, and says what it must be.
+    """
+    if not is_of(kind, text):
+        raise InputError(f"{what} must {FORMATS[kind][1]}")
 
 
 def check_layer(source: str, values: dict, schema: str) -> None:
