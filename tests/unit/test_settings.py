@@ -134,7 +134,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("seeds: [0, 0]", "'seeds' states something twice; keep one, found [0, 0]"),
         ("seeds: [1, true]", "'seeds.1' must be of type integer, found true"),
         ("model: ../experiments/baseline", "'model' must be a name of up to 100 ASCII letters"),
-        ("dataset: 'a{b}'", "'dataset' must have no braces, quotes"),
+        ("dataset: 'a{b}'", "'dataset' must be a path without braces"),
         ("evaluate: {question_prompt: Answer}", "'evaluate.question_prompt' must hold {question} once, and no other"),
         ("evaluate: {question_prompt: '{question} {question}'}", "must hold {question} once"),
         ("evaluate: {question_prompt: '{question!r}'}", "must hold {question} once"),
