@@ -156,7 +156,7 @@ def test_two_killed_processes_leave_no_memory_and_resume_and_one_refuses_their_c
     [(None, 2, "0,1"), ("3", 1, "3"), ("5,3,1", 2, "5,3"), ("GPU-8f2e,GPU-11ab", 1, "GPU-8f2e"), ("", 1, "")],
 )
 def test_processes_see_the_devices_that_were_chosen_for_them(tmp_path, visible, processes, seen):
-    (tmp_path / "script.py").write_text("import os; print('sees', repr(os.environ['CUDA_VISIBLE_DEVICES']))")
+    (tmp_path / "script.py").write_text("import os; print('sees ' + repr(os.environ['CUDA_VISIBLE_DEVICES']))")
     done = launched(tmp_path / "script.py", processes, visible)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"sees {seen!r}") == processes
