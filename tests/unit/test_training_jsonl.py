@@ -136,7 +136,12 @@ def test_repeats_are_chosen_by_the_seed_and_the_cap_comes_before_the_budget(root
 
 def test_caption_rows_say_the_caption_and_ask_their_own_question_or_the_one_for_all():
     pair = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
-    for own, for_all, asked in (({}, "", ""), ({}, "What?", "What?"), ({"question": "Why?"}, "What?", "Why?")):
+    for own, for_all, asked in (
+        ({}, "", ""),
+        ({}, "What?", "What?"),
+        ({"question": "Why?"}, "What?", "Why?"),
+        ({"question": ""}, "What?", "What?"),
+    ):
         (row,) = caption_rows([pair | own], for_all)
         assert row == conversation("1", "a.png", asked, "a red circle")
 

@@ -117,12 +117,14 @@ def test_a_killed_run_resumes_and_ends_as_an_undisturbed_one_does(folder, forks,
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
 
 
-def shared(folder: Path, output: Path, processes: int, micro: int, total: int, **changed) -> dict:
-    """The command line of stage 1 on 83 samples, whose last step is incomplete."""
+def shared(
+    folder: Path, output: Path, processes: int, micro: int, total: int, tuning: str = "stage 1", **changed
+) -> dict:
+    """The command line of a stage on 83 samples, whose last step is incomplete."""
     sizes = {"global_batch_size": total, "micro_batch_size": micro, "gpus": processes}
     sizes["gradient_accumulation_steps"] = total // micro // processes
     settings = sizes | {"max_steps": None, "epochs": 2, "save_steps": 100} | changed
-    return flags(folder, output, "stage 1", **settings) | {"--data": folder / "many.jsonl"}
+    return flags(folder, output, tuning, **settings) | {"--data": folder / "many.jsonl"}
 
 
 def assert_same_training(one: Path, other: Path, before: Path) -> None:
@@ -154,13 +156,17 @@ def test_an_incomplete_last_step_is_the_same_on_one_process_and_two(folder, fork
     assert_same_training(tmp_path / "two", tmp_path / "whole", folder / "projector.safetensors")
 
 
-def test_two_processes_killed_in_their_second_epoch_resume_bit_for_bit(folder, forks, tmp_path):
+@pytest.mark.parametrize(("tuning", "configuration"), [("stage 1", "zero2"), ("LoRA", "adamw_8bit")])
+def test_two_processes_killed_in_their_second_epoch_resume_bit_for_bit(folder, forks, tmp_path, tuning, configuration):
+    """With LoRA, each process draws its own dropout, and rounds its own copy of the weights at random."""
+    script = f"{TUNINGS[tuning]}.py"
+    changed = {"save_steps": 1, "precision": "bf16", "deepspeed": read_deepspeed(configuration, TUNINGS[tuning])}
     undisturbed, killed = (
-        shared(folder, tmp_path / name, 2, 8, 32, save_steps=1) for name in ("undisturbed", "killed")
+        shared(folder, tmp_path / name, 2, 8, 32, tuning, **changed) for name in ("undisturbed", "killed")
     )
-    assert forks.run("pretrain.py", undisturbed, 2).ok
-    assert forks.run("pretrain.py", killed, 2, kill_at=5).statuses == [-9, -9]
-    ended = forks.run("pretrain.py", killed, 2)
+    assert forks.run(script, undisturbed, 2).ok
+    assert forks.run(script, killed, 2, kill_at=5).statuses == [-9, -9]
+    ended = forks.run(script, killed, 2)
     assert ended.ok and "resuming from step 4" in ended.printed, ended.printed[-3000:]
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
 

@@ -44,12 +44,12 @@ SHAPES = {name: tensor.shape for name, tensor in good().items()}
 def complaint(**changes: torch.Tensor) -> str:
     weights = good() | {name.replace("_dot_", "."): tensor for name, tensor in changes.items()}
     with pytest.raises(BrokenWeights) as error:
-        check_weights({name: tensor for name, tensor in weights.items() if tensor is not None}, SHAPES)
+        check_weights({name: tensor for name, tensor in weights.items() if tensor is not None}, SHAPES, steps=2)
     return str(error.value)
 
 
 def test_good_weights_pass_and_one_moved_lora_b_is_enough():
-    check_weights(good(), SHAPES)
+    check_weights(good(), SHAPES, steps=2)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_fresh_lora_adapter_is_one_that_never_moved(tmp_path):
     wrapped = add_lora(model, LORA, tmp_path / "projector.safetensors")
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     with pytest.raises(BrokenWeights, match="every lora_B matrix is zero"):
-        check_weights(gather(trained), full_shapes(trained))
+        check_weights(gather(trained), full_shapes(trained), steps=2)
     randomize(wrapped.base_model.model.model.language_model)
-    check_weights(gather(trained), full_shapes(trained))
+    check_weights(gather(trained), full_shapes(trained), steps=2)
 
 
 def test_projector_parameters_keep_their_names_whatever_wraps_the_model(tmp_path):
@@ -194,3 +194,11 @@ def test_projections_are_those_that_settings_know_without_the_model(family):
     assert set(projections_of(model)) == set(PROJECTIONS[model.config.text_config.model_type])
     with pytest.raises(InputError, match="no projection 'q_porj'; known are q_proj, k_proj"):
         wrap_with_lora(model, replace(LORA, targets=["q_proj", "q_porj"]))
+
+
+def test_after_one_step_whose_rate_may_be_zero_loras_b_may_be_zero():
+    weights = {"x.lora_B.weight": torch.zeros(2, 3)}
+    shapes = {"x.lora_B.weight": torch.Size([2, 3])}
+    check_weights(weights, shapes, steps=1)
+    with pytest.raises(BrokenWeights, match="nothing was trained"):
+        check_weights(weights, shapes, steps=2)

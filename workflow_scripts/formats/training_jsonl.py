@@ -215,5 +215,5 @@ def caption_rows(rows: Iterable[dict], question: str) -> Iterator[dict]:
         question: what a row without a question of its own asks; may be empty.
     """
     for row in rows:
-        asked = row.get("question", question)
+        asked = row.get("question") or question
         yield llava.conversation(row["id"], row["images"][0], asked, dj_jsonl.caption_of(row["text"]))

@@ -1,5 +1,6 @@
 """Which samples each process takes at each micro step: every sample once an epoch, whatever the number of processes."""
 
+import random
 from collections.abc import Iterator
 
 import torch
@@ -27,7 +28,9 @@ class EpochBatches(Sampler[list[int | None]]):
         return -(-self.samples // (self.size * self.processes))
 
     def __iter__(self) -> Iterator[list[int | None]]:
-        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+        # not the sum of seed and epoch, by which one seed's second epoch would be another's first
+        seed = random.Random(f"{self.seed}/{self.epoch}").getrandbits(63) if self.epoch else self.seed
+        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed)).tolist()
         for turn in range(len(self)):
             start = (turn * self.processes + self.process) * self.size
             yield order[start : start + self.size] or [None]

@@ -95,7 +95,7 @@ def read_mark(checkpoint: Path) -> dict | None:
     try:
         values = read_json(checkpoint / MARK)
         return values if values.pop("seal") == _seal(values) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, InputError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -5,6 +5,7 @@ for each trained weight, gradient included, where mixed precision needs 16: a la
 trained whole on a card of 24 GB, with nothing in host memory.
 """
 
+import random
 from collections.abc import Iterable
 
 import torch
@@ -22,13 +23,28 @@ def optimizer_of(settings: TrainingSettings) -> tuple[type, dict] | None:
     """
     if "optimizer" in settings.deepspeed:
         return None
-    from torchao.optim import AdamW8bit  # not at the top: it is a slow import that few runs need
-
-    return AdamW8bit, {
+    return _adamw_8bit(settings.seed), {
         "lr": settings.learning_rate,
         "weight_decay": settings.weight_decay,
         "bf16_stochastic_round": True,
     }
+
+
+def _adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
+    from torchao import optim  # not at the top: it is a slow import that few runs need
+
+    class AdamW8bit(optim.AdamW8bit):
+        """Rounds alike on all processes, of which each has all of the weights and draws its own dropout, and after a
+        resume."""
+
+        def step(self, closure=None):
+            steps = max((int(state["step"]) for state in self.state.values()), default=0)
+            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            with torch.random.fork_rng(devices):
+                torch.manual_seed(random.Random(f"{seed}/rounding/{steps}").getrandbits(63))
+                return super().step(closure)
+
+    return AdamW8bit
 
 
 def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:

@@ -101,7 +101,7 @@ def run_stage(
     def save_checked(folder: Path) -> None:
         weights = gather(trained, keep=first)
         if first:
-            check_weights(weights, shapes)
+            check_weights(weights, shapes, trainer.state.global_step)
             save(model, weights, folder)
 
     trainer = MGMTrainer(

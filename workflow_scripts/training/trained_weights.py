@@ -34,8 +34,11 @@ def gather(parameters: dict[str, torch.nn.Parameter], keep: bool = True) -> dict
     return whole
 
 
-def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size]) -> None:
+def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size], steps: int) -> None:
     """Nothing missing, nothing empty, nothing NaN, and LoRA's B matrices moved away from their zeros.
+
+    Args:
+        steps: that were taken; at the first one the learning rate may be zero.
 
     Raises:
         BrokenWeights: names the tensor.
@@ -48,7 +51,7 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
         if not all(torch.isfinite(part).all() for part in weights[name].flatten().split(ELEMENTS_AT_ONCE)):
             raise BrokenWeights(f"tensor {name} holds values that are not finite")
     lora_b = [tensor for name, tensor in weights.items() if "lora_B" in name]
-    if lora_b and not any(tensor.any() for tensor in lora_b):
+    if steps > 1 and lora_b and not any(tensor.any() for tensor in lora_b):
         raise BrokenWeights("every lora_B matrix is zero: nothing was trained")
 
 

@@ -94,7 +94,7 @@ def name_tensor(wanted: int, stage: Stage) -> str | None:
 def read_stage(found: Found) -> Stage:
     """From config.yaml beside the log, and from config.json of the model that the command in the log names."""
     path, vocabulary = found.log.path, None
-    if model := re.search(r"--model['\",\s]+(?P<folder>[^'\",\s]+)", found.log.text):
+    if model := re.search(r"--model['\",\s=]+(?P<folder>[^'\",\s]+)", found.log.text):
         config = _load(Path(model["folder"]) / "config.json", json.loads)
         vocabulary = config.get("text_config", config).get("vocab_size")
     settings = _load(path.parent / "config.yaml", yaml.safe_load)
