@@ -10,7 +10,7 @@ from command_line import command_line, path_arguments
 from files import write_json
 from juicer.analysis_outputs import PAGE, SUMMARY, analyze, summarize
 from juicer.analysis_settings import read_analysis_settings
-from juicer.library import end_workers_with_this_process, forbid_installers
+from juicer.library import end_workers_with_this_process, forbid_surprises
 from juicer.stage import configure_log
 from reporting.analysis_page import write_analysis_page
 
@@ -20,7 +20,7 @@ def main() -> None:
     arguments = path_arguments(__doc__, "--config", "--data", "--output-dir")
     settings = read_analysis_settings(arguments.config)
     configure_log()
-    forbid_installers()
+    forbid_surprises()
     end_workers_with_this_process()
     if settings.clip is not None:
         from compute import use_cpu_threads  # torch: only for a CLIP

@@ -94,25 +94,26 @@ def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> 
     """A JSON file with an object, or with what `kind` says.
 
     Raises:
-        InputError: the content is something else; `remedy` is what to do about it.
+        InputError: the content is something else; `remedy` is what to do about it. Later, too, where somebody asks an
+            object for a key that it does not have.
     """
     with open(path, encoding="utf-8") as file, readable(path, remedy=remedy):
-        return _of_kind(kind, json.load(file))
+        return _of_kind(kind, json.load(file, object_hook=lambda values: _record(values, path, remedy)))
 
 
 def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
     """Rows of a jsonl that this workflow wrote or has validated. What users hand in goes through `formats` first.
 
     Raises:
-        InputError: a line is not one JSON object, or there is none where one must be.
+        InputError: a line is not one JSON object, or there is none where one must be; later, as `read_json` does.
     """
     if not may_be_empty and Path(path).stat().st_size == 0:
         raise InputError(f"{path} is damaged (it is empty): {MAKE_AGAIN}")
     with open(path, "rb") as file:  # as bytes: a line ends in \n only, and a byte order mark is no part of it
         for number, line in enumerate(file, start=1):
             with readable(f"{path}, line {number},"):
-                row = _of_kind(dict, json.loads(line))
-            yield row  # outside: what the caller does with it may fail by itself
+                row = _of_kind(dict, json.loads(line.decode("utf-8-sig")))
+            yield _record(row, f"{path}, line {number},")  # outside: what the caller does with it may fail by itself
 
 
 def read_yaml(path: str | Path) -> dict:
@@ -124,9 +125,26 @@ def read_yaml(path: str | Path) -> dict:
         return _of_kind(dict, yaml.safe_load(file))
 
 
+class _Record(dict):
+    """An object of a results file, which says so where it lacks a key."""
+
+    where: str | Path
+    remedy: str
+
+    def __missing__(self, key: str) -> None:
+        raise InputError(f"{self.where} is damaged (it lacks {key!r}): {self.remedy}")
+
+
+def _record(values: dict, where: str | Path, remedy: str = MAKE_AGAIN) -> _Record:
+    record = _Record(values)
+    record.where, record.remedy = where, remedy
+    return record
+
+
 def _of_kind(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"a {kind.__name__} is expected, and a {type(value).__name__} is there")
+        names = {dict: "an object", list: "a list"}
+        raise ValueError(f"it should hold {names[kind]}, and holds {json.dumps(value, default=str)[:40]}")
     return value
 
 

@@ -7,7 +7,7 @@ Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 """
 
 from command_line import command_line, path_arguments
-from juicer.library import end_workers_with_this_process, forbid_installers
+from juicer.library import end_workers_with_this_process, forbid_surprises
 from juicer.settings import read_filter_settings
 from juicer.stage import FILTERED, configure_log, run_recipe
 
@@ -16,7 +16,7 @@ from juicer.stage import FILTERED, configure_log, run_recipe
 def main() -> None:
     arguments = path_arguments(__doc__, "--config", "--data", "--output-dir")
     configure_log()
-    forbid_installers()
+    forbid_surprises()
     end_workers_with_this_process()
     run_recipe(read_filter_settings(arguments.config), arguments.data, arguments.output_dir, FILTERED)
 

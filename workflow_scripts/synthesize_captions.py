@@ -21,7 +21,7 @@ from command_line import command_line
 from compute import set_seed, use_cpu_threads
 from errors import InputError
 from files import read_yaml
-from juicer.library import end_workers_with_this_process, forbid_installers
+from juicer.library import end_workers_with_this_process, forbid_surprises
 from juicer.settings import CaptionerModel, read_synthesize_settings
 from juicer.stage import SYNTHESIZED, configure_log, run_recipe
 
@@ -41,7 +41,7 @@ def main() -> None:
     configure_log()
     if not sys.stderr.isatty():
         transformers_log.disable_progress_bar()
-    forbid_installers()
+    forbid_surprises()
     end_workers_with_this_process()
     values = read_yaml(arguments.config)
     use_cpu_threads(values["cpu_threads"])

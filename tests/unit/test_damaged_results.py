@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tiny_models import tiny_mgm
 
 import compare_experiments
+from diagnostics.memory_csv import read_rows
 from errors import InputError
 from files import read_json, read_jsonl, read_yaml, write_json
 from formats.rows import LineIndex
@@ -127,5 +128,21 @@ def test_a_projector_that_is_whole_still_loads(trained):
 
 def test_a_file_of_the_users_own_is_to_be_fixed_not_deleted(tmp_path):
     write_json(tmp_path / "a.json", [])
-    with pytest.raises(InputError, match="a dict is expected, and a list is there.: fix the file$"):
+    with pytest.raises(InputError, match="it should hold an object, and holds .*: fix the file$"):
         read_json(tmp_path / "a.json", remedy="fix the file")
+
+
+def test_an_object_that_lacks_a_key_is_damaged(tmp_path):
+    write_json(tmp_path / "a.json", {"groups": {}})
+    (tmp_path / "b.jsonl").write_text('{"id": "1"}\n')
+    with pytest.raises(InputError, match=r"a.json is damaged .it lacks 'reference'.: delete it and run"):
+        read_json(tmp_path / "a.json")["groups"]["reference"]
+    with pytest.raises(InputError, match=r"b.jsonl, line 1, is damaged .it lacks 'model'."):
+        next(read_jsonl(tmp_path / "b.jsonl"))["model"]
+
+
+@pytest.mark.parametrize("content", ["", "\0\0\0\n", "a,b\n1,2\n"])
+def test_a_damaged_record_of_memory_is_named(tmp_path, content):
+    (tmp_path / "memory.csv").write_text(content)
+    with pytest.raises(InputError, match="memory.csv is damaged"):
+        read_rows(tmp_path / "memory.csv")

@@ -62,7 +62,7 @@ def test_data_juicer_loads_the_operators_by_their_path():
     """As `dj-process --custom-operator-paths` does. The library is imported first because it blocks installs."""
     code = (
         "import juicer.library, sys\n"
-        "juicer.library.forbid_installers()\n"
+        "juicer.library.forbid_surprises()\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.ops import load_ops\n"
         "assert 'juicer.operators' not in sys.modules\n"

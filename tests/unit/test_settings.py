@@ -137,6 +137,11 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("dataset: 'a{b}'", "'dataset' must be a path without braces"),
         ("evaluate: {question_prompt: Answer}", "'evaluate.question_prompt' must hold {question} once, and no other"),
         ("evaluate: {question_prompt: '{question} {question}'}", "must hold {question} once"),
+        (
+            "evaluate: {question_prompt: '{question}<unused0>'}",
+            "must hold {question} once, and no other braces or control",
+        ),
+        ("evaluate: {caption_question: '<image> What?'}", "'evaluate.caption_question' must hold no control token"),
         ("evaluate: {question_prompt: '{question!r}'}", "must hold {question} once"),
         ("evaluate: {question_prompt: '{question[0]} {question}'}", "must hold {question} once"),
         ("pretrain: {activation_checkpointing: often}", "must be of type boolean or integer, found 'often'"),

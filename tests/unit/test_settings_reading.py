@@ -56,9 +56,7 @@ def test_scalars_are_those_of_yaml_1_2(read, text, value):
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
-    "text", ["010", "1_000", "1:30", "0x1F", "0b11", "0o17", "no", "Yes", "on", "OFF", ".inf", "-.INF", ".nan"]
-)
+@pytest.mark.parametrize("text", ["010", "1_000", "1:30", "0x1F", "0b11", "0o17", "no", "Yes", "on", "OFF"])
 def test_what_versions_of_yaml_disagree_about_is_refused(read, text):
     with pytest.raises(InputError, match="file.yaml: 'a.b': YAML's versions disagree about .*decimal number.*quotes"):
         read(f"a: {{b: {text}}}")

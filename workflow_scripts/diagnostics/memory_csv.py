@@ -9,7 +9,7 @@ import csv
 from itertools import groupby
 from pathlib import Path
 
-from files import replace_whole
+from files import readable, replace_whole
 
 LEADING = ("attempt", "time", "seconds", "phase")
 LONGEST_ROW = 4096  # bytes
@@ -53,6 +53,14 @@ def joined_seconds(rows: list[dict[str, str]]) -> list[float]:
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """The complete rows of a memory.csv, as text by column."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return list(csv.DictReader(line for line in lines if line.endswith("\n")))
+    """The complete rows of a memory.csv, as text by column.
+
+    Raises:
+        InputError: it is something else.
+    """
+    with readable(file, csv.Error):
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        reader = csv.DictReader(line for line in lines if line.endswith("\n"))
+        if missing := {*LEADING, "job_gib"}.difference(reader.fieldnames or ()):
+            raise ValueError(f"it lacks the column {min(missing)!r}")
+        return list(reader)

@@ -95,7 +95,7 @@ __all__ = [
     "Selector",
     "__version__",
     "end_workers_with_this_process",
-    "forbid_installers",
+    "forbid_surprises",
     "load_ops",
     "pre_instantiation_check",
     "ray_dataset_class",
@@ -111,8 +111,11 @@ def ray_dataset_class() -> type:
     return RayDataset
 
 
-def forbid_installers() -> None:
-    """Make pip and uv useless to this process and its children: a few operators call them directly."""
+def forbid_surprises() -> None:
+    """Make pip and uv useless to this process and its children: a few operators call them directly. And answer no
+    questions: transformers would ask whether to run the code that comes with a model.
+    """
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(PIP_NO_INDEX="1", PIP_DRY_RUN="1", UV_NO_INDEX="1", UV_OFFLINE="1")
 
 

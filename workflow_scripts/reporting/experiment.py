@@ -20,7 +20,7 @@ from pathlib import Path
 
 from errors import InputError
 from evaluation.seeds import Estimates, Scores, aggregate, read_scores
-from files import read_json, read_jsonl, read_yaml
+from files import MAKE_AGAIN, read_json, read_jsonl, read_yaml
 from formats.evaluation_jsonl import read_evaluation
 
 STAGES = ("pretrain", "finetune")
@@ -166,14 +166,18 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> Run:
         stage: read_json(stages[stage] / "summary.json") if stage in stages else None
         for stage in ("filter", "synthesize", "jsonl")
     }
-    scored = [stages[stage] / "scores.jsonl" for stage in ("evaluate_clip", "evaluate_vqa")]
+    metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
+    scored = [stages[stage] / "scores.jsonl" for stage in metrics]
+    for path, groups in zip(scored, (values["groups"] for values in metrics.values()), strict=True):
+        if groups and path.stat().st_size == 0:
+            raise InputError(f"{path} is damaged (it is empty): {MAKE_AGAIN}")
     return Run(
         seed=seed,
         **summaries,
         records={stage: read_json(stages[stage] / "metrics.json") for stage in STAGES},
         steps={stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in STAGES},
-        clip=read_json(stages["evaluate_clip"] / "metrics.json"),
-        vqa=read_json(stages["evaluate_vqa"] / "metrics.json"),
+        clip=metrics["evaluate_clip"],
+        vqa=metrics["evaluate_vqa"],
         scores=read_scores(experiment, seed, *scored),
         stages=stages,
     )

@@ -80,7 +80,12 @@ def _noted_owner() -> dict | None:
     """Who ran the workflow here last; None if nobody did, or if the note is damaged."""
     try:
         owner = json.loads(OWNER.read_text(encoding="utf-8"))
-        whole = isinstance(owner["host"], str) and owner["pid"] > 0 and isinstance(owner["started"], float)
+        whole = (
+            isinstance(owner["host"], str)
+            and type(owner["pid"]) is int
+            and owner["pid"] > 0
+            and isinstance(owner["started"], float)
+        )
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return owner if whole else None

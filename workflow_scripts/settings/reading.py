@@ -20,10 +20,9 @@ NULL = re.compile("null|Null|NULL|~")
 TRUE, FALSE = re.compile("true|True|TRUE"), re.compile("false|False|FALSE")
 INTEGER = re.compile("[-+]?(0|[1-9][0-9]*)")
 FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
+NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.I)
 # numbers and booleans of YAML 1.1 that are none, or others, in 1.2
-AMBIGUOUS = re.compile(
-    r"[-+]?(\.inf|\.nan|0x[0-9a-f_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_:]*(\.[0-9_]*)?)|yes|no|on|off", re.I
-)
+AMBIGUOUS = re.compile(r"[-+]?(0x[0-9a-f_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_:]*(\.[0-9_]*)?)|yes|no|on|off", re.I)
 # control characters but tab and line break; separators that YAML's writers lose; halves of surrogate pairs
 FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\\ud800-\\udfff]")
 LARGEST = 2**63 - 1
@@ -138,6 +137,8 @@ def _meaning(plain: str, text_belongs: bool, path: tuple[str, ...]) -> Any:
         return _number(int(plain) if len(plain) <= LONGEST else math.inf, path)
     if FLOAT.fullmatch(plain):
         return _number(float(plain), path)
+    if NOT_FINITE.fullmatch(plain):
+        return _number(math.inf, path)
     if AMBIGUOUS.fullmatch(plain):
         remedy = "write a decimal number, true or false, or put a text in quotes"
         raise InputError(f"{_at(path)}YAML's versions disagree about {plain}; {remedy}")

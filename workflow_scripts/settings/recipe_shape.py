@@ -9,6 +9,13 @@ from errors import InputError
 KEYS = {"process", "executor", "ray_address"}
 EXECUTORS = ("default", "ray")  # Data-Juicer's words
 MOST_VALUES = 10_000
+# A recipe is data: whoever is handed one can run it. What it may not ask of an operator, and why
+REFUSED_OPERATORS = ("python_lambda_mapper", "python_file_mapper")
+REFUSED_ARGUMENTS = {
+    "trust_remote_code": "a model's folder could run code of its own",
+    "save_dir": "an operator writes no files of its own, and images stay what they are",
+    "skip_op_error": "rows on which an operator fails would be lost; an operator that fails stops the stage",
+}
 
 
 def nearest(name: object, known: Collection[str]) -> str:
@@ -34,7 +41,12 @@ def check_shape(where: object, recipe: dict, prefix: str = "") -> None:
     Raises:
         InputError: names the key and what belongs there.
     """
-    check_keys(where, recipe, KEYS, prefix)
+    for key in recipe:
+        if key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "data, outputs and processes are set in config/"
+            keys = ", ".join(sorted(KEYS))
+            raise InputError(f"{where}: a recipe has the keys {keys}, and no '{prefix}{key}'; {remedy}")
     if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
         raise InputError(f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {executor!r}")
     address = recipe.get("ray_address")
@@ -73,7 +85,22 @@ def _operator(place: str, step: object) -> tuple[str, dict]:
     name, arguments = next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else ("", "")
     if not name or not isinstance(arguments, dict | None):
         raise InputError(f"{place}: expected 'operator: {{argument: value}}', found {step!r}")
+    _check_harmless(place, name, arguments or {})
     return name, arguments or {}
+
+
+def _check_harmless(place: str, name: str, arguments: dict) -> None:
+    if name in REFUSED_OPERATORS:
+        raise InputError(
+            f"{place}: {name} runs any Python code, which a recipe may not; write an operator in "
+            "workflow_scripts/juicer/operators/ instead"
+        )
+    for argument, reason in REFUSED_ARGUMENTS.items():
+        if arguments.get(argument):
+            raise InputError(f"{place}: {name}: {argument!r} is not allowed, since {reason}; leave it out")
+    batch_size = arguments.get("batch_size")
+    if isinstance(batch_size, int | float) and batch_size < 1:
+        raise InputError(f"{place}: {name}: 'batch_size' must be 1 or more, found {batch_size!r}")
 
 
 def _check_plain(place: str, value: object) -> None:

@@ -10,6 +10,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 
 from errors import InputError
+from formats.prompts import CONTROL
 from settings.reading import read_config, shown
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "config" / "schemas"
@@ -24,15 +25,17 @@ FORMATS = {
     # between quotes, and several of them separated by commas
     "folder": (
         lambda text: text.isprintable() and re.fullmatch(r"(?!\s*$|\.\.?$)[^{}'\"\\,/]+", text),
-        "have no braces, quotes, commas, backslashes and line breaks in its name; rename it",
+        "have no braces, quotes, commas, backslashes and line breaks in its name; rename it, or describe "
+        "the data in a config/datasets/<name>.yaml",
     ),
     "path": (
         re.compile(r"[^{}\x00-\x1f]+").fullmatch,
         "be a path without braces and line breaks, which Snakemake reads otherwise; rename the file or folder",
     ),
+    "question": (lambda text: not CONTROL.search(text), "hold no control token: the template has its own"),
     "question_prompt": (
-        re.compile(r"[^{}]*\{question\}[^{}]*").fullmatch,
-        "hold {question} once, and no other braces",
+        lambda text: re.fullmatch(r"[^{}]*\{question\}[^{}]*", text) and not CONTROL.search(text),
+        "hold {question} once, and no other braces or control token",
     ),
 }
 # to JSON Schema 1.0 is an integer; to Python's range() it is not
