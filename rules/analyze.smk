@@ -2,6 +2,7 @@
 rule analyze_data:
     input:
         lambda w: foundation_files(analyzed(w).config["model"]["name"])[:1],
+        lambda w: own_files(files_named(analyzed(w).settings["filter"]["recipe"])),
         config="results/datasets/{dataset}/analyze/config.yaml",
         data="results/datasets/{dataset}/pretrain.jsonl",
         templates=[

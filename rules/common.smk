@@ -14,6 +14,7 @@ sys.path.insert(0, str(SCRIPTS))
 from errors import InputError
 from settings.code import modules_of
 from settings.killed_runs import note_owner, runs_jobs, take_over
+from settings.recipe_shape import files_named
 from settings.runs import REFERENCE, Runs
 from settings.schema import check_format
 from settings.stages import (
@@ -222,6 +223,13 @@ def clip_files(stage):
         )
 
     return files
+
+
+def recipe_files(stage):
+    """Input function: the user's own files that a stage's recipe names, such as a list of words."""
+    return lambda wildcards: own_files(
+        files_named(RUNS.at(wildcards.run).settings[stage]["recipe"])
+    )
 
 
 def finetuned_files(wildcards):

@@ -2,6 +2,7 @@
 rule filter_data:
     input:
         clip_files("filter"),
+        recipe_files("filter"),
         config="results/{run}/filter/config.yaml",
         data=dataset_file("pretrain.jsonl"),
         code=code("filter_data.py"),

@@ -2,6 +2,7 @@
 rule synthesize_captions:
     input:
         clip_files("synthesize"),
+        recipe_files("synthesize"),
         captioner_files,
         config="results/{run}/synthesize/config.yaml",
         data=output_of("filter", "filtered.jsonl"),

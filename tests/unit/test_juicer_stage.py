@@ -359,7 +359,12 @@ def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same
     monkeypatch.chdir(tmp_path)
     (model / "model.safetensors").write_bytes(b"1")
     settings = StageSettings(tmp_path, 1, [])
-    process = [LENGTH, {"batched_image_text_similarity_filter": {"hf_clip": str(model), "question": ""}}]
+    words = tmp_path / "words.txt"
+    words.write_text("cat")
+    process = [
+        LENGTH,
+        {"batched_image_text_similarity_filter": {"hf_clip": str(model), "words": [str(words)], "a": ""}},
+    ]
     before = fingerprint(process, settings, data)
     (tmp_path / "snakemake.txt").write_text("what is in the current folder is no model's")
     assert fingerprint(process, settings, data) == before
@@ -368,7 +373,9 @@ def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same
     (model / "model.safetensors").write_bytes(b"2")
     other_model = fingerprint(process, settings, data)
     data.write_bytes(data.read_bytes() + b" ")
-    assert len({before, other_model, fingerprint(process, settings, data)}) == 3
+    other_data = fingerprint(process, settings, data)
+    words.write_text("dog")
+    assert len({before, other_model, other_data, fingerprint(process, settings, data)}) == 4
 
 
 def test_an_address_without_a_cluster_is_named(tmp_path):

@@ -71,6 +71,17 @@ def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
         assert finished.jobs() == FILTER
 
 
+def test_a_file_that_a_recipe_names_is_an_input_of_its_stage(fresh):
+    (fresh.folder / "words.txt").touch()
+    with edited(
+        fresh.folder / "config/recipes/baseline.yaml",
+        "process:",
+        "process:\n  - text_length_filter: {text_key: words.txt}",
+    ):
+        printed = fresh.run("baseline", "--dry-run")
+    assert "words.txt" in printed.split("rule filter_data:")[1].split("output:")[0]
+
+
 def test_touching_a_module_without_changing_it_reruns_nothing(finished):
     (finished.folder / "workflow_scripts/training/checkpoints.py").touch()
     assert finished.jobs() == set()

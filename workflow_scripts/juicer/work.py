@@ -31,12 +31,14 @@ from juicer.recipe import operator_settings
 from juicer.settings import StageSettings
 from juicer.steps import run_step
 from settings.code import modules_of
+from settings.recipe_shape import files_named
 
 
 def fingerprint(process: list[dict], settings: StageSettings, data: Path) -> str:
     """What a stage's work so far depends on: data, recipe, models, and the code of this module and of those that it
     uses, operators among them. The executor changes nothing."""
     models = [sha256_of(file) for folder in _folders(process) for file in weight_files(folder)]
+    models += [sha256_of(file) for file in files_named(process)]
     code = sha256_of(*modules_of(Path(__file__)))
     parts = [process, str(settings.image_root), sha256_of(data), models, code, library.__version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

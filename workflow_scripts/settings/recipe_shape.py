@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 from collections.abc import Collection
 
 from errors import InputError
@@ -16,6 +17,14 @@ REFUSED_ARGUMENTS = {
     "save_dir": "an operator writes no files of its own, and images stay what they are",
     "skip_op_error": "rows on which an operator fails would be lost; an operator that fails stops the stage",
 }
+
+
+def files_named(value: object) -> list[str]:
+    """Files that a recipe's arguments name, such as a list of words: a stage reads them beside its data."""
+    if isinstance(value, str):
+        return [value] if os.path.isfile(value) else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [file for item in items for file in files_named(item)]
 
 
 def nearest(name: object, known: Collection[str]) -> str:
