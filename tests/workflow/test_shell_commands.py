@@ -17,10 +17,12 @@ from small_project import copy_project
 RUN = "; touch X $(touch X) `touch X` & touch X & | touch X #* ~ ! [a] > X <X $HOME ü 山 %s --flag=x"
 # `{question}` is a place that some settings must have, `{input}` and `{x}` are not
 VALUE = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ {x} {input} {question}\ntouch X\n"
-PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ \ntouch X\n"  # what a folder may be called; no braces
+PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ "  # what a folder may be called
+# by the `format` of the schema; None where nothing hostile is let through
+TEXTS = {"path": PATH, "question_prompt": PATH + "\ntouch X\n{question}", "question": VALUE, "name": None}
 STUBS = ("python", "bash", "tee", "touch", "X")
-# keys that name another file of config/, or an operator
-NAMES = {"dataset", "model", "recipe", "deepspeed", "experiment", "experiments", "operators", "without"}
+# keys that name a dataset, an operator, or a module of the language model
+NAMES = {"dataset", "model", "without", "targets"}
 
 
 class Hostile:
@@ -35,12 +37,18 @@ class Hostile:
         self.values[mark] = f"-{mark}{text}{mark}"
         return self.values[mark]
 
+    def name(self) -> str:
+        """What a file in config/ may be called."""
+        mark = f"h{next(self._numbers)}h"
+        self.values[mark] = f"{mark}.x-y_{mark}"
+        return self.values[mark]
+
     def of_schema(self, schema: dict) -> object:
         """A value for each text that the schema lets through; None where there is no text."""
         kinds = schema.get("type", [])
         if "string" in kinds and "enum" not in schema:
-            value = self.value(VALUE)
-            return value if re.search(schema.get("pattern", ""), value) else None
+            text = TEXTS[schema["format"]] if "format" in schema else VALUE
+            return text and self.value(text)
         if kinds == "array":
             item = self.of_schema(schema["items"])
             return None if item is None else [item]
@@ -68,22 +76,22 @@ class HostileProject:
         self.model, self.parts = self.write("models", model), self.write("models", parts)
         del parts["foundation"]
         self.write("models", parts, self.parts)
-        self.dataset = self.write("datasets", yaml.safe_load((small / "datasets_small.yaml").read_text()))
+        self.dataset = self.folder_with("captions.jsonl", "instructions.json", text=RUN)
         recipe = yaml.safe_load((folder / "config/recipes/dj_synth.yaml").read_text())
         recipe["process"].append({"text_length_filter": {"text_key": self.hostile.value(VALUE)}})
         self.recipe = self.write("recipes", recipe)
-        self.deepspeed = self.hostile.value(RUN)
+        self.deepspeed = self.hostile.name()
         shutil.copy(folder / "config/deepspeed/zero3.json", folder / f"config/deepspeed/{self.deepspeed}.json")
         self.experiments = [self.other_parts(), self.own_data_and_model()]
         self.defaults()
 
     def write(self, kind: str, values: dict, name: str = "") -> str:
-        name = name or self.hostile.value(RUN)
+        name = name or self.hostile.name()
         (self.project.folder / "config" / kind / f"{name}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
         return name
 
-    def folder_with(self, *files: str) -> str:
-        name = self.hostile.value(PATH)
+    def folder_with(self, *files: str, text: str = PATH) -> str:
+        name = self.hostile.value(text)
         for file in files:
             (self.project.folder / name).mkdir(exist_ok=True)
             (self.project.folder / name / file).touch()
@@ -120,7 +128,7 @@ class HostileProject:
                 benchmarks[name]["questions"] = f"{folder}/questions"
         values |= {"dataset": self.dataset, "model": self.model, "seeds": [0, 1]}
         values["report"] = {"experiments": ["baseline", "dj_synth", *self.experiments]}
-        values["finetune"] |= {"deepspeed": self.deepspeed}
+        values["finetune"] = {"deepspeed": self.deepspeed}
         values["finetune_minimal"] = {"experiment": self.experiments[1]}
         file = self.project.folder / "config/config.yaml"
         file.write_text(yaml.safe_dump(merged(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
@@ -224,7 +232,7 @@ def test_a_dataset_whose_name_snakemake_cannot_carry_is_refused_in_one_sentence(
     folder.mkdir()
     (folder / "captions.jsonl").touch()
     printed = " ".join(fresh.run("baseline", "--dry-run", ok=False, config=(f"dataset={folder}",)).split())
-    assert """a name cannot have "'" in it; rename""" in printed and "Traceback" not in printed
+    assert "must have no braces, quotes, commas" in printed and "Traceback" not in printed
 
 
 def test_a_path_that_snakemake_would_read_as_a_wildcard_is_refused_in_one_sentence(fresh):
@@ -232,4 +240,4 @@ def test_a_path_that_snakemake_would_read_as_a_wildcard_is_refused_in_one_senten
     folder.mkdir(parents=True)
     (folder / "captions.jsonl").touch()
     printed = " ".join(fresh.run("baseline", "--dry-run", ok=False, config=(f"dataset={folder}",)).split())
-    assert "captions.jsonl: Snakemake reads braces in a path as a wildcard; rename" in printed
+    assert "'dataset' must be a path without braces" in printed and "Traceback" not in printed
