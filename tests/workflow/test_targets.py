@@ -130,15 +130,16 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
     assert "--model=model_zoo/mgm-2b" in fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
 
 
-def test_two_datasets_of_one_name_are_refused(fresh):
+def test_of_two_datasets_of_one_name_the_second_is_refused(fresh):
     for place in ("a", "b"):
         (fresh.folder / place / "photos").mkdir(parents=True)
         (fresh.folder / place / "photos/captions.jsonl").touch()
         (fresh.folder / f"config/experiments/{place}.yaml").write_text(f"dataset: {place}/photos\n", encoding="utf-8")
-    command = fresh.command("a", "--dry-run", config=("dataset=",))
+    command = fresh.command("b", "--dry-run", config=("dataset=",))
     command = command[: command.index("--config")]
     done = subprocess.run(command, cwd=fresh.folder, env=fresh.environment(), capture_output=True, text=True)
-    assert done.returncode and "two experiments use different datasets named photos" in done.stdout + done.stderr
+    assert done.returncode
+    assert "experiment b: a uses another dataset that is named photos; rename" in done.stdout + done.stderr
 
 
 def test_planning_needs_no_training_but_that_of_the_embedded_models(fresh):
