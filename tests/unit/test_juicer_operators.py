@@ -63,6 +63,7 @@ def test_data_juicer_loads_the_operators_by_their_path():
     code = (
         "import juicer.library, sys\n"
         "juicer.library.forbid_surprises()\n"
+        "assert sys.stdin.read() == '', 'nobody answers a question'\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.ops import load_ops\n"
         "assert 'juicer.operators' not in sys.modules\n"
@@ -72,6 +73,8 @@ def test_data_juicer_loads_the_operators_by_their_path():
         "print(ops[0].compute_stats(batch)['__dj__stats__'], [op._name for op in ops])\n"
     )
     environment = os.environ | {"PYTHONPATH": "workflow_scripts"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, env=environment, input="y\n", capture_output=True, text=True
+    )
     expected = "[{'image_integrity': 'missing'}] ['image_integrity_filter', 'image_text_deduplicator']"
     assert done.stdout.strip() == expected, done.stderr
