@@ -16,7 +16,7 @@ def uncompiled(monkeypatch):
 
 def made(learning_rate: float, weight_decay: float = 0.0):
     optimizer, arguments = optimizer_of(
-        SimpleNamespace(deepspeed={}, learning_rate=learning_rate, weight_decay=weight_decay)
+        SimpleNamespace(deepspeed={}, learning_rate=learning_rate, weight_decay=weight_decay, seed=0)
     )
     return lambda parameters: optimizer(parameters, **arguments)
 
