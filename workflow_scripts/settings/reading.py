@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,7 @@ def _text_of(path: Path) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
+@lru_cache(maxsize=64)  # every experiment and variant reads the same few files; what is returned is never changed
 def _parse_yaml(text: str) -> Any:
     node = _Loader(text).get_single_node()
     tree = {} if node is None else _tree(node, {})
