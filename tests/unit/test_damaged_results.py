@@ -18,6 +18,7 @@ from files import read_json, read_jsonl, read_yaml, write_json
 from formats.rows import LineIndex
 from mgm.generation import load_trained
 from mgm.projector_weights import load_projector, projector_parameters
+from reporting.experiment import load_experiments
 from training.lora import wrap_with_lora
 from training.settings import LoraSettings
 
@@ -84,6 +85,16 @@ def test_the_report_names_a_damaged_result(tmp_path, monkeypatch, capsys, name, 
         compare_experiments.main()
     assert f"error: {file}" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
+
+
+def test_scores_that_were_emptied_are_not_taken_for_none(tmp_path):
+    config = write_results(tmp_path / "results")
+    scores = sorted((tmp_path / "results").rglob("evaluate_clip/scores.jsonl"))[0]
+    metrics = read_json(scores.with_name("metrics.json"))
+    write_json(scores.with_name("metrics.json"), metrics | {"groups": {"reference": {}}})
+    scores.write_bytes(b"")
+    with pytest.raises(InputError, match=refused(scores)):
+        load_experiments(config)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from errors import InputError
 from evaluation.seeds import Estimates, Scores, aggregate, read_scores
-from files import MAKE_AGAIN, read_json, read_jsonl, read_yaml
+from files import read_json, read_jsonl, read_yaml
 from formats.evaluation_jsonl import read_evaluation
 
 STAGES = ("pretrain", "finetune")
@@ -169,8 +169,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> Run:
     metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
     scored = [stages[stage] / "scores.jsonl" for stage in metrics]
     for path, groups in zip(scored, (values["groups"] for values in metrics.values()), strict=True):
-        if groups and path.stat().st_size == 0:
-            raise InputError(f"{path} is damaged (it is empty): {MAKE_AGAIN}")
+        next(read_jsonl(path, may_be_empty=not groups), None)
     return Run(
         seed=seed,
         **summaries,
