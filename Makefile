@@ -1,15 +1,21 @@
 # make baseline   install, then run the whole chain on the embedded dataset
-# make test       install, then lint and run the test suite
+# make test       install, then lint and run the tests that take seconds each
+# make test-slow  install, then run the others
+# make test-all   install, then lint and run both
 # make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm, munge and rsync installed
 # make lint       install, then lint only
 # make install    everything from requirements.txt, into .venv
 #
-# PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`.
+# PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`, and TEST_PROCESSES the number of
+# processes that share the tests; each takes up to 3 GB.
 
 PYTHON ?= python3.11
+TEST_PROCESSES ?= 2
 ACTIVATE = . .venv/bin/activate
+# tests/conftest.py forms groups and puts the longest first
+PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install baseline test test-slurm lint
+.PHONY: install baseline test test-slow test-all test-slurm lint
 
 ifneq "$(words $(CURDIR))" "1"
 $(error The path of this folder has a space in it, with which PyTorch cannot compile DeepSpeed's optimizer: $(CURDIR). \
@@ -22,15 +28,22 @@ baseline: install
 	$(ACTIVATE) && snakemake --cores 1 baseline
 
 test: lint
-	$(ACTIVATE) && python -m pytest
+	$(PYTEST)
+
+test-slow: install
+	$(PYTEST) -m slow
+
+test-all: lint
+	$(PYTEST) -m ""
 
 test-slurm: install
 	$(ACTIVATE) && python -m pytest tests/slurm
 
 lint: install
-	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint
+	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint \
+	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture
 
-# A virtual environment holds absolute paths: after the project was moved it is made anew.
+# A virtual environment holds absolute paths: after the project was moved it is made again.
 ifneq "$(file < .venv/installed)" "$(CURDIR)"
 .PHONY: .venv/installed
 endif

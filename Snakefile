@@ -4,6 +4,11 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
+report: "report/workflow.rst"
+
+
+include: "rules/runs.smk"
+include: "rules/resources.smk"
 include: "rules/common.smk"
 include: "rules/settings.smk"
 include: "rules/dataset.smk"
@@ -28,7 +33,7 @@ for name in EXPERIMENTS:
             name
         default_target: name == "baseline"
         input:
-            f"results/{page_of(name)}/report.html",
+            f"results/{RUNS.page_of(name)}/report.html",
         localrule: True
 
 
@@ -71,7 +76,7 @@ rule finetune_minimal:
 rule challenge:
     input:
         "results/challenge/challenge.csv",
-        lambda w: benchmark_outputs("mmbench", "submission.xlsx"),
+        lambda w: challenge_files(WITH_SUBMISSION, "submission.xlsx"),
     localrule: True
 
 

@@ -20,10 +20,10 @@ import numpy as np
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
-import juicer.operators  # noqa: E402, F401  (registers the batched operator)
-from files import read_jsonl  # noqa: E402
-from juicer.library import OP, Fields, forbid_installers, load_ops  # noqa: E402
-from shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
+import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the batched operator)
+from dj2mgm.data.shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
+from dj2mgm.files import read_jsonl  # noqa: E402
+from dj2mgm.juicer.data_juicer import OP, Fields, forbid_surprises, load_ops  # noqa: E402
 
 STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"
 STAT = "image_text_similarity"
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--stock-rows", type=int, help="rows that the stock operator scores (default: all)")
     parser.add_argument("--batch-size", type=int, default=128, help="of the batched operator")
     arguments = parser.parse_args()
-    forbid_installers()
+    forbid_surprises()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         clip = arguments.clip

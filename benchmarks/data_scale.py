@@ -27,11 +27,14 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from files import read_jsonl, read_yaml, write_json_list, write_jsonl, write_yaml  # noqa: E402
-from formats.dj_jsonl import caption_of, text_of  # noqa: E402
-from formats.llava import conversation  # noqa: E402
-from settings.runs import Runs  # noqa: E402
-from shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
+from dj2mgm.config.runs import Runs  # noqa: E402
+from dj2mgm.data.formats import (  # noqa: E402
+    caption_of,
+    conversation,  # noqa: E402
+    text_of,
+)
+from dj2mgm.data.shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
+from dj2mgm.files import read_jsonl, read_yaml, write_json_list, write_jsonl, write_yaml  # noqa: E402
 
 DRAWN = 1000
 INTERVAL_S = 0.2

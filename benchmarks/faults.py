@@ -7,8 +7,8 @@ Runs the small project of the tests once undisturbed. Each trial then starts fro
 is drawn with a probability proportional to its duration, what it and all later stages wrote is removed, and when it
 has run for a random part of its duration, the kill happens. Where Snakemake ends, the same command is given again. Then
 the results are compared with the undisturbed run's. Each trial is a line of `trials.jsonl` in the folder and is not
-repeated when the benchmark is run again. Prints the table of docs/reliability.md. Kills on a cluster need what
-tests/slurm needs.
+repeated when the benchmark is run again. Prints the table of docs/measurements/reliability.md. Kills on a cluster need
+what tests/slurm needs.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from safetensors.torch import load_file  # noqa: E402
 from small_project import Project, copy_project  # noqa: E402
 from test_kill_and_resume import CANCELLED  # noqa: E402
 
-from files import read_json, read_jsonl  # noqa: E402
+from dj2mgm.files import read_json, read_jsonl  # noqa: E402
 
 TARGET = "baseline"
 SAVE_STEPS = 5  # of tests/fixtures/small/models_small.yaml

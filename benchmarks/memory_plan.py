@@ -22,7 +22,7 @@ from pathlib import Path
 
 from train_step import PROJECT, Configuration, launch, make_inputs, train
 
-from files import write_json
+from dj2mgm.files import write_json
 
 ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
@@ -61,9 +61,9 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
     """One training stage in this process; its plan is of what the configuration trains."""
     from plain_mgm import PlainArchitecture
 
-    import training.stage
+    import dj2mgm.training.stage
 
-    original = training.stage.workload_of
+    original = dj2mgm.training.stage.workload_of
 
     def workload_of(tuning, settings, config, dataset):
         workload = original(tuning, settings, config, dataset)
@@ -79,8 +79,8 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
         return plan
 
     threading.Thread(target=watch_host, args=(output / "host.json",), daemon=True).start()
-    check_memory = training.stage.check_memory
-    training.stage.workload_of, training.stage.check_memory = workload_of, remember
+    check_memory = dj2mgm.training.stage.check_memory
+    dj2mgm.training.stage.workload_of, dj2mgm.training.stage.check_memory = workload_of, remember
     train(configuration, folder, output)
 
 

@@ -8,9 +8,9 @@ that one folder of weights serves both.
 import torch
 import torch.nn.functional as F
 
-from mgm import MGMForConditionalGeneration
-from mgm.modeling_mgm import MGMCausalLMOutput
-from planning.architecture import Architecture
+from dj2mgm.memory.architecture import Architecture
+from dj2mgm.mgm import MGMForConditionalGeneration
+from dj2mgm.mgm.modeling_mgm import MGMCausalLMOutput
 
 
 class PlainMGM(MGMForConditionalGeneration):

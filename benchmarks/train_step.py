@@ -112,11 +112,11 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     """This process's part of one training stage of this workflow."""
     import torch
 
+    import dj2mgm.training.stage
     import finetune
     import pretrain
-    import training.stage
-    from files import read_json
-    from training.settings import LoraSettings, TrainingSettings
+    from dj2mgm.files import read_json
+    from dj2mgm.training.settings import LoraSettings, TrainingSettings
 
     if torch.cuda.is_available():
         device = int(os.environ["LOCAL_RANK"])
@@ -127,10 +127,10 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     if configuration.plain:
         from plain_mgm import PlainMGM
 
-        training.stage.MGMForConditionalGeneration = PlainMGM
-        training.stage.gather_whole_layers = lambda model: None
-    training.stage.sha256_of = lambda *paths: ""  # of six gigabytes, which take longer than the steps
-    training.stage.MGMTrainer._save_checkpoint = lambda *_: None
+        dj2mgm.training.stage.MGMForConditionalGeneration = PlainMGM
+        dj2mgm.training.stage.gather_whole_layers = lambda model: None
+    dj2mgm.training.stage.sha256_of = lambda *paths: ""  # of six gigabytes, which take longer than the steps
+    dj2mgm.training.stage.MGMTrainer._save_checkpoint = lambda *_: None
     length = read_json(folder / "lengths.json")[configuration.stage]
     settings = TrainingSettings(
         seed=0,
@@ -167,13 +167,13 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     }[configuration.tuning]
     data = folder / configuration.stage / f"{configuration.samples}.jsonl"
     inputs = {"data": data, "model": folder / "mgm"}
-    training.stage.run_stage(configuration.tuning, settings, inputs, output, prepare, save=lambda *_: None)
+    dj2mgm.training.stage.run_stage(configuration.tuning, settings, inputs, output, prepare, save=lambda *_: None)
 
 
 def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -> None:
     from random_mgm import make_random_mgm, write_conversations
 
-    from files import write_json
+    from dj2mgm.files import write_json
 
     image_tokens = make_random_mgm(shape, folder)
     beside_image = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}

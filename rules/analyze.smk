@@ -1,21 +1,23 @@
 # Data-Juicer's statistics of a whole dataset, before anyone picks a threshold, and limits that they suggest.
 rule analyze_data:
     input:
-        lambda w: foundation_files(analyzed(w).config["model"]["name"])[:1],
-        lambda w: own_files(files_named(analyzed(w).settings["filter"]["recipe"])),
+        lambda w: foundation_files(RUNS.analyzed(w.dataset).config["model"]["name"])[:1],
+        lambda w: own_files(
+            files_named(RUNS.analyzed(w.dataset).settings["filter"]["recipe"])
+        ),
         config="results/datasets/{dataset}/analyze/config.yaml",
         data="results/datasets/{dataset}/pretrain.jsonl",
-        templates=[
-            "workflow_scripts/reporting/analysis.html.j2",
-            "workflow_scripts/reporting/report_style.css.j2",
-        ],
+        templates=templates("analysis.html.j2", "report_style.css.j2"),
         code=code("analyze_data.py"),
     output:
         stats="results/datasets/{dataset}/analyze/stats.jsonl",
         overall="results/datasets/{dataset}/analyze/overall.csv",
         suggestions="results/datasets/{dataset}/analyze/suggestions.yaml",
         page=report(
-            "results/datasets/{dataset}/analyze/analysis.html", category="Analysis"
+            "results/datasets/{dataset}/analyze/analysis.html",
+            caption="../report/analysis.rst",
+            category="Analysis",
+            labels={"dataset": "{dataset}"},
         ),
         summary="results/datasets/{dataset}/analyze/summary.json",
     log:
@@ -24,13 +26,14 @@ rule analyze_data:
         "results/datasets/{dataset}/analyze/analyze_data.benchmark.tsv"
     conda:
         "../envs/data_juicer.yaml"
-    threads: 8
+    threads: GPU_STAGE_THREADS
     resources:
         gpu=1,
-        mem_mb=growing(8000),
+        mem_mb=mem_with_retries(8000),
         runtime=240,
     shell:
-        logged(
-            "python workflow_scripts/analyze_data.py --config {input.config:q} --data {input.data:q}"
-            " --output-dir results/datasets/{wildcards.dataset:q}/analyze"
+        script(
+            "analyze_data.py",
+            "--config {input.config:q} --data {input.data:q}"
+            " --output-dir results/datasets/{wildcards.dataset:q}/analyze",
         )

@@ -5,13 +5,15 @@ rule benchmark_attention:
     input:
         lambda w: files_of(RUNS.first(REFERENCE).config["model"]),
         config="results/attention_benchmark/config.yaml",
-        templates=[
-            "workflow_scripts/reporting/attention.html.j2",
-            "workflow_scripts/reporting/report_style.css.j2",
-        ],
+        templates=templates("attention.html.j2", "report_style.css.j2"),
         code=code("benchmark_attention.py"),
     output:
-        page=report("results/attention_benchmark/attention.html", category="Attention"),
+        page=report(
+            "results/attention_benchmark/attention.html",
+            caption="../report/attention.rst",
+            category="Attention",
+            labels={"page": "attention"},
+        ),
         table="results/attention_benchmark/attention.csv",
     log:
         "results/attention_benchmark/benchmark_attention.log",
@@ -19,15 +21,16 @@ rule benchmark_attention:
         "results/attention_benchmark/benchmark_attention.benchmark.tsv"
     conda:
         "../envs/train.yaml"
-    threads: 8
+    threads: GPU_STAGE_THREADS
     resources:
         gpu=1,
-        mem_mb=growing(24000),
+        mem_mb=mem_with_retries(24000),
         runtime=60,
     params:
         model=lambda w: folder_of(RUNS.first(REFERENCE).config["model"]),
     shell:
-        logged(
-            "python workflow_scripts/benchmark_attention.py --config {input.config:q} --model={params.model:q}"
-            " --output-dir results/attention_benchmark"
+        script(
+            "benchmark_attention.py",
+            "--config {input.config:q} --model={params.model:q}"
+            " --output-dir results/attention_benchmark",
         )

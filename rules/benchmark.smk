@@ -1,4 +1,9 @@
-# TextVQA and MMBench, from files of the user's own, and the challenge's score.
+# Published benchmarks, from files of the user's own, and the challenge's score.
+WITH_SUBMISSION = [
+    name for name, declared in declarations().items() if declared.has_submission
+]
+
+
 rule answer_benchmark:
     input:
         model_files,
@@ -15,19 +20,20 @@ rule answer_benchmark:
         "results/{run}/benchmarks/{benchmark}/answer_benchmark.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
-    threads: 8
+    threads: GPU_STAGE_THREADS
     resources:
         gpu=gpus_of_a_node,
-        mem_mb=growing(24000),
+        mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
         model=model_folder,
         finetuned=subpath(input.finetuned, parent=True),
     shell:
-        logged(
-            "python workflow_scripts/answer_benchmark.py --config {input.config:q} --model={params.model:q}"
+        script(
+            "answer_benchmark.py",
+            "--config {input.config:q} --model={params.model:q}"
             " --finetuned {params.finetuned:q}"
-            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}"
+            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
         )
 
 
@@ -44,48 +50,53 @@ rule score_benchmark:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        logged(
-            "python workflow_scripts/score_benchmark.py --answers {input.answers:q}"
-            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}"
+        script(
+            "score_benchmark.py",
+            "--answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
         )
 
 
 rule write_submission:
     input:
-        answers="results/{run}/benchmarks/mmbench/answers.jsonl",
+        answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
         code=code("write_submission.py"),
     output:
-        submission="results/{run}/benchmarks/mmbench/submission.xlsx",
+        submission="results/{run}/benchmarks/{benchmark}/submission.xlsx",
     log:
-        "results/{run}/benchmarks/mmbench/write_submission.log",
+        "results/{run}/benchmarks/{benchmark}/write_submission.log",
     benchmark:
-        "results/{run}/benchmarks/mmbench/write_submission.benchmark.tsv"
+        "results/{run}/benchmarks/{benchmark}/write_submission.benchmark.tsv"
+    wildcard_constraints:
+        benchmark=any_of(WITH_SUBMISSION),
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        logged(
-            "python workflow_scripts/write_submission.py --answers {input.answers:q}"
-            " --output-dir results/{wildcards.run:q}/benchmarks/mmbench"
+        script(
+            "write_submission.py",
+            "--answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
         )
 
 
 rule score_challenge:
     input:
-        lambda w: [
-            file
-            for name in RUNS.benchmarks
-            for file in benchmark_outputs(name, "metrics.json")
-        ],
+        lambda w: challenge_files(declarations(), "metrics.json"),
         config="results/challenge/config.yaml",
         code=code("score_challenge.py"),
     output:
-        table=report("results/challenge/challenge.csv", category="Challenge"),
+        table=report(
+            "results/challenge/challenge.csv",
+            caption="../report/challenge.rst",
+            category="Challenge",
+            labels={"table": "challenge"},
+        ),
     log:
         "results/challenge/score_challenge.log",
     benchmark:
@@ -93,9 +104,10 @@ rule score_challenge:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        logged(
-            "python workflow_scripts/score_challenge.py --config {input.config:q} --output-dir results/challenge"
+        script(
+            "score_challenge.py",
+            "--config {input.config:q} --output-dir results/challenge",
         )

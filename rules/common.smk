@@ -1,126 +1,40 @@
-# The merged configuration of every experiment, and what rules ask of it.
+# Input functions of the rules: which files a job reads.
 import json
-import os
-import re
-import sys
 from glob import escape, glob
-from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
-SCRIPTS = Path(workflow.basedir) / "workflow_scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-from errors import InputError
-from settings.code import modules_of
-from settings.killed_runs import note_owner, runs_jobs, take_over
-from settings.recipe_shape import files_named
-from settings.runs import REFERENCE, Runs
-from settings.schema import check_format
-from settings.stages import (
-    SETTINGS_OF,
-    TRAINING,
-    analysis_settings,
-    assemble_settings,
-    foundation_settings,
-    gpus_on_one_node,
-)
-
-
-onstart:
-    note_owner(on_cluster=workflow.non_local_exec)
-
-
-try:
-    # each job starts a Snakemake for itself, which takes nothing over
-    if workflow.is_main_process and runs_jobs(sys.argv):
-        take_over()
-    # no `configfile:` directive: `config` is then exactly the command line's layer
-    RUNS = Runs(config)
-except InputError as error:
-    raise WorkflowError(str(error)) from None
-EXPERIMENTS = RUNS.names
-if workflow.is_main_process:
-    for name, error in RUNS.refused.items():
-        if name in RUNS.files:
-            print(f"warning: {error}", file=sys.stderr)
-# Every stage takes this machine's first GPUs: one at a time, however many --cores. On a cluster (only there are jobs at a
-# time, `nodes`, limited) each job has its own.
-if workflow.resource_settings.nodes is None and "gpu" not in workflow.global_resources:
-    workflow.register_resource("gpu", max(run.config["gpus"] for run in RUNS))
-DATASETS = {run.dataset["name"]: run.dataset["settings"] for run in RUNS}
-MODELS = {run.config["model"]["name"]: run.config["model"] for run in RUNS}
+from dj2mgm.code import modules_of
+from dj2mgm.config.reading import config_file
+from dj2mgm.config.recipe_check import files_named
+from dj2mgm.config.schema import check_format
 
 
 def wanted(target, *files):
     """Input function: the files of a target, or the sentence that says which mistake is in its way."""
 
     def files_or_sentence(wildcards):
-        try:
+        with user_errors():
             RUNS.require(target)
-        except InputError as error:
-            raise WorkflowError(str(error)) from None
         return list(files)
 
     return files_or_sentence
 
 
-def any_of(names):
-    """A regular expression: one of these names, and nothing else."""
-    return f"({'|'.join(map(re.escape, names)) or '(?!)'})"
+def code(*scripts):
+    """Scripts and the project modules they use, as inputs: a rule re-runs when its own code changes."""
+    files = {module for script in scripts for module in modules_of(SCRIPTS / script)}
+    return sorted(map(os.path.relpath, files))
 
 
-def runs_of(experiments):
-    """A regular expression: the folders of these experiments' runs."""
-    return f"{any_of(experiments)}(/seed-[0-9]+)?"
+def templates(*patterns):
+    """Templates of a page, as inputs."""
+    folder = escape(os.path.relpath(SCRIPTS / "dj2mgm/reporting/templates"))
+    return sorted(file for pattern in patterns for file in glob(f"{folder}/{pattern}"))
 
 
-wildcard_constraints:
-    run=runs_of(RUNS.configs),
-    page=f"report|{any_of(EXPERIMENTS)}/report",
-    dataset="[^/]+",
-    model="[^/]+",
-    stage=any_of(SETTINGS_OF),
-    benchmark=any_of(RUNS.benchmarks),
-    part="clip|language_model",
-    variants=any_of(RUNS.compared_on),
-
-
-def nodes_of_all():
-    """On how many nodes training runs: on the same number in all experiments, since rules ask for it as a whole."""
-    numbers = {run.config["nodes"] for run in RUNS}
-    if len(numbers) > 1:
-        raise WorkflowError(
-            "experiments state different numbers of `nodes`; run them one after another"
-        )
-    return numbers.pop()
-
-
-NODES = nodes_of_all()
-
-
-def several_nodes():
-    """What Snakemake's Slurm plugin wants in order to start a command once and leave the nodes to its srun."""
-    return (
-        {}
-        if NODES == 1
-        else {"nodes": NODES, "tasks": NODES, "tasks_per_gpu": -1, "mpi": "srun"}
-    )
-
-
-def logged(command):
-    """A stage's shell command: what it prints is shown and kept in its log; when it fails, both end with a diagnosis."""
-    return f"{command} 2>&1 | tee {{log:q}} || python workflow_scripts/diagnose.py {{log:q}} --exit-status $?"
-
-
-def code(script):
-    """A script and the project modules it uses, as inputs: a rule re-runs when its own code changes."""
-    return [os.path.relpath(module) for module in modules_of(SCRIPTS / script)]
-
-
-def growing(mem_mb):
-    """Resource function: half as much memory again at each further attempt, for jobs that ran out of it."""
-    return lambda wildcards, attempt: mem_mb * (attempt + 1) // 2
+def chat_templates(*names):
+    """Chat formats that a script reads by name, as inputs."""
+    files = (config_file("chat_templates", f"{name}.yaml") for name in names)
+    return [os.path.relpath(file) for file in files]
 
 
 def settings(wildcards):
@@ -133,12 +47,6 @@ def dataset_file(name):
     return (
         lambda wildcards: f"results/datasets/{RUNS.at(wildcards.run).dataset['name']}/{name}"
     )
-
-
-def analyzed(wildcards):
-    """The run whose recipe and CLIP a dataset is analyzed with: the reference's, if it uses the dataset."""
-    runs = [run for run in RUNS if run.dataset["name"] == wildcards.dataset]
-    return next((run for run in runs if run.experiment == REFERENCE), runs[0])
 
 
 def output_of(stage, name):
@@ -171,11 +79,9 @@ def budget(wildcards):
 def own_files(paths):
     """The user's own files, as inputs."""
     paths = list(paths)
-    try:
+    with user_errors():
         for path in paths:
             check_format(path, "path", path)
-    except InputError as error:
-        raise WorkflowError(str(error)) from None
     return paths
 
 
@@ -242,32 +148,9 @@ def finetuned_files(wildcards):
     ]
 
 
-def plan_flags(wildcards):
-    """The settings of fine-tuning that decide about memory; sequences are as long as it lets through."""
-    config = RUNS.first(REFERENCE).config
-    finetune = config["finetune"]
-    lora, batch = finetune["lora"], finetune["global_batch_size"]
-    flags = [f"--model={PLANNED}", f"--sequence={finetune['max_length']}"]
-    if lora:
-        targets = [f"--lora-target={target}" for target in lora["targets"]]
-        flags += [f"--lora-rank={lora['r']}", *targets]
-    else:
-        flags += ["--tuning=full"]
-    if config["gpus"] > 1:
-        flags += [f"--gpus={config['gpus']}", f"--nodes={config['nodes']}"]
-    if finetune["compile"]:
-        flags += ["--fused"]
-    return flags + ([f"--global-batch={batch}"] if batch else [])
-
-
-def captioner_stage(wildcards):
-    """The folder of the stage-1 model that writes captions; None where the captioner is somebody else's model."""
-    run = RUNS.at(wildcards.run)
-    return run.captioner and RUNS.stage(RUNS.of(run.captioner, run.seed), "pretrain")
-
-
 def captioner_files(wildcards):
-    folder = captioner_stage(wildcards)
+    """Input function: the stage-1 model that writes captions, where it is a model of this workflow."""
+    folder = RUNS.captioner_stage(RUNS.at(wildcards.run))
     return (
         [f"{folder}/projector.safetensors", *model_files(wildcards)] if folder else []
     )
@@ -275,7 +158,8 @@ def captioner_files(wildcards):
 
 def captioner_flags(wildcards):
     """As a list, of which Snakemake quotes each."""
-    folder, model = captioner_stage(wildcards), model_folder(wildcards)
+    folder = RUNS.captioner_stage(RUNS.at(wildcards.run))
+    model = model_folder(wildcards)
     return (
         [f"--captioner-model={model}", f"--captioner-stage={folder}"] if folder else []
     )
@@ -283,7 +167,7 @@ def captioner_flags(wildcards):
 
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
-    settings = DATASETS[wildcards.dataset]
+    settings = RUNS.datasets[wildcards.dataset]
     splits = [
         settings[split]
         for split in ("pretrain", "finetune", "evaluation")
@@ -291,14 +175,6 @@ def source_files(wildcards):
     ]
     keys = ("file", "questions")
     return own_files(split[key] for split in splits for key in keys if key in split)
-
-
-def gpus(wildcards):
-    return RUNS.at(wildcards.run).config["gpus"]
-
-
-def gpus_of_a_node(wildcards):
-    return gpus_on_one_node(RUNS.at(wildcards.run).config)
 
 
 def benchmark_files(wildcards):
@@ -314,10 +190,8 @@ def benchmark_files(wildcards):
 
 def challenge_settings():
     """What the challenge's table is made from."""
-    try:
+    with user_errors():
         return RUNS.challenge()
-    except InputError as error:
-        raise WorkflowError(str(error)) from None
 
 
 def benchmark_outputs(benchmark, name):
@@ -330,47 +204,19 @@ def benchmark_outputs(benchmark, name):
     )
 
 
-def page_of(experiment):
-    """Where an experiment is reported: with all that are compared, if it is one of them; else beside the reference."""
-    compared = experiment in RUNS.compared and experiment != REFERENCE
-    return "report" if compared else f"{experiment}/report"
+def challenge_files(names, file):
+    """A file of each of these benchmarks that the challenge scores, for every run in its table."""
+    scored = [name for name in challenge_settings()["scores"] if name in names]
+    return [path for name in scored for path in benchmark_outputs(name, file)]
 
 
-def experiments_on(page):
-    """The experiments of a page, the one that the others are compared with first."""
-    if page == "report":
-        return RUNS.compared
-    return list(dict.fromkeys([REFERENCE, os.path.dirname(page)]))
+def page(experiments):
+    """What a page that compares experiments is made from."""
+    with user_errors():
+        return RUNS.page(experiments)
 
 
-def evaluated_files(page):
-    """All that a page of RUNS.page is made from."""
-    outputs = {
-        "filter": ["summary.json", "stats.jsonl", "dropped.jsonl", "filtered.jsonl"],
-        "synthesize": [
-            "config.yaml",
-            "summary.json",
-            "stats.jsonl",
-            "dropped.jsonl",
-            "synthesized.jsonl",
-        ],
-        "jsonl": ["summary.json", "pretrain.jsonl"],
-        "pretrain": ["metrics.jsonl", "metrics.json", "memory.csv"],
-        "finetune": ["metrics.jsonl", "metrics.json", "memory.csv"],
-        "generate": ["captions.jsonl", "answers.jsonl"],
-        "evaluate_clip": ["config.yaml", "metrics.json", "scores.jsonl"],
-        "evaluate_vqa": ["metrics.json", "scores.jsonl"],
-    }
-    files = []
-    for experiment in page["experiments"]:
-        files += [
-            f"{experiment['dataset']}/{name}"
-            for name in ("summary.json", "evaluation.jsonl")
-        ]
-        for run in experiment["runs"]:
-            files += [
-                f"{folder}/{name}"
-                for stage, folder in run["stages"].items()
-                for name in outputs[stage]
-            ]
-    return sorted(set(files))
+def page_files(experiments):
+    """All files that a page reads."""
+    with user_errors():
+        return RUNS.page_files(experiments)

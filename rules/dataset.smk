@@ -16,11 +16,12 @@ rule make_dataset:
     conda:
         "../envs/dataset.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=60,
     params:
         folder=subpath(output.summary, parent=True),
     shell:
-        logged(
-            "python workflow_scripts/make_dataset.py --config {input.config:q} --output-dir {params.folder:q}"
+        script(
+            "make_dataset.py",
+            "--config {input.config:q} --output-dir {params.folder:q}",
         )

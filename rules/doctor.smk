@@ -8,4 +8,4 @@ rule doctor:
     params:
         config=lambda w: json.dumps(config),  # by a function: braces in it are no wildcards
     shell:
-        "python workflow_scripts/doctor.py --config {params.config:q} 2> {log:q}"
+        f"python {script_path('doctor.py')} --config {{params.config:q}} 2> {{log:q}}"

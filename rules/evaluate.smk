@@ -17,21 +17,22 @@ rule generate_answers:
         "results/{run}/generate/generate_answers.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
-    threads: 8
+    threads: GPU_STAGE_THREADS
     resources:
         gpu=gpus_of_a_node,
-        mem_mb=growing(24000),
+        mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
         model=model_folder,
         pretrained=subpath(input.pretrained, parent=True),
         finetuned=subpath(input.finetuned, parent=True),
     shell:
-        logged(
-            "python workflow_scripts/generate_answers.py --config {input.config:q} --model={params.model:q}"
+        script(
+            "generate_answers.py",
+            "--config {input.config:q} --model={params.model:q}"
             " --evaluation {input.evaluation:q}"
             " --pretrained {params.pretrained:q} --finetuned {params.finetuned:q}"
-            " --output-dir results/{wildcards.run:q}/generate"
+            " --output-dir results/{wildcards.run:q}/generate",
         )
 
 
@@ -51,15 +52,16 @@ rule evaluate_clip:
         "results/{run}/evaluate_clip/evaluate_clip.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
-    threads: 8
+    threads: GPU_STAGE_THREADS
     resources:
         gpu=1,
-        mem_mb=growing(16000),
+        mem_mb=mem_with_retries(16000),
         runtime=120,
     shell:
-        logged(
-            "python workflow_scripts/evaluate_clip.py --config {input.config:q} --captions {input.captions:q}"
-            " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip"
+        script(
+            "evaluate_clip.py",
+            "--config {input.config:q} --captions {input.captions:q}"
+            " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip",
         )
 
 
@@ -77,10 +79,11 @@ rule evaluate_vqa:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        logged(
-            "python workflow_scripts/evaluate_vqa.py --answers {input.answers:q}"
-            " --output-dir results/{wildcards.run:q}/evaluate_vqa"
+        script(
+            "evaluate_vqa.py",
+            "--answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/evaluate_vqa",
         )

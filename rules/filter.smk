@@ -18,10 +18,11 @@ rule filter_data:
     conda:
         "../envs/data_juicer.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=120,
     shell:
-        logged(
-            "python workflow_scripts/filter_data.py --config {input.config:q} --data {input.data:q}"
-            " --output-dir results/{wildcards.run:q}/filter"
+        script(
+            "filter_data.py",
+            "--config {input.config:q} --data {input.data:q}"
+            " --output-dir results/{wildcards.run:q}/filter",
         )

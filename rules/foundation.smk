@@ -23,18 +23,20 @@ rule train_clip:
         "../envs/foundation.yaml"
     threads: 2
     resources:
-        mem_mb=growing(6000),
+        mem_mb=mem_with_retries(6000),
         runtime=60,
     shell:
-        logged(
-            "python workflow_scripts/train_clip.py --config {input.config:q}"
-            " --output-dir results/foundation/{wildcards.model:q}"
+        script(
+            "train_clip.py",
+            "--config {input.config:q}"
+            " --output-dir results/foundation/{wildcards.model:q}",
         )
 
 
 rule train_language_model:
     input:
         config="results/foundation/{model}/language_model.yaml",
+        chat_templates=chat_templates("gemma", "plain"),
         code=code("train_language_model.py"),
     output:
         multiext(
@@ -52,12 +54,13 @@ rule train_language_model:
         "../envs/foundation.yaml"
     threads: 2
     resources:
-        mem_mb=growing(6000),
+        mem_mb=mem_with_retries(6000),
         runtime=60,
     shell:
-        logged(
-            "python workflow_scripts/train_language_model.py --config {input.config:q}"
-            " --output-dir results/foundation/{wildcards.model:q}/language_model"
+        script(
+            "train_language_model.py",
+            "--config {input.config:q}"
+            " --output-dir results/foundation/{wildcards.model:q}/language_model",
         )
 
 
@@ -82,10 +85,11 @@ rule assemble_model:
     conda:
         "../envs/train.yaml"
     resources:
-        mem_mb=growing(16000),
+        mem_mb=mem_with_retries(16000),
         runtime=60,
     shell:
-        logged(
-            "python workflow_scripts/assemble_model.py --config {input.config:q}"
-            " --output-dir results/models/{wildcards.model:q}/mgm"
+        script(
+            "assemble_model.py",
+            "--config {input.config:q}"
+            " --output-dir results/models/{wildcards.model:q}/mgm",
         )

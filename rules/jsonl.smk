@@ -18,15 +18,16 @@ rule write_jsonl:
     conda:
         "../envs/jsonl.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=60,
     params:
         budget=lambda w, input: (
             ["--same-samples-as", input.budget] if input.budget else []
         ),
     shell:
-        logged(
-            "python workflow_scripts/write_jsonl.py --config {input.config:q} --pairs {input.pairs:q}"
+        script(
+            "write_jsonl.py",
+            "--config {input.config:q} --pairs {input.pairs:q}"
             " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q}"
-            " --output-dir results/{wildcards.run:q}/jsonl"
+            " --output-dir results/{wildcards.run:q}/jsonl",
         )

@@ -24,9 +24,9 @@ rule deepspeed_configs:
     conda:
         "../envs/train.yaml"
     shell:
-        logged(
-            "python workflow_scripts/write_deepspeed_configs.py --config {input.config:q}"
-            " --output-dir results/deepspeed_configs"
+        script(
+            "write_deepspeed_configs.py",
+            "--config {input.config:q}" " --output-dir results/deepspeed_configs",
         )
 
 
@@ -40,6 +40,6 @@ rule plan:
     conda:
         "../envs/train.yaml"
     params:
-        flags=plan_flags,
+        flags=lambda w: RUNS.plan_flags(),
     shell:
-        "python workflow_scripts/plan_memory.py {params.flags:q} 2> {log:q}"
+        f"python {script_path('plan_memory.py')} {{params.flags:q}} 2> {{log:q}}"

@@ -1,15 +1,19 @@
 # Experiments side by side on one self-contained page; what each operator of a recipe, or each way to fine-tune, is worth.
-TABLE_STYLE = "workflow_scripts/reporting/table_style.css.j2"
 
 
 rule compare_experiments:
     input:
-        lambda w: evaluated_files(RUNS.page(experiments_on(w.page))),
+        lambda w: page_files(RUNS.experiments_on(w.page)),
         config="results/{page}/config.yaml",
-        templates=sorted(glob("workflow_scripts/reporting/report*.j2")),
+        templates=templates("report*.j2"),
         code=code("compare_experiments.py"),
     output:
-        page=report("results/{page}/report.html", category="Report"),
+        page=report(
+            "results/{page}/report.html",
+            caption="../report/comparison.rst",
+            category="Report",
+            labels={"page": "{page}"},
+        ),
         table="results/{page}/comparison.csv",
     log:
         "results/{page}/compare_experiments.log",
@@ -18,23 +22,28 @@ rule compare_experiments:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        logged(
-            "python workflow_scripts/compare_experiments.py --config {input.config:q}"
-            " --output-dir results/{wildcards.page:q}"
+        script(
+            "compare_experiments.py",
+            "--config {input.config:q}" " --output-dir results/{wildcards.page:q}",
         )
 
 
 rule tabulate_ablation:
     input:
-        lambda w: evaluated_files(RUNS.page(RUNS.compared_on["ablation"])),
+        lambda w: page_files(RUNS.experiments_by_page["ablation"]),
         config="results/ablation/config.yaml",
-        templates=["workflow_scripts/reporting/ablation.html.j2", TABLE_STYLE],
+        templates=templates("ablation.html.j2", "table_style.css.j2"),
         code=code("tabulate_ablation.py"),
     output:
-        page=report("results/ablation/ablation.html", category="Ablation"),
+        page=report(
+            "results/ablation/ablation.html",
+            caption="../report/ablation.rst",
+            category="Ablation",
+            labels={"page": "ablation"},
+        ),
         table="results/ablation/ablation.csv",
     log:
         "results/ablation/tabulate_ablation.log",
@@ -43,22 +52,28 @@ rule tabulate_ablation:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        logged(
-            "python workflow_scripts/tabulate_ablation.py --config {input.config:q} --output-dir results/ablation"
+        script(
+            "tabulate_ablation.py",
+            "--config {input.config:q} --output-dir results/ablation",
         )
 
 
 rule compare_tunings:
     input:
-        lambda w: evaluated_files(RUNS.page(RUNS.compared_on[w.variants])),
+        lambda w: page_files(RUNS.experiments_by_page[w.variants]),
         config="results/{variants}/config.yaml",
-        templates=["workflow_scripts/reporting/tuning.html.j2", TABLE_STYLE],
+        templates=templates("tuning.html.j2", "table_style.css.j2"),
         code=code("compare_tunings.py"),
     output:
-        page=report("results/{variants}/{variants}.html", category="Fine-tuning"),
+        page=report(
+            "results/{variants}/{variants}.html",
+            caption="../report/tuning.rst",
+            category="Fine-tuning",
+            labels={"page": "{variants}"},
+        ),
         table="results/{variants}/{variants}.csv",
     log:
         "results/{variants}/compare_tunings.log",
@@ -69,10 +84,10 @@ rule compare_tunings:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=growing(4000),
+        mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        logged(
-            "python workflow_scripts/compare_tunings.py --config {input.config:q}"
-            " --output-dir results/{wildcards.variants:q}"
+        script(
+            "compare_tunings.py",
+            "--config {input.config:q}" " --output-dir results/{wildcards.variants:q}",
         )

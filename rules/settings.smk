@@ -1,4 +1,7 @@
 # Every stage is handed its slice of the configuration as one file, from which it can also be run by hand.
+from dj2mgm.config.stages import assemble_settings, foundation_settings
+
+
 localrules:  # `use rule` does not take this over
     configure_dataset,
     configure_foundation,
@@ -23,8 +26,8 @@ rule resolve_config:
     params:
         settings=settings,
     shell:
-        logged(
-            "python workflow_scripts/resolve_config.py --settings {params.settings:q} --output {output:q}"
+        script(
+            "resolve_config.py", "--settings {params.settings:q} --output {output:q}"
         )
 
 
@@ -34,7 +37,7 @@ use rule resolve_config as configure_dataset with:
     log:
         "results/datasets/{dataset}/config.log",
     params:
-        settings=lambda w: json.dumps(DATASETS[w.dataset]),
+        settings=lambda w: json.dumps(RUNS.datasets[w.dataset]),
 
 
 use rule resolve_config as configure_foundation with:
@@ -61,7 +64,7 @@ use rule resolve_config as configure_page with:
     log:
         "results/{page}/config.log",
     params:
-        settings=lambda w: json.dumps(RUNS.page(experiments_on(w.page))),
+        settings=lambda w: json.dumps(page(RUNS.experiments_on(w.page))),
 
 
 use rule resolve_config as configure_variants with:
@@ -70,7 +73,7 @@ use rule resolve_config as configure_variants with:
     log:
         "results/{variants}/config.log",
     params:
-        settings=lambda w: json.dumps(RUNS.page(RUNS.compared_on[w.variants])),
+        settings=lambda w: json.dumps(page(RUNS.experiments_by_page[w.variants])),
 
 
 use rule resolve_config as configure_attention_benchmark with:
@@ -100,6 +103,4 @@ use rule resolve_config as configure_analysis with:
     log:
         "results/datasets/{dataset}/analyze/config.log",
     params:
-        settings=lambda w: json.dumps(
-            analysis_settings(analyzed(w).config, analyzed(w).dataset["images"])
-        ),
+        settings=lambda w: json.dumps(RUNS.analysis_settings(w.dataset)),

@@ -1,4 +1,4 @@
-# Data-Juicer: captions that do not fit their image are written anew. What captioners said is kept in results/captions.
+# Data-Juicer: captions that do not fit their image are rewritten. Captioners' captions are kept in results/captions.
 rule synthesize_captions:
     input:
         clip_files("synthesize"),
@@ -18,15 +18,16 @@ rule synthesize_captions:
         "results/{run}/synthesize/synthesize_captions.benchmark.tsv"
     conda:
         "../envs/data_juicer.yaml"
-    threads: 8
+    threads: GPU_STAGE_THREADS
     resources:
         gpu=gpus_of_a_node,
-        mem_mb=growing(24000),
+        mem_mb=mem_with_retries(24000),
         runtime=720,
     params:
         captioner=captioner_flags,
     shell:
-        logged(
-            "python workflow_scripts/synthesize_captions.py --config {input.config:q} --data {input.data:q} {params.captioner:q}"
-            " --output-dir results/{wildcards.run:q}/synthesize"
+        script(
+            "synthesize_captions.py",
+            "--config {input.config:q} --data {input.data:q} {params.captioner:q}"
+            " --output-dir results/{wildcards.run:q}/synthesize",
         )

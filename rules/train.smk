@@ -1,17 +1,10 @@
 # Both training stages, by workflow_scripts/launch.sh. Each resumes from the checkpoints beside its outputs.
-from training.checkpoints import discard_finished
-
-
-onsuccess:
-    discard_finished(Path(RUNS.stage(run, stage)) for run in RUNS for stage in TRAINING)
-
-
 rule pretrain:
     input:
         model_files,
         config="results/{run}/pretrain/config.yaml",
         data=output_of("jsonl", "pretrain.jsonl"),
-        code=[*code("pretrain.py"), "workflow_scripts/launch.sh"],
+        code=code("pretrain.py", "launch.sh"),
     output:
         projector="results/{run}/pretrain/projector.safetensors",
         steps="results/{run}/pretrain/metrics.jsonl",
@@ -23,21 +16,22 @@ rule pretrain:
         "results/{run}/pretrain/pretrain.benchmark.tsv"
     conda:
         "../envs/train.yaml"
-    threads: 8
+    threads: GPU_STAGE_THREADS
     resources:
         **several_nodes(),
         gpu=gpus,
-        mem_mb=growing(48000),
+        mem_mb=mem_with_retries(48000),
         runtime=1440,
     params:
         gpus=gpus,
         nodes=NODES,
         model=model_folder,
     shell:
-        logged(
-            "bash workflow_scripts/launch.sh {params.gpus:q} {params.nodes:q} workflow_scripts/pretrain.py"
-            " --config {input.config:q} --data {input.data:q} --model={params.model:q}"
-            " --output-dir results/{wildcards.run:q}/pretrain"
+        script(
+            "pretrain.py",
+            "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
+            " --output-dir results/{wildcards.run:q}/pretrain",
+            launcher="{params.gpus:q} {params.nodes:q}",
         )
 
 
@@ -47,7 +41,7 @@ rule finetune:
         config="results/{run}/finetune/config.yaml",
         data=output_of("jsonl", "finetune.jsonl"),
         projector=output_of("pretrain", "projector.safetensors"),
-        code=[*code("finetune.py"), "workflow_scripts/launch.sh"],
+        code=code("finetune.py", "launch.sh"),
     output:
         adapter=multiext(
             "results/{run}/finetune/adapter/",
@@ -68,25 +62,26 @@ rule finetune:
         ),
     conda:
         "../envs/train.yaml"
-    threads: 8
+    threads: GPU_STAGE_THREADS
     resources:
         **several_nodes(),
         gpu=gpus,
-        mem_mb=growing(48000),
+        mem_mb=mem_with_retries(48000),
         runtime=1440,
     params:
         gpus=gpus,
         nodes=NODES,
         model=model_folder,
     shell:
-        logged(
-            "bash workflow_scripts/launch.sh {params.gpus:q} {params.nodes:q} workflow_scripts/finetune.py"
-            " --config {input.config:q} --data {input.data:q} --model={params.model:q}"
-            " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune"
+        script(
+            "finetune.py",
+            "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
+            " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune",
+            launcher="{params.gpus:q} {params.nodes:q}",
         )
 
 
-use rule finetune as finetune_whole with:
+use rule finetune as finetune_full with:
     output:
         language_model="results/{run}/finetune/language_model.safetensors",
         projector="results/{run}/finetune/projector.safetensors",

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from tiny_models import save_image
 
-from formats.dj_jsonl import text_of
-from formats.llava import conversation
+from dj2mgm.data.formats import conversation, text_of
 
 QUESTION = "Give a brief description of the image."
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from files import write_json, write_jsonl, write_text, write_yaml
+from dj2mgm.config.stages import STAGES
+from dj2mgm.files import write_json, write_jsonl, write_text, write_yaml
 
 # {group: {metric: {image id: (sum, count)}}}
 Values = dict[str, dict[str, dict[str, tuple[float, int]]]]
@@ -39,7 +40,10 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
     if synthesized is not None:
         stages["synthesize"] = folder / "synthesize"
         write_json(folder / "synthesize/summary.json", {"rows_in": filtered, "rows_kept": synthesized})
-        write_jsonl(folder / "synthesize/synthesized.jsonl", [])
+        write_yaml(folder / "synthesize/config.yaml", {})
+    for stage in stages.keys() & {"filter", "synthesize"}:
+        for name in (name for name in STAGES[stage].outputs if name.endswith(".jsonl")):
+            write_jsonl(folder / stage / name, [])
     write_json(folder / "jsonl/summary.json", {"pretrain": {}, "finetune": {}})
     write_jsonl(folder / "jsonl/pretrain.jsonl", [])
     for stage in ("pretrain", "finetune"):

@@ -104,7 +104,7 @@ def warm_up() -> None:
     import finetune  # noqa: F401
     import pretrain  # noqa: F401
     import train_text_model  # noqa: F401
-    from training import stage
+    from dj2mgm.training import stage
 
     for builder in (CPUAdamBuilder, ShareMemCommBuilder):
         builder().load(verbose=False)
@@ -140,7 +140,7 @@ def fork(asked: dict, rank: int) -> int:
 def train(asked: dict, rank: int) -> None:
     import importlib
 
-    from training.trainer import ResumableTrainer
+    from dj2mgm.training.trainer import ResumableTrainer
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked["port"]), "RANK": str(rank)}
     os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(asked["logs"]))}

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from evaluated_runs import entry, write_memory, write_scores
 
-from evaluation.caption_attributes import attribute_metrics
-from evaluation.intervals import Measurements
-from evaluation.vqa import accuracy
-from files import write_json, write_jsonl, write_yaml
-from formats.dj_jsonl import text_of
-from shapes.dataset import scene_of
-from shapes.scenes import describe, render
+from dj2mgm.data.formats import text_of
+from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.evaluation.caption_attributes import attribute_metrics
+from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.evaluation.vqa import accuracy
+from dj2mgm.files import write_json, write_jsonl, write_yaml
 
 IMAGES, PAIRS = 15, 60
 TOO_SHORT, TOO_SIMILAR = 6, 2  # rows that the two filters drop

@@ -18,9 +18,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from files import write_jsonl
-from formats.dj_jsonl import text_of
-from training.trained_weights import gather, save_projector
+from dj2mgm.data.formats import text_of
+from dj2mgm.files import write_jsonl
+from dj2mgm.training.trained_weights import gather, save_projector
 
 BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into whatever model it has loaded
 QUERY_TOKENS = 4

@@ -19,9 +19,9 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from foundation.tiny_tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
-from mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
-from mgm.positions import IGNORED
+from dj2mgm.foundation.tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
+from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+from dj2mgm.mgm.modeling_mgm import IGNORED
 
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 

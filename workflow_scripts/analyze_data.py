@@ -6,13 +6,13 @@
 Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.json.
 """
 
-from command_line import command_line, path_arguments
-from files import write_json
-from juicer.analysis_outputs import PAGE, SUMMARY, analyze, summarize
-from juicer.analysis_settings import read_analysis_settings
-from juicer.library import end_workers_with_this_process, forbid_surprises
-from juicer.stage import configure_log
-from reporting.analysis_page import write_analysis_page
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.files import write_json
+from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize
+from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
+from dj2mgm.juicer.settings import read_analysis_settings
+from dj2mgm.juicer.stage import configure_log
+from dj2mgm.reporting.analysis_page import write_analysis_page
 
 
 @command_line
@@ -23,7 +23,7 @@ def main() -> None:
     forbid_surprises()
     end_workers_with_this_process()
     if settings.clip is not None:
-        from compute import use_cpu_threads  # torch: only for a CLIP
+        from dj2mgm.compute import use_cpu_threads  # torch: only for a CLIP
 
         use_cpu_threads(settings.cpu_threads)
     analysis = analyze(settings.recipe, settings.clip, arguments.data, arguments.output_dir)

@@ -6,10 +6,10 @@
 The parts are local folders or hub ids. Projector and mining layers are random until stage 1 has trained them.
 """
 
-from command_line import command_line, path_arguments
-from compute import set_seed
-from files import read_yaml, replace_folder
-from mgm.assemble import assemble
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.compute import set_seed
+from dj2mgm.files import read_yaml, replace_folder
+from dj2mgm.mgm.assemble import assemble
 
 
 @command_line

@@ -11,10 +11,10 @@ import csv
 import sys
 from dataclasses import asdict, fields
 
-from command_line import command_line, path_arguments
-from diagnostics.attention_benchmark import Measurement, measure_all
-from files import read_yaml, replace_whole
-from reporting.attention_page import write_page
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.files import read_yaml, replace_file
+from dj2mgm.memory.attention_benchmark import Measurement, measure_all
+from dj2mgm.reporting.attention_page import write_page
 
 
 @command_line
@@ -25,7 +25,7 @@ def main() -> None:
         said = f"skipped: {row.skipped}" if row.skipped else f"{row.seconds:.3f} s, {row.memory_gib:.3f} GiB"
         print(f"{row.implementation}, {row.sequence_length} tokens: {said}", file=sys.stderr, flush=True)
         rows.append(row)
-    with replace_whole(paths.output_dir / "attention.csv") as file:
+    with replace_file(paths.output_dir / "attention.csv") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Measurement)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(map(asdict, rows))

@@ -5,17 +5,18 @@
         --image photo.jpg --template plain
 
 The model is a merged, assembled or converted folder; with --stage, what `pretrain` or `finetune` wrote is put on top.
-The template is the one in the model's file in config/models; the plain one asks nothing and completes a caption.
+The template is the one in the model's file in config/models: a file in config/chat_templates, or the tokenizer's own.
+The plain one asks nothing and completes a caption.
 """
 
 import argparse
 from pathlib import Path
 
-from command_line import command_line
-from errors import InputError
-from formats.images import BadImage
-from formats.prompts import TEMPLATES
-from mgm.generation import Generator
+from dj2mgm.command_line import command_line
+from dj2mgm.config.chat_templates import chat_template_names
+from dj2mgm.data.images import BadImage
+from dj2mgm.errors import InputError
+from dj2mgm.mgm.generation import Generator
 
 
 @command_line
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--stage", type=Path)
     parser.add_argument("--image", type=Path, required=True)
     parser.add_argument("--question", default="")
-    parser.add_argument("--template", choices=TEMPLATES, default="gemma")
+    parser.add_argument("--template", choices=chat_template_names(), default="gemma")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     args = parser.parse_args()
     generator = Generator(args.model, args.stage)

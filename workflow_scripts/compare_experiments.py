@@ -5,10 +5,10 @@
 The configuration lists the experiments and the folders of their runs' stages (see reporting/experiment.py).
 """
 
-from command_line import command_line, path_arguments
-from reporting.comparison import compare, write_table
-from reporting.experiment import load_experiments
-from reporting.page import write_page
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.reporting.comparison import compare, write_table
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.page import write_page
 
 
 @command_line

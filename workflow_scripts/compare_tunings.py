@@ -6,11 +6,10 @@ The configuration is like the report's (see reporting/experiment.py), the refere
 <folder>.csv, named like the output folder.
 """
 
-from command_line import command_line, path_arguments
-from reporting.comparison import write_table
-from reporting.experiment import load_experiments
-from reporting.tuning import tabulate, tunings
-from reporting.tuning_page import write_page
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.reporting.comparison import write_table
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.tuning import tabulate, tunings, write_page
 
 TITLES = {"lora_sweep": "What a LoRA rank is worth", "lora_vs_full": "What LoRA keeps of a full fine-tune"}
 

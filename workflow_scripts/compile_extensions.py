@@ -5,10 +5,13 @@
 They are compiled at first use anyway; done beforehand, no training stage spends its time on it.
 """
 
+import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+
+# isort: split
 from deepspeed.comm.torch import build_shm_op
 from deepspeed.ops.op_builder import CPUAdamBuilder
 
-from training.build_locks import remove_stale_locks
+from dj2mgm.training.build_locks import remove_stale_locks
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from diagnostics.diagnosis import find_cause, stated_mistake, unknown
-from diagnostics.log import read_log
+from dj2mgm.diagnosis.diagnosis import find_cause, stated_mistake, unknown
+from dj2mgm.diagnosis.signature import read_log
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     python workflow_scripts/doctor.py
     python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh
 
-Each check passes, warns, fails or does not apply, says why, and names the command that mends it. --fix writes variables
+Each check passes, warns, fails or does not apply, says why, and prints the fix. --fix writes variables
 for the shell, and for each training stage a DeepSpeed configuration that fits; it installs and deletes nothing. The
 exit status is 1 if a check fails.
 """
@@ -18,17 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diagnostics import gpu_checks, host_checks, plan_checks, project_checks
-from diagnostics.apart import run_apart
-from diagnostics.check import Finding
-from diagnostics.cuda_probe import probe_cuda
-from diagnostics.environment_file import PATH, variables, write_environment
-from diagnostics.gpu_probe import probe_driver
-from diagnostics.host_probe import probe_host
-from diagnostics.stray import end_strays
-from diagnostics.torch_probe import TorchProbe
-from planning.machine import machine_in_use
-from training.build_locks import stale_locks
+from dj2mgm.doctor import gpu_checks, host_checks, plan_checks, project_checks
+from dj2mgm.doctor.gpu_checks import PATH, end_orphans, variables, write_environment
+from dj2mgm.doctor.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
+from dj2mgm.doctor.torch_probe import TorchProbe
+from dj2mgm.memory.prediction import machine_in_use
+from dj2mgm.training.build_locks import stale_locks
 
 TORCH_LIMIT_S = 180
 COMPILE_LIMIT_S = 900
@@ -38,13 +33,13 @@ COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
     """Probe the machine once, then judge."""
     driver, cuda, host = probe_driver(), probe_cuda(), probe_host(Path("results"))
-    if end_stray and (ended := end_strays(driver.processes)):
+    if end_stray and (ended := end_orphans(driver.processes)):
         print(f"ended {', '.join(map(str, ended))}", file=sys.stderr)
         driver = probe_driver()
-    outcome = run_apart("diagnostics.torch_probe", TORCH_LIMIT_S)
+    outcome = run_probe("dj2mgm.doctor.torch_probe", TORCH_LIMIT_S)
     torch = TorchProbe(**outcome.values) if outcome.values else None
     locks = stale_locks()
-    extension = None if locks else run_apart("diagnostics.extension_probe", COMPILE_LIMIT_S)
+    extension = None if locks else run_probe("dj2mgm.doctor.extension_probe", COMPILE_LIMIT_S)
     runs, configuration = project_checks.read_runs(config)
     machine = machine_in_use(len(driver.gpus))
     if fix:
@@ -78,8 +73,8 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
 
 def show(findings: list[Finding]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("check", "", "why, and what mends it"):
-        table.add_column(column, no_wrap=column != "why, and what mends it", overflow="fold")
+    for column in ("check", "", "reason and fix"):
+        table.add_column(column, no_wrap=column != "reason and fix", overflow="fold")
     for finding in findings:
         remedy = f"\n→ {finding.remedy}" if finding.remedy else ""
         color = COLORS[finding.status]

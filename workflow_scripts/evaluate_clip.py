@@ -13,17 +13,19 @@ The configuration holds `clip` (folder or hub id), `prompt` (put before every ca
 import platform
 import time
 
+import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+
+# isort: split
 import numpy
 import torch
 import transformers
 
-from command_line import command_line, path_arguments
-from compute import use_cpu_threads
-from evaluation.caption_metrics import CaptionJudge, measure_captions, rows_of_captions
-from evaluation.clip_score import ClipEmbedder
-from evaluation.groups import estimate_groups, read_pairs, score_rows
-from files import read_yaml, sha256_of, write_json, write_jsonl
-from formats.evaluation_jsonl import read_evaluation
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.compute import use_cpu_threads
+from dj2mgm.data.formats import read_evaluation
+from dj2mgm.evaluation.caption_metrics import CaptionJudge, ClipEmbedder, measure_captions, rows_of_captions
+from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
+from dj2mgm.files import read_yaml, sha256_of, write_json, write_jsonl
 
 
 @command_line

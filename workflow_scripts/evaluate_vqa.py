@@ -10,10 +10,10 @@ import platform
 
 import numpy
 
-from command_line import command_line, path_arguments
-from evaluation.groups import read_pairs, score_rows
-from evaluation.vqa import evaluate_answers, measure_answers
-from files import sha256_of, write_json, write_jsonl
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.evaluation.groups import read_pairs, score_rows
+from dj2mgm.evaluation.vqa import evaluate_answers, measure_answers
+from dj2mgm.files import sha256_of, write_json, write_jsonl
 
 
 @command_line

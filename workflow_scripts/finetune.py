@@ -12,20 +12,22 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+
+# isort: split
 import deepspeed
 import torch
 from peft import PeftModel
 from torch import nn
 
-from command_line import command_line, path_arguments
-from files import replace_folder
-from mgm.language_weights import FILE as LANGUAGE_MODEL
-from mgm.language_weights import language_parameters
-from mgm.projector_weights import load_projector, projector_parameters
-from training.lora import wrap_with_lora
-from training.settings import LoraSettings, load_training_settings
-from training.stage import run_stage
-from training.trained_weights import save_projector, save_weights
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.files import replace_folder
+from dj2mgm.mgm.lora import wrap_with_lora
+from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
+from dj2mgm.mgm.weights import language_parameters, load_projector, projector_parameters
+from dj2mgm.training.settings import LoraSettings, load_training_settings
+from dj2mgm.training.stage import run_stage
+from dj2mgm.training.trained_weights import save_projector, save_weights
 
 
 def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel:

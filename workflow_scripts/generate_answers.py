@@ -9,16 +9,14 @@ Writes captions.jsonl (both stages) and answers.jsonl (the last stage); rows say
 own image or another one (`shuffled`).
 """
 
-import sys
-import time
-
-from command_line import command_line, path_arguments
-from compute import set_seed, use_cpu_threads
-from errors import InputError
-from evaluation.generation import image_paths, other_images
-from files import read_yaml, write_jsonl
-from formats.evaluation_jsonl import read_evaluation
-from mgm.generators import generators
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.data.formats import read_evaluation
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import image_paths, other_images
+from dj2mgm.files import read_yaml, write_jsonl
+from dj2mgm.messages import Progress
+from dj2mgm.mgm.generation import generators
 
 
 @command_line
@@ -44,28 +42,22 @@ def main() -> None:
         caption = settings["captions"][name]
         with generators(args.model, stage, settings["gpus"]) as generator:
             for images, files in shown.items():
-                start = time.monotonic()
                 texts = generator.answer(files, [caption["question"]] * len(rows), caption["template"], **decoding)
+                texts = Progress(f"captions, {name}, {images} images", len(rows)).follow(texts)
                 captions += [
                     {"id": row["id"], "image": row["image"], "model": name, "images": images, "caption": text}
                     for row, text in zip(rows, texts, strict=True)
                 ]
-                _say(f"{name}, {images} images: {len(rows)} captions", start)
                 if stage != args.finetuned:
                     continue
-                start = time.monotonic()
                 texts = generator.answer([files[i] for i, _ in questions], asked, settings["template"], **decoding)
+                texts = Progress(f"answers, {name}, {images} images", len(questions)).follow(texts)
                 answers += [
                     {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
                     for (index, question), text in zip(questions, texts, strict=True)
                 ]
-                _say(f"{name}, {images} images: {len(questions)} answers", start)
     write_jsonl(args.output_dir / "answers.jsonl", answers)
     write_jsonl(args.output_dir / "captions.jsonl", captions)
-
-
-def _say(what: str, start: float) -> None:
-    print(f"{what} in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

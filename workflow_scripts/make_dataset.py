@@ -6,10 +6,11 @@
 Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and summary.json.
 """
 
-from command_line import command_line, path_arguments
-from files import read_yaml, write_json
-from formats.own_data import write_own_data
-from shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.data.own_data import write_own_data
+from dj2mgm.data.shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
+from dj2mgm.files import read_yaml, write_json
+from dj2mgm.messages import note
 
 
 @command_line
@@ -26,7 +27,7 @@ def main() -> None:
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)
         more = f", {copies} of them under another name" if copies else ""
-        print(f"{count} rows of {split} are left out, since they are about held-out images{more}", flush=True)
+        note(f"{count} rows of {split} are left out, since they are about held-out images{more}")
     write_json(args.output_dir / "summary.json", summary)
 
 

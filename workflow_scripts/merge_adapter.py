@@ -6,11 +6,11 @@
 LoRA is merged into the language model's weights, which keep their dtype; nothing of PEFT is needed to use the folder.
 """
 
-from command_line import command_line, path_arguments
-from errors import InputError
-from files import replace_folder
-from mgm import MGMProcessor
-from mgm.generation import load_trained
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.errors import InputError
+from dj2mgm.files import replace_folder
+from dj2mgm.mgm import MGMProcessor
+from dj2mgm.mgm.generation import load_trained
 
 
 @command_line

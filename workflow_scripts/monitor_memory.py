@@ -14,10 +14,9 @@ import psutil
 from rich.console import Console
 from rich.table import Column, Table
 
-from command_line import command_line
-from diagnostics.memory_analysis import summarize
-from diagnostics.memory_readings import GIB, Reading, read_memory
-from errors import InputError
+from dj2mgm.command_line import command_line
+from dj2mgm.errors import InputError
+from dj2mgm.memory.readings import GIB, Reading, read_memory, summarize
 
 TITLES = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}
 

@@ -11,21 +11,22 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+
+# isort: split
 import torch
 from rich.console import Console
 
-from command_line import command_line
-from errors import InputError
-from planning.architecture import Architecture, find_architecture
-from planning.machine import machine_in_use
-from planning.prediction import Machine
-from planning.search import MICRO_BATCHES, candidates
-from planning.step import TUNINGS, Workload
-from planning.table import print_plan
-from settings.deepspeed import deepspeed_names, read_deepspeed
-from settings.reading import read_json_config
-from training.deepspeed_config import complete_deepspeed_config
-from training.settings import LoraSettings
+from dj2mgm.command_line import command_line
+from dj2mgm.config.reading import read_json_config
+from dj2mgm.config.training import deepspeed_names, read_deepspeed
+from dj2mgm.errors import InputError
+from dj2mgm.memory.architecture import Architecture, find_architecture
+from dj2mgm.memory.prediction import Machine, machine_in_use
+from dj2mgm.memory.search import MICRO_BATCHES, candidates, print_plan
+from dj2mgm.memory.step import TUNINGS, Workload
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config
+from dj2mgm.training.settings import LoraSettings
 
 
 @command_line

@@ -7,13 +7,16 @@
 Writes projector.safetensors, metrics.jsonl (per logging step) and metrics.json; resumes from its own checkpoints.
 """
 
+import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+
+# isort: split
 import deepspeed
 from torch import nn
 
-from command_line import command_line, path_arguments
-from training.settings import load_training_settings
-from training.stage import run_stage
-from training.trained_weights import save_projector
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.training.settings import load_training_settings
+from dj2mgm.training.stage import run_stage
+from dj2mgm.training.trained_weights import save_projector
 
 
 def train_projector_only(model: nn.Module) -> nn.Module:

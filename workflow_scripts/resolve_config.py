@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-from files import write_yaml
+from dj2mgm.files import write_yaml
 
 
 def main() -> None:

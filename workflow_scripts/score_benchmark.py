@@ -1,4 +1,4 @@
-"""Scores a benchmark's answers: VQA accuracy for TextVQA, (circular) accuracy for MMBench, in per cent.
+"""Scores a benchmark's answers in per cent, by the benchmark's own metric.
 
     python workflow_scripts/score_benchmark.py --answers results/baseline/benchmarks/textvqa/answers.jsonl \\
         --output-dir results/baseline/benchmarks/textvqa
@@ -11,14 +11,11 @@ import platform
 
 import numpy
 
-from command_line import command_line, path_arguments
-from errors import InputError
-from evaluation.groups import Rows, estimate_metrics
-from evaluation.mmbench import chosen_option, measure_mmbench
-from evaluation.textvqa import measure_textvqa
-from files import read_jsonl, sha256_of, write_json
-
-MEASURES = {"textvqa": measure_textvqa, "mmbench": measure_mmbench}
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks import count_answers, measure_answers
+from dj2mgm.evaluation.groups import estimate_metrics
+from dj2mgm.files import read_jsonl, sha256_of, write_json
 
 
 @command_line
@@ -28,7 +25,7 @@ def main() -> None:
         raise InputError(f"{paths.answers} does not exist; run the rule answer_benchmark first")
     rows = list(read_jsonl(paths.answers))
     benchmark, variant = rows[0]["benchmark"], rows[0]["variant"]
-    estimates = estimate_metrics(MEASURES[benchmark](rows))
+    estimates = estimate_metrics(measure_answers(benchmark, rows))
     print(f"{benchmark}, {variant}, {len(rows)} answers", flush=True)
     for name, value in estimates.items():
         interval = "no interval" if value["low"] is None else f"[{value['low']:.2f}, {value['high']:.2f}]"
@@ -39,16 +36,9 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
         "inputs": {"answers": sha256_of(paths.answers)},
     }
-    scored = {"benchmark": benchmark, "variant": variant, "counts": count(rows), "estimates": estimates}
+    counts = count_answers(benchmark, rows)
+    scored = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}
     write_json(paths.output_dir / "metrics.json", scored | record)
-
-
-def count(rows: Rows) -> dict[str, int]:
-    """Answers, those that are empty and, of multiple choices, those that name no option."""
-    counts = {"answers": len(rows), "empty": sum(not row["prediction"].strip() for row in rows)}
-    if "options" in rows[0]:
-        counts["unreadable"] = sum(chosen_option(row["prediction"], row["options"]) is None for row in rows)
-    return counts
 
 
 if __name__ == "__main__":

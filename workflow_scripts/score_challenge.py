@@ -5,10 +5,10 @@
 The configuration is described in reporting/challenge.py. Writes challenge.csv.
 """
 
-from command_line import command_line, path_arguments
-from files import read_yaml
-from reporting.challenge import tabulate_challenge
-from reporting.comparison import write_table
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.files import read_yaml
+from dj2mgm.reporting.challenge import tabulate_challenge
+from dj2mgm.reporting.comparison import write_table
 
 
 @command_line

@@ -1,4 +1,4 @@
-"""Write captions anew where they do not fit their image, with a Data-Juicer recipe; keep what fits afterwards.
+"""Rewrite captions that do not fit their image, with a Data-Juicer recipe; keep those that fit afterwards.
 
     python workflow_scripts/synthesize_captions.py --config results/dj_synth/synthesize/config.yaml \\
         --data results/baseline/filter/filtered.jsonl \\
@@ -15,15 +15,18 @@ import argparse
 import sys
 from pathlib import Path
 
+import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+
+# isort: split
 from transformers.utils import logging as transformers_log
 
-from command_line import command_line
-from compute import set_seed, use_cpu_threads
-from errors import InputError
-from files import read_yaml
-from juicer.library import end_workers_with_this_process, forbid_surprises
-from juicer.settings import CaptionerModel, read_synthesize_settings
-from juicer.stage import SYNTHESIZED, configure_log, run_recipe
+from dj2mgm.command_line import command_line
+from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_yaml
+from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
+from dj2mgm.juicer.settings import CaptionerModel, read_synthesize_settings
+from dj2mgm.juicer.stage import SYNTHESIZED, configure_log, run_recipe
 
 
 @command_line

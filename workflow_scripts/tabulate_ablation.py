@@ -6,12 +6,11 @@ The configuration is like the report's (see reporting/experiment.py): first the 
 then the same with one operator more in `without`. Writes ablation.csv and ablation.html.
 """
 
-from command_line import command_line, path_arguments
-from reporting.ablation import tabulate, variants
-from reporting.ablation_page import write_page
-from reporting.comparison import write_table
-from reporting.experiment import load_experiments
-from reporting.judge import judge_note
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.reporting.ablation import tabulate, variants, write_page
+from dj2mgm.reporting.comparison import write_table
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.record import judge_note
 
 
 @command_line

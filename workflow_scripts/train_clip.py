@@ -6,10 +6,10 @@
 Writes clip/ and convnext/, ordinary `from_pretrained` folders.
 """
 
-from command_line import command_line, path_arguments
-from compute import set_seed, use_cpu_threads
-from files import read_yaml
-from foundation.clip import ClipSpec, train_clip
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.files import read_yaml
+from dj2mgm.foundation.clip import ClipSpec, train_clip
 
 
 @command_line

@@ -14,22 +14,24 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+
+# isort: split
 import torch
 
-from command_line import command_line
-from errors import InputError
-from files import write_yaml
-from formats.rows import read_json_file
-from formats.texts import read_texts
-from planning.architecture import Architecture, load_architecture
-from planning.machine import machine_in_use
-from planning.prediction import Machine
-from planning.step import Workload
-from settings.batch import solve_batch
-from settings.presets import Preset, read_preset
-from training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus, with_batch
-from training.memory_plan import check_memory
-from training.settings import TrainingSettings
+from dj2mgm.command_line import command_line
+from dj2mgm.config.layers import Preset, read_preset
+from dj2mgm.config.training import solve_batch
+from dj2mgm.data.formats import read_texts
+from dj2mgm.data.rows import read_json_file
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_yaml
+from dj2mgm.memory.architecture import Architecture, load_architecture
+from dj2mgm.memory.prediction import Machine, machine_in_use
+from dj2mgm.memory.step import Workload
+from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus, with_batch
+from dj2mgm.training.memory_plan import check_memory
+from dj2mgm.training.settings import TrainingSettings
 
 SCRIPTS = Path(__file__).parent
 

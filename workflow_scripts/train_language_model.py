@@ -4,10 +4,10 @@
         --output-dir results/foundation/tiny/language_model
 """
 
-from command_line import command_line, path_arguments
-from compute import set_seed, use_cpu_threads
-from files import read_yaml, replace_folder
-from foundation.language_model import LanguageModelSpec, train_language_model
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.files import read_yaml, replace_folder
+from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
 
 
 @command_line

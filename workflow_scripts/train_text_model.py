@@ -9,20 +9,23 @@ Writes model/ (safetensors and tokenizer) and metrics.json; resumes from its own
 
 import sys
 
+import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+
+# isort: split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from command_line import command_line, path_arguments
-from compute import set_seed, use_cpu_threads
-from files import write_json
-from planning.architecture import load_architecture
-from training.checkpoints import discard_checkpoints, find_checkpoint
-from training.deepspeed_config import engine_record
-from training.optimizer import optimizer_of
-from training.process_group import agree, join_process_group, leave_process_group
-from training.settings import load_training_settings
-from training.stage import fingerprint_of, training_arguments
-from training.texts import TextDataset
-from training.trainer import ResumableTrainer
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.files import write_json
+from dj2mgm.memory.architecture import load_architecture
+from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
+from dj2mgm.training.datasets import TextDataset
+from dj2mgm.training.deepspeed_config import engine_record
+from dj2mgm.training.optimizer import optimizer_of
+from dj2mgm.training.processes import agree, join_process_group, leave_process_group
+from dj2mgm.training.settings import load_training_settings
+from dj2mgm.training.stage import fingerprint_of, training_arguments
+from dj2mgm.training.trainer import ResumableTrainer
 
 
 @command_line

@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from command_line import command_line
-from diagnostics.memory_readings import GIB, read_memory
-from diagnostics.run_state import runs_in, stages_of
-from errors import InputError
-from reporting.record import duration
-from settings.killed_runs import at_work
+from dj2mgm.command_line import command_line
+from dj2mgm.errors import InputError
+from dj2mgm.memory.readings import GIB, read_memory
+from dj2mgm.messages import duration
+from dj2mgm.reporting.run_state import runs_in, stages_of
+from dj2mgm.takeover import at_work
 
 RESULTS = Path("results")
 REFRESH_S = 2

@@ -6,11 +6,11 @@
 What is left "auto" (learning rate, precision, clipping) transformers fills in from its training arguments.
 """
 
-from command_line import command_line, path_arguments
-from files import read_yaml, write_json
-from planning.architecture import load_architecture
-from settings.deepspeed import read_deepspeed
-from training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.config.training import read_deepspeed
+from dj2mgm.files import read_yaml, write_json
+from dj2mgm.memory.architecture import load_architecture
+from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus
 
 PLAIN = ("zero2_offload", "zero3", "zero3_offload")  # without batch sizes, for any number of GPUs
 

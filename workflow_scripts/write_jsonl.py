@@ -18,14 +18,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from command_line import command_line
-from errors import InputError
-from files import read_json, read_yaml, sha256_of, write_json
-from formats.dj_jsonl import read_dj_jsonl
-from formats.evaluation_jsonl import read_evaluation
-from formats.held_out import HeldOut
-from formats.llava import read_llava
-from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from dj2mgm.command_line import command_line
+from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.held_out import HeldOut
+from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_yaml, sha256_of, write_json
 
 DESCRIBE = "Describe the image."  # stage 2 asks for a caption that comes with no question of its own
 
@@ -45,7 +43,8 @@ def main() -> None:
     for name, (rows, root) in _sources(settings, args.pairs, args.instructions).items():
         output = args.output_dir / f"{name}.jsonl"
         budget = budgets and budgets[name]["rows_out"]
-        rules = SampleRules(settings["on_bad_row"], settings["max_samples"], budget, settings["seed"])
+        limits = settings["on_bad_row"], settings["max_samples"], budget, settings["seed"]
+        rules = SampleRules(*limits, tuple(settings["control_tokens"]))
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
         if counts["rows_out"] == 0:
             raise InputError(f"no row of {name} is left to train on: {counts}")

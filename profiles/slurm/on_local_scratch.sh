@@ -21,20 +21,22 @@ if ! (set -o noclobber; echo "$SLURM_JOB_ID" > "$job") 2> /dev/null; then
     fi
     echo "$SLURM_JOB_ID" > "$job"   # the other one was killed
 fi
-if [[ -n $(ls -A "$home/.snakemake/locks" 2> /dev/null) ]]; then
+mkdir -p "$home/.snakemake"
+exec {lock}>> "$home/.snakemake/owner.lock"   # Snakemake's in this project, held until this job ends
+if ! flock --nonblock $lock; then
     rm -f "$job"
-    say "Snakemake is at work in $home; wait for it, or where it was killed: snakemake --unlock"
+    say "Snakemake is at work in $home; wait for it, or end it first"
     exit 1
 fi
 
 mkdir -p "$scratch"
 # what came back is the truth, also where this node has a copy that an earlier job left
-rsync --archive --delete --exclude=/.git --exclude=/.venv --exclude="/${job##*/}" "$home/" "$scratch/"
+rsync --archive --delete --exclude=/.git --exclude=/.venv --exclude='/.snakemake/owner.*' --exclude="/${job##*/}" "$home/" "$scratch/"
 mkdir -p "$scratch/results" "$scratch/.snakemake"
 
 # Files come back whole or not at all: stages rename them when they are written. A checkpoint counts by its complete.json,
-# which comes after the rest of it and goes before. The lock is this node's.
-copy() { rsync --archive --exclude=/.snakemake/locks "$@" "$scratch/results" "$scratch/.snakemake" "$home/"; }
+# which comes after the rest of it and goes before. The lock and its owner are this node's.
+copy() { rsync --archive --exclude='/.snakemake/owner.*' "$@" "$scratch/results" "$scratch/.snakemake" "$home/"; }
 marks_in() { (cd "$1" && find results -name complete.json); }
 copy_back() {   # fails, too, where a stage removes something meanwhile
     local marks mark

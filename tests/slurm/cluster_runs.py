@@ -12,7 +12,6 @@ from one_machine_slurm import NODE, jobs, kill_job_processes, slurm, update, wai
 from small_project import Project
 
 STAGE_TIMEOUT_S = 900  # on a busy machine
-CONFIG = ("cpu_threads=1",)  # jobs that run side by side share few cores
 SLURM_PROFILE = (
     "--profile=profiles/slurm",
     "--slurm-status-command=squeue",  # there is no accounting database
@@ -33,7 +32,7 @@ class ClusterRun:
     def start(self) -> None:
         with open(self.project.folder / "snakemake.log", "a") as log:
             self.process = subprocess.Popen(
-                self.project.command(*self.arguments, config=CONFIG),
+                self.project.command(*self.arguments),
                 cwd=self.project.folder,
                 env=self.project.environment(),
                 stdout=log,

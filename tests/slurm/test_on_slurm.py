@@ -14,7 +14,6 @@ from contextlib import closing
 
 import pytest
 from cluster_runs import (
-    CONFIG,
     GENERIC_PROFILE,
     SLURM_PROFILE,
     STAGE_TIMEOUT_S,
@@ -53,7 +52,9 @@ def planned(tmp_path_factory) -> dict[str, dict]:
 def run(slurm_runs, tmp_path_factory) -> Iterator[ClusterRun]:
     project = copy_project(tmp_path_factory.mktemp("on slurm"))
     rule = project.folder / "rules/dataset.smk"
-    rule.write_text(rule.read_text().replace("mem_mb=growing(4000)", f"mem_mb=growing({TOO_LITTLE_MB})"))
+    rule.write_text(
+        rule.read_text().replace("mem_mb=mem_with_retries(4000)", f"mem_mb=mem_with_retries({TOO_LITTLE_MB})")
+    )
     with closing(ClusterRun(project, (*TARGETS, *SLURM_PROFILE))) as run:
         run.start()
         slurm("scancel", run.wait_for_checkpoint("pretrain", "baseline"))
@@ -67,15 +68,15 @@ def run(slurm_runs, tmp_path_factory) -> Iterator[ClusterRun]:
         yield run
 
 
-def test_what_is_not_local_was_a_slurm_job_and_came_to_its_end_exactly_once(run, planned):
+def test_each_job_that_is_not_local_completed_once_in_slurm(run, planned):
     assert completed(run.all_jobs()) == Counter({rule: plan["count"] for rule, plan in planned.items()})
 
 
 def test_nothing_is_left_to_be_done(run):
-    assert "Nothing to be done" in run.project.run(*TARGETS, config=CONFIG)
+    assert "Nothing to be done" in run.project.run(*TARGETS)
 
 
-def test_gpu_rules_got_a_gpu_each_that_no_other_job_had_and_other_rules_none(run, planned):
+def test_gpu_rules_had_a_gpu_each_to_themselves_and_others_none(run, planned):
     times = []
     for job in run.all_jobs():
         asked = int(planned[rule_of(job)]["resources"].get("gpu", 0))
@@ -87,7 +88,7 @@ def test_gpu_rules_got_a_gpu_each_that_no_other_job_had_and_other_rules_none(run
     assert all(end <= start for (_, end), (start, _) in zip(times, times[1:], strict=False))
 
 
-def test_jobs_got_the_processors_and_the_time_of_their_rules_in_spite_of_cores_1(run):
+def test_jobs_got_their_rules_processors_and_time_with_cores_1(run):
     [*_, job] = run.jobs("pretrain", "baseline")
     assert (job["NumCPUs"], job["TimeLimit"]) == ("8", "1-00:00:00")
 
@@ -120,7 +121,9 @@ def test_training_went_on_from_its_checkpoint(run, stage, experiment):
     folder = run.project.result(stage, experiment)
     metrics = json.loads((folder / "metrics.json").read_text())
     kept = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    trained = Counter(map(int, re.findall(r"^step (\d+)/", run.logs(stage, experiment), flags=re.MULTILINE)))
+    trained = Counter(
+        map(int, re.findall(r"^progress: steps: (\d+) of", run.logs(stage, experiment), flags=re.MULTILINE))
+    )
     assert kept == sorted(trained) == list(range(1, metrics["steps"] + 1))
     assert sum(trained.values()) - metrics["steps"] <= SAVE_STEPS
 
@@ -131,7 +134,7 @@ def test_a_killed_snakemake_picks_up_its_jobs_and_submits_none_again(run):
     assert "resuming from step" not in run.logs("finetune", "baseline")
 
 
-def test_without_the_plugin_jobs_are_submitted_tried_again_and_waited_for(slurm_runs, tmp_path):
+def test_jobs_are_submitted_and_retried_without_the_plugin(slurm_runs, tmp_path):
     def runs(rule: str) -> bool:
         return any(rule_of(job) == rule and job["JobState"] == "RUNNING" for job in run.all_jobs())
 
@@ -153,7 +156,7 @@ def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_p
     project, scratch = copy_project(tmp_path / "shared filesystem"), tmp_path / "local disk"
     settings = project.environment() | {"SCRATCH": str(scratch), "COPY_BACK_S": "1"}
     command = ["sbatch", "--parsable", "--mem=4000", "profiles/slurm/on_local_scratch.sh"]
-    command += ["baseline", "--until", "filter_data", "--config", *SMALL, *CONFIG]
+    command += ["baseline", "--until", "filter_data", "--config", *SMALL]
 
     def submit() -> str:
         done = subprocess.run(command, cwd=project.folder, env=settings, check=True, capture_output=True, text=True)

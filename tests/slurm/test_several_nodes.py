@@ -1,11 +1,11 @@
 """Training over two nodes of a real Slurm: one job, one process on each."""
 
 import pytest
-from cluster_runs import CONFIG, SLURM_PROFILE
+from cluster_runs import SLURM_PROFILE
 from one_machine_slurm import NODE, SECOND, jobs
 from small_project import copy_project
 
-from files import read_json, read_jsonl
+from dj2mgm.files import read_json, read_jsonl
 
 STAGE = "results/baseline/pretrain/metrics.json"
 # the small model's global batch, with the accumulation of one node divided between two
@@ -23,10 +23,10 @@ def losses(project) -> list[float]:
 
 def test_two_nodes_train_in_one_job_with_the_losses_of_one(slurm_runs, tmp_path):
     project = copy_project(tmp_path)
-    project.run(STAGE, config=CONFIG)
+    project.run(STAGE)
     alone = losses(project)
     both = ("--set-resources", "pretrain:slurm_partition=both", "pretrain:cpus_per_task=8")  # instead of the profile's
-    project.run(STAGE, *SLURM_PROFILE, *both, config=(*CONFIG, *TWO_NODES))
+    project.run(STAGE, *SLURM_PROFILE, *both, config=TWO_NODES)
     [job] = [job for job in jobs() if job["WorkDir"] == str(project.folder)]
     assert (job["JobState"], job["NumNodes"]) == ("COMPLETED", "2")
     assert {NODE, SECOND} == set(job["NodeList"].split(","))

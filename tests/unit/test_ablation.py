@@ -11,9 +11,8 @@ import pytest
 from evaluated_runs import entry, write_dataset, write_run
 
 import tabulate_ablation
-from files import read_yaml, write_jsonl, write_yaml
-from reporting.ablation import faults_left
-from reporting.ablation_page import count_text, signed
+from dj2mgm.files import read_yaml, write_jsonl, write_yaml
+from dj2mgm.reporting.ablation import count_text, faults_left, signed
 
 IMAGES = [f"e{number}" for number in range(40)]
 TRUE = "a red circle at the top left and a blue star at the bottom right"
@@ -88,7 +87,7 @@ def test_operators_are_sorted_by_their_worth_and_counted_by_hand(monkeypatch, re
     assert (filtering["rows_filtered"], filtering["rows_filtered_difference"]) == (70, -20)
     assert (filtering["rows_synthesized"], filtering["rows_synthesized_difference"]) == (40, -9.5)
     assert np.isnan(mapper["rows_synthesized"]) and mapper["rows_filtered_difference"] == 0
-    # the complete recipe's p1 was mended, its p2 got an untrue caption and is repeated
+    # the complete recipe corrected p1, its p2 got an untrue caption and is repeated
     assert (complete["faults_mismatched"], complete["faults_junk_text"], complete["faults_left"]) == (1, 0, 1)
     assert (filtering["faults_mismatched"], filtering["faults_junk_text"], filtering["faults_left"]) == (0, 2, 2)
     assert (mapper["faults_mismatched"], mapper["faults_junk_text"], mapper["faults_left"]) == (3, 0, 3)
@@ -199,7 +198,7 @@ def test_an_experiment_that_leaves_out_nothing_is_refused(monkeypatch, results, 
 def test_a_missing_file_is_named_with_its_rule(monkeypatch, results, capsys, name, rule):
     (results / "results/complete/1" / name).unlink()
     message = failure(monkeypatch, results, capsys)
-    assert f"complete/1/{name} does not exist; run the rule {rule} first" in message
+    assert f"complete/1/{name} does not exist" in message and f"run the rule {rule} first" in message
 
 
 class Trained:

@@ -14,16 +14,16 @@ from PIL import Image
 from places import PROJECT
 from tiny_clip import save_tiny_clip
 
-from errors import InputError
-from files import read_json, read_jsonl, write_jsonl, write_yaml
-from formats.dj_jsonl import text_of
-from juicer.analysis_outputs import analyze, summarize
-from juicer.analysis_settings import read_analysis_settings
-from juicer.library import Fields, load_ops
-from juicer.settings import StageSettings
-from juicer.stage import FILTERED, run_recipe
-from juicer.statistics import as_numbers, limits_of
-from reporting.analysis_page import write_analysis_page
+from dj2mgm.data.formats import text_of
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.juicer.analysis import analyze, summarize
+from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.restart import WORKING
+from dj2mgm.juicer.settings import StageSettings, read_analysis_settings
+from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.statistics import as_numbers, limits_of
+from dj2mgm.reporting.analysis_page import write_analysis_page
 
 ROWS, SHORT = 230, 10
 RECIPE = [
@@ -149,6 +149,12 @@ def test_mappers_change_nothing_that_is_measured(data, tmp_path):
     assert "not measured" in (tmp_path / "suggestions.yaml").read_text(encoding="utf-8")
 
 
+def test_data_juicers_deduplicator_only_counts(data, tmp_path):
+    found = analyze(settings(data, [*RECIPE[:1], {"document_deduplicator": {}}]), None, data, tmp_path)
+    assert summarize(found, None)["repeats"] == {"document_deduplicator": 3}
+    assert found.rows == ROWS + 1 and found.repeated.sum() == 3
+
+
 OPERATORS = [
     ({"text_length_filter": {"min_len": 20, "max_len": 60}}, {"text_len": 18}, {"text_len": 20}),
     ({"special_characters_filter": {}}, {"special_char_ratio": 0.26}, {"special_char_ratio": 0.25}),
@@ -232,7 +238,7 @@ def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
         arguments = {"batched_image_text_similarity_filter": {"hf_clip": "/nowhere/clip"}}
         broken = StageSettings(data.parent, 1, RECIPE[:1], arguments)
         analyze(broken, "/nowhere/clip", data, tmp_path / "out")
-    assert not list((tmp_path / "out").iterdir())
+    assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(WORKING)]
 
 
 @pytest.mark.parametrize(
@@ -253,11 +259,11 @@ def test_settings_are_checked(change, message, data, tmp_path):
         analyze(read.recipe, read.clip, data, tmp_path / "out")
 
 
-def test_the_script_writes_all_outputs_twice_the_same(data, tmp_path):
-    values = {"image_root": str(data.parent), "processes": 1, "recipe": {"process": RECIPE}, "clip": None}
-    write_yaml(tmp_path / "config.yaml", values | {"cpu_threads": None})
+def test_the_script_writes_the_same_outputs_with_one_or_two_processes(data, tmp_path):
+    values = {"image_root": str(data.parent), "recipe": {"process": RECIPE}, "clip": None, "cpu_threads": None}
     outputs = []
-    for _ in range(2):
+    for processes in (1, 2):
+        write_yaml(tmp_path / "config.yaml", values | {"processes": processes})
         script = [sys.executable, "workflow_scripts/analyze_data.py", "--config", str(tmp_path / "config.yaml")]
         script += ["--data", str(data), "--output-dir", str(tmp_path / "out")]
         subprocess.run(script, cwd=PROJECT, check=True, capture_output=True)

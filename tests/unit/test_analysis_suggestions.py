@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import yaml
 
-from juicer.recipe import check_process
-from juicer.statistics import Limit, Statistic
-from juicer.suggestions import recipe_text, suggest
+from dj2mgm.juicer.recipe import check_process
+from dj2mgm.juicer.statistics import Limit, Statistic
+from dj2mgm.juicer.suggestions import recipe_text, suggest
 
 RNG = np.random.default_rng(0)
 BULK = RNG.integers(1000, 2000, 1000).astype(float)

@@ -11,11 +11,11 @@ import torch
 from tiny_models import tiny_mgm
 
 import benchmark_attention
-from diagnostics.attention_benchmark import Measurement, measure_all
-from files import write_yaml
-from reporting.attention_page import write_page
+from dj2mgm.files import write_yaml
+from dj2mgm.memory.attention_benchmark import Measurement, measure_all
+from dj2mgm.reporting.attention_page import write_page
 
-LENGTH = 1536
+LENGTH = 1024
 SETTINGS = {
     "sequence_lengths": [LENGTH, 2048],
     "longest_on_cpu": LENGTH,
@@ -33,7 +33,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about what a machine without a GPU leaves out")
-def test_on_a_cpu_eager_and_sdpa_are_measured_and_the_rest_is_named(monkeypatch, model, tmp_path):
+def test_a_cpu_measures_eager_and_sdpa_and_names_the_rest(monkeypatch, model, tmp_path):
     write_yaml(tmp_path / "config.yaml", SETTINGS)
     arguments = ["--config", tmp_path / "config.yaml", "--model", model, "--output-dir", tmp_path]
     monkeypatch.setattr(sys, "argv", ["benchmark_attention.py", *map(str, arguments)])
@@ -45,7 +45,7 @@ def test_on_a_cpu_eager_and_sdpa_are_measured_and_the_rest_is_named(monkeypatch,
     scores = 2 * 4 * LENGTH**2 * 4 / 2**30  # GiB: layers × heads × pairs of tokens × float32
     assert float(eager["memory_gib"]) > scores and float(sdpa["memory_gib"]) < float(eager["memory_gib"]) / 2
     for implementation in ("eager", "sdpa"):
-        assert rows[implementation, 2048]["skipped"] == "longer than 1536, which is long enough for a CPU"
+        assert rows[implementation, 2048]["skipped"] == f"longer than {LENGTH}, which is long enough for a CPU"
     assert {rows["flash_attention_2", length]["skipped"] for length in (LENGTH, 2048)} == {"needs a GPU"}
     assert "skipped: needs a GPU" in (tmp_path / "attention.html").read_text()
 
@@ -55,7 +55,7 @@ def die(*_) -> None:
 
 
 def test_a_killed_measurement_is_a_row_that_says_so(model, monkeypatch):
-    monkeypatch.setattr("diagnostics.attention_benchmark.measure", die)
+    monkeypatch.setattr("dj2mgm.memory.attention_benchmark.measure", die)
     row = next(measure_all(model, SETTINGS))
     assert row.seconds is None and "killed" in row.skipped
 

@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
-from evaluation.mmbench import chosen_option, measure_mmbench
-from evaluation.textvqa import CONTRACTIONS, measure_textvqa, normalise, vqa_accuracy
+from dj2mgm.evaluation.benchmarks.mmbench import chosen_option
+from dj2mgm.evaluation.benchmarks.mmbench import measure as measure_mmbench
+from dj2mgm.evaluation.benchmarks.textvqa import CONTRACTIONS, normalise, vqa_accuracy
+from dj2mgm.evaluation.benchmarks.textvqa import measure as measure_textvqa
 
 
 def by_definition(prediction: str, answers: list[str]) -> float:

@@ -1,23 +1,33 @@
 """From benchmark files to the challenge's table: the entry points, on a tiny model with random weights."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import openpyxl
 import pandas as pd
 import pytest
-from benchmark_files import circular_rows, mmbench_row, write_mmbench, write_textvqa
-from tiny_models import tiny_mgm, tiny_processor
+from benchmark_files import circular_rows, mmbench_row, write_mmbench, write_rows, write_textvqa
+from places import PROJECT
+from tiny_models import save_image, tiny_mgm, tiny_processor
 
 import answer_benchmark
 import score_benchmark
 import score_challenge
 import write_submission
-from evaluation.textvqa import vqa_accuracy
-from files import read_json, read_jsonl, write_jsonl, write_yaml
-from mgm.generation import Generator
-from training.trained_weights import gather, save_projector
+from dj2mgm.code import modules_of
+from dj2mgm.config import benchmarks as declared
+from dj2mgm.config import schema
+from dj2mgm.config.layers import merge_experiment, merge_shared_settings
+from dj2mgm.config.stages import benchmark_settings
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation import benchmarks
+from dj2mgm.evaluation.benchmarks.mmbench import workbook_of
+from dj2mgm.evaluation.benchmarks.textvqa import vqa_accuracy
+from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.mgm.generation import Generator
+from dj2mgm.training.trained_weights import gather, save_projector
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +104,7 @@ def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path)
 
 def test_a_submission_leaves_out_what_no_spreadsheet_can_hold():
     row = {"index": 1, "question": "?", "options": {"A": "x"}, "prediction": "A\x00\x07", "answer": None, "split": ""}
-    assert write_submission.submission([row]).active["G2"].value == "A"
+    assert workbook_of([row]).active["G2"].value == "A"
 
 
 def test_withheld_answers_are_submitted_and_not_scored(monkeypatch, model, tmp_path, capsys):
@@ -173,3 +183,103 @@ def test_a_benchmark_without_a_score_is_named(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit):
         challenge(monkeypatch, tmp_path, runs)
     assert "mmbench has no score, since its file holds no answers" in capsys.readouterr().err
+
+
+# A third benchmark
+
+
+@pytest.fixture
+def yes_no(tmp_path, monkeypatch) -> dict[str, str]:
+    """The documented example as a file beside the others; the configuration's `files`."""
+    folder = tmp_path / "benchmarks"
+    shutil.copytree(declared.FOLDER, folder)
+    shutil.copy(PROJECT / "docs/examples/benchmark.py", folder / "yes_no.py")
+    monkeypatch.setattr(declared, "FOLDER", folder)
+    monkeypatch.setattr(benchmarks, "__path__", [str(folder)])
+    forget_schemas()
+    yield write_yes_no(tmp_path / "data")
+    forget_schemas()
+    sys.modules.pop("dj2mgm.evaluation.benchmarks.yes_no", None)
+
+
+def forget_schemas() -> None:
+    """What was read before the folder of benchmarks changed."""
+    schema.schema_of.cache_clear()
+    schema._validator.cache_clear()
+
+
+def write_yes_no(folder: Path) -> dict[str, str]:
+    answers = {"Is it red?": "yes", "Is it blue?": "no", "Is it round?": "no"}
+    rows = [
+        {"id": str(number), "image": "a.png", "question": question, "answer": answer}
+        for number, (question, answer) in enumerate(answers.items())
+    ]
+    save_image(folder / "a.png")
+    write_rows(folder / "questions.jsonl", rows)
+    return {"questions": f"{folder}/questions.jsonl", "images": str(folder)}
+
+
+def test_a_third_benchmark_is_one_file_from_questions_to_score(monkeypatch, model, tmp_path, yes_no):
+    rows = answer(monkeypatch, model, "yes_no", yes_no, tmp_path / "out")
+    assert [row["answer"] for row in rows] == ["yes", "no", "no"]
+    assert rows[0]["prompt"] == "Is it red?\nAnswer the question using a single word, yes or no."
+    said = ["Yes.", "yes", "perhaps"]
+    write_jsonl(tmp_path / "out/answers.jsonl", [row | {"prediction": p} for row, p in zip(rows, said, strict=True)])
+    metrics = score(monkeypatch, tmp_path / "out")
+    assert (metrics["benchmark"], metrics["variant"]) == ("yes_no", "one_word")
+    assert metrics["counts"] == {"answers": 3, "empty": 0, "unreadable": 1}
+    assert metrics["estimates"]["score"]["mean"] == pytest.approx(100 / 3)
+
+
+def test_a_third_benchmark_without_a_submission_has_none(monkeypatch, tmp_path, yes_no, capsys):
+    assert not declared.declarations()["yes_no"].has_submission and declared.declarations()["mmbench"].has_submission
+    write_jsonl(tmp_path / "answers.jsonl", [{"benchmark": "yes_no", "prediction": "yes"}])
+    with pytest.raises(SystemExit):
+        run(monkeypatch, write_submission, answers=tmp_path / "answers.jsonl", output_dir=tmp_path)
+    assert "the benchmark yes_no takes no submission" in capsys.readouterr().err
+
+
+def test_the_configuration_knows_the_keys_of_a_third_benchmark(yes_no):
+    def check(files: dict) -> None:
+        merge_shared_settings({"benchmarks": {"yes_no": files}})
+
+    check(yes_no)
+    with pytest.raises(InputError, match="unknown key 'benchmarks.yes_no.question'; did you mean 'questions'"):
+        check({"question": "q.jsonl", "images": "im"})
+    with pytest.raises(InputError, match="key 'benchmarks.yes_no.images' is missing"):
+        check({"questions": "q.jsonl"})
+    with pytest.raises(InputError, match="'benchmarks.yes_no.images' must be a path"):
+        check({"questions": "q.jsonl", "images": "{im}"})
+    with pytest.raises(InputError, match="unknown key 'benchmarks.yesno'; did you mean 'yes_no'"):
+        merge_shared_settings({"benchmarks": {"yesno": yes_no}})
+
+
+def test_a_score_of_the_challenge_needs_files_and_a_known_variant(yes_no):
+    def check(variant: str, files: dict) -> None:
+        merge_shared_settings(
+            {"challenge": {"scores": {"yes_no": {"score": 50, "variant": variant}}}, "benchmarks": files}
+        )
+
+    check("one_word", {"yes_no": yes_no})
+    with pytest.raises(InputError, match="challenge.scores.yes_no: the key 'benchmarks.yes_no' is missing"):
+        check("one_word", {})
+    with pytest.raises(InputError, match="'challenge.scores.yes_no.variant' must be one of one_word, found 'two'"):
+        check("two", {"yes_no": yes_no})
+
+
+def test_a_stage_hands_on_the_files_of_a_third_benchmark(yes_no):
+    config = merge_experiment("baseline", {"benchmarks": {"yes_no": yes_no}})
+    settings = benchmark_settings("yes_no", config, {})
+    assert (settings["benchmark"], settings["files"]) == ("yes_no", yes_no)
+    assert benchmark_settings("yes_no", merge_experiment("baseline", {}), {}) is None
+
+
+@pytest.mark.parametrize("script", ["answer_benchmark.py", "score_benchmark.py", "write_submission.py"])
+def test_every_benchmark_is_a_module_of_whatever_uses_one(script):
+    """They are imported by name, and a changed one must run its rules again."""
+    assert set(declared.FOLDER.glob("*.py")) < set(modules_of(PROJECT / "workflow_scripts" / script))
+
+
+def test_an_unknown_benchmark_names_the_known_ones():
+    with pytest.raises(InputError, match="there is no benchmark 'vqa'; known are mmbench, textvqa"):
+        list(benchmarks.read_questions("vqa", {}))

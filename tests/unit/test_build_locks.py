@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from training import build_locks
-from training.build_locks import LONGEST_BUILD_S, remove_stale_locks, stale_locks
+from dj2mgm.training import build_locks
+from dj2mgm.training.build_locks import LONGEST_BUILD_S, remove_stale_locks, stale_locks
 
 HOLD = """
 import sys, time
@@ -42,7 +42,7 @@ def test_a_lock_of_pytorchs_own_kind_stays_while_its_owner_lives_and_goes_when_i
         remove_stale_locks()
         assert (folder / "lock").exists()
         owner.send_signal(signal.SIGKILL)
-    assert (folder / "lock").exists(), "a killed process leaves its lock: this is what is mended"
+    assert (folder / "lock").exists(), "a killed process leaves its lock: this is what is repaired"
     remove_stale_locks()
     assert not (folder / "lock").exists()
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from evaluation.caption_attributes import attribute_metrics, count_extra, is_true, judge_caption, parse_caption
-from shapes.dataset import scene_of
-from shapes.scenes import describe
+from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.shapes.scenes import describe
+from dj2mgm.evaluation.caption_attributes import attribute_metrics, count_extra, is_true, judge_caption, parse_caption
 
 SCENES = [scene_of(seed=1, split="evaluation", index=index) for index in range(300)]
 RED_AND_BLUE = [

@@ -14,13 +14,13 @@ from places import PROJECT
 from tiny_captioners import save_tiny_blip2, save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
 
-from errors import InputError
-from files import read_jsonl
-from formats.dj_jsonl import caption_of, text_of
-from juicer.library import Fields, NestedDataset, load_ops
-from juicer.operators.recaptioning.caption_store import CaptionStore
-from juicer.operators.recaptioning.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
-from mgm.generation import Generator
+from dj2mgm.data.formats import caption_of, text_of
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl
+from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
+from dj2mgm.juicer.operators.models.caption_store import CaptionStore
+from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
+from dj2mgm.mgm.generation import Generator
 
 COUNT = 11
 
@@ -220,12 +220,12 @@ def test_data_juicer_loads_the_operators_by_their_path(mgm, images, tmp_path):
         {"caption_log_likelihood_filter": {"min_log_likelihood": -1000.0}},
     ]
     code = (
-        "import juicer.library, json, sys\n"
+        "import dj2mgm.juicer.data_juicer, json, sys\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.core.data import NestedDataset\n"
         "from data_juicer.ops import load_ops\n"
-        "assert 'juicer.operators' not in sys.modules\n"
-        "load_custom_operators(['workflow_scripts/juicer/operators'])\n"
+        "assert 'dj2mgm.juicer.operators' not in sys.modules\n"
+        "load_custom_operators(['workflow_scripts/dj2mgm/juicer/operators'])\n"
         "dataset = NestedDataset.from_dict({'text': ['<__dj__image>\\na <|__dj__eoc|>'], 'images': [[sys.argv[2]]]})\n"
         "for op in load_ops(json.loads(sys.argv[1])): dataset = op.run(dataset)\n"
         "print(json.dumps(dataset.to_list()))\n"

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 import evaluate_clip
-from evaluation.clip_score import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
-from files import read_json, read_jsonl, write_jsonl
+from dj2mgm.evaluation.caption_metrics import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
+from dj2mgm.files import read_json, read_jsonl, write_jsonl
 
 PROMPT = "a photo "
 CAPTIONS = {"1": "a red circle at the top left", "2": "a blue star at the top right", "3": "two cats"}

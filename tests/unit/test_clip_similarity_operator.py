@@ -12,10 +12,10 @@ from places import PROJECT
 from tiny_clip import save_tiny_clip
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, ViTConfig
 
-from errors import InputError
-from files import read_jsonl, write_jsonl, write_yaml
-from juicer.library import Fields, load_ops
-from juicer.operators.clip_similarity import ClipSimilarity, PixelBatches
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
+from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity, PixelBatches
 
 STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"
 STAT = "image_text_similarity"

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from evaluated_runs import entry, write_dataset, write_run
 
-from errors import InputError
-from evaluation.seeds import paired_difference
-from files import write_yaml
-from reporting.comparison import COLUMNS, chance_note, compare, verdict, write_table
-from reporting.experiment import RULE_OF_FILE, load_experiments
-from reporting.panels import headline_panels, verdicts
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.files import write_yaml
+from dj2mgm.reporting.comparison import COLUMNS, chance_note, compare, verdict, write_table
+from dj2mgm.reporting.experiment import RULE_OF_FILE, load_experiments
+from dj2mgm.reporting.verdict import headline_panels, verdicts
 
 IMAGES = [f"e{number}" for number in range(30)]
 
@@ -163,7 +163,7 @@ def test_a_missing_synthesis_or_dataset_is_named(results):
         config["experiments"][1]["runs"][0]["stages"]["synthesize"] = str(results / "nowhere")
 
     message = changed(results, synthesized)
-    assert "nowhere/summary.json does not exist" in message and "the rule synthesize_captions" in message
+    assert "nowhere/config.yaml does not exist" in message and "the rule synthesize_captions" in message
     message = changed(results, lambda config: config["experiments"][0].update(dataset="no/dataset"))
     assert "no/dataset/summary.json does not exist" in message and "the rule make_dataset" in message
 

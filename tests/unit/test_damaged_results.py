@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 from tiny_models import tiny_mgm
 
 import compare_experiments
-from diagnostics.memory_csv import read_rows
-from errors import InputError
-from files import read_json, read_jsonl, read_yaml, write_json
-from formats.rows import LineIndex
-from mgm.generation import load_trained
-from mgm.projector_weights import load_projector, projector_parameters
-from reporting.experiment import load_experiments
-from training.lora import wrap_with_lora
-from training.settings import LoraSettings
+from dj2mgm.data.rows import LineIndex
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json
+from dj2mgm.memory.records import read_rows
+from dj2mgm.mgm.generation import load_trained
+from dj2mgm.mgm.lora import wrap_with_lora
+from dj2mgm.mgm.weights import load_projector, projector_parameters
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.training.settings import LoraSettings
 
 DAMAGE = {
     "empty": lambda content: b"",

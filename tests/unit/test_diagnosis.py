@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from places import PROJECT
 
-from diagnostics.cgroups import CgroupLimits, read_limits
-from diagnostics.diagnosis import anchor, find_cause
-from diagnostics.kernel_kills import parse_kernel_log, read_kernel_kills
-from diagnostics.log import read_log
-from diagnostics.signatures import SIGNATURES
-from diagnostics.signatures.gpu_memory import Stage, name_tensor
-from diagnostics.signatures.signals import describe_kill
-from settings.code import SCRIPTS, modules_of
+from dj2mgm.code import SCRIPTS, modules_of
+from dj2mgm.diagnosis.diagnosis import anchor, find_cause
+from dj2mgm.diagnosis.signature import read_log
+from dj2mgm.diagnosis.signatures import SIGNATURES
+from dj2mgm.diagnosis.signatures.gpu_memory import Stage, name_tensor
+from dj2mgm.diagnosis.signatures.signals import describe_kill, parse_kernel_log, read_kernel_kills
+from dj2mgm.memory.cgroups import CgroupLimits, read_limits
 
 LOGS = PROJECT / "tests" / "fixtures" / "logs"
 MIB, GIB = 2**20, 2**30
@@ -258,7 +257,7 @@ FAILURES = {
     "An image cannot be read": """
 import sys; sys.path.insert(0, sys.argv[1])
 from torch.utils.data import DataLoader
-from formats.images import load_image
+from dj2mgm.data.images import load_image
 class Images(list):
     def __getitem__(self, index):
         return load_image(__file__)

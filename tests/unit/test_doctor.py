@@ -14,19 +14,31 @@ import psutil
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 from places import PROJECT
+from tiny_models import mgm_config
 
-from diagnostics import gpu_checks, host_checks, plan_checks, project_checks
-from diagnostics.apart import Outcome, run_apart
-from diagnostics.cgroups import CgroupLimits
-from diagnostics.cuda_probe import CudaProbe, Toolkit, find_toolkit, probe_cuda
-from diagnostics.environment_file import variables, write_environment
-from diagnostics.gpu_probe import DriverProbe, Gpu, GpuProcess, count_cards, describe_process, probe_driver
-from diagnostics.host_probe import HostProbe, probe_host
-from diagnostics.stray import end_strays, strays
-from diagnostics.torch_probe import TorchProbe
-from files import read_json
-from planning.prediction import Machine
-from settings.deepspeed import read_deepspeed
+from dj2mgm.config.training import read_deepspeed
+from dj2mgm.doctor import gpu_checks, host_checks, plan_checks, project_checks
+from dj2mgm.doctor.gpu_checks import end_orphans, orphans, variables, write_environment
+from dj2mgm.doctor.probes import (
+    CudaProbe,
+    DriverProbe,
+    Gpu,
+    GpuProcess,
+    HostProbe,
+    Outcome,
+    Toolkit,
+    count_cards,
+    describe_process,
+    find_toolkit,
+    probe_cuda,
+    probe_driver,
+    probe_host,
+    run_probe,
+)
+from dj2mgm.doctor.torch_probe import TorchProbe
+from dj2mgm.files import read_json, write_yaml
+from dj2mgm.memory.cgroups import CgroupLimits
+from dj2mgm.memory.prediction import Machine
 
 GIB = 2**30
 CARD = Gpu(0, "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB)
@@ -229,7 +241,7 @@ def test_a_dataset_whose_images_are_all_there_passes(photos):
     assert (finding.status, finding.reason) == ("pass", "1 images in pretrain, all there")
 
 
-def test_a_missing_image_is_named_and_fails_where_nothing_would_drop_it(photos, tmp_path):
+def test_a_missing_image_fails_where_nothing_would_drop_it(photos, tmp_path):
     (tmp_path / "images/1.jpg").unlink()
     finding = project_checks.check_dataset("dataset photos", photos)
     assert finding.status == "warn" and str(tmp_path / "images/1.jpg") in finding.reason
@@ -246,7 +258,7 @@ def test_a_dataset_that_cannot_be_read_fails_with_file_and_line(photos):
     assert finding.status == "fail" and "captions.jsonl, line 1: key 'text' is missing" in finding.reason
 
 
-def test_the_project_s_own_configuration_passes_and_a_wrong_key_fails(monkeypatch):
+def test_the_projects_configuration_passes_and_a_wrong_key_fails(monkeypatch):
     monkeypatch.chdir(PROJECT)
     runs, finding = project_checks.read_runs({})
     assert finding.status == "pass" and "baseline" in finding.reason
@@ -259,7 +271,7 @@ def test_the_project_s_own_configuration_passes_and_a_wrong_key_fails(monkeypatc
 @pytest.mark.parametrize(
     ("model", "folder"), [("mgm-2b", "model_zoo/gemma-2b-it"), ("mgm-2b-released", "model_zoo/mgm-2b")]
 )
-def test_a_model_that_was_not_downloaded_fails_and_the_remedy_says_where_from(monkeypatch, model, folder):
+def test_a_model_not_downloaded_fails_and_the_remedy_says_where(monkeypatch, model, folder):
     monkeypatch.chdir(PROJECT)
     runs, _ = project_checks.read_runs({"model": model})
     [finding] = project_checks.check_models(runs)
@@ -293,7 +305,7 @@ def test_the_environment_points_to_the_toolkit_that_fits_torch():
     }
 
 
-def test_the_check_is_skipped_only_between_minor_versions_that_are_compatible():
+def test_the_check_is_skipped_only_between_compatible_versions():
     assert variables(CudaProbe(None, Toolkit("/opt/cuda", "12.9"), ()), "12.4")["DS_SKIP_CUDA_CHECK"] == "1"
     only_old = variables(CudaProbe(None, OLD, ()), "12.4")
     assert only_old["DS_SKIP_CUDA_CHECK"] == "0" and "CUDA_HOME" not in only_old
@@ -326,7 +338,7 @@ def mgm_2b(monkeypatch):
     ],
     ids=["room", "small card", "small host"],
 )
-def test_the_plan_of_fine_tuning_mgm_2b_is_judged_by_gpu_and_host_memory(mgm_2b, machine, status, reason):
+def test_mgm_2bs_plan_is_judged_by_gpu_and_host_memory(mgm_2b, machine, status, reason):
     finding = plan_checks.check_plan(mgm_2b, "finetune", machine)
     assert finding.status == status and re.search(reason, finding.reason)
     assert (finding.status == "pass") == (not finding.remedy)
@@ -339,9 +351,19 @@ def test_a_model_that_is_still_to_be_trained_has_no_plan_yet(monkeypatch, tmp_pa
     assert plan_checks.check_plan(runs.first("baseline"), "pretrain", Machine(1, 23.63, 62.6)).status == "skip"
 
 
-def test_fix_writes_for_each_stage_a_configuration_that_deepspeed_accepts_and_that_fits(mgm_2b, tmp_path):
-    runs, machine = project_checks.read_runs({"model": "mgm-2b"})[0], Machine(1, 23.63, 62.6)
-    pretrain, finetune = plan_checks.write_configs_that_fit(runs, machine, tmp_path)
+@pytest.fixture
+def tiny_runs(monkeypatch, tmp_path):
+    """The project's configuration with a tiny model, whose plan takes a tenth of the time."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(PROJECT / "config", "config")
+    mgm_config().save_pretrained("mgm")
+    keys = {"assembled": "mgm", "clip_score": "clip", "pretrain_template": "plain", "template": "gemma"}
+    write_yaml(Path("config/models/tiny_mgm.yaml"), keys)
+    return project_checks.read_runs({"model": "tiny_mgm"})[0]
+
+
+def test_fix_writes_configurations_that_fit_and_deepspeed_accepts(tiny_runs, tmp_path):
+    pretrain, finetune = plan_checks.write_configs_that_fit(tiny_runs, Machine(1, 23.63, 62.6), tmp_path)
     assert f"wrote {tmp_path / 'deepspeed_pretrain.json'}: " in pretrain
     [name, micro] = re.search(r"set finetune's deepspeed: (\w+), micro_batch_size: (\d+)", finetune).groups()
     written = read_json(tmp_path / "deepspeed_finetune.json")
@@ -352,13 +374,12 @@ def test_fix_writes_for_each_stage_a_configuration_that_deepspeed_accepts_and_th
     assert DeepSpeedConfig(filled).train_batch_size == 128
 
 
-def test_fix_says_where_no_configuration_fits(mgm_2b, tmp_path):
-    runs = project_checks.read_runs({"model": "mgm-2b"})[0]
-    said = list(plan_checks.write_configs_that_fit(runs, Machine(1, 2.0, 62.6), tmp_path))
+def test_fix_says_where_no_configuration_fits(tiny_runs, tmp_path):
+    said = list(plan_checks.write_configs_that_fit(tiny_runs, Machine(1, 0.01, 62.6), tmp_path / "none"))
     assert [sentence.split(":")[0] for sentence in said] == [
         f"no DeepSpeed configuration fits {stage}" for stage in ("pretrain", "finetune")
     ]
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "none").exists()
 
 
 # stray processes, for real: an orphan of this user, ended only when asked for
@@ -374,7 +395,7 @@ def orphan():
         psutil.Process(pid).kill()
 
 
-def test_an_orphan_of_mine_is_stray_and_a_process_with_a_parent_is_not(orphan):
+def test_an_orphan_of_mine_is_stray_and_a_child_is_not(orphan):
     deadline = time.monotonic() + 5
     while (process := describe_process(0, orphan, None)).command != "sleep 60" and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -384,16 +405,16 @@ def test_an_orphan_of_mine_is_stray_and_a_process_with_a_parent_is_not(orphan):
     with subprocess.Popen(["sleep", "60"]) as child:
         cared_for = describe_process(0, child.pid, None)
         assert cared_for.mine and not cared_for.orphan
-        assert strays((process, cared_for)) == [process]
-        assert end_strays((process, cared_for)) == [orphan]
+        assert orphans((process, cared_for)) == [process]
+        assert end_orphans((process, cared_for)) == [orphan]
         child.kill()
     assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
 
 
-def test_somebody_elses_process_and_one_that_cannot_be_seen_are_never_ended(orphan):
+def test_processes_of_others_or_unseen_are_never_ended(orphan):
     foreign = GpuProcess(0, orphan, GIB, "python", mine=False, orphan=True)
     adopted = GpuProcess(0, orphan, GIB, "python", mine=True, orphan=False)
-    assert end_strays((foreign, adopted)) == []
+    assert end_orphans((foreign, adopted)) == []
     assert psutil.Process(orphan).is_running()
     gone = describe_process(0, 2**22 + 1, GIB)  # above the largest process id
     assert (gone.command, gone.mine) == ("", False)
@@ -441,13 +462,13 @@ def test_cards_are_counted_without_a_driver(tmp_path):
     assert count_cards(tmp_path) == 1
 
 
-def test_a_probe_that_hangs_or_crashes_says_so_and_stops_nobody(tmp_path, monkeypatch):
+def test_a_probe_that_hangs_or_crashes_says_so(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time; print('Using torch_extensions', flush=True); time.sleep(60)")
     (tmp_path / "crashes.py").write_text("import os, sys; print('abc', file=sys.stderr); os.abort()")
-    monkeypatch.setattr("diagnostics.apart.SCRIPTS", tmp_path)
-    hung = run_apart("hangs", 1)
+    monkeypatch.setattr("dj2mgm.doctor.probes.SCRIPTS", tmp_path)
+    hung = run_probe("hangs", 1)
     assert hung.values is None and "Using torch_extensions" in hung.printed and "no answer within 1 s" in hung.printed
-    crashed = run_apart("crashes", 30)
+    crashed = run_probe("crashes", 30)
     assert crashed.values is None and "abc" in crashed.printed and "exit status -6" in crashed.printed
 
 
@@ -456,7 +477,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
 
 
-def test_the_doctor_prints_json_alone_and_its_exit_status_says_whether_a_check_failed():
+def test_the_doctor_prints_json_and_its_status_tells_of_failures():
     done = doctor("--json", "--config", '{"modle": "tiny"}')
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == 1 and findings["configuration"]["status"] == "fail"

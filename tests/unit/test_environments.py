@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from places import PROJECT
 
-from settings.code import SCRIPTS, modules_of
+from dj2mgm.code import SCRIPTS, modules_of
 
 ENVIRONMENTS = sorted((PROJECT / "envs").glob("*.yaml"))
 RULE = re.compile(r"^ *rule (\w+):\n((?: +.*\n|\n)+)", re.MULTILINE)
@@ -56,7 +56,7 @@ def rules() -> Iterator[tuple[str, str, Path, Path]]:
         for name, body in RULE.findall(file.read_text(encoding="utf-8")):
             if "shell:" in body:
                 [environment] = re.findall(r'conda:\s+"(.+)"', body)
-                [script] = set(re.findall(r"workflow_scripts/(\w+\.py)", body))
+                [script] = set(re.findall(r"script(?:_path)?\(\s*[\"'](\w+\.py)", body))
                 yield name, body, (file.parent / environment).resolve(), SCRIPTS / script
 
 
@@ -128,7 +128,7 @@ def test_an_environment_resolves_to_exactly_what_it_lists(path, package_index):
 def test_a_rule_imports_only_what_its_own_environment_lists(name, body, environment, script):
     listed = pins(load(environment)[2])
     assert not unlisted_imports(script, listed), f"rule {name}, {environment.name}"
-    launcher = re.search(r'shell:\s+(?:logged\(\s*)?"(\w+) ', body)[1]
+    launcher = "bash" if "launcher=" in body else "python"
     started = {"python": set(), "bash": {"deepspeed", "torch"}}  # launch.sh: DeepSpeed's launcher, or torchrun
     assert started.get(launcher, {launcher}) <= set(listed)
 

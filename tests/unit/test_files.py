@@ -4,9 +4,19 @@ import sys
 
 import pytest
 
-from command_line import command_line
-from errors import InputError
-from files import read_json, read_jsonl, replace_folder, replace_whole, sha256_of, write_json, write_jsonl, write_yaml
+from dj2mgm.code import SCRIPTS
+from dj2mgm.command_line import command_line
+from dj2mgm.errors import InputError
+from dj2mgm.files import (
+    read_json,
+    read_jsonl,
+    replace_file,
+    replace_folder,
+    sha256_of,
+    write_json,
+    write_jsonl,
+    write_yaml,
+)
 
 
 class Interrupted(Exception):
@@ -17,7 +27,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("old")
     with pytest.raises(Interrupted):
-        with replace_whole(path) as file:
+        with replace_file(path) as file:
             file.write("half of the new")
             raise Interrupted
     assert path.read_text() == "old"
@@ -25,14 +35,14 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
 
 
 def test_a_first_write_that_fails_leaves_nothing_behind(tmp_path):
-    with pytest.raises(Interrupted), replace_whole(tmp_path / "new folder" / "out.txt"):
+    with pytest.raises(Interrupted), replace_file(tmp_path / "new folder" / "out.txt"):
         raise Interrupted
     assert list((tmp_path / "new folder").iterdir()) == []
 
 
 def test_the_final_name_appears_only_after_the_block(tmp_path):
     path = tmp_path / "out.bin"
-    with replace_whole(path, "wb") as file:
+    with replace_file(path, "wb") as file:
         file.write(b"\x00\xff")
         assert not path.exists()
     assert path.read_bytes() == b"\x00\xff"
@@ -119,7 +129,6 @@ def test_a_defect_keeps_its_traceback():
 
 def test_the_base_library_needs_no_model_library():
     """`errors` and `files` are imported everywhere, also where neither torch nor Data-Juicer is installed."""
-    code = "import sys; sys.path[:0] = [sys.argv[1]]; import errors, files; print(sorted(sys.modules))"
-    folder = sys.modules["files"].__file__.rsplit("/", 1)[0]
-    loaded = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True).stdout
+    code = "import sys; sys.path[:0] = [sys.argv[1]]; from dj2mgm import errors, files; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code, SCRIPTS], capture_output=True, text=True, check=True).stdout
     assert not re.search(r"'(torch|numpy|transformers|data_juicer)'", loaded)

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from places import PROJECT
 
-from errors import InputError
-from files import read_jsonl, write_yaml
-from juicer.settings import StageSettings, read_filter_settings
-from juicer.stage import FILTERED, run_recipe
-from shapes.dataset import ShapesSpec, write_shapes
+from dj2mgm.data.shapes.dataset import ShapesSpec, write_shapes
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl, write_yaml
+from dj2mgm.juicer.settings import StageSettings, read_filter_settings
+from dj2mgm.juicer.stage import FILTERED, run_recipe
 
 RECIPE = PROJECT / "config/recipes/baseline.yaml"
 

@@ -9,16 +9,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from errors import InputError
-from files import write_jsonl
-from formats import json_list
-from formats.dj_jsonl import read_dj_jsonl, text_of
-from formats.evaluation_jsonl import read_evaluation
-from formats.held_out import HeldOut
-from formats.json_list import read_json_list
-from formats.llava import read_llava
-from formats.own_data import write_own_data
-from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from dj2mgm.data import rows
+from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava, text_of
+from dj2mgm.data.held_out import HeldOut
+from dj2mgm.data.own_data import write_own_data
+from dj2mgm.data.rows import read_json_list
+from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_jsonl
 
 many = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -146,11 +144,11 @@ def test_a_list_is_read_in_pieces_as_json_reads_it_at_once(folder, items, indent
         expected = json.loads(path.read_text())
     except ValueError:
         expected = None
-    json_list.CHUNK, own = chunk, json_list.CHUNK
+    rows.CHUNK, own = chunk, rows.CHUNK
     try:
         found = outcome(read_json_list, path)
     finally:
-        json_list.CHUNK = own
+        rows.CHUNK = own
     assert json.dumps(found) == json.dumps(expected if isinstance(expected, list) else None)
 
 

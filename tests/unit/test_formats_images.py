@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageFile
 from tiny_models import save_image
 
-from formats.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImage, load_image, locate_image
 
 
 def reason(function, *arguments) -> str:

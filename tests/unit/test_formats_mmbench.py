@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from benchmark_files import MMBENCH_COLUMNS, circular_rows, mmbench_row, png_in_base64, write_mmbench
 
-from errors import InputError
-from formats.images import load_image
-from formats.mmbench import read_mmbench
+from dj2mgm.data.images import load_image
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks.mmbench import read as read_mmbench
 
 
 def read(tmp_path: Path, rows: list[dict]) -> list[dict]:

@@ -7,14 +7,10 @@ import pickle
 
 import pytest
 
-from errors import InputError
-from files import write_json_list
-from formats import json_list
-from formats.dj_jsonl import caption_of, read_dj_jsonl, text_of
-from formats.evaluation_jsonl import read_evaluation
-from formats.json_list import read_json_list
-from formats.llava import conversation, read_llava
-from formats.rows import LineIndex
+from dj2mgm.data.formats import caption_of, conversation, read_dj_jsonl, read_evaluation, read_llava, text_of
+from dj2mgm.data.rows import LineIndex, _read, read_json_list
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_json_list
 
 PAIR = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]
@@ -250,7 +246,7 @@ def test_a_list_in_another_encoding_is_named_and_one_with_a_byte_order_mark_is_r
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10_000])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_list_read_piece_by_piece_is_what_json_reads_at_once(tmp_path, monkeypatch, chunk, indent):
-    monkeypatch.setattr("formats.json_list.CHUNK", chunk)
+    monkeypatch.setattr("dj2mgm.data.rows.CHUNK", chunk)
     values = [1234567, [], {"é": [1.5e3, -0.25, None, True], "b": '],[ \\" '}, "", "\u2028 😀", [[{}]], 0]
     for items in (values, values[:1], []):
         path = tmp_path / "a.json"
@@ -265,7 +261,7 @@ def test_a_list_written_row_by_row_is_what_json_reads(tmp_path):
 
 
 def test_a_list_is_not_read_further_than_it_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("formats.json_list.CHUNK", 100)
+    monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 100)
     path = tmp_path / "a.json"
     path.write_text(json.dumps([TALK] * 100)[:-1] + ", and then no JSON")
     rows = read_json_list(path)
@@ -275,11 +271,11 @@ def test_a_list_is_not_read_further_than_it_is_asked_for(tmp_path, monkeypatch):
 
 
 def test_a_mistake_is_found_without_reading_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("formats.json_list.CHUNK", 1000)
+    monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 1000)
     path, read = tmp_path / "a.json", []
     path.write_text("[" + json.dumps(TALK) + "".join(f" {json.dumps(TALK)}," for _ in range(200)) + "{}]")
-    own = json_list._read
-    monkeypatch.setattr(json_list, "_read", lambda *asked: read.append(own(*asked)) or read[-1])
+    own = _read
+    monkeypatch.setattr("dj2mgm.data.rows._read", lambda *asked: read.append(own(*asked)) or read[-1])
     with pytest.raises(InputError, match="row 2: not valid JSON"):
         list(read_json_list(path))
     assert len("".join(read)) == 1000

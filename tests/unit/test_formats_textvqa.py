@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from benchmark_files import textvqa_question, textvqa_truth, write_rows, write_textvqa
 
-from errors import InputError
-from files import read_json, read_jsonl
-from formats.textvqa import read_textvqa
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks.textvqa import read as read_textvqa
+from dj2mgm.files import read_json, read_jsonl
 
 
 @pytest.fixture

@@ -19,14 +19,14 @@ from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 from places import PROJECT
 from tiny_models import tiny_processor
 
-from errors import InputError
-from files import write_jsonl
-from formats.dj_jsonl import text_of
-from formats.images import FORMATS, MAX_PIXELS, BadImage, load_image
-from juicer.settings import StageSettings
-from juicer.stage import FILTERED, run_recipe
-from mgm.generation import Generator
-from reporting.gallery import thumbnail
+from dj2mgm.data.formats import text_of
+from dj2mgm.data.images import FORMATS, MAX_PIXELS, BadImage, load_image
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_jsonl
+from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.mgm.generation import Generator
+from dj2mgm.reporting.gallery import thumbnail
 
 LOSSLESS = {"PNG": {}, "TIFF": {}, "BMP": {}, "PPM": {}, "GIF": {}, "WEBP": {"lossless": True, "exact": True}}
 REFUSED = {("I", "TIFF"), ("F", "TIFF"), ("F", "PPM")}
@@ -303,7 +303,7 @@ def test_the_stand_in_for_ghostscript_is_what_pillow_would_start(tmp_path, ghost
 def test_images_are_opened_in_one_place():
     scripts = PROJECT / "workflow_scripts"
     openers = [path for path in scripts.rglob("*.py") if re.search(r"Image\.open\(|imread\(", path.read_text("utf-8"))]
-    assert [str(path.relative_to(scripts)) for path in openers] == ["formats/images.py"]
+    assert [str(path.relative_to(scripts)) for path in openers] == ["dj2mgm/data/images.py"]
 
 
 def test_data_juicers_operators_load_images_as_the_models_do():

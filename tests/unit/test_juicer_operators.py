@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from places import PROJECT
 
-import juicer.library  # noqa: F401  (importing Data-Juicer makes PIL accept truncated images, which these tests count on)
-from juicer.operators.image_integrity_filter import image_integrity
-from juicer.operators.image_text_deduplicator import image_text_hash
+import dj2mgm.juicer.data_juicer  # noqa: F401  (importing Data-Juicer makes PIL accept truncated images, which these tests count on)
+from dj2mgm.juicer.operators.image_integrity_filter import image_integrity
+from dj2mgm.juicer.operators.image_text_deduplicator import image_text_hash
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def test_the_hash_is_equal_only_for_equal_image_bytes_and_equal_text(photo):
 def test_data_juicer_loads_the_operators_by_their_path():
     """As `dj-process --custom-operator-paths` does. The library is imported first because it blocks installs."""
     code = (
-        "import juicer.library, sys\n"
-        "juicer.library.forbid_surprises()\n"
+        "import dj2mgm.juicer.data_juicer, sys\n"
+        "dj2mgm.juicer.data_juicer.forbid_surprises()\n"
         "assert sys.stdin.read() == '', 'nobody answers a question'\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.ops import load_ops\n"
-        "assert 'juicer.operators' not in sys.modules\n"
-        "load_custom_operators(['workflow_scripts/juicer/operators'])\n"
+        "assert 'dj2mgm.juicer.operators' not in sys.modules\n"
+        "load_custom_operators(['workflow_scripts/dj2mgm/juicer/operators'])\n"
         "ops = load_ops([{'image_integrity_filter': {'image_root': '/'}}, {'image_text_deduplicator': {}}])\n"
         "batch = {'text': ['a'], 'images': [['/nowhere.png']], '__dj__stats__': [{}]}\n"
         "print(ops[0].compute_stats(batch)['__dj__stats__'], [op._name for op in ops])\n"

@@ -8,14 +8,14 @@ import yaml
 from data_juicer.utils.lazy_loader import LazyLoader
 from places import PROJECT
 
-from errors import InputError
-from juicer.library import OPERATORS, Filter
-from juicer.recipe import build_operators, check_process, complete
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.data_juicer import OPERATORS, Filter
+from dj2mgm.juicer.recipe import build_operators, check_process, complete
 
 
-def build(process: list, folder: Path, processes: int = 1) -> list:
+def build(process: list, folder: Path) -> list:
     check_process(process)
-    return build_operators(process, processes, folder)
+    return build_operators(process, folder)
 
 
 @pytest.mark.parametrize("process", [None, [], {}, "text_length_filter"])
@@ -54,11 +54,11 @@ def test_the_same_operator_twice_keeps_each_ones_own_arguments(tmp_path):
     assert (first.min_len, second.min_len, second.max_len) == (30, 10, 90)
 
 
-def test_operators_run_as_often_as_asked_for_and_never_skip_errors(tmp_path):
+def test_operators_start_no_processes_and_never_skip_errors(tmp_path):
     process = [{"image_integrity_filter": None}, {"words_num_filter": {"min_num": 2}}]
-    integrity, words = build(process, tmp_path, processes=3)
+    integrity, words = build(process, tmp_path)
     assert [op.skip_op_error for op in (integrity, words)] == [False, False]
-    assert [op.runtime_np() for op in (integrity, words)] == [3, 3]
+    assert [op.runtime_np() for op in (integrity, words)] == [None, None]
     assert process == [
         {"image_integrity_filter": None},
         {"words_num_filter": {"min_num": 2}},

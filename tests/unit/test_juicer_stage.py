@@ -15,14 +15,14 @@ import pytest
 from PIL import Image
 from places import PROJECT
 
-from errors import InputError
-from files import read_jsonl, sha256_of, write_jsonl, write_yaml
-from formats.dj_jsonl import text_of
-from juicer.library import OPERATORS, Fields, Filter, Mapper
-from juicer.partitions import PARTITION
-from juicer.settings import StageSettings
-from juicer.stage import FILTERED, WORKING, run_recipe
-from juicer.work import fingerprint
+from dj2mgm.data.formats import text_of
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl, sha256_of, write_jsonl, write_yaml
+from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Filter, Mapper
+from dj2mgm.juicer.dataset import PARTITION
+from dj2mgm.juicer.restart import WORKING, fingerprint
+from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.juicer.stage import FILTERED, run_recipe
 
 CAPTIONS = ["a red circle", "no", "a blue square on a lawn", "x", "a red circle", "three green stars"]
 
@@ -96,6 +96,7 @@ def test_every_row_is_kept_or_named_with_the_operator_that_dropped_it(tmp_path):
 def test_the_number_of_processes_changes_no_byte(tmp_path):
     data = write_dataset(tmp_path, CAPTIONS * 5)
     process = [{"image_integrity_filter": None}, LENGTH, {"image_shape_filter": {}}, {"image_text_deduplicator": None}]
+    process.append({"document_deduplicator": {}})
     for processes in (1, 3):
         run(data, tmp_path / f"out{processes}", process, processes)
     for name in ("filtered.jsonl", "stats.jsonl", "dropped.jsonl"):
@@ -155,7 +156,7 @@ def outputs(folder: Path) -> list[Path]:
 def test_what_was_done_before_an_operator_failed_is_not_done_again(tmp_path, register, monkeypatch):
     """A disk that was full for a moment costs one partition."""
     for size in ("PARTITION", "BATCH"):
-        monkeypatch.setattr(f"juicer.partitions.{size}", 2)
+        monkeypatch.setattr(f"dj2mgm.juicer.dataset.{size}", 2)
     done = []
 
     class OnceFullMapper(Mapper):
@@ -203,6 +204,15 @@ def test_an_empty_result_names_the_operator_that_dropped_most(tmp_path):
     process = [LENGTH, {"text_length_filter": {"min_len": 9000}}]
     with pytest.raises(InputError, match=r"kept none of 6 rows; text_length_filter \(step 2\) dropped most, 4 of 4"):
         run(write_dataset(tmp_path), tmp_path / "out", process)
+
+
+def test_images_that_are_fixed_after_an_empty_result_are_read_again(tmp_path):
+    data = write_dataset(tmp_path)
+    (tmp_path / "images").rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="kept none of 6 rows; image_integrity_filter"):
+        run(data, tmp_path / "out", [{"image_integrity_filter": None}])
+    (tmp_path / "elsewhere").rename(tmp_path / "images")
+    assert run(data, tmp_path / "out", [{"image_integrity_filter": None}])["rows_kept"] == 6
 
 
 def test_a_failed_run_leaves_no_outputs_of_the_run_before(tmp_path):
@@ -282,8 +292,8 @@ MIXED = [
 ROW_FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
 
 
-@pytest.mark.parametrize("where", [{}, {"executor": "ray"}], ids=["local", "ray"])
-def test_killed_in_the_middle_and_run_again_it_goes_on_and_gives_the_same_result(tmp_path, where):
+@pytest.mark.parametrize("where", [{}, pytest.param({"executor": "ray"}, marks=pytest.mark.slow)], ids=["local", "ray"])
+def test_a_killed_run_continues_and_gives_the_same_result(tmp_path, where):
     data = write_partitions(tmp_path, 2.1)
     arguments = command(data, tmp_path / "out", MIXED[:4], 2, **where)
     victim = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
@@ -304,39 +314,43 @@ def test_killed_in_the_middle_and_run_again_it_goes_on_and_gives_the_same_result
     assert len(os.listdir(tmp_path / "out")) == 4
 
 
-def test_rays_rows_are_those_of_the_local_executor(tmp_path):
-    data = write_partitions(tmp_path, 0.23)
-    expected = run(data, tmp_path / "local", MIXED)
-    done = subprocess.run(command(data, tmp_path / "ray", MIXED, 2, executor="ray"), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_ray_names_the_failing_row_continues_and_equals_local(tmp_path):
+    data = write_partitions(tmp_path, 1.1)
+    image, process = tmp_path / "images/3.png", [{"image_shape_filter": {}}, *MIXED]
+    write_jsonl(data, [*read_jsonl(data), {"id": "last", "text": text_of("a late row"), "images": ["images/last.png"]}])
+    Image.new("RGB", (40, 40)).save(image)
+    (tmp_path / "images/last.png").write_text("no image")
+    failed = subprocess.run(command(data, tmp_path / "ray", process, 1, executor="ray"), capture_output=True, text=True)
+    assert failed.returncode == 2, failed.stderr
+    sentence = "error: operator image_shape_filter failed on row 'last': BadImage: undecodable"
+    assert failed.stderr.splitlines()[-1].startswith(sentence)
+    assert outputs(tmp_path / "ray") == []
+
+    shutil.copy(image, tmp_path / "images/last.png")
+    expected = run(data, tmp_path / "local", process)
+    completed = subprocess.run(
+        command(data, tmp_path / "ray", process, 2, executor="ray"), capture_output=True, text=True
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert "going on after 1 partitions" in completed.stderr
     for name in ROW_FILES:
         assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
     summary = json.loads((tmp_path / "ray/summary.json").read_text())
     assert without_seconds(summary) == without_seconds(expected)
-    dropped = {step["operator"] for step in summary["operators"] if step["dropped"]}
-    assert dropped == {name for step in MIXED for name in step} - {"clean_links_mapper"}
+    dropping = {step["operator"] for step in summary["operators"] if step["dropped"]}
+    unused = {"clean_links_mapper", "image_integrity_filter"}  # no image is broken by then
+    assert dropping == {name for step in MIXED for name in step} - unused
 
 
 def without_seconds(summary: dict) -> dict:
     return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
 
 
-def test_an_operator_that_fails_on_ray_is_one_line_that_names_the_row(tmp_path):
-    data = write_dataset(tmp_path)
-    (tmp_path / "images/2.png").write_text("no image")
-    process = [{"image_shape_filter": {}}]
-    done = subprocess.run(command(data, tmp_path / "out", process, 1, executor="ray"), capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: operator image_shape_filter failed on row 'r2': BadImage: undecodable")
-    assert outputs(tmp_path / "out") == []
-
-
 def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
     scripts = tmp_path / "scripts"
     shutil.copytree(PROJECT / "workflow_scripts", scripts, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr("juicer.work.__file__", str(scripts / "juicer/work.py"))
-    monkeypatch.setattr("settings.code.SCRIPTS", scripts)
+    monkeypatch.setattr("dj2mgm.juicer.engine.__file__", str(scripts / "dj2mgm/juicer/engine.py"))
+    monkeypatch.setattr("dj2mgm.code.SCRIPTS", scripts)
     data, settings = write_dataset(tmp_path), StageSettings(tmp_path, 1, [])
 
     def changed(module: str) -> bool:
@@ -345,10 +359,16 @@ def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
             file.write("# changed\n")
         return fingerprint([LENGTH], settings, data) != before
 
-    others = ("reporting/page.py", "training/trainer.py", "evaluation/vqa.py", "diagnostics/check.py", "chat.py")
+    others = (
+        "dj2mgm/reporting/page.py",
+        "dj2mgm/training/trainer.py",
+        "dj2mgm/evaluation/vqa.py",
+        "dj2mgm/doctor/probes.py",
+        "chat.py",
+    )
     assert not any(map(changed, others))
-    own = ("juicer/chain.py", "formats/images.py", "juicer/operators/image_integrity_filter.py")
-    helpers = ("juicer/operators/similarity_limit.py", "juicer/operators/recaptioning/usable.py")
+    own = ("dj2mgm/juicer/chain.py", "dj2mgm/data/images.py", "dj2mgm/juicer/operators/image_integrity_filter.py")
+    helpers = ("dj2mgm/juicer/operators/keep_fraction.py", "dj2mgm/juicer/operators/models/captioner.py")
     assert all(map(changed, own + helpers))
 
 

@@ -1,11 +1,31 @@
 """Which commands take over from a killed Snakemake, and from which jobs; what they then do is in tests/workflow."""
 
+import errno
+import json
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
+from places import PROJECT
 
-from errors import InputError
-from settings.killed_runs import LOCKS, OWNER, at_work, jobs_in, note_owner, runs_jobs, take_over
+from dj2mgm import takeover
+from dj2mgm.errors import InputError
+from dj2mgm.takeover import LOCK, OWNER, at_work, end_run, jobs_in, start_run
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    _let_go()
+
+
+def _let_go() -> None:
+    """As the end of the process does."""
+    if takeover._lock:
+        takeover._lock.close()
 
 
 @pytest.fixture
@@ -38,18 +58,6 @@ def test_a_slurm_that_does_not_answer_is_one_sentence(squeue, tmp_path):
         jobs_in(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "flags", ["", "--cores 4", "-j 4 -k", "--profile profiles/slurm", "--config note=-n", "--unlock"]
-)
-def test_a_run_takes_over(flags):
-    assert runs_jobs(["snakemake", "baseline", *flags.split()])
-
-
-@pytest.mark.parametrize("flags", ["-n", "-np", "--dry-run", "--dryrun --quiet", "--summary", "--lint", "-c 4 -n"])
-def test_a_look_at_what_there_is_to_do_ends_nobodys_training(flags):
-    assert not runs_jobs(["snakemake", "baseline", *flags.split()])
-
-
 BROKEN_NOTES = [
     "",
     "null",
@@ -66,22 +74,82 @@ BROKEN_NOTES += [f'{{"host": "{socket.gethostname()}", "pid": "1", "started": 1.
 
 
 @pytest.mark.parametrize("note", BROKEN_NOTES, ids=lambda note: note[:40])
-def test_a_broken_note_of_who_ran_here_is_no_note_and_a_lock_is_left_to_snakemake(tmp_path, monkeypatch, note):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / LOCKS).mkdir(parents=True)
-    (tmp_path / OWNER).write_bytes(note.encode("utf-8", "surrogateescape"))
-    take_over()
+def test_a_broken_note_of_who_ran_here_is_no_note(folder, note):
+    OWNER.parent.mkdir()
+    OWNER.write_bytes(note.encode("utf-8", "surrogateescape"))
     assert not at_work()
-    (tmp_path / LOCKS / "0.input.lock").touch()
-    take_over()
-    assert at_work() and (tmp_path / LOCKS / "0.input.lock").exists()
+    start_run(on_cluster=False)
+    assert at_work() and json.loads(OWNER.read_text())["pid"] == os.getpid()
 
 
-def test_the_note_of_who_runs_here_is_written_whole_and_read_again(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    note_owner(on_cluster=False)
-    assert at_work() and [path.name for path in (tmp_path / OWNER).parent.iterdir()] == [OWNER.name]
+RUN = "import sys; from dj2mgm.takeover import *; start_run(False); print('running', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def other_run(folder):
+    """A run of another process, which is at work when this returns."""
+    environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", RUN], env=environment, **pipes) as process:
+        assert process.stdout.readline() == b"running\n"
+        yield process
+        process.kill()
+
+
+def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
+    monkeypatch.setattr("dj2mgm.takeover.LOOKS", 1)
+    assert at_work()
+    with pytest.raises(InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it"):
+        start_run(on_cluster=False)
+
+
+def test_a_killed_run_is_taken_over_and_its_stages_are_ended(other_run, folder, capsys):
+    (folder / "workflow_scripts").mkdir()
+    (folder / "workflow_scripts/stage.py").write_text("import time; time.sleep(60)")
+    note = json.loads(OWNER.read_text())
+    group = {"process_group": note["process_group"]}
+    with subprocess.Popen([sys.executable, "workflow_scripts/stage.py"], **group) as stage:
+        other_run.kill()
+        other_run.wait()
+        assert not at_work()
+        start_run(on_cluster=False)
+        assert stage.wait(10) == -9
+    assert "was killed; going on" in capsys.readouterr().err
+
+
+def test_a_run_that_ended_is_nothing_to_take_over(folder, capsys):
+    start_run(on_cluster=False)
+    end_run(on_cluster=False)
+    _let_go()
+    start_run(on_cluster=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_was_killed_on_another_host_is_left_to_its_user(folder):
+    OWNER.parent.mkdir()
+    OWNER.write_text(json.dumps({"host": "elsewhere", "pid": 1, "started": 1.0}))
+    with pytest.raises(InputError, match="on elsewhere, was killed.*delete .snakemake/owner.json"):
+        start_run(on_cluster=False)
+
+
+def test_without_locks_in_the_file_system_the_note_is_enough(other_run, monkeypatch):
+    def unsupported(file, kind):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    monkeypatch.setattr("dj2mgm.takeover.LOOKS", 1)
+    assert at_work()
+    with pytest.raises(InputError, match="another run is in progress"):
+        start_run(on_cluster=False)
+    other_run.kill()
+    other_run.wait()
+    assert start_run(on_cluster=False), "something was taken over"
+
+
+def test_the_note_of_who_runs_here_is_written_whole(folder, monkeypatch):
+    start_run(on_cluster=False)
+    assert sorted(path.name for path in OWNER.parent.iterdir()) == [OWNER.name, LOCK.name]
     monkeypatch.setattr("json.dump", lambda *arguments, **options: arguments[1].write("{") and 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        note_owner(on_cluster=True)
-    assert at_work(), "the note that was there"
+        end_run(on_cluster=False)
+    assert not json.loads(OWNER.read_text())["ended"], "the note that was there"

@@ -7,9 +7,8 @@ import os
 import psutil
 import pytest
 
-from diagnostics import gpu_memory
-from diagnostics.cgroup_memory import CgroupMemory, read_cgroup_memory
-from diagnostics.memory_readings import GIB, Reading, read_memory, tree_memory
+from dj2mgm.memory.cgroups import CgroupMemory, read_cgroup_memory
+from dj2mgm.memory.readings import GIB, Reading, _devices, read_gpu_memory, read_memory, tree_memory
 
 MIB = 2**20
 
@@ -132,18 +131,18 @@ class FakeDriver:
     ("visible", "used"), [(None, [10, 20]), ("1", [20]), ("1,0", [20, 10]), ("GPU-c", [30]), ("", []), ("GPU-x", [])]
 )
 def test_with_a_faked_driver_the_visible_gpus_are_read_in_cudas_order(monkeypatch, visible, used):
-    monkeypatch.setattr(gpu_memory, "pynvml", FakeDriver())
-    gpu_memory._devices.cache_clear()
+    monkeypatch.setattr("dj2mgm.memory.readings.pynvml", FakeDriver())
+    _devices.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    readings = gpu_memory.read_gpu_memory()
-    gpu_memory._devices.cache_clear()
+    readings = read_gpu_memory()
+    _devices.cache_clear()
     assert [(gpu.index, gpu.used) for gpu in readings] == list(enumerate(used))
 
 
 def test_without_the_package_there_are_no_gpus(monkeypatch):
-    monkeypatch.setattr(gpu_memory, "pynvml", None)
-    gpu_memory._devices.cache_clear()
-    assert gpu_memory.read_gpu_memory() == []
-    gpu_memory._devices.cache_clear()
+    monkeypatch.setattr("dj2mgm.memory.readings.pynvml", None)
+    _devices.cache_clear()
+    assert read_gpu_memory() == []
+    _devices.cache_clear()

@@ -6,18 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from diagnostics import memory_sampler
-from diagnostics.cgroup_memory import CgroupMemory
-from diagnostics.gpu_memory import GpuMemory
-from diagnostics.memory_csv import LEADING, read_rows, start_file
-from diagnostics.memory_readings import GIB, Reading
-from diagnostics.memory_sampler import REST, MemorySampler, warn
+from dj2mgm.errors import InputError
+from dj2mgm.memory.cgroups import CgroupMemory
+from dj2mgm.memory.readings import GIB, GpuMemory, Reading, read_memory
+from dj2mgm.memory.records import LEADING, read_rows, start_file
+from dj2mgm.memory.sampler import REST, MemorySampler, warn
 
 
 @pytest.fixture
 def often(monkeypatch):
-    monkeypatch.setattr(memory_sampler, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(memory_sampler, "REST", 1)
+    monkeypatch.setattr("dj2mgm.memory.sampler.INTERVAL_S", 0.01)
+    monkeypatch.setattr("dj2mgm.memory.sampler.REST", 1)
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -73,7 +72,7 @@ def test_only_the_first_process_of_a_node_samples_and_other_nodes_have_files_of_
 ):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setattr(memory_sampler.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
     rows, record = run(tmp_path / "memory.csv", tmp_path / "out")
     assert bool(rows) == (record is not None) == (named is not None)
     assert [path.name for path in tmp_path.glob("out/*")] == ([named] if named else [])
@@ -83,7 +82,7 @@ def test_a_slow_reading_is_followed_by_a_longer_rest_so_that_sampling_takes_less
     often, tmp_path, monkeypatch
 ):
     took = 0.005
-    read = memory_sampler.read_memory
+    read = read_memory
     readings = []
 
     def slow_read(process):
@@ -91,8 +90,8 @@ def test_a_slow_reading_is_followed_by_a_longer_rest_so_that_sampling_takes_less
         time.sleep(took)
         return read(process)
 
-    monkeypatch.setattr(memory_sampler, "read_memory", slow_read)
-    monkeypatch.setattr(memory_sampler, "REST", REST)
+    monkeypatch.setattr("dj2mgm.memory.sampler.read_memory", slow_read)
+    monkeypatch.setattr("dj2mgm.memory.sampler.REST", REST)
     sampler = MemorySampler(tmp_path / "memory.csv", resumed=False)
     sampler.start()
     deadline = time.monotonic() + 60
@@ -134,3 +133,23 @@ def test_a_gpu_above_80_and_a_host_above_70_per_cent_are_each_told_once(capsys, 
     assert len(lines) == len(said)
     for line, text in zip(lines, said, strict=True):
         assert line.startswith(f"warning: {text}")
+
+
+DAMAGED = {
+    "nothing": "",
+    "no rows": "attempt,time,seconds,phase,job_gib\n",
+    "too few columns": "attempt,time,seconds,phase,job_gib\n1,now\n",
+    "no number": "attempt,time,seconds,phase,job_gib\n1,now,x,training,1\n",
+    "zeros": "attempt,time,seconds,phase,job_gib\n" + "\0" * 40 + "\n",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_record_is_an_error_and_ends_no_training(tmp_path, content, capsys):
+    file = tmp_path / "memory.csv"
+    file.write_text(content)
+    with pytest.raises(InputError, match="memory.csv is damaged"):
+        read_rows(file)
+    assert start_file(file, ["attempt", "time", "seconds", "phase", "job_gib"], resumed=True) == 1
+    assert "is damaged" in capsys.readouterr().err
+    assert file.read_text() == "attempt,time,seconds,phase,job_gib\n"

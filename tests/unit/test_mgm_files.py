@@ -32,9 +32,9 @@ from transformers import (
     ConvNextModel,
 )
 
-from errors import InputError
-from mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
-from mgm.assemble import assemble
+from dj2mgm.errors import InputError
+from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+from dj2mgm.mgm.assemble import assemble
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 

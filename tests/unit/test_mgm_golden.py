@@ -11,8 +11,8 @@ from tiny_models import pixels, tiny_mgm, training_batch
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 from plain_mgm import PlainMGM  # noqa: E402
 
+from dj2mgm.training.model import compile_layers  # noqa: E402
 from pretrain import train_projector_only  # noqa: E402
-from training.compilation import compile_layers  # noqa: E402
 
 
 def plain_twin(model) -> PlainMGM:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import tiny_mgm, training_batch
 
-from mgm.positions import positions_of_answers
+from dj2mgm.mgm.modeling_mgm import positions_of_answers
 
 
 def rows_computed(model) -> list[int]:

@@ -5,9 +5,8 @@ import torch
 from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 from transformers import AutoModelForCausalLM
 
-import mgm.loss
-from mgm.loss import LanguageModelHead, loss_and_gradient
-from mgm.positions import IGNORED
+from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient
+from dj2mgm.mgm.modeling_mgm import IGNORED
 
 
 def full_logits_loss(model, inputs: dict) -> torch.Tensor:
@@ -85,7 +84,7 @@ def test_padding_carries_no_loss_and_changes_none():
 
 
 def test_logits_exist_for_supervised_positions_only_and_some_rows_at_a_time(monkeypatch):
-    monkeypatch.setattr(mgm.loss, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("dj2mgm.mgm.loss.ROWS_AT_ONCE", 7)
     model = tiny_mgm()
     inputs = training_batch(model)
     shapes = []
@@ -102,7 +101,7 @@ def test_logits_exist_for_supervised_positions_only_and_some_rows_at_a_time(monk
 
 @pytest.mark.parametrize("frozen", ["neither", "hidden", "weight"])
 def test_the_heads_loss_and_its_scaled_gradients_are_pytorchs_cross_entropy(frozen, monkeypatch):
-    monkeypatch.setattr(mgm.loss, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("dj2mgm.mgm.loss.ROWS_AT_ONCE", 4)
     torch.manual_seed(0)
     head = LanguageModelHead(6, 11).double()
     hidden = torch.randn(10, 6, dtype=torch.float64)

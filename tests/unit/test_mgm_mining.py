@@ -17,8 +17,8 @@ from tiny_models import (
 )
 from transformers import CLIPVisionConfig, ConvNextModel
 
-from mgm.configuration_mgm import MGMConfig
-from mgm.mining import PatchInfoMining
+from dj2mgm.mgm.configuration_mgm import MGMConfig
+from dj2mgm.mgm.mining import PatchInfoMining
 
 
 def normalised_linear(sequential, vector: torch.Tensor) -> torch.Tensor:

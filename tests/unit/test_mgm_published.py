@@ -7,9 +7,9 @@ from safetensors.torch import save_file
 from tiny_models import NUM_IMAGE_TOKENS, TINY_SIZES, pixels, save_parts, tiny_parts
 from torch.nn import functional as F
 
-from files import write_json
-from mgm import MGMForConditionalGeneration
-from mgm.conversion.checkpoint import from_mgm
+from dj2mgm.files import write_json
+from dj2mgm.mgm import MGMForConditionalGeneration
+from dj2mgm.mgm.conversion.checkpoint import from_mgm
 
 TEXT = [2, 9, 30, 31]  # before the image; and after it
 QUESTION, ANSWER = [40, 41, 42], [50, 51, 52, 53]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from places import PROJECT
 
-from diagnostics.memory_analysis import summarize
+from dj2mgm.memory.readings import summarize
 
 MONITOR = [sys.executable, str(PROJECT / "workflow_scripts/monitor_memory.py")]
 HOUR = 3600

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from snakemake.target_jobs import parse_target_jobs_cli_args
 from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target_jobs_cli_args, format_cli_arg
 
-from errors import InputError
-from settings.schema import check_format, is_of
+from dj2mgm.config.schema import check_format, is_of
+from dj2mgm.errors import InputError
 
 
 @settings(max_examples=2000, deadline=None)

@@ -1,5 +1,6 @@
 """profiles/slurm/on_local_scratch.sh without a Slurm: stand-ins for `snakemake` and `squeue`; rsync is the real one."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -33,11 +34,11 @@ def submit(tmp_path):
 
 
 def test_results_come_back_and_nothing_stays_behind(submit):
-    done = submit("echo found > results/found; mkdir .snakemake/locks; echo mine > .snakemake/locks/0")
+    done = submit("echo found > results/found; echo mine > .snakemake/owner.json")
     assert done.returncode == 0, done.stderr
     assert (submit.home / "results/found").read_text() == "found\n"
     assert sorted(path.name for path in submit.home.iterdir()) == [".snakemake", "results"]
-    assert not (submit.home / ".snakemake/locks").exists()
+    assert not (submit.home / ".snakemake/owner.json").exists()
 
 
 def test_a_failed_snakemake_is_the_jobs_failure_and_what_it_did_comes_back(submit):
@@ -70,12 +71,14 @@ def test_a_job_that_slurm_starts_again_goes_on(submit):
 
 
 def test_a_snakemake_at_work_in_the_project_is_not_disturbed(submit):
-    lock = submit.home / ".snakemake/locks/0.input.lock"
+    lock = submit.home / ".snakemake/owner.lock"
     lock.parent.mkdir(parents=True)
-    lock.touch()
-    done = submit()
-    assert done.returncode == 1 and "snakemake --unlock" in done.stderr
-    assert lock.exists() and not (submit.home / ".on_local_scratch").exists()
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = submit()
+    assert done.returncode == 1 and "Snakemake is at work" in done.stderr
+    assert not (submit.home / ".on_local_scratch").exists()
+    assert submit().returncode == 0
 
 
 def test_another_clone_on_the_same_node_has_a_copy_of_its_own(submit, tmp_path):

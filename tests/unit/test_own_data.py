@@ -9,13 +9,12 @@ from better_synth_kit import QUESTION, save_kit
 from places import PROJECT
 from tiny_models import save_image
 
-from errors import InputError
-from files import read_json, read_jsonl, sha256_of, write_jsonl
-from formats.dj_jsonl import text_of
-from formats.held_out import HeldOut
-from formats.llava import conversation
-from formats.own_data import write_own_data
-from settings.datasets import resolve_dataset
+from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.data.formats import conversation, text_of
+from dj2mgm.data.held_out import HeldOut
+from dj2mgm.data.own_data import write_own_data
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, sha256_of, write_jsonl
 
 
 @pytest.fixture
@@ -91,8 +90,8 @@ def test_a_tenth_that_can_be_read_is_held_out_and_the_rest_is_trained_on(tmp_pat
 
 def test_holding_out_opens_few_of_many_images(tmp_path, monkeypatch):
     settings, opened = pairs_with_images(tmp_path, 200, set()), []
-    monkeypatch.setattr("formats.own_data.HELD_OUT_MOST", 5)
-    monkeypatch.setattr("formats.own_data.load_image", opened.append)
+    monkeypatch.setattr("dj2mgm.data.own_data.MAX_HELD_OUT", 5)
+    monkeypatch.setattr("dj2mgm.data.own_data.load_image", opened.append)
     assert write_own_data(settings, tmp_path / "out")["evaluation"] == 5
     assert len(opened) < 50
 
@@ -133,7 +132,7 @@ def test_two_images_are_too_few_to_hold_out_and_train(tmp_path):
 
 
 def test_of_many_captions_of_a_held_out_image_the_first_are_references(tmp_path, monkeypatch):
-    monkeypatch.setattr("formats.own_data.REFERENCES_MOST", 2)
+    monkeypatch.setattr("dj2mgm.data.own_data.MAX_REFERENCES", 2)
     settings = pairs_with_images(tmp_path, 3, set())
     pairs = list(read_jsonl(tmp_path / "pairs.jsonl"))
     rows = [row | {"id": f"{row['id']}-{n}", "text": text_of(f"caption {n}")} for row in pairs for n in range(4)]
@@ -213,7 +212,7 @@ def test_only_files_as_large_as_a_held_out_one_are_read(tmp_path, monkeypatch):
         path.write_bytes(bytes(10 + number // 2))
     held_out = HeldOut([{"id": "0", "image": "0.png"}], tmp_path)
     read = []
-    monkeypatch.setattr("formats.held_out.sha256_of", lambda path: read.append(path) or sha256_of(path))
+    monkeypatch.setattr("dj2mgm.data.held_out.sha256_of", lambda path: read.append(path) or sha256_of(path))
     assert [held_out.match(path) for path in paths] == ["file", "copy", None, None, None]
     assert read == [paths[1]]
 

@@ -1,12 +1,13 @@
 """plan_memory.py as a person runs it, on a tiny model and made-up machines."""
 
 import re
-import subprocess
-import sys
 
 import pytest
+from in_process import Outcome, run_main
 from places import PROJECT
 from tiny_models import mgm_config
+
+import plan_memory
 
 
 @pytest.fixture(scope="module")
@@ -17,15 +18,21 @@ def model(tmp_path_factory):
     return folder
 
 
-def plan(model, *flags: str) -> subprocess.CompletedProcess:
-    script = PROJECT / "workflow_scripts/plan_memory.py"
-    command = [sys.executable, script, "--model", model, "--sequence", "40", "--micro-batch", "2", *flags]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+@pytest.fixture
+def plan(model, monkeypatch, capsys):
+    """Plan the tiny model with these flags."""
+
+    def run(*flags: str) -> Outcome:
+        arguments = ["--model", str(model), "--sequence", "40", "--micro-batch", "2", *flags]
+        return run_main(plan_memory, *arguments, capture=capsys)
+
+    monkeypatch.chdir(PROJECT)
+    return run
 
 
-def test_one_screen_shows_every_tuning_under_every_configuration_and_where_memory_goes(model):
-    done = plan(model, "--gpus", "2", "--gpu-memory", "24", "--host-memory", "64")
-    assert done.returncode == 0, done.stderr
+def test_one_screen_shows_every_tuning_under_every_configuration(plan):
+    done = plan("--gpus", "2", "--gpu-memory", "24", "--host-memory", "64")
+    assert done.status == 0, done.stderr
     assert "Machine: 2 × 24.00 GiB of GPU memory, 64.00 GiB of host memory" in done.stdout
     for tuning in ("stage1", "lora", "full"):
         rows = [line for line in done.stdout.splitlines() if line.startswith(f"│ {tuning} ")]
@@ -35,16 +42,16 @@ def test_one_screen_shows_every_tuning_under_every_configuration_and_where_memor
     assert len(done.stdout.splitlines()) < 60
 
 
-def test_on_two_nodes_the_host_of_each_holds_half_of_the_processes(model):
+def test_each_of_two_nodes_holds_half_of_the_processes(plan):
     flags = ["--gpus", "4", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full"]
-    one, two = plan(model, *flags), plan(model, *flags, "--nodes", "2")
+    one, two = plan(*flags), plan(*flags, "--nodes", "2")
     assert "64.00 GiB of host memory on each of 2 nodes" in two.stdout
     [of_one], [of_two] = (re.findall(r"  host ([\d.]+) GiB", done.stdout) for done in (one, two))
     assert float(of_two) == pytest.approx(float(of_one) / 2, rel=0.01)
 
 
-def test_where_nothing_fits_it_says_what_would(model):
-    done = plan(model, "--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
+def test_where_nothing_fits_it_says_what_would(plan):
+    done = plan("--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
     assert "Nothing fits. What would help:" in done.stdout
     assert "GiB of the GPU's memory would do" in done.stdout
 
@@ -57,6 +64,6 @@ def test_where_nothing_fits_it_says_what_would(model):
         (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "3"), "choose a multiple of 2"),
     ],
 )
-def test_a_mistake_is_one_sentence(model, flags, message):
-    done = plan(model, *flags)
-    assert done.returncode == 2 and message in done.stderr
+def test_a_mistake_is_one_sentence(plan, flags, message):
+    done = plan(*flags)
+    assert done.status == 2 and message in done.stderr

@@ -7,10 +7,10 @@ from tiny_models import mgm_config
 from torch.autograd.profiler import profile
 from transformers import MambaConfig
 
-from planning.architecture import Architecture
-from planning.live_memory import LiveMemory
-from planning.step import Workload, build, count_parameters, moments
-from training.settings import LoraSettings
+from dj2mgm.memory.architecture import Architecture
+from dj2mgm.memory.step import Workload, build, count_parameters, trace_memory
+from dj2mgm.memory.trace import LiveMemory
+from dj2mgm.training.settings import LoraSettings
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj"])
 
@@ -58,7 +58,7 @@ def test_parameters_are_those_of_the_real_model():
 
 
 def peak(case: Workload, recomputation=0, micro_batch=4) -> int:
-    return moments(case, recomputation, micro_batch).sizes.sum(axis=1).max()
+    return trace_memory(case, recomputation, micro_batch).sizes.sum(axis=1).max()
 
 
 def test_recomputation_fused_layers_and_smaller_batches_each_need_less():
@@ -72,14 +72,14 @@ def test_recomputation_fused_layers_and_smaller_batches_each_need_less():
 def test_logits_are_in_proportion_to_the_tokens_that_carry_loss():
     case = workload("lora")
     fewer = Workload(case.architecture, "lora", 40, 2, torch.float32, lora=LORA)
-    logits = [moments(each, 0, 4).sizes[:, 1].max() for each in (case, fewer)]
+    logits = [trace_memory(each, 0, 4).sizes[:, 1].max() for each in (case, fewer)]
     assert logits[0] == pytest.approx(6 * logits[1], rel=0.05)
 
 
 @pytest.mark.parametrize("tuning", ["stage1", "lora", "full"])
 def test_every_trained_parameter_gets_its_gradient(tuning):
     case = workload(tuning)
-    step = moments(case, 1, 2)
+    step = trace_memory(case, 1, 2)
     assert step.accumulated[-1] == sum(count_parameters(case).trained) and step.latest.sum() == step.accumulated[-1]
 
 

@@ -8,12 +8,11 @@ from loguru import logger
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 
-from errors import InputError
-from files import read_jsonl
-from formats.dj_jsonl import text_of
-from juicer.library import OPERATORS, Fields, Mapper, NestedDataset, load_ops
-from juicer.operators.recaptioning.captioner import CANDIDATES, LOG_LIKELIHOODS
-from juicer.operators.recaptioning.usable import problem_of
+from dj2mgm.data.formats import text_of
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl
+from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Mapper, NestedDataset, load_ops
+from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, problem_of
 
 RECAPTION, SIMILARITY = "low_similarity_recaption_mapper", "image_text_similarity_filter"
 CAPTIONS = ["a red cat", "two dogs", "the sea", "a long road at night", "snow", "no one"]

@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import PROJECT
 
-from errors import InputError
-from juicer.library import OPERATORS
-from juicer.recipe import check_process
-from juicer.settings import read_filter_settings
-from settings import operators
-from settings.recipes import read_recipes
+from dj2mgm.config import recipe_check
+from dj2mgm.config.recipe_check import files_named
+from dj2mgm.config.recipes import read_recipes
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.data_juicer import OPERATORS
+from dj2mgm.juicer.recipe import check_process
+from dj2mgm.juicer.settings import read_filter_settings
 
 ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 NAMES = sorted(set(OPERATORS.modules))
@@ -30,7 +31,9 @@ def project(tmp_path, monkeypatch):
     """A project's folder, in which `read` judges a recipe by its text."""
     (tmp_path / "config/recipes").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(operators, "entry_points", lambda group: [])  # looking for plugins takes a while
+    monkeypatch.setattr(
+        "dj2mgm.config.recipe_check.entry_points", lambda group: []
+    )  # looking for plugins takes a while
 
     def read(recipe: object, without: tuple[str, ...] = ()) -> dict:
         text = recipe if isinstance(recipe, str | bytes) else yaml.dump(recipe)
@@ -43,15 +46,15 @@ def project(tmp_path, monkeypatch):
 
 @cache
 def parameters_of(name: str) -> dict:
-    path = operators._all_registered()[name]
+    path = recipe_check._all_registered()[name]
     found = {}
-    for parameters in operators._parameters(path, operators._registered(path)[name]):
+    for parameters in recipe_check._parameters(path, recipe_check._registered(path)[name]):
         found = ({"?": None} if parameters is None else parameters) | found
     return found
 
 
 def test_operators_and_arguments_are_those_of_data_juicers_registry():
-    assert set(operators._all_registered()) == set(NAMES)
+    assert set(recipe_check._all_registered()) == set(NAMES)
     different = {name for name in NAMES if set(parameters_of(name)) != set(_get_valid_params(OPERATORS.modules[name]))}
     assert not different
 
@@ -62,8 +65,8 @@ def test_types_are_judged_as_data_juicer_judges_them(name, data):
     argument, type_ = data.draw(st.sampled_from(sorted(_get_valid_params(OPERATORS.modules[name]).items(), key=str)))
     value = data.draw(st.none() | st.booleans() | st.integers() | st.floats(-9, 9) | st.text() | st.lists(st.none()))
     annotation = parameters_of(name)[argument]
-    fits = operators._fits(value, annotation)
-    if annotation not in operators.TYPES:
+    fits = recipe_check._fits(value, annotation)
+    if annotation not in recipe_check.TYPES:
         assert fits
     elif not isinstance(type_, str):  # where a module has put off its annotations, Data-Juicer judges nothing
         assert fits == _type_compatible(value, type_)
@@ -101,7 +104,37 @@ BAD = {
         step() | {"export_path": "x"},
         "no 'export_path'; data, outputs and processes are set",
     ),
-    "any code": ({"process": [{"python_lambda_mapper": {"lambda_str": "lambda s: s"}}]}, "runs any Python code"),
+    "any code": ({"process": [{"python_lambda_mapper": {"lambda_str": "lambda s: s"}}]}, "'lambda_str' is Python code"),
+    "code as a tokenizer": (
+        {"process": [{"remove_repeat_sentences_mapper": {"tokenizer": " lambda t: [t]"}}]},
+        "'tokenizer' is Python code",
+    ),
+    "a file of code": (
+        {"process": [{"python_file_mapper": {"file_path": "a.py"}}]},
+        "runs code or programs of its own",
+    ),
+    "code that comes with a model": ({"process": [{"llm_analysis_filter": None}]}, "runs code that comes with a model"),
+    "operators in an argument": (
+        {"process": [{"general_fused_op": {"fused_op_list": [{"text_length_filter": None}]}}]},
+        "runs operators that nothing has checked",
+    ),
+    "packages": (step(runtime_env={"pip": ["x"]}), "'runtime_env' is not allowed"),
+    "a deep argument": (
+        {"process": [{"llm_perplexity_filter": {"model_params": {"trust_remote_code": True}}}]},
+        "'trust_remote_code' is not allowed",
+    ),
+    "a folder of captions": (
+        {"process": [{"low_similarity_recaption_mapper": {"captions_folder": "/tmp", "writer": "../x"}}]},
+        "'captions_folder' is not allowed",
+    ),
+    "a question with a control token": (
+        {"process": [{"mgm_captioning_mapper": {"base_model": "a", "stage": "b", "question": "<image>"}}]},
+        "'question' holds the control token <image>",
+    ),
+    "images of its own": (
+        {"process": [{"image_blur_mapper": {"p": 1.0}}]},
+        r"image_blur_mapper writes files \(save_dir",
+    ),
     "a model's code": ({"process": [{"image_text_similarity_filter": {"trust_remote_code": True}}]}, "is not allowed"),
     "files of its own": ({"process": [{"image_blur_mapper": {"save_dir": "/tmp"}}]}, "'save_dir' is not allowed"),
     "rows to lose": (step(skip_op_error=True), "'skip_op_error' is not allowed, since rows .* would be lost"),
@@ -164,14 +197,14 @@ def test_arguments_of_every_base_are_known(project):
 
 
 def test_without_data_juicer_names_are_left_to_the_stage(project, monkeypatch):
-    monkeypatch.setattr(operators, "_stems", dict)
+    monkeypatch.setattr("dj2mgm.config.recipe_check._stems", dict)
     project({"process": [{"text_lenght_filter": None}]})
     with pytest.raises(InputError, match="expected 'operator"):
         project({"process": ["text_lenght_filter"]})
 
 
 def test_operators_of_other_packages_are_left_to_the_stage(project, monkeypatch):
-    monkeypatch.setattr(operators, "entry_points", lambda group: [group])
+    monkeypatch.setattr("dj2mgm.config.recipe_check.entry_points", lambda group: [group])
     project({"process": [{"somebodys_filter": None}]})
 
 
@@ -180,7 +213,7 @@ PATHS = {"PYTHONPATH": "workflow_scripts"}
 
 def test_a_recipe_is_judged_without_importing_data_juicer():
     code = (
-        "import sys; from settings.recipes import read_recipes\n"
+        "import sys; from dj2mgm.config.recipes import read_recipes\n"
         "read_recipes({'recipe': 'baseline', 'synthesize': {'recipe': 'dj_synth'}, 'without': []})\n"
         "assert not {'data_juicer', 'torch', 'PIL', 'numpy'} & set(sys.modules)"
     )
@@ -225,7 +258,7 @@ RECIPES = NEAR | st.dictionaries(KEYS, PROCESS | SCALARS, max_size=3)
 @given(recipe=RECIPES)
 def test_whatever_a_recipe_holds_it_is_accepted_by_the_stage_too_or_refused_in_a_sentence(project, tmp_path, recipe):
     with pytest.MonkeyPatch.context() as patch:  # dumping and parsing YAML would take most of the time
-        patch.setattr("settings.recipes.read_config", lambda path: recipe)
+        patch.setattr("dj2mgm.config.recipes.read_config", lambda path: recipe)
         try:
             accepted = project("")
         except InputError as error:
@@ -256,3 +289,13 @@ def test_whatever_text_a_recipe_is_it_is_accepted_or_refused_in_a_sentence(proje
         project(text)
     except InputError as error:
         assert "config/recipes/mine.yaml" in str(error)
+
+
+def test_files_and_folders_that_arguments_name_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lists").mkdir()
+    for name in ("stopwords.json", "notes.md"):
+        (tmp_path / "lists" / name).write_text("{}")
+    recipe = [{"stopwords_filter": {"stopwords_dir": "lists"}}, {"clean_links_mapper": {"repl": "lists//notes.md"}}]
+    assert files_named(recipe) == ["lists/stopwords.json", "lists/notes.md"]
+    assert files_named(["", "elsewhere", 7, None]) == []

@@ -9,16 +9,16 @@ import pytest
 from report_results import IMAGES, ODD, write_photos, write_results
 
 import compare_experiments
-from evaluation.seeds import paired_difference
-from files import read_yaml, write_yaml
-from reporting.experiment import load_experiments
-from reporting.gallery import evenly_spread, gallery
-from reporting.memory import memory_timeline
-from reporting.page import seeds_note
-from reporting.panels import headline_panels, verdicts
-from reporting.plots import loss_curves, running_mean
-from reporting.record import duration, times_table, versions
-from reporting.scales import listed
+from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.files import read_yaml, write_yaml
+from dj2mgm.messages import duration
+from dj2mgm.reporting.curves import loss_curves, memory_timeline, running_mean
+from dj2mgm.reporting.drawing import listed
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.gallery import evenly_spread, gallery
+from dj2mgm.reporting.page import seeds_note
+from dj2mgm.reporting.record import times_table, versions
+from dj2mgm.reporting.verdict import headline_panels, verdicts
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_one_experiment_without_ground_truth_shows_no_difference_and_no_synthesi
     text = text_of(write_report(monkeypatch, write_photos(root)))
     assert "One seed. The 95 % intervals cover the choice of images only, not training noise" in text
     assert "CLIPScore" in text and "What photos is for." in text
-    for absent in ("VQA accuracy", "attribute", "better", "difference", "Captions written anew", "Synthesis", "right:"):
+    for absent in ("VQA accuracy", "attribute", "better", "difference", "Rewritten captions", "Synthesis", "right:"):
         assert absent not in text
 
 

@@ -19,16 +19,20 @@ from report_results import (
     write_results,
 )
 
-from files import write_jsonl
-from reporting.bars import HEIGHT, stacked_bars
-from reporting.chain import Lanes, Step, finetune_counts, pretrain_chain
-from reporting.config_difference import config_difference, flatten, operators
-from reporting.experiment import load_experiments
-from reporting.flow import WIDTH, draw_flows
-from reporting.histograms import as_number, bin_edges, read_statistics, statistic_histograms
-from reporting.recaptions import quality, read_recaptions, read_truth, recaption_gallery
-from reporting.scales import Scale, grouped, named_counts
-from reporting.similarities import bin_edges_at, similarities
+from dj2mgm.files import write_jsonl
+from dj2mgm.reporting.drawing import HEIGHT, Scale, grouped, named_counts, stacked_bars
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.flow import WIDTH, Lanes, Step, draw_flows, finetune_counts, pretrain_chain
+from dj2mgm.reporting.gallery import quality, read_recaptions, read_truth, recaption_gallery
+from dj2mgm.reporting.histograms import (
+    as_number,
+    bin_edges,
+    bin_edges_at,
+    read_statistics,
+    similarities,
+    statistic_histograms,
+)
+from dj2mgm.reporting.record import config_difference, flatten, operators
 
 LEFT = PAIRS - TOO_SHORT - TOO_SIMILAR
 ACCEPTED = LOW - UNUSABLE - UNLIKE - UNLIKELY

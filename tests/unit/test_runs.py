@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import pytest
 import yaml
 from places import PROJECT
 
-from errors import InputError
-from settings import layers
-from settings.layers import Layer
-from settings.runs import EVALUATED, Runs, reserved_names
+from dj2mgm.config import layers
+from dj2mgm.config.layers import Layer
+from dj2mgm.config.runs import Runs, reserved_names
+from dj2mgm.config.stages import STAGES
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_yaml
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def write(tmp_path, monkeypatch):
 
 def owners(runs: Runs, folder: str) -> dict[str, str]:
     run = runs.at(folder)
-    return {stage: runs.owner(run, stage).folder for stage in (*run.settings, "evaluate_vqa")}
+    return {stage: runs.owner(run, stage).folder for stage in run.settings}
 
 
 def test_the_first_seed_has_the_experiments_folder_and_the_others_their_own(write):
@@ -52,9 +55,9 @@ def test_an_experiment_that_changes_nothing_is_the_baseline(write):
         ({"finetune": {"lora": {"r": 4}}}, ["finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
         ({"pretrain": {"epochs": 2}}, ["pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
         ({"evaluate": {"clip_prompt": "A drawing of "}}, ["evaluate_clip"]),
-        ({"without": ["image_text_deduplicator"]}, [stage for stage in EVALUATED if stage != "synthesize"]),
-        ({"synthesize": {"recipe": "dj_synth"}}, [stage for stage in EVALUATED if stage != "filter"]),
-        ({"dataset": "."}, [stage for stage in EVALUATED if stage != "synthesize"]),
+        ({"without": ["image_text_deduplicator"]}, [stage for stage in STAGES if stage != "synthesize"]),
+        ({"synthesize": {"recipe": "dj_synth"}}, [stage for stage in STAGES if stage != "filter"]),
+        ({"dataset": "."}, [stage for stage in STAGES if stage != "synthesize"]),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -96,7 +99,7 @@ def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
 
 def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_before(write):
     runs = Runs({"ablation": {"experiment": "baseline", "operators": ["words_num_filter", "text_length_filter"]}})
-    assert runs.compared_on["ablation"] == [
+    assert runs.experiments_by_page["ablation"] == [
         "baseline",
         "baseline-without-words_num_filter",
         "baseline-without-text_length_filter",
@@ -109,8 +112,8 @@ def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_be
 def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experiment_has(write):
     write(finetune={"lora": {"r": 16, "alpha": 24}})
     runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8, 16]}})
-    assert runs.compared_on["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
-    loras = [runs.at(name).settings["finetune"]["lora"] for name in runs.compared_on["lora_sweep"]]
+    assert runs.experiments_by_page["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
+    loras = [runs.at(name).settings["finetune"]["lora"] for name in runs.experiments_by_page["lora_sweep"]]
     assert [(lora["r"], lora["alpha"]) for lora in loras] == [(8, 12), (16, 24)]
     assert set(owners(runs, "mine-lora-r16").values()) == {"baseline", "mine"}
     assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
@@ -120,8 +123,8 @@ def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experi
 def test_lora_is_compared_with_the_same_experiment_that_trains_the_whole_language_model(write):
     write()
     runs = Runs({"lora_vs_full": {"experiment": "mine", "learning_rate": 2e-5, "deepspeed": "zero2"}})
-    assert runs.compared_on["lora_vs_full"] == ["mine-full", "mine"]
-    full, lora = (runs.at(name).settings["finetune"] for name in runs.compared_on["lora_vs_full"])
+    assert runs.experiments_by_page["lora_vs_full"] == ["mine-full", "mine"]
+    full, lora = (runs.at(name).settings["finetune"] for name in runs.experiments_by_page["lora_vs_full"])
     assert full["lora"] is None and lora["lora"]["r"] == 16 and full["learning_rate"] == 2e-5
     assert full["deepspeed"]["zero_optimization"]["stage"] == 2
     assert {key for key in full if full[key] != lora[key]} == {"lora", "learning_rate", "deepspeed"}
@@ -157,8 +160,8 @@ def test_a_part_of_lora_on_the_command_line_is_enough_for_experiments_without_lo
 def test_ranks_are_swept_only_where_lora_is_trained(write):
     write(finetune={"lora": None})
     runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8]}})
-    for ask in (lambda: runs.require("lora_sweep"), lambda: runs.page(runs.compared_on["lora_sweep"])):
-        with pytest.raises(InputError, match="lora_sweep.experiment: mine trains no LoRA"):
+    for ask in (lambda: runs.require("lora_sweep"), lambda: runs.page(runs.experiments_by_page["lora_sweep"])):
+        with pytest.raises(InputError, match="lora_sweep.experiment: mine does not train LoRA"):
             ask()
     runs.page(["baseline", "mine"])
 
@@ -180,7 +183,7 @@ def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
     write("baseline-full", description="mine")
     runs = Runs({})
     with pytest.raises(InputError, match="config/experiments/baseline-full.yaml: lora_vs_full uses this name"):
-        runs.page(runs.compared_on["lora_vs_full"])
+        runs.page(runs.experiments_by_page["lora_vs_full"])
     assert runs.at("baseline-full").config["description"] == "mine"
 
 
@@ -199,7 +202,7 @@ def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
         ),
         (
             {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "mine"}}},
-            "synthesize.mgm.experiment: mine → mine is a circle",
+            "synthesize.mgm.experiment: mine → mine is a cycle",
         ),
         (
             {"model": "mgm-2b", "synthesize": {"recipe": "dj_synth"}},
@@ -367,7 +370,7 @@ def test_every_text_of_the_configuration_is_accepted_or_refused_in_a_sentence(wr
             value = [value] if key == "[]" else {key: value}
         try:
             if path[0] in FREE:
-                layers.merge_across(value)
+                layers.merge_shared_settings(value)
                 together = Layer("together", layers.merge([together, Layer("", value)]))
             else:
                 Runs(value)
@@ -395,3 +398,24 @@ def text_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
         return [path]
     found = [key for name, part in schema.get("properties", {}).items() for key in text_keys(part, (*path, name))]
     return found + (text_keys(schema["items"], (*path, "[]")) if "items" in schema else [])
+
+
+def test_every_stage_of_the_table_has_a_rule_that_makes_its_outputs():
+    texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "rules").glob("*.smk")]
+    rules = {block.split(":", 1)[0]: block for text in texts for block in re.split(r"^rule ", text, flags=re.M)[1:]}
+    for name, stage in STAGES.items():
+        for output in set(stage.outputs) - {"config.yaml"}:
+            assert f'"results/{{run}}/{name}/{output}"' in rules[stage.rule], (name, output)
+
+
+def test_a_run_notes_whose_stages_it_shares(write, tmp_path):
+    write(finetune={"lora": {"r": 4}})
+    runs = Runs({})
+    for folder in ("baseline", "mine"):
+        (tmp_path / "results" / folder).mkdir(parents=True)
+    runs.note_shared_stages()
+    notes = {path.parent.name: read_yaml(path)["same_as"] for path in (tmp_path / "results").rglob("stage.yaml")}
+    assert notes == {name: f"results/baseline/{name}" for name in ("filter", "jsonl", "pretrain")}
+    write(finetune={"lora": {"r": 4}}, pretrain={"epochs": 2})
+    Runs({}).note_shared_stages()
+    assert not (tmp_path / "results/mine/pretrain/stage.yaml").exists()

@@ -2,14 +2,17 @@
 
 import random
 
-from formats.prompts import CONTROL
-from foundation.scene_text import EMPTY_WORD, board_of, scene_words, training_text
-from shapes.dataset import scene_of
+from tiny_models import tiny_tokenizer
+
+from dj2mgm.control_tokens import CONTROL
+from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.foundation.language_model import EMPTY_WORD, board_of, chat_formats, scene_words, training_text
 
 
 def examples(count=60):
+    formats = chat_formats(tiny_tokenizer())
     for index in range(count):
-        yield scene_of(0, "test", index), training_text(scene_of(0, "test", index), 4, "<eos>", random.Random(index))
+        yield scene_of(0, "test", index), training_text(scene_of(0, "test", index), 4, formats, random.Random(index))
 
 
 def test_every_example_shows_the_whole_board_once_and_before_any_answer():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from evaluated_runs import write_scores
 
-from errors import InputError
-from evaluation.groups import estimate_groups, score_rows
-from evaluation.intervals import Measurements
-from evaluation.seeds import PerImage, Scores, aggregate, paired_difference, read_scores
-from files import write_jsonl
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import estimate_groups, score_rows
+from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, read_scores
+from dj2mgm.files import write_jsonl
 
 IMAGES = [f"e{number:03d}" for number in range(120)]
 
@@ -98,7 +98,7 @@ def test_seeds_that_do_not_differ_leave_the_interval_over_images():
 
 
 def test_interval_covers_the_true_mean_where_images_alone_would_not():
-    """Images and seeds are drawn anew in every trial; the seeds' share of the variance is the larger one."""
+    """Images and seeds are drawn again in every trial; the seeds' share of the variance is the larger one."""
     rng, covered, covered_by_images = np.random.default_rng(2), [], []
     for _ in range(400):
         noise = rng.normal(scale=0.5, size=(3, 60))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from places import PROJECT
 from snakemake.cli import parse_config
 
-from errors import InputError
-from settings.layers import command_line_layer, default_layer, merge
-from settings.reading import read_config, read_json_config
-from settings.schema import check_layer, check_merged, schema_of
+from dj2mgm.config.layers import command_line_layer, default_layer, merge
+from dj2mgm.config.reading import read_config, read_json_config
+from dj2mgm.config.schema import check_layer, check_merged, schema_of
+from dj2mgm.errors import InputError
 
 fuzzed = partial(settings, max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -10,15 +10,21 @@ from functools import cache
 import pytest
 from PIL import Image
 
-from errors import InputError
-from files import read_jsonl
-from formats.dj_jsonl import caption_of, read_dj_jsonl
-from formats.evaluation_jsonl import read_evaluation
-from formats.images import BadImage, load_image, locate_image
-from formats.llava import read_llava
-from shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
-from shapes.faults import mismatched_caption
-from shapes.scenes import COLORS, IMAGE_SIZE, POSITIONS, QUESTION_TYPES, SHAPES, describe, draw_scene, render
+from dj2mgm.data.formats import caption_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.shapes.dataset import ShapesSpec, assign_faults, count_faults, mismatched_caption, write_shapes
+from dj2mgm.data.shapes.scenes import (
+    COLORS,
+    IMAGE_SIZE,
+    POSITIONS,
+    QUESTION_TYPES,
+    SHAPES,
+    describe,
+    draw_scene,
+    render,
+)
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl
 
 RATES = {
     "mismatched": 0.4,

@@ -13,17 +13,15 @@ import pytest
 from places import PROJECT
 from tiny_models import save_image
 
-from disk_map import DiskMap
-from files import write_json_list, write_jsonl
-from formats.dj_jsonl import read_dj_jsonl, text_of
-from formats.held_out import HeldOut
-from formats.llava import conversation
-from formats.own_data import write_own_data
-from formats.training_jsonl import SampleRules, caption_rows, write_training_jsonl
-from juicer.partitions import BATCH
-from juicer.settings import StageSettings
-from juicer.stage import FILTERED, run_recipe
-from parallel import AHEAD, map_in_order
+from dj2mgm.data.formats import conversation, read_dj_jsonl, text_of
+from dj2mgm.data.held_out import HeldOut
+from dj2mgm.data.own_data import write_own_data
+from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from dj2mgm.files import write_json_list, write_jsonl
+from dj2mgm.juicer.dataset import BATCH
+from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.streaming import AHEAD, DiskMap, map_in_order
 
 
 @pytest.mark.parametrize("processes", [1, 3])
@@ -49,7 +47,9 @@ def test_what_a_process_raises_is_raised_here():
 
 def test_processes_end_with_the_one_that_they_work_for(tmp_path):
     """Killed alone, as when memory runs out: its workers would wait for ever, and `tee` for them."""
-    program = "from parallel import map_in_order; import itertools; list(map_in_order(abs, itertools.count(), 2))"
+    program = (
+        "from dj2mgm.streaming import map_in_order; import itertools; list(map_in_order(abs, itertools.count(), 2))"
+    )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT / "workflow_scripts", stdout=subprocess.PIPE)
     while len(workers := psutil.Process(parent.pid).children()) < 2:
         time.sleep(0.05)
@@ -110,8 +110,8 @@ def made(data: Path) -> None:
 
 @pytest.mark.parametrize("stage", [made, filtered, written])
 def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path, stage, monkeypatch):
-    monkeypatch.setattr("juicer.partitions.PARTITION", BATCH)
-    monkeypatch.setattr("formats.json_list.CHUNK", 10_000)
+    monkeypatch.setattr("dj2mgm.juicer.dataset.PARTITION", BATCH)
+    monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 10_000)
     highest = {}
     for partitions in (1, 4):
         data = write_pairs(tmp_path / str(partitions), partitions * BATCH)

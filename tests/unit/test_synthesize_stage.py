@@ -15,13 +15,14 @@ from places import PROJECT
 from tiny_captioners import save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
 
-from errors import InputError
-from files import read_jsonl, write_yaml
-from formats.dj_jsonl import text_of
-from juicer.library import Fields, load_ops
-from juicer.recipe import build_operators, check_process, complete
-from juicer.settings import CaptionerModel, read_filter_settings, read_synthesize_settings
-from juicer.stage import FILTERED, SYNTHESIZED, run_recipe
+from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.data.formats import text_of
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl, write_yaml
+from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.recipe import build_operators, check_process, complete
+from dj2mgm.juicer.settings import CaptionerModel, read_filter_settings, read_synthesize_settings
+from dj2mgm.juicer.stage import FILTERED, SYNTHESIZED, run_recipe
 
 RECIPE = PROJECT / "config/recipes/dj_synth.yaml"
 CAPTIONS = [f"picture {number} of a {word}" for number, word in enumerate(["cat", "dog", "sea", "road", "tree"] * 4)]
@@ -69,7 +70,7 @@ def settings_of(project: Path, folder: Path, process: list[dict]) -> dict:
         "clip": str(project / "clip"),
         "captioner": {
             "name": "mgm",
-            "template": "plain",
+            "template": read_chat_template("plain"),
             "question": "",
             "num_beams": 3,
             "batch_size": 4,
@@ -142,7 +143,7 @@ def test_killed_while_captioning_the_same_command_ends_with_the_same_bytes(proje
     dies_in_third_batch = (
         "import os, signal, sys\n"
         "sys.path.insert(0, sys.argv.pop(1))\n"
-        "from juicer.operators.recaptioning.captioner import Captioner\n"
+        "from dj2mgm.juicer.operators.models.captioner import Captioner\n"
         "say, batches = Captioner.__call__, []\n"
         "def dying(self, *arguments):\n"
         "    batches.append(1)\n"
@@ -171,7 +172,8 @@ def test_killed_while_captioning_the_same_command_ends_with_the_same_bytes(proje
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole/out" / name).read_bytes()
 
 
-def test_captions_that_two_processes_share_on_ray_are_those_of_one(project, tmp_path):
+@pytest.mark.slow
+def test_captions_of_two_processes_on_ray_are_those_of_one(project, tmp_path):
     process = process_of(0.0, 0.0, -1000.0)[1:]
     process[0]["low_similarity_recaption_mapper"] = {"keep_fraction": 0.5}
     process[1]["batched_image_text_similarity_filter"] = {"keep_fraction": 0.7}
@@ -315,6 +317,6 @@ def test_the_recipe_of_dj_synth_builds_with_what_the_stage_fills_in(project, tmp
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
     process = complete(settings.process, settings.arguments)
     check_process(process)
-    mapper, similarity, likelihood = build_operators(process, 1, tmp_path)
+    mapper, similarity, likelihood = build_operators(process, tmp_path)
     assert mapper.keep_fraction == similarity.keep_fraction == 0.5
     assert similarity.hf_clip == str(project / "clip") and likelihood.min_log_likelihood == -3.0

@@ -3,17 +3,18 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from in_process import Outcome, run_main
 from places import PROJECT
 from tiny_models import tiny_tokenizer
 from transformers import MambaConfig, MambaForCausalLM
 
-from files import read_json
+import train_deepspeed
+from dj2mgm.files import read_json
 
 
 @pytest.fixture
@@ -45,45 +46,46 @@ def project(tmp_path):
     return tmp_path
 
 
-def run(project: Path, *flags: str, preset: str = "tiny_mamba") -> subprocess.CompletedProcess:
-    script = PROJECT / "workflow_scripts/train_deepspeed.py"
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        [sys.executable, script, "--preset", preset, *flags],
-        cwd=project,
-        env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def run(project, monkeypatch, capfd):
+    """Run the script in the project with these flags."""
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def main(*flags: str, preset: str = "tiny_mamba") -> Outcome:
+        return run_main(train_deepspeed, "--preset", preset, *flags, capture=capfd)
+
+    return main
 
 
-def test_a_dry_run_shows_batch_memory_and_data_and_launches_nothing(project):
-    done = run(project, "--num-gpus", "6", "--dry-run", "--gpu-memory", "32", "--host-memory", "512")
-    assert done.returncode == 0, done.stderr
+def test_a_dry_run_shows_batch_memory_and_data(project, run):
+    done = run("--num-gpus", "6", "--dry-run", "--gpu-memory", "32", "--host-memory", "512")
+    assert done.status == 0, done.stderr
     assert "batch: micro 1 × accumulation 8 × 6 GPUs = 48 samples a step" in done.stdout
     assert "gpu memory: " in done.stdout and "host memory: process 10.80 + " in done.stdout
     assert "data: 40 texts in corpus.jsonl" in done.stdout
     assert not (project / "results").exists()
 
 
-def test_a_dry_run_needs_no_data_and_a_run_does(project):
+def test_a_dry_run_needs_no_data_and_a_run_does(run):
     """As the guide has it: the preset's corpus is not shipped."""
     flags = ("--num-gpus", "6", "--gpu-memory", "80", "--host-memory", "1024")
-    done = run(project, *flags, "--dry-run", preset="7b_mamba")
-    assert done.returncode == 0, done.stderr
+    done = run(*flags, "--dry-run", preset="7b_mamba")
+    assert done.status == 0, done.stderr
     assert "data: data/corpus.jsonl does not exist, so it was not looked at; a run needs it" in done.stdout
     assert "dry run: nothing was launched" in done.stdout
-    refused = run(project, *flags, preset="7b_mamba")
-    assert refused.returncode == 2 and "data/corpus.jsonl" in refused.stderr
+    refused = run(*flags, preset="7b_mamba")
+    assert refused.status == 2 and "data/corpus.jsonl" in refused.stderr
 
 
-def test_the_7b_preset_is_refused_with_zero_2_and_micro_batch_4_on_six_gpus_of_32_gib(project):
+def test_the_7b_preset_is_refused_with_zero_2_on_gpus_of_32_gib(project, run):
     config = read_json(project / "config/deepspeed/zero2.json")
     config |= {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "train_batch_size": 48}
     (project / "mine.json").write_text(json.dumps(config), encoding="utf-8")
     flags = ("--num-gpus", "6", "--dry-run", "--gpu-memory", "32", "--host-memory", "512")
-    refused = run(project, *flags, "--deepspeed-config", "mine.json", preset="7b_mamba")
-    assert refused.returncode == 2 and "GiB of GPU memory are needed, 32.0 GiB are there" in refused.stderr
+    refused = run(*flags, "--deepspeed-config", "mine.json", preset="7b_mamba")
+    assert refused.status == 2 and "GiB of GPU memory are needed, 32.0 GiB are there" in refused.stderr
     assert "batch: micro 4 × accumulation 2 × 6 GPUs = 48" in refused.stdout
 
 
@@ -94,16 +96,16 @@ def test_the_7b_preset_is_refused_with_zero_2_and_micro_batch_4_on_six_gpus_of_3
         (("--deepspeed-config", "none.json"), "none.json does not exist"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(project, flags, message):
-    done = run(project, "--dry-run", *flags)
-    assert done.returncode == 2 and message in done.stderr
+def test_what_is_not_there_is_refused_by_name(run, flags, message):
+    done = run("--dry-run", *flags)
+    assert done.status == 2 and message in done.stderr
 
 
-def test_a_tiny_mamba_is_trained_under_deepspeed_on_the_cpu(project):
+def test_a_tiny_mamba_is_trained_under_deepspeed_on_the_cpu(project, run):
     config = read_json(project / "config/deepspeed/zero3_offload.json")
     (project / "mine.json").write_text(json.dumps(config), encoding="utf-8")
-    done = run(project, "--deepspeed-config", "mine.json")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    done = run("--deepspeed-config", "mine.json")
+    assert done.status == 0, done.stdout[-2000:] + done.stderr[-4000:]
     output = project / "results/presets/tiny_mamba"
     record = read_json(output / "metrics.json")
     assert record["steps"] == 2 and record["engine"]["zero_stage"] == 3

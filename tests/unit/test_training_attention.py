@@ -4,9 +4,8 @@ import pytest
 import torch
 from tiny_models import tiny_mgm
 
-from mgm import MGMForConditionalGeneration
-from training import attention
-from training.attention import attention_of
+from dj2mgm.mgm import MGMForConditionalGeneration
+from dj2mgm.training.model import attention_of
 
 
 @pytest.mark.parametrize(
@@ -21,13 +20,13 @@ from training.attention import attention_of
 )
 def test_auto_is_flash_attention_where_it_can_run(wanted, gpu, bf16, installed, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr("dj2mgm.training.model.is_flash_attn_2_available", lambda: installed)
     assert attention_of(SimpleNamespace(attn_implementation=wanted, bf16=bf16)) == expected
 
 
 def test_a_gpu_run_without_flash_attn_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: False)
+    monkeypatch.setattr("dj2mgm.training.model.is_flash_attn_2_available", lambda: False)
     chosen, remark = attention_of(SimpleNamespace(attn_implementation="auto", bf16=True))
     assert chosen == "sdpa" and "flash-attn is not installed" in remark
 

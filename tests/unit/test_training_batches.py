@@ -4,7 +4,7 @@ from accelerate.data_loader import SeedableRandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.batches import EpochBatches
+from dj2mgm.training.datasets import EpochBatches
 
 COUNTS = st.integers(1, 60), st.integers(1, 5), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from errors import InputError
-from training.checkpoints import discard_checkpoints, discard_finished, find_checkpoint, mark_complete, read_mark
+from dj2mgm.errors import InputError
+from dj2mgm.training.checkpoints import discard_checkpoints, discard_finished, find_checkpoint, mark_complete, read_mark
 
 NONE = "starting from step 0: no complete checkpoint found"
 FOREIGN = "starting from step 0: the checkpoint found belongs to other settings, inputs or code"
@@ -161,9 +161,9 @@ def test_checkpoints_of_a_stage_are_discarded_once_its_outputs_are_whole(tmp_pat
 def test_every_file_is_on_the_disk_before_the_mark_is_written(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
-        "training.checkpoints.os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink())
+        "dj2mgm.training.checkpoints.os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink())
     )
-    monkeypatch.setattr("training.checkpoints.write_json", lambda path, _: synced.append(path))
+    monkeypatch.setattr("dj2mgm.training.checkpoints.write_json", lambda path, _: synced.append(path))
     path = checkpoint(tmp_path, 20)
     before = synced[: synced.index(path / "complete.json")]
     assert {path / name for name in FILES} <= set(before)

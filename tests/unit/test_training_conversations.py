@@ -2,10 +2,10 @@ import pytest
 import torch
 from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, save_image, tiny_mgm, tiny_processor
 
-from errors import InputError
-from files import write_jsonl
-from formats.llava import conversation
-from training.conversations import IGNORED, Collator, ConversationDataset
+from dj2mgm.data.formats import conversation
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_jsonl
+from dj2mgm.training.datasets import IGNORED, Collator, ConversationDataset
 
 TEXT_ONLY = {"id": "t", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
 

@@ -7,8 +7,8 @@ from deepspeed.runtime.activation_checkpointing.config import DeepSpeedActivatio
 from deepspeed.runtime.config import DeepSpeedConfig
 from places import PROJECT
 
-from files import read_json, write_yaml
-from training.deepspeed_config import complete_deepspeed_config
+from dj2mgm.files import read_json, write_yaml
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 CONFIGS = sorted((PROJECT / "config" / "deepspeed").glob("*.json"))
 SIZES = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.stage import fingerprint_of
+from dj2mgm.training.stage import fingerprint_of
 
 SETTINGS = {"seed": 0, "learning_rate": 1e-3, "gpus": 1, "gradient_accumulation_steps": 8, "loader_workers": 4}
 

@@ -9,13 +9,12 @@ import yaml
 from tiny_models import save_image
 
 import write_jsonl
-from errors import InputError
-from files import read_json, read_jsonl, sha256_of
-from files import write_jsonl as write_rows
-from formats.dj_jsonl import text_of
-from formats.held_out import HeldOut
-from formats.llava import conversation, read_llava
-from formats.training_jsonl import SampleRules, _samples, caption_rows, write_training_jsonl
+from dj2mgm.data.formats import conversation, read_llava, text_of
+from dj2mgm.data.held_out import HeldOut
+from dj2mgm.data.training_jsonl import SampleRules, _samples, caption_rows, write_training_jsonl
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, sha256_of
+from dj2mgm.files import write_jsonl as write_rows
 
 TEXT_ONLY = {"id": "text", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}
 FAULTS = {"missing.png": "missing", "../outside.png": "outside", "zero.png": "empty", "page.png": "undecodable"}
@@ -159,6 +158,7 @@ def run(root, tmp_path, monkeypatch):
             "on_bad_row": "refuse",
             "max_samples": 10,
             "question": "",
+            "control_tokens": [],
             "seed": 0,
             "cpu_threads": 1,
         }

@@ -6,11 +6,11 @@ from places import PROJECT
 from test_training_settings import LORA, SETTINGS
 from tiny_models import mgm_config
 
-from errors import InputError
-from files import read_json
-from planning.prediction import Machine
-from training.memory_plan import check_memory, choose_deepspeed, workload_of
-from training.settings import LoraSettings, TrainingSettings
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json
+from dj2mgm.memory.prediction import Machine
+from dj2mgm.training.memory_plan import check_memory, choose_deepspeed, workload_of
+from dj2mgm.training.settings import LoraSettings, TrainingSettings
 
 NAMES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 CHOICES = {name: read_json(PROJECT / f"config/deepspeed/{name}.json") for name in NAMES}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.optimizer import optimizer_of
+from dj2mgm.training.optimizer import optimizer_of
 
 
 @pytest.fixture(autouse=True)

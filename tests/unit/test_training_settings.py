@@ -4,9 +4,9 @@ import re
 import pytest
 import yaml
 
-from errors import InputError
-from settings.batch import solve_batch
-from training.settings import LoraSettings, load_training_settings
+from dj2mgm.config.training import solve_batch
+from dj2mgm.errors import InputError
+from dj2mgm.training.settings import LoraSettings, load_training_settings
 
 FACTORS = ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps", "gpus")
 SETTINGS = {

@@ -7,8 +7,8 @@ from tiny_models import IMAGE_SIDE, text_config, tiny_processor
 from transformers import TrainerState, TrainingArguments
 from transformers.masking_utils import create_causal_mask
 
-from errors import InputError
-from training.trainer import MGMTrainer, ProgressLines
+from dj2mgm.errors import InputError
+from dj2mgm.training.trainer import MGMTrainer, ProgressLines
 
 
 def test_images_reach_the_model_normalised_and_in_float32_under_a_bf16_engine():

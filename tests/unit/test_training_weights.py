@@ -5,20 +5,20 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import randomize, tiny_mgm
 
-from errors import InputError
+from dj2mgm.config.training import PROJECTIONS
+from dj2mgm.errors import InputError
+from dj2mgm.mgm.generation import load_trained
+from dj2mgm.mgm.lora import projections_of, wrap_with_lora
+from dj2mgm.mgm.weights import full_shapes, load_projector, projector_parameters
+from dj2mgm.training.settings import LoraSettings
+from dj2mgm.training.trained_weights import BrokenWeights, check_weights, gather, save_projector, save_weights
 from finetune import (
     add_lora,
     save_adapter_and_projector,
     save_language_model_and_projector,
     train_language_model,
 )
-from mgm.generation import load_trained
-from mgm.projector_weights import full_shapes, load_projector, projector_parameters
 from pretrain import train_projector_only
-from settings.lora_targets import PROJECTIONS
-from training.lora import projections_of, wrap_with_lora
-from training.settings import LoraSettings
-from training.trained_weights import BrokenWeights, check_weights, gather, save_projector, save_weights
 
 NAMES = {
     f"patch_info_mining.{part}.{layer}.{kind}"

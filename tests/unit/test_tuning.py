@@ -10,9 +10,9 @@ import pytest
 from evaluated_runs import entry, write_dataset, write_memory, write_run
 
 import compare_tunings
-from files import write_json, write_yaml
-from reporting.experiment import load_experiments
-from reporting.tuning import tunings
+from dj2mgm.files import write_json, write_yaml
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.tuning import tunings
 
 IMAGES = [f"e{number}" for number in range(60)]
 

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 import evaluate_vqa
-from evaluation.groups import read_pairs
-from evaluation.vqa import evaluate_answers, normalise
-from files import read_json, read_jsonl, write_jsonl
+from dj2mgm.evaluation.groups import read_pairs
+from dj2mgm.evaluation.vqa import evaluate_answers, normalise
+from dj2mgm.files import read_json, read_jsonl, write_jsonl
 
 
 def answer(identifier, kind, prediction, truth="red", model="finetune", images="own") -> dict:

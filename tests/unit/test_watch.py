@@ -1,20 +1,19 @@
 """The live view, on results as running, killed and finished stages leave them."""
 
+import fcntl
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 
-import psutil
 import pytest
 from places import PROJECT
 
-from diagnostics.memory_csv import last_row, read_rows
-from diagnostics.run_state import LAST_OUTPUT, runs_in, stages_of
-from files import write_json, write_text
-from settings.runs import EVALUATED
+from dj2mgm.files import write_json, write_text
+from dj2mgm.memory.records import last_row, read_rows
+from dj2mgm.reporting.run_state import runs_in, stages_of
 
 PROGRESS = {"step": 30, "max_steps": 150, "loss": 2.5, "learning_rate": 1e-3, "seconds": 60.0, "seconds_left": 3725.0}
 MEMORY = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib,gpu0_gib\n1,now,1.0,loading,1.0,3.0,,0.5\n"
@@ -37,9 +36,13 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def note_owner(project, process: psutil.Process | None) -> None:
-    pid, started = (process.pid, process.create_time()) if process else (4194305, 0)
-    write_json(project / ".snakemake/owner.json", {"host": socket.gethostname(), "pid": pid, "started": started})
+@contextmanager
+def at_work(project):
+    """Holds the lock of a run."""
+    (project / ".snakemake").mkdir()
+    with open(project / ".snakemake/owner.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def states(project, run: str, working: bool) -> dict[str, str]:
@@ -51,10 +54,6 @@ def watch(project, *arguments: str) -> str:
     environment = os.environ | {"COLUMNS": "100"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=60)
     return done.stdout + done.stderr
-
-
-def test_every_stage_of_the_workflow_is_shown():
-    assert tuple(LAST_OUTPUT) == EVALUATED
 
 
 def test_runs_are_the_folders_with_stages(project):
@@ -74,12 +73,16 @@ def test_what_another_run_has_done_for_this_one_is_not_pending(project):
     assert (found["filter"], found["synthesize"], found["jsonl"]) == ("", "done", "pending")
 
 
+def test_a_stage_that_a_run_shares_is_not_pending(project):
+    write_text(project / "results/baseline/generate/stage.yaml", "same_as: results/other/generate")
+    assert states(project, "baseline", working=True)["generate"] == ""
+
+
 def test_the_picture_shows_step_loss_time_left_and_memory_and_whose_process_is_at_work(project):
-    note_owner(project, psutil.Process())
-    printed = re.sub(r"[│\s]+", " ", watch(project))
+    with at_work(project):
+        printed = re.sub(r"[│\s]+", " ", watch(project))
     assert "baseline pretrain 30 of 150 2.5000 1 h 02 min training host 1.5, gpu0 20.25" in printed
     assert "pretrain running" in printed and "snakemake is at work" in printed
-    note_owner(project, None)
     printed = watch(project, "--once")
     assert "stopped" in printed and "snakemake is not at work" in printed
 

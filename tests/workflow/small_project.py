@@ -3,15 +3,15 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked_snakemake import run_snakemake
 from places import PROJECT
 
-PARTS = ("Snakefile", "rules", "envs", "config", "profiles", "workflow_scripts")
-SMALL = ("dataset=small", "model=small")
+PARTS = ("Snakefile", "rules", "envs", "config", "profiles", "report", "workflow_scripts")
+SMALL = ("dataset=small", "model=small", "cpu_threads=1")  # tests share few cores
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,14 @@ class Project:
     folder: Path
 
     def command(self, *arguments: str, config: tuple[str, ...] = ()) -> list[str]:
-        """The command line; `config` comes after the small project's own settings."""
-        own = [value for value in SMALL if value.split("=")[0] not in [given.split("=")[0] for given in config]]
-        return [sys.executable, "-m", "snakemake", "--cores", "1", *arguments, "--config", *own, *config]
+        """The command line of a Snakemake in a process of its own."""
+        return [sys.executable, "-m", "snakemake", *self.arguments(*arguments, config=config)]
+
+    def arguments(self, *arguments: str, config: tuple[str, ...] = ()) -> list[str]:
+        """Snakemake's arguments; `config` comes after the small project's own settings."""
+        keys = [value.split("=")[0] for value in config]
+        small = [value for value in SMALL if value.split("=")[0] not in keys]
+        return ["--cores", "1", *arguments, "--config", *small, *config]
 
     def environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -31,26 +36,14 @@ class Project:
 
     def run(self, *arguments: str, ok: bool = True, config: tuple[str, ...] = ()) -> str:
         """Run Snakemake; return what it printed. `ok` says whether it must succeed or must fail."""
-        done = subprocess.run(
-            self.command(*arguments, config=config),
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-        )
-        printed = done.stdout + done.stderr
-        assert (done.returncode == 0) == ok, printed[-4000:]
+        completed = run_snakemake(self.arguments(*arguments, config=config), self.folder, self.environment())
+        printed = completed.stdout + completed.stderr
+        assert (completed.returncode == 0) == ok, printed[-4000:]
         return printed
 
     def job_counts(self, target: str, *arguments: str, config: tuple[str, ...] = ()) -> dict[str, int]:
         """How often a dry run would run each rule; the target itself and config files are left out."""
-        printed = self.run(target, "--dry-run", *arguments, config=config)
-        if "Nothing to be done" in printed:
-            return {}
-        table = printed.split("Job stats:")[1].split("\ntotal")[0]
-        counts = {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)$", table, flags=re.MULTILINE)}
-        left_out = (target, "configure_", "resolve_config")
-        return {rule: count for rule, count in counts.items() if not rule.startswith(left_out)}
+        return count_jobs(self.run(target, "--dry-run", *arguments, config=config), target)
 
     def jobs(self, *arguments: str) -> set[str]:
         """Rules that a dry run of `baseline` would run."""
@@ -73,3 +66,13 @@ def copy_project(folder: Path) -> Project:
             PROJECT / "tests" / "fixtures" / "small" / f"{kind}_small.yaml", folder / "config" / kind / "small.yaml"
         )
     return Project(folder)
+
+
+def count_jobs(printed: str, target: str) -> dict[str, int]:
+    """How often the dry run that printed this would run each rule, without the target and rules of config files."""
+    if "Nothing to be done" in printed:
+        return {}
+    table = printed.split("Job stats:")[1].split("\ntotal")[0]
+    counts = {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)$", table, flags=re.MULTILINE)}
+    omitted = (target, "configure_", "resolve_config")
+    return {rule: count for rule, count in counts.items() if not rule.startswith(omitted)}

@@ -6,9 +6,13 @@ import shutil
 
 import pytest
 
-from formats.dj_jsonl import text_of
-from shapes.dataset import scene_of
-from shapes.scenes import describe, render
+from dj2mgm.data.formats import text_of
+from dj2mgm.data.own_data import write_own_data
+from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.errors import InputError
+
+DROP = "jsonl={on_bad_row: drop}"
 
 
 @pytest.fixture
@@ -56,7 +60,7 @@ def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message)
     assert not (fresh.folder / "results").exists()
 
 
-def test_a_bad_experiment_file_fails_its_own_target_and_is_a_warning_to_the_others(fresh):
+def test_a_bad_experiment_file_fails_only_its_own_target(fresh):
     (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
     (fresh.folder / "config/experiments/doctor.yaml").write_text("description: mine\n")
     sentence = "config/experiments/bad.yaml: 'gpus': YAML's versions disagree about 010"
@@ -70,27 +74,23 @@ def test_a_bad_experiment_file_fails_its_own_target_and_is_a_warning_to_the_othe
     assert sentence in printed.split("Building DAG")[1]
 
 
-def test_own_data_in_a_folder_with_a_space_and_an_umlaut_is_filtered_and_written(fresh, own_data):
-    fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}",))
-    rows = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]
-    assert len(rows) == 10 and all(row["image"].startswith(str(own_data)) for row in rows)  # two are held out
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder, rows: rows[4].pop("text"), "captions.jsonl, line 5: key 'text' is missing"),
-        (lambda folder, rows: rows[4].update(id="3"), "captions.jsonl, row 5: id '3' was used before, in row 4"),
-        (lambda folder, rows: rows[4].update(text="no token"), "line 5: 'text' must hold the image token"),
-        (lambda folder, rows: rows[4].update(images=[]), "line 5: 'images' must hold exactly one path"),
+        (lambda rows: rows[4].pop("text"), "captions.jsonl, line 5: key 'text' is missing"),
+        (lambda rows: rows[4].update(id="3"), "captions.jsonl, row 5: id '3' was used before, in row 4"),
+        (lambda rows: rows[4].update(text="no token"), "line 5: 'text' must hold the image token"),
+        (lambda rows: rows[4].update(images=[]), "line 5: 'images' must hold exactly one path"),
     ],
     ids=["missing key", "duplicate id", "no image token", "no image"],
 )
-def test_a_malformed_row_is_named_by_file_and_line(fresh, own_data, spoil, message):
+def test_a_malformed_row_is_named_by_file_and_line(own_data, tmp_path, spoil, message):
     rows = read(own_data)
-    spoil(own_data, rows)
+    spoil(rows)
     write(own_data, rows)
-    assert message in refusal(fresh, "make_dataset", own_data)
+    source = {"file": str(own_data / "captions.jsonl"), "images": str(own_data)}
+    with pytest.raises(InputError, match=re.escape(message)):
+        write_own_data({"pretrain": source}, tmp_path / "written")
 
 
 def test_a_line_that_is_no_json_is_named(fresh, own_data):
@@ -99,19 +99,8 @@ def test_a_line_that_is_no_json_is_named(fresh, own_data):
     assert "captions.jsonl, line 13: not one JSON object" in refusal(fresh, "make_dataset", own_data)
 
 
-def test_an_image_that_breaks_after_the_filter_is_refused_with_row_path_and_reason(fresh, own_data):
-    fresh.run("baseline", "--until", "filter_data", config=(f"dataset={own_data}",))
-    kept = json.loads((fresh.result("filter") / "filtered.jsonl").read_text().splitlines()[0])
-    image = own_data / kept["images"][0]
-    image.write_bytes(image.read_bytes()[:100])
-    printed = refusal(fresh, "write_jsonl", own_data)
-    assert f"row {kept['id']}: {kept['images'][0]}: undecodable" in printed and "jsonl.on_bad_row: drop" in printed
-    fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", "jsonl={on_bad_row: drop}"))
-    summary = json.loads((fresh.result("jsonl") / "summary.json").read_text())
-    assert summary["pretrain"]["dropped"] == {"undecodable": 1}
-
-
-def test_broken_images_and_paths_that_leave_the_folder_are_dropped_by_the_filter_and_counted(fresh, own_data):
+def test_own_data_is_filtered_its_broken_images_named_and_written(fresh, own_data):
+    """In a folder with a space and an umlaut."""
     shutil.copy(own_data / "images/0.png", own_data.parent / "outside.png")
     rows = read(own_data)
     for index, image in enumerate(("../outside.png", "images/gone.png", "images/zero.png", "images/page.png")):
@@ -119,9 +108,20 @@ def test_broken_images_and_paths_that_leave_the_folder_are_dropped_by_the_filter
     (own_data / "images/zero.png").touch()
     (own_data / "images/page.png").write_text("<html>not found</html>")
     write(own_data, rows)
-    fresh.run("baseline", "--until", "filter_data", config=(f"dataset={own_data}",))
+    fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", DROP))
     summary = json.loads((fresh.result("filter") / "summary.json").read_text())
     assert summary["broken_images"] == {"missing": 1, "outside": 1, "empty": 1, "undecodable": 1}
+    written = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]
+    assert len(written) == 10 and all(row["image"].startswith(str(own_data)) for row in written)  # two are held out
+
+    kept = json.loads((fresh.result("filter") / "filtered.jsonl").read_text().splitlines()[0])
+    image = own_data / kept["images"][0]
+    image.write_bytes(image.read_bytes()[:100])
+    printed = refusal(fresh, "write_jsonl", own_data)
+    assert f"row {kept['id']}: {kept['images'][0]}: undecodable" in printed and "jsonl.on_bad_row: drop" in printed
+    fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", DROP))
+    summary = json.loads((fresh.result("jsonl") / "summary.json").read_text())
+    assert summary["pretrain"]["dropped"] == {"undecodable": 1}
 
 
 def test_an_empty_dataset_after_filtering_names_the_operator(fresh, own_data):

@@ -19,7 +19,7 @@ def test_without_files_one_sentence_says_what_to_set(fresh):
     assert "benchmarks.textvqa is not set" in printed
 
 
-def test_the_challenge_asks_both_benchmarks_of_each_fine_tuned_model_and_evaluates_nothing_else(fresh):
+def test_the_challenge_asks_both_benchmarks_and_nothing_else(fresh):
     counts = fresh.job_counts("challenge", config=(files(fresh),))
     assert counts == {
         **dict.fromkeys(("make_dataset", "train_clip", "train_language_model", "assemble_model", "filter_data"), 1),

@@ -1,9 +1,10 @@
 """dj_synth beside the baseline: what is shared, what adds up, and that nothing is captioned twice."""
 
 import pandas
+import pytest
 from test_rerun import edited
 
-from files import read_json, read_jsonl
+from dj2mgm.files import read_json, read_jsonl
 
 OWN = {
     "synthesize_captions",
@@ -52,7 +53,7 @@ def test_a_finished_run_has_nothing_to_be_done(synthesized):
     assert synthesized.job_counts("dj_synth") == {}
 
 
-def test_both_train_on_the_same_number_of_samples_and_every_row_is_accounted_for(synthesized):
+def test_both_train_on_as_many_samples_and_no_row_is_lost(synthesized):
     baseline, own = (read_json(synthesized.result("jsonl", name) / "summary.json") for name in ("baseline", "dj_synth"))
     assert baseline["pretrain"]["rows_out"] == own["pretrain"]["rows_out"]
     steps = [
@@ -80,7 +81,8 @@ def test_the_page_and_the_table_compare_both(synthesized):
     assert table[table["experiment"] == "dj_synth"]["difference"].notna().any()
 
 
-def test_another_threshold_captions_only_new_rows_and_going_back_gives_the_same_bytes(synthesized):
+@pytest.mark.slow
+def test_another_threshold_captions_only_new_rows(synthesized):
     folder, recipe = synthesized.result("synthesize", "dj_synth"), synthesized.folder / "config/recipes/dj_synth.yaml"
     first = {name: (folder / name).read_bytes() for name in ("synthesized.jsonl", "dropped.jsonl", "stats.jsonl")}
     below = read_json(folder / "summary.json")["operators"][0]["recaption"]["below"]

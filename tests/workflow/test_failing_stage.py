@@ -16,7 +16,7 @@ def replace_stage(project, script, lines):
     ],
     ids=["killed", "known", "unknown"],
 )
-def test_a_stage_that_fails_ends_with_a_diagnosis_here_and_in_its_log(fresh, lines, found):
+def test_a_failed_stage_ends_with_a_diagnosis_here_and_in_its_log(fresh, lines, found):
     replace_stage(fresh, "make_dataset.py", lines)
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False)
     log = (fresh.folder / "results/datasets/small/make_dataset.log").read_text(encoding="utf-8")
@@ -25,9 +25,19 @@ def test_a_stage_that_fails_ends_with_a_diagnosis_here_and_in_its_log(fresh, lin
     assert last.index("cause:") < last.index("evidence:") < last.index("remedy:")
 
 
-def test_a_mistake_in_the_input_gets_no_diagnosis_beside_its_own_sentence(fresh, tmp_path):
+def test_a_mistake_in_the_input_gets_no_diagnosis(fresh, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     (folder / "captions.jsonl").write_text('{"id": "1"}\n')
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={folder}",))
     assert "key 'text' is missing" in printed and "diagnosis:" not in printed
+
+
+def test_a_stage_inherits_how_openmp_waits(fresh, monkeypatch):
+    """Before it imports torch, which reads it."""
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    replace_stage(
+        fresh, "make_dataset.py", "import os; print('turns:', os.getenv('GOMP_SPINCOUNT')); raise SystemExit(2)"
+    )
+    assert "turns: 300\n" in fresh.run("baseline", "--until", "make_dataset", ok=False)

@@ -1,4 +1,7 @@
-"""Kill -9 in the middle of a stage, then the same command: it completes, and training resumes where it was."""
+"""Kill -9 in the middle of a stage, then the same command: it completes, and training resumes where it was.
+
+These tests come last on the finished run (tests/conftest.py): they leave it without the later stages.
+"""
 
 import shutil
 import subprocess
@@ -9,9 +12,9 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from diagnostics.memory_csv import read_rows
-from files import read_json, read_jsonl
-from training.build_locks import build_root
+from dj2mgm.files import read_json, read_jsonl
+from dj2mgm.memory.records import read_rows
+from dj2mgm.training.build_locks import build_root
 
 TIMEOUT_S = 120
 # A constant added to every key cancels in the softmax over sub-patches: these two have no gradient but rounding noise,
@@ -81,15 +84,11 @@ def undo(project, first: str) -> None:
         shutil.rmtree(project.result(stage), ignore_errors=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def left_finished(finished):
-    yield
-    finished.run("baseline")
-    assert finished.jobs() == set()
+EITHER = [pytest.param(False, id="the stage", marks=pytest.mark.slow), pytest.param(True, id="snakemake too")]
 
 
-@pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
-def test_foundation_killed_midway_completes_on_the_same_command(fresh, finished, whole_tree):
+@pytest.mark.parametrize("whole_tree", EITHER)
+def test_killed_foundation_completes_on_the_same_command(fresh, finished, whole_tree):
     weights = "results/foundation/small/clip/model.safetensors"
     command = ("baseline", "--until", "train_clip")
     kill_midway(fresh, running_for("train_clip.py", fresh.folder, 3), *command, whole_tree=whole_tree)
@@ -99,8 +98,8 @@ def test_foundation_killed_midway_completes_on_the_same_command(fresh, finished,
     assert all((uninterrupted[name] - completed[name]).abs().max() < 1e-3 for name in uninterrupted)
 
 
-@pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
-def test_filter_killed_midway_completes_on_the_same_command_with_the_same_rows(finished, whole_tree):
+@pytest.mark.parametrize("whole_tree", EITHER)
+def test_killed_filter_completes_with_the_same_rows(finished, whole_tree):
     folder, command = finished.result("filter"), ("baseline", "--until", "filter_data")
     uninterrupted = {name: (folder / name).read_bytes() for name in ("filtered.jsonl", "dropped.jsonl")}
     undo(finished, "filter")
@@ -111,8 +110,9 @@ def test_filter_killed_midway_completes_on_the_same_command_with_the_same_rows(f
     assert not list(folder.glob(".*")), "something of the killed run is left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
-def test_captioning_killed_midway_captions_no_image_twice_and_ends_with_the_same_rows(synthesized, whole_tree):
+def test_killed_captioning_captions_no_image_twice(synthesized, whole_tree):
     folder, captions = synthesized.result("synthesize", "dj_synth"), synthesized.folder / "results/captions"
     command = ("results/dj_synth/synthesize/summary.json",)
     synthesized.run(*command)
@@ -132,7 +132,7 @@ def test_captioning_killed_midway_captions_no_image_twice_and_ends_with_the_same
     assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
 
 
-def test_a_stage_that_outlives_its_snakemake_is_ended_before_it_is_run_again(finished):
+def test_a_stage_that_outlives_snakemake_is_ended_before_its_rerun(finished):
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")
     kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)
@@ -142,7 +142,7 @@ def test_a_stage_that_outlives_its_snakemake_is_ended_before_it_is_run_again(fin
     assert not any(process.is_running() for process in orphans)
 
 
-def test_a_stage_that_nobody_saw_end_is_not_trained_again(finished):
+def test_a_stage_that_ended_without_snakemake_is_not_retrained(finished):
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")
     kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)
@@ -150,18 +150,23 @@ def test_a_stage_that_nobody_saw_end_is_not_trained_again(finished):
     before = {name: (folder / name).read_bytes() for name in ("projector.safetensors", "metrics.jsonl")}
     said = finished.run(*command)
     metrics = read_json(folder / "metrics.json")
-    assert f"resuming from step {metrics['steps']}" in said and "  loss " not in said
+    log = (folder / "pretrain.log").read_text(encoding="utf-8")
+    assert f"resuming from step {metrics['steps']}" in said and "progress: steps" not in log
     assert {name: (folder / name).read_bytes() for name in before} == before
     assert metrics["engine"]["zero_stage"] == 2
     assert not (folder / "checkpoints").exists(), "kept although Snakemake has recorded the stage"
 
 
-@pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
 @pytest.mark.parametrize(
-    ("stage", "weights"),
-    [("pretrain", "projector.safetensors"), ("finetune", "adapter/adapter_model.safetensors")],
+    ("stage", "weights", "whole_tree"),
+    [
+        ("pretrain", "projector.safetensors", True),
+        pytest.param("pretrain", "projector.safetensors", False, marks=pytest.mark.slow),
+        ("finetune", "adapter/adapter_model.safetensors", False),
+        pytest.param("finetune", "adapter/adapter_model.safetensors", True, marks=pytest.mark.slow),
+    ],
 )
-def test_training_killed_midway_resumes_and_ends_with_the_same_weights(finished, stage, weights, whole_tree):
+def test_killed_training_resumes_and_ends_with_the_same_weights(finished, stage, weights, whole_tree):
     folder, command = finished.result(stage), ("baseline", "--until", stage)
     finished.run(*command)
     uninterrupted = load_file(folder / weights)

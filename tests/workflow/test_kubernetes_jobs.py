@@ -44,7 +44,7 @@ def test_the_workflow_runs_through_jobs(fresh, kubectl):
     assert jobs["filter_data"]["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 120 * 60
 
 
-def test_a_gpu_rule_is_limited_to_the_gpus_it_asks_for_in_a_folder_of_any_name(fresh, kubectl):
+def test_a_gpu_rule_is_limited_to_the_gpus_it_asks_for(fresh, kubectl):
     folder = fresh.folder / 'it\'s "$(touch X)" \\n: #'
     folder.mkdir()
     script = folder / "a job.sh"

@@ -60,13 +60,13 @@ def test_evaluation_settings_rerun_evaluation_only(finished):
 
 def test_a_module_of_the_trainer_reruns_training_onwards(finished):
     with edited(
-        finished.folder / "workflow_scripts/training/checkpoints.py", "import shutil", "import shutil  # touched"
+        finished.folder / "workflow_scripts/dj2mgm/training/checkpoints.py", "import shutil", "import shutil  # touched"
     ):
         assert finished.jobs() == PRETRAIN
 
 
 def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
-    module = finished.folder / "workflow_scripts/juicer/operators/image_text_deduplicator.py"
+    module = finished.folder / "workflow_scripts/dj2mgm/juicer/operators/image_text_deduplicator.py"
     with edited(module, '"""', '"""Touched. '):
         assert finished.jobs() == FILTER
 
@@ -83,10 +83,10 @@ def test_a_file_that_a_recipe_names_is_an_input_of_its_stage(fresh):
 
 
 def test_touching_a_module_without_changing_it_reruns_nothing(finished):
-    (finished.folder / "workflow_scripts/training/checkpoints.py").touch()
+    (finished.folder / "workflow_scripts/dj2mgm/training/checkpoints.py").touch()
     assert finished.jobs() == set()
 
 
-def test_a_moved_project_writes_its_training_files_anew_and_filters_nothing_again(finished, tmp_path):
+def test_a_moved_project_runs_again_from_its_training_files(finished, tmp_path):
     moved = Project(shutil.copytree(finished.folder, tmp_path / "moved"))
     assert moved.jobs() == JSONL

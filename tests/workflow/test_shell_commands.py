@@ -14,6 +14,8 @@ import yaml
 from places import PROJECT
 from small_project import copy_project
 
+from dj2mgm.config.benchmarks import declarations
+
 RUN = "; touch X $(touch X) `touch X` & touch X & | touch X #* ~ ! [a] > X <X $HOME ü 山 %s --flag=x"
 # `{question}` is a place that some settings must have, `{input}` and `{x}` are not
 VALUE = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ {x} {input} {question}\ntouch X\n"
@@ -21,7 +23,8 @@ PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ "  # what a folder may be ca
 # by the `format` of the schema; None where nothing hostile is let through
 TEXTS = {"path": PATH, "question_prompt": PATH + "\ntouch X\n{question}", "question": VALUE, "name": None}
 STUBS = ("python", "bash", "tee", "touch", "X")
-# keys that name a dataset, an operator, or a module of the language model
+# names of chat formats, and keys that name a dataset, an operator, or a module of the language model
+TEMPLATES = {"pretrain_template": "plain", "template": "gemma"}
 NAMES = {"dataset", "model", "without", "targets"}
 
 
@@ -72,7 +75,7 @@ class HostileProject:
         self.hostile, self.project = Hostile(), copy_project(folder)
         small = PROJECT / "tests/fixtures/small"
         model = yaml.safe_load((small / "models_small.yaml").read_text())
-        parts = merged(model, self.hostile.of_schema(schema("model")) | {"settings": model["settings"]})
+        parts = merged(model, self.hostile.of_schema(schema("model")) | TEMPLATES | {"settings": model["settings"]})
         self.model, self.parts = self.write("models", model), self.write("models", parts)
         del parts["foundation"]
         self.write("models", parts, self.parts)
@@ -103,7 +106,7 @@ class HostileProject:
 
     def own_data_and_model(self) -> str:
         assembled = self.folder_with("config.json", "model.safetensors")
-        model = {"assembled": assembled, "pretrain_template": "plain", "template": "gemma"}
+        model = {"assembled": assembled} | TEMPLATES
         model = self.hostile.of_schema(schema("assembled_model")) | model
         files, folder = (self.hostile.value(PATH) for _ in range(3)), self.folder_with("a.png")
         split = [{"file": f"{folder}/{file}", "images": folder} for file in files]
@@ -118,7 +121,7 @@ class HostileProject:
     def defaults(self) -> None:
         """config.yaml: a hostile value for each text of the schema; names lead to hostile names."""
         values = self.hostile.of_schema(schema("config"))
-        benchmarks = values["benchmarks"]
+        benchmarks = values["benchmarks"] = {name: dict.fromkeys(d.files) for name, d in declarations().items()}
         for name in benchmarks:
             folder = self.folder_with(*("questions", "answers"))
             benchmarks[name] = {key: folder if key == "images" else f"{folder}/{key}" for key in benchmarks[name]}
@@ -227,7 +230,7 @@ def test_an_experiments_name_is_no_pattern_for_other_folders(fresh):
     assert "MissingRuleException" in fresh.run("results/a-b/filter/config.yaml", "--dry-run", ok=False)
 
 
-def test_a_dataset_whose_name_snakemake_cannot_carry_is_refused_in_one_sentence(fresh):
+def test_a_dataset_name_that_snakemake_cannot_carry_is_refused(fresh):
     folder = fresh.folder / "it's $(touch X)"
     folder.mkdir()
     (folder / "captions.jsonl").touch()
@@ -235,7 +238,7 @@ def test_a_dataset_whose_name_snakemake_cannot_carry_is_refused_in_one_sentence(
     assert "must have no braces, quotes, commas" in printed and "Traceback" not in printed
 
 
-def test_a_path_that_snakemake_would_read_as_a_wildcard_is_refused_in_one_sentence(fresh):
+def test_a_path_that_snakemake_reads_as_wildcard_is_refused(fresh):
     folder = fresh.folder / "my {photos}" / "all"
     folder.mkdir(parents=True)
     (folder / "captions.jsonl").touch()

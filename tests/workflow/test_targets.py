@@ -3,14 +3,15 @@
 import json
 import math
 import re
-import subprocess
 
 import pytest
 import torch
 from better_synth_kit import QUESTION, save_kit
+from forked_snakemake import run_snakemake
+from small_project import count_jobs
 from transformers import get_scheduler
 
-from files import read_jsonl, read_yaml
+from dj2mgm.files import read_jsonl, read_yaml
 
 ALL = {
     "make_dataset",
@@ -32,21 +33,14 @@ def test_baseline_needs_every_stage_once(fresh):
     assert fresh.jobs() == ALL
 
 
-def test_the_default_profile_needs_no_flags(fresh):
-    printed = fresh.run("baseline", "--dry-run")
-    assert "Using workflow specific profile profiles/default" in printed
-
-
-def test_stages_on_the_gpu_run_one_at_a_time_however_many_cores(fresh):
-    dataset = "results/datasets/small/config.yaml"
-    printed = fresh.run(dataset, "--cores", "16")
-    assert re.search(r"Provided resources: .*\bgpu\b\D+1\b", printed)
-    printed = fresh.run(dataset, "--cores", "16", "--forcerun", "configure_dataset", "--resources", "gpu=2")
-    assert re.search(r"Provided resources: .*\bgpu\b\D+2\b", printed), "the user's own limit counts"
+def test_a_stage_on_the_gpu_claims_every_core(fresh):
+    printed = fresh.run("results/baseline/pretrain/metrics.json", "--dry-run", "--cores", "16")
+    blocks = {block.split(":")[0]: block for block in printed.split("\nrule ")[1:]}
+    assert "threads: 16" in blocks["pretrain"] and "threads: 16" not in blocks["train_clip"]
 
 
 def test_on_a_cluster_gpu_jobs_are_not_limited_to_one(fresh):
-    submit = ("--executor", "cluster-generic", "--cluster-generic-submit-cmd", "bash", "--jobs", "5")
+    submit = ("--executor", "cluster-generic", "--cluster-generic-submit-cmd", "bash", "--jobs", "5", "--verbose")
     printed = fresh.run("results/datasets/small/config.yaml", *submit)
     assert "Provided remote nodes: 5" in printed and not re.search("Provided resources: .*gpu", printed)
 
@@ -56,7 +50,7 @@ def test_every_experiment_file_is_a_target(fresh):
     printed = fresh.run("longer", "--dry-run")
     assert "results/longer/pretrain/projector.safetensors" in printed
     assert "results/longer/report/report.html" in printed
-    counts = fresh.job_counts("longer")
+    counts = count_jobs(printed, "longer")
     assert (counts["filter_data"], counts["pretrain"], counts["evaluate_vqa"]) == (1, 2, 2), (
         "compared with the baseline"
     )
@@ -65,7 +59,7 @@ def test_every_experiment_file_is_a_target(fresh):
 TRAINING = ALL - {"generate_answers", "evaluate_clip", "evaluate_vqa", "compare_experiments"}
 
 
-def test_a_minimal_fine_tune_needs_the_training_stages_once_and_no_evaluation(fresh):
+def test_a_minimal_fine_tune_needs_training_and_no_evaluation(fresh):
     assert fresh.job_counts("finetune_minimal") == dict.fromkeys(TRAINING, 1)
 
 
@@ -85,7 +79,7 @@ def test_a_finished_run_gets_snakemakes_own_report(finished):
     assert "report.html" in (finished.folder / "snakemake.html").read_text(encoding="utf-8")
 
 
-def test_the_engine_ran_zero_3_with_both_offloads_through_the_launcher(finished):
+def test_the_launcher_ran_zero_3_with_both_offloads(finished):
     engine = json.loads((finished.result("finetune") / "metrics.json").read_text())["engine"]
     expected = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "world_size": 1}
     assert expected.items() <= engine.items()
@@ -94,7 +88,7 @@ def test_the_engine_ran_zero_3_with_both_offloads_through_the_launcher(finished)
     assert "launch.py" in (finished.result("finetune") / "finetune.log").read_text()
 
 
-def test_the_learning_rate_beside_each_loss_is_the_one_that_its_step_used(finished):
+def test_the_logged_learning_rate_is_the_one_its_step_used(finished):
     folder = finished.result("pretrain")
     settings, rows = read_yaml(folder / "config.yaml"), list(read_jsonl(folder / "metrics.jsonl"))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], settings["learning_rate"])
@@ -106,8 +100,10 @@ def test_the_learning_rate_beside_each_loss_is_the_one_that_its_step_used(finish
         schedule.step()
 
 
-def test_without_a_target_the_baseline_runs(fresh):
-    assert "results/baseline/report/report.html" in fresh.run("--dry-run")
+def test_without_target_and_flags_the_baseline_runs_with_its_profile(fresh):
+    printed = fresh.run("--dry-run")
+    assert "results/baseline/report/report.html" in printed
+    assert "Using workflow specific profile profiles/default" in printed
 
 
 def test_the_challenge_runs_on_its_own_folders_with_mgm_2b(fresh):
@@ -125,9 +121,9 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
     for name in ("config.json", "model-00001-of-00001.safetensors"):
         (folder / name).touch()
     config = ("model=mgm-2b-released",)
-    jobs = set(fresh.job_counts("baseline", config=config))
-    assert jobs == ALL - {"train_clip", "train_language_model", "assemble_model"}
-    assert "--model=model_zoo/mgm-2b" in fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
+    printed = fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
+    assert set(count_jobs(printed, "baseline")) == ALL - {"train_clip", "train_language_model", "assemble_model"}
+    assert "--model=model_zoo/mgm-2b" in printed
 
 
 def test_of_two_datasets_of_one_name_the_second_is_refused(fresh):
@@ -135,14 +131,12 @@ def test_of_two_datasets_of_one_name_the_second_is_refused(fresh):
         (fresh.folder / place / "photos").mkdir(parents=True)
         (fresh.folder / place / "photos/captions.jsonl").touch()
         (fresh.folder / f"config/experiments/{place}.yaml").write_text(f"dataset: {place}/photos\n", encoding="utf-8")
-    command = fresh.command("b", "--dry-run", config=("dataset=",))
-    command = command[: command.index("--config")]
-    done = subprocess.run(command, cwd=fresh.folder, env=fresh.environment(), capture_output=True, text=True)
-    assert done.returncode
-    assert "experiment b: a uses another dataset that is named photos; rename" in done.stdout + done.stderr
+    completed = run_snakemake(["b", "--cores", "1", "--dry-run"], fresh.folder, fresh.environment())
+    assert completed.returncode
+    assert "experiment b: a uses another dataset that is named photos; rename" in completed.stdout + completed.stderr
 
 
-def test_planning_needs_no_training_but_that_of_the_embedded_models(fresh):
+def test_planning_needs_the_embedded_models_alone(fresh):
     foundation = {"train_clip", "train_language_model"}
     assert set(fresh.job_counts("plan")) == foundation
     assert set(fresh.job_counts("deepspeed_configs")) == foundation

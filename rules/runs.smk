@@ -1,0 +1,95 @@
+# Which runs there are: the merged configuration of every experiment; and what happens before and after Snakemake's work.
+import os
+import re
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+SCRIPTS = Path(workflow.current_basedir).parent / "workflow_scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from dj2mgm import console
+from dj2mgm.config.benchmarks import declarations
+from dj2mgm.config.runs import REFERENCE, Runs
+from dj2mgm.config.stages import TRAINING
+from dj2mgm.errors import InputError
+from dj2mgm.library_messages import SWITCHES
+from dj2mgm.takeover import end_run, restart_snakemake, start_run
+from dj2mgm.training.checkpoints import discard_finished
+
+
+@contextmanager
+def user_errors():
+    """Around what may find a user's mistake: Snakemake prints the sentence that says so."""
+    try:
+        yield
+    except InputError as error:
+        raise WorkflowError(str(error)) from None
+
+
+# no `configfile:` directive: `config` is then exactly the command line's layer
+with user_errors():
+    RUNS = Runs(config)
+EXPERIMENTS = RUNS.names
+MODELS = RUNS.models
+if workflow.is_main_process:
+    for name in RUNS.files & RUNS.refused.keys():
+        print(f"warning: {RUNS.refused[name]}", file=sys.stderr)
+
+
+def is_stage(rule):
+    """Whether a rule's jobs take long enough to be measured, and shown in the console."""
+    return workflow.is_rule(rule) and workflow.get_rule(rule).benchmark is not None
+
+
+# what Snakemake prints from here on
+for switch, value in SWITCHES.items():
+    os.environ.setdefault(switch, value)
+# a job on a cluster prints everything: its scheduler keeps that for each attempt
+if workflow.remote_exec or (
+    workflow.is_main_process and not console.attach(workflow.output_settings, is_stage)
+):
+    os.environ.update(STAGE_OUTPUT="2")
+
+
+onstart:
+    with user_errors():
+        taken_over = start_run(on_cluster=workflow.non_local_exec)
+    if taken_over:
+        restart_snakemake(on_cluster=workflow.non_local_exec)
+
+
+onsuccess:
+    end_run(on_cluster=workflow.non_local_exec)
+    discard_finished(
+        Path(RUNS.stage(run, stage)) for run in RUNS for stage in TRAINING
+    )
+    RUNS.note_shared_stages()
+
+
+onerror:
+    end_run(on_cluster=workflow.non_local_exec)
+    RUNS.note_shared_stages()
+
+
+def any_of(names):
+    """A regular expression: one of these names, and nothing else."""
+    return f"({'|'.join(map(re.escape, names)) or '(?!)'})"
+
+
+def runs_of(experiments):
+    """A regular expression: the folders of these experiments' runs."""
+    return f"{any_of(experiments)}(/seed-[0-9]+)?"
+
+
+wildcard_constraints:
+    run=runs_of(RUNS.configs),
+    page=f"report|{any_of(EXPERIMENTS)}/report",
+    dataset="[^/]+",
+    model="[^/]+",
+    stage=any_of(RUNS.stages),
+    benchmark=any_of(declarations()),
+    part="clip|language_model",
+    variants=any_of(RUNS.experiments_by_page),

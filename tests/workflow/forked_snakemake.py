@@ -1,0 +1,94 @@
+"""Snakemake in processes that are forked from one that has imported it: each costs its own work alone.
+
+    completed = run_snakemake(["baseline", "--dry-run"], folder, environment)
+
+The parent has imported Snakemake and none of the project's modules: each process reads those of its own folder.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+
+def run_snakemake(arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    """Run Snakemake in `folder`; the result is that of `subprocess.run` with captured text."""
+    with tempfile.TemporaryDirectory() as logs:
+        outputs = [f"{logs}/stdout", f"{logs}/stderr"]
+        request = {"arguments": arguments, "folder": str(folder), "environment": environment, "outputs": outputs}
+        parent = start_parent()
+        parent.stdin.write(json.dumps(request) + "\n")
+        parent.stdin.flush()
+        status = int(parent.stdout.readline())
+        stdout, stderr = (Path(output).read_text(encoding="utf-8", errors="replace") for output in outputs)
+    return subprocess.CompletedProcess(arguments, status, stdout, stderr)
+
+
+@cache
+def start_parent() -> subprocess.Popen:
+    """One for this process; it ends with the end of its input, so with this process."""
+    command = [sys.executable, __file__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def serve() -> None:
+    """Read requests from stdin, one JSON object a line, and answer with the exit status of each."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import_everything()
+    for line in sys.stdin:
+        child = fork(json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+
+
+def import_everything() -> None:
+    """Also what Snakemake and the Snakefile import late."""
+    import docutils.core  # noqa: F401
+    import dpath  # noqa: F401
+    import jinja2  # noqa: F401
+    import jsonschema  # noqa: F401
+    import psutil  # noqa: F401
+    import requests  # noqa: F401
+    import smart_open  # noqa: F401
+    import snakemake.cli
+    import snakemake.profiles
+    import snakemake.report  # noqa: F401
+
+
+def fork(request: dict) -> int:
+    if child := os.fork():
+        return child
+    import snakemake.cli
+
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        redirect(request["outputs"])
+        os.chdir(request["folder"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        sys.argv = ["snakemake", *request["arguments"]]  # the Snakefile reads it
+        snakemake.cli.main()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(bool(end.code))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def redirect(outputs: list[str]) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream, output in enumerate(outputs, start=1):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), stream)
+    sys.stdin = open(0)
+
+
+if __name__ == "__main__":
+    serve()

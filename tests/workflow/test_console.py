@@ -1,0 +1,65 @@
+"""What `snakemake` prints while it works: the stages and how far they are; all the rest is in logs."""
+
+import os
+import pty
+import re
+import subprocess
+
+DATASET = "results/datasets/small/summary.json"
+FIRST = "Using workflow specific profile profiles/default for setting default command line arguments."
+
+
+def test_a_person_sees_stages_their_times_and_nothing_else(fresh):
+    first, *lines = fresh.run(DATASET).splitlines()
+    assert first == FIRST
+    begin, end = lines
+    assert begin == "[1/1] make_dataset small"
+    assert re.fullmatch(r"\[1/1\] make_dataset small: done in [\d.]+ s", end)
+
+
+def test_snakemakes_whole_log_is_kept(fresh):
+    fresh.run(DATASET)
+    [log] = (fresh.folder / ".snakemake/log").iterdir()
+    text = log.read_text(encoding="utf-8")
+    assert "Shell command: python workflow_scripts/make_dataset.py" in text and "Job stats:" in text
+
+
+def test_verbose_shows_all_that_snakemake_and_stages_print(fresh):
+    printed = fresh.run(DATASET, "--verbose")
+    log = (fresh.folder / "results/datasets/small/make_dataset.log").read_text(encoding="utf-8")
+    assert "Job stats:" in printed and "Shell command: python workflow_scripts/make_dataset.py" in printed
+    assert log.strip() and all(line in printed for line in log.splitlines())
+
+
+def test_a_dry_run_is_printed_as_snakemake_does(fresh):
+    printed = fresh.run(DATASET, "--dry-run")
+    assert "Job stats:" in printed and "reason: Missing output files" in printed
+
+
+def test_at_the_end_stands_what_to_open(finished):
+    printed = finished.run("baseline", "--forcerun", "compare_experiments")
+    last = printed.splitlines()[-1]
+    assert re.fullmatch(r"baseline: done in [\d.]+ s; open results/baseline/report/report.html", last)
+
+
+def test_a_mistake_in_the_input_is_said_once_before_its_log(fresh, tmp_path):
+    (tmp_path / "captions.jsonl").write_text('{"id": "1"}\n')
+    printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={tmp_path}",))
+    assert printed.count("key 'text' is missing") == 1 and "CalledProcessError" not in printed
+    assert "Its whole log: results/datasets/" in printed.split("key 'text' is missing")[1]
+
+
+def test_in_a_terminal_stages_at_work_are_updated_in_place(fresh):
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        fresh.command(DATASET), cwd=fresh.folder, env=fresh.environment(), stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    printed = b""
+    try:
+        while chunk := os.read(controller, 1 << 16):
+            printed += chunk
+    except OSError:  # the terminal's other end is closed
+        pass
+    assert process.wait() == 0
+    assert b"make_dataset small: running (" in printed and b"make_dataset small: done in " in printed

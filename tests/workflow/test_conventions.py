@@ -1,0 +1,71 @@
+"""What the Snakemake catalog, GitHub and `snakemake --report` read from the repository names things that exist."""
+
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from places import PROJECT
+
+RULES = sorted((PROJECT / "rules").glob("*.smk"))
+CI = yaml.safe_load((PROJECT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+MAKE_TARGETS = re.findall(r"^(\w[\w-]*):", (PROJECT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def read(name: str) -> str:
+    return (PROJECT / name).read_text(encoding="utf-8")
+
+
+def test_the_catalog_states_only_deployments_that_rules_have():
+    usage = yaml.safe_load(read(".snakemake-workflow-catalog.yml"))["usage"]
+    deployment = usage["software-stack-deployment"]
+    rules = "".join(path.read_text(encoding="utf-8") for path in RULES)
+    assert deployment["conda"] == ("conda:" in rules) and deployment["apptainer"] == ("container:" in rules)
+    assert deployment["report"] == ("report(" in rules) and not usage["mandatory-flags"]["flags"]
+
+
+def test_the_configurations_page_explains_each_key_and_folder():
+    page = read("config/README.md")
+    keys = set(re.findall(r"`(\w+)`", page.split("## Keys")[1].split("## Folders")[0]))
+    folders = set(re.findall(r"^\| `(\w+)/`", page, flags=re.MULTILINE))
+    assert set(yaml.safe_load(read("config/config.yaml"))) <= keys
+    assert folders == {path.name for path in (PROJECT / "config").iterdir() if path.is_dir()}
+
+
+def test_each_page_in_a_report_has_a_caption_that_exists():
+    captions = set()
+    for path in RULES:
+        for page in re.findall(r"report\((.*?)\n        \),", path.read_text(encoding="utf-8"), flags=re.DOTALL):
+            [caption] = re.findall(r'caption="(.+)"', page)
+            assert (path.parent / caption).is_file() and "category=" in page and "labels=" in page, page
+            captions.add(Path(caption).name)
+    assert captions | {"workflow.rst"} == {path.name for path in (PROJECT / "report").iterdir()}
+
+
+def test_ci_calls_commands_that_the_makefile_and_readme_have():
+    commands = [step["run"] for job in CI["jobs"].values() for step in job["steps"] if "make " in step.get("run", "")]
+    called = {re.search(r"\bmake ([\w-]+)$", command)[1] for command in commands}
+    assert called == {"lint", "test", "test-slurm", "baseline"} and called <= set(MAKE_TARGETS)
+    assert all(f"make {target}" in read("README.md") for target in called - {"lint"})
+
+
+def test_the_citation_names_both_papers():
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["cff-version"] == "1.2.0" and citation["title"] and citation["message"] and citation["authors"]
+    papers = {identifier["value"] for paper in citation["references"] for identifier in paper["identifiers"]}
+    assert papers == {"arXiv:2403.18814", "arXiv:2309.02033"}
+
+
+@pytest.mark.parametrize("page", ["CHANGELOG.md", "config/README.md"])
+def test_links_of_a_page_lead_to_files(page):
+    links = re.findall(r"\]\((?!http)([^)#]+)", read(page))
+    assert all((PROJECT / page).parent.joinpath(link).is_file() for link in links)
+
+
+def test_snakemakes_report_holds_the_page_and_its_caption(finished, tmp_path):
+    finished.run("baseline", "--report", str(tmp_path / "report.zip"))
+    with zipfile.ZipFile(tmp_path / "report.zip") as report:
+        names = report.namelist()
+        texts = b"".join(report.read(name) for name in names if name.endswith((".html", ".js")))
+    assert any(name.endswith("report.html") for name in names) and b"Experiments side by side" in texts

@@ -1,0 +1,56 @@
+"""Which of the project's modules a script uses, so that a rule re-runs when one of them changes."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+BY_NAME = "importlib.import_module"
+SCRIPTS = Path(__file__).resolve().parents[1]
+
+
+def modules_of(script: Path) -> list[Path]:
+    """The script and, of a Python one, every project module it imports, directly or through others; sorted."""
+    found: set[Path] = set()
+    waiting = [Path(script).resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += _imported_files(path) if path.suffix == ".py" else []
+    return sorted(found)
+
+
+@cache
+def _imported_files(path: Path) -> list[Path]:
+    files: list[Path] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = _package(path, node.level)
+            module = ".".join(filter(None, [package, node.module]))
+            names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+        elif path.name == "__init__.py" and isinstance(node, ast.Call) and ast.unparse(node.func) == BY_NAME:
+            files += sorted(path.parent.glob("*.py"))  # a package that imports its modules by name: any of them
+            continue
+        else:
+            continue
+        for name in names:
+            files += _files_of(name)
+        if "pkgutil" in names:  # a package that imports whatever modules its folder holds
+            files += path.parent.rglob("*.py")
+    return files
+
+
+def _package(path: Path, level: int) -> str:
+    """The package that a relative import with so many dots starts from; none for an absolute one."""
+    return ".".join(path.parents[level - 1].relative_to(SCRIPTS).parts) if level else ""
+
+
+def _files_of(name: str) -> list[Path]:
+    """The module's file and the `__init__.py` of each package on the way, where they are the project's own."""
+    path, files = SCRIPTS, []
+    for part in name.split("."):
+        path = path / part
+        files += [file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
+    return files

@@ -1,0 +1,38 @@
+"""What every entry point shares: its flags are paths, and a user's mistake is one line on stderr."""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dj2mgm.errors import InputError
+
+
+def path_arguments(doc: str, *flags: str, launched: bool = False) -> argparse.Namespace:
+    """Parse required flags that each take one path.
+
+    Args:
+        doc: the script's docstring, shown by --help.
+        launched: whether the deepspeed launcher starts the script; it adds a flag of its own.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in flags:
+        parser.add_argument(flag, type=Path, required=True)
+    if launched:
+        parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def command_line(main: Callable[[], None]) -> Callable[[], None]:
+    """Wrap an entry point: an `InputError` becomes one line on stderr and exit status 2."""
+
+    @functools.wraps(main)
+    def run() -> None:
+        try:
+            main()
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            sys.exit(2)
+
+    return run

@@ -1,0 +1,69 @@
+"""Chat formats by name: the files in config/chat_templates, and `tokenizer` for the model's own.
+
+    asks_question: false             # whether the format has a place for a question; stage 2 needs one that has
+    chat_template: "{{- '<image>' …" # Jinja, as transformers renders it; `{% generation %}` marks what the model says
+    stop_tokens: ["\\n"]             # that end an answer, beside the tokenizer's end-of-sequence token
+    control_tokens: []               # that no question and no answer may contain
+
+A stage is handed the content of such a file, so that a change of it re-runs the stage and a comment in it does not.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from dj2mgm.config.reading import config_file, names_in, read_config, shown
+from dj2mgm.config.recipe_check import check_keys
+from dj2mgm.errors import InputError
+
+OF_THE_TOKENIZER = "tokenizer"
+TYPES = {"asks_question": bool, "chat_template": str, "stop_tokens": list, "control_tokens": list}
+# so that a stop token such as `0` is a text
+SCHEMA = {"properties": {key: {"items": {"type": "string"}} for key in ("stop_tokens", "control_tokens")}}
+
+
+def chat_template_names() -> list[str]:
+    """Every name that `template` and `pretrain_template` may have."""
+    return sorted([OF_THE_TOKENIZER, *names_in("chat_templates")])
+
+
+def read_chat_template(name: str) -> dict:
+    """{name, asks_question, chat_template, stop_tokens, control_tokens}; the tokenizer's are filled in with the model.
+
+    Raises:
+        InputError: the name is unknown, or its file has a wrong key or value.
+    """
+    if name not in (known := chat_template_names()):
+        raise InputError(f"template: unknown conversation template {name!r}; known are {', '.join(known)}")
+    if name == OF_THE_TOKENIZER:
+        return {"name": name, "asks_question": True, "chat_template": "", "stop_tokens": [], "control_tokens": []}
+    return {"name": name} | _content(config_file("chat_templates", f"{name}.yaml"))
+
+
+def check_chat_templates(source: str, model: dict) -> None:
+    """Check the two formats that a model file names.
+
+    Raises:
+        InputError: a name is unknown, or stage 2 would ask nothing.
+    """
+    for key, needs_question in (("pretrain_template", False), ("template", True)):
+        names = chat_template_names()
+        if model[key] in names and (not needs_question or read_chat_template(model[key])["asks_question"]):
+            continue
+        known = [name for name in names if not needs_question or read_chat_template(name)["asks_question"]]
+        raise InputError(
+            f"{source}: {key!r} must be one of {', '.join(known)}, found {shown(model[key])}; a file in "
+            "config/chat_templates adds one"
+        )
+
+
+@cache  # every stage of every run asks for it
+def _content(path: Path) -> dict:
+    content = read_config(path, SCHEMA)
+    check_keys(path, content, set(TYPES))
+    for key, kind in TYPES.items():
+        value = content.get(key)
+        texts = isinstance(value, list) and all(isinstance(item, str) and item for item in value)
+        if not isinstance(value, kind) or (kind is list and not texts) or value == "":
+            wanted = {bool: "true or false", str: "a Jinja template", list: "a list of texts"}[kind]
+            raise InputError(f"{path}: {key!r} must be {wanted}, found {shown(value)}")
+    return content

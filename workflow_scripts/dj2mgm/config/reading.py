@@ -1,0 +1,285 @@
+"""Configuration as plain JSON values: YAML and JSON files, and the command line's values.
+
+A scalar without quotes is a text where the schema says so. Elsewhere it is what the core schema of YAML 1.2 makes of
+it: `1e-4` is a number. What YAML 1.1 reads differently (`010`, `1_000`, `no`) is refused. So is what JSON cannot hold
+(NaN, infinity). Keys are always texts.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dj2mgm.code import SCRIPTS
+from dj2mgm.errors import InputError
+
+CONFIG = Path("config")  # of the current folder; what it lacks comes from the workflow's own
+SHIPPED = SCRIPTS.parent / "config"
+NULL = re.compile("null|Null|NULL|~")
+TRUE, FALSE = re.compile("true|True|TRUE"), re.compile("false|False|FALSE")
+INTEGER = re.compile("[-+]?(0|[1-9][0-9]*)")
+FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
+NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.I)
+# numbers and booleans of YAML 1.1 that are none, or others, in 1.2
+AMBIGUOUS = re.compile(r"[-+]?(0x[0-9a-f_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_:]*(\.[0-9_]*)?)|yes|no|on|off", re.I)
+# control characters but tab and line break; separators that YAML's writers lose; halves of surrogate pairs
+FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\\ud800-\\udfff]")
+LARGEST = 2**63 - 1
+LONGEST = len(str(LARGEST)) + 1  # digits and sign of an integer
+DEEPEST = 32
+MOST = 100_000  # values of one file or command line, repetitions by aliases counted
+
+
+class Plain(str):
+    """A scalar without quotes."""
+
+
+class _Loader(yaml.BaseLoader):
+    """Composes nodes; what scalars mean is not its business."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        event = self.peek_event()
+        if getattr(event, "tag", None) is not None:
+            raise _problem(event, f"the tag {event.tag} has no meaning here")
+        if self.depth > DEEPEST:
+            raise _problem(event, f"nested more than {DEEPEST} levels deep; write it flat")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def config_file(*parts: str) -> Path:
+    """A file of config/, whether or not it exists: the current folder's, or else the workflow's own."""
+    here, shipped = CONFIG.joinpath(*parts), SHIPPED.joinpath(*parts)
+    return shipped if shipped.exists() and not here.exists() else here
+
+
+def names_in(folder: str, suffix: str = ".yaml") -> list[str]:
+    """What the files of a folder of config/ are called, without those that editors hide beside them."""
+    paths = chain.from_iterable((place / folder).glob(f"*{suffix}") for place in (CONFIG, SHIPPED))
+    return sorted({path.stem for path in paths if not path.name.startswith(".")})
+
+
+def read_config(path: Path, schema: dict | None = None) -> dict:
+    """The keys and values of a YAML file; an empty one has none.
+
+    Args:
+        schema: a JSON schema that says where texts belong. Nothing is validated (config/schema.py does).
+
+    Raises:
+        InputError: it cannot be read, is no YAML, states a key twice, or holds what JSON cannot.
+    """
+    return _read(path, _parse_yaml, schema or {})
+
+
+def read_json_config(path: Path) -> dict:
+    """The keys and values of a JSON file; raises as `read_config` does."""
+    return _read(path, lambda text: json.loads(text, object_pairs_hook=_once), {})
+
+
+def plain_values(value: Any, schema: dict, unquoted: type = str) -> Any:
+    """`value` with its scalars' types, as a tree that JSON can hold.
+
+    Args:
+        schema: a JSON schema that says where texts belong.
+        unquoted: the type of texts that may mean something else. Snakemake leaves values in braces on its command line
+            as `str`, quoted or not.
+
+    Raises:
+        InputError: names the key and what it holds.
+    """
+    return _Typing(unquoted).value(value, schema, ())
+
+
+class _Typing:
+    """One walk over a tree; it counts what it has seen."""
+
+    def __init__(self, unquoted: type):
+        self.unquoted, self.seen = unquoted, 0
+
+    def value(self, value: Any, schema: dict, path: tuple[str, ...]) -> Any:
+        self.seen += 1
+        if self.seen > MOST or len(path) > DEEPEST:
+            raise InputError(f"{_at(path[:3])}more than {MOST} values, or nested more than {DEEPEST} levels deep")
+        if isinstance(value, dict):
+            properties = schema.get("properties", {})
+            return {
+                self.key(key, path): self.value(item, properties.get(key, {}), (*path, str(key)))
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self.value(item, schema.get("items", {}), (*path, str(index))) for index, item in enumerate(value)]
+        return _scalar(value, schema, path, self.unquoted)
+
+    def key(self, key: Any, path: tuple[str, ...]) -> str:
+        if not isinstance(key, str):
+            raise InputError(f"{_at(path)}the key {key!r} must be a text; put it in quotes")
+        return str(_text(key, path))
+
+
+def _scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> Any:
+    types = schema.get("type", ())
+    text_belongs = "string" in ([types] if isinstance(types, str) else types)
+    if isinstance(value, str):
+        return _meaning(value, text_belongs, path) if isinstance(value, unquoted) else _text(value, path)
+    if isinstance(value, int | float) and text_belongs:  # `--config dataset=123`
+        return str(value).lower()
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return _number(value, path)
+    raise InputError(f"{_at(path)}found a {type(value).__name__}; put it in quotes if it is a text")
+
+
+def _meaning(plain: str, text_belongs: bool, path: tuple[str, ...]) -> Any:
+    """What a scalar without quotes is."""
+    if NULL.fullmatch(plain):
+        return None
+    if text_belongs:
+        return _text(plain, path)
+    if plain == "":
+        return None
+    if TRUE.fullmatch(plain) or FALSE.fullmatch(plain):
+        return bool(TRUE.fullmatch(plain))
+    if INTEGER.fullmatch(plain):
+        return _number(int(plain) if len(plain) <= LONGEST else math.inf, path)
+    if FLOAT.fullmatch(plain):
+        return _number(float(plain), path)
+    if NOT_FINITE.fullmatch(plain):
+        return _number(math.inf, path)
+    if AMBIGUOUS.fullmatch(plain):
+        remedy = "write a decimal number, true or false, or put a text in quotes"
+        raise InputError(f"{_at(path)}YAML's versions disagree about {plain}; {remedy}")
+    return _text(plain, path)
+
+
+def _number(number: float, path: tuple[str, ...]) -> float:
+    if not math.isfinite(number) or (isinstance(number, int) and abs(number) > LARGEST):
+        raise InputError(f"{_at(path)}must be a finite number, and an integer not larger than {LARGEST}")
+    return number
+
+
+def _text(text: str, path: tuple[str, ...]) -> str:
+    if FORBIDDEN.search(text):
+        raise InputError(f"{_at(path)}{shown(text)} holds a character that is not allowed; take it out")
+    return str(text)
+
+
+def _at(path: tuple[str, ...]) -> str:
+    return f"{shown('.'.join(path))}: " if path else ""
+
+
+def shown(value: Any) -> str:
+    """A value for a sentence: short, and in the words of YAML."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 100 else f"{text[:70]}…{text[-20:]}"
+
+
+def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
+    text = _text_of(path)
+    try:
+        values = plain_values(parse(text), schema, Plain)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.reader.ReaderError as error:
+        where = f"line {text.count(chr(10), 0, error.position) + 1}"
+        raise InputError(f"{path}, {where}: the character {chr(error.character)!r} is not allowed") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except (ValueError, OverflowError):  # Python's own, of an escape such as "\\UFFFFFFFF" or of thousands of digits
+        raise InputError(f"{path}: it holds a number or an escape that is too large; correct it") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested more than {DEEPEST} levels deep; write it flat") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected keys and values, found a {type(values).__name__}")
+    return values
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+@lru_cache(maxsize=64)  # every experiment and variant reads the same few files; what is returned is never changed
+def _parse_yaml(text: str) -> Any:
+    node = _Loader(text).get_single_node()
+    tree = {} if node is None else _tree(node, {})
+    return {} if tree is None else tree
+
+
+def _tree(node: yaml.Node, known: dict[int, Any]) -> Any:
+    """Lists, mappings and texts.
+
+    Args:
+        known: by identity, what nodes have become. What aliases repeat is the same object, so that nothing grows here.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return _leaf(node)
+    if id(node) not in known:
+        known[id(node)] = None  # until it is whole
+        is_mapping = isinstance(node, yaml.MappingNode)
+        known[id(node)] = _mapping(node, known) if is_mapping else [_tree(item, known) for item in node.value]
+    elif known[id(node)] is None:
+        raise _problem(node, "an anchor holds an alias of itself")
+    return known[id(node)]
+
+
+def _leaf(node: yaml.ScalarNode) -> str | None:
+    if node.style is not None:
+        return str(node.value)
+    return Plain(node.value) if node.value else None
+
+
+def _mapping(node: yaml.MappingNode, known: dict[int, Any]) -> dict:
+    """The keys that a mapping states win over those that `<<` brings."""
+    own: dict[str, Any] = {}
+    brought: list[Any] = []
+    for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise _problem(key_node, "a key must be a text")
+        if key_node.value == "<<" and key_node.style is None:  # of several, all bring theirs
+            value = _tree(value_node, known)
+            brought += value if isinstance(value, list) else [value]
+        elif key_node.value in own:
+            raise _problem(key_node, f"the key {shown(key_node.value)} is stated twice; keep one")
+        else:
+            own[key_node.value] = _tree(value_node, known)
+    merged: dict[str, Any] = {}
+    for mapping in brought:
+        if not isinstance(mapping, dict):
+            raise _problem(node, "<< must bring a mapping, or a list of them")
+        merged = mapping | merged
+    return merged | own
+
+
+def _problem(node: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise InputError(f"the key {shown(key)} is stated twice; keep one")
+        values[key] = value
+    return values

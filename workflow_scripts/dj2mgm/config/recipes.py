@@ -1,0 +1,57 @@
+"""An experiment's Data-Juicer recipes: of the filter stage and, where it has one, of the synthesize stage."""
+
+from pathlib import Path
+
+from dj2mgm.config.layers import named_file
+from dj2mgm.config.reading import read_config
+from dj2mgm.config.recipe_check import check_operator, check_shape, check_steps
+from dj2mgm.errors import InputError
+
+STATED_BY_THE_STAGE = {"captions_folder", "writer"}  # where captions are kept
+
+
+def read_recipes(config: dict) -> dict[str, dict | None]:
+    """{"filter": recipe, "synthesize": recipe or None}, contents of config/recipes/<name>.yaml, less `without`.
+
+    Raises:
+        InputError: an unknown recipe; one that is not well formed, or has an unknown operator or argument; or `without`
+            names an operator that neither recipe has, or all of a recipe's.
+    """
+    names = {
+        "filter": ("recipe", config["recipe"]),
+        "synthesize": ("synthesize.recipe", config["synthesize"]["recipe"]),
+    }
+    recipes = {
+        stage: _read(named_file("recipes", name, key)) if name is not None else None
+        for stage, (key, name) in names.items()
+    }
+    known = [operator for recipe in recipes.values() if recipe for operator in _operators_of(recipe)]
+    for operator in config["without"]:
+        if operator not in known:
+            raise InputError(f"without: no recipe of this experiment has the operator {operator!r}; {', '.join(known)}")
+    return {stage: recipe and _left(recipe, config["without"]) for stage, recipe in recipes.items()}
+
+
+def needs_clip(recipe: dict) -> bool:
+    return any("image_text_similarity" in operator for operator in _operators_of(recipe))
+
+
+def _read(path: Path) -> dict:
+    recipe = read_config(path)
+    check_shape(path, recipe)
+    for place, operator, arguments in check_steps(path, recipe.get("process")):
+        check_operator(place, operator, arguments)
+        if stated := sorted(STATED_BY_THE_STAGE & arguments.keys()):
+            raise InputError(f"{place}: {operator}: {stated[0]!r} is not allowed: the stage states it; leave it out")
+    return recipe
+
+
+def _operators_of(recipe: dict) -> list[str]:
+    return [next(iter(step)) for step in recipe["process"]]
+
+
+def _left(recipe: dict, without: list[str]) -> dict:
+    process = [step for step in recipe["process"] if next(iter(step)) not in without]
+    if not process:
+        raise InputError(f"without: it leaves a recipe no operator; keep one of {', '.join(_operators_of(recipe))}")
+    return recipe | {"process": process}

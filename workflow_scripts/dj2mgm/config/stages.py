@@ -1,0 +1,272 @@
+"""The slice of an experiment's configuration that each stage is handed as its config.yaml.
+
+A stage re-runs when its slice changes, so a slice holds what the stage uses and nothing else. Recipes and DeepSpeed
+configurations are handed over by content, so that a comment in them re-runs nothing; so are chat formats.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.config.recipes import needs_clip, read_recipes
+from dj2mgm.config.training import check_lora_targets, deepspeed_names, read_deepspeed, solve_batch
+from dj2mgm.errors import InputError
+
+STAGE_NOTE = "stage.yaml"  # in the folder of a stage that a run shares: whose it is
+CAPTIONS = "results/captions"  # what captioners have said, shared by all experiments
+Settings = Callable[[dict, dict], dict | None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a run, in results/<run>/<name>/. A new stage is one entry of `STAGES` and one rule.
+
+    Args:
+        label: what people read.
+        rule: what makes it.
+        upstream: stages whose output it reads; those that an experiment does not have are passed over.
+        settings: (merged configuration, image folders) → the stage's config.yaml; None where an experiment does not
+            have the stage.
+        outputs: the files that pages read; the last one is written last, and stands for all.
+        trains: whether it is a training stage, with checkpoints, progress and memory.csv.
+        optional: whether experiments may do without.
+    """
+
+    label: str
+    rule: str
+    upstream: tuple[str, ...]
+    settings: Settings
+    outputs: tuple[str, ...]
+    trains: bool = False
+    optional: bool = False
+
+
+def filter_settings(config: dict, images: dict) -> dict:
+    recipe = read_recipes(config)["filter"]
+    settings = {"image_root": images["pretrain"], "processes": config["filter"]["processes"], "recipe": recipe}
+    return settings | ({"clip": config["model"]["clip_score"]} if needs_clip(recipe) else {})
+
+
+def analysis_settings(config: dict, images: dict) -> dict:
+    return {
+        "image_root": images["pretrain"],
+        "processes": config["filter"]["processes"],
+        "recipe": read_recipes(config)["filter"],
+        "clip": config["model"]["clip_score"],
+        "cpu_threads": config["cpu_threads"],
+    }
+
+
+def synthesize_settings(config: dict, images: dict) -> dict | None:
+    """None for an experiment that synthesizes nothing."""
+    recipe, synthesize = read_recipes(config)["synthesize"], config["synthesize"]
+    if recipe is None:
+        return None
+    # whose model it is, the rules say: they hand over its folders
+    captioner = {key: value for key, value in synthesize[synthesize["captioner"]].items() if key != "experiment"}
+    if synthesize["captioner"] == "mgm":
+        captioner |= _caption_prompt(config)
+    return _common(config) | {
+        "image_root": images["pretrain"],
+        "processes": config["filter"]["processes"],
+        "gpus": gpus_on_one_node(config),
+        "recipe": recipe,
+        "clip": config["model"]["clip_score"],
+        "captioner": {"name": synthesize["captioner"]} | captioner,
+        "captions": CAPTIONS,
+    }
+
+
+def jsonl_settings(config: dict, images: dict) -> dict:
+    # absolute, so that a moved project folder changes this slice and the training files are written again
+    roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in images}
+    # asked of a pair that comes with no question of its own
+    settings = roots | config["jsonl"] | _common(config) | {"question": _caption_prompt(config)["question"]}
+    control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
+    return settings | {"control_tokens": sorted(set(chain.from_iterable(control_tokens)))}
+
+
+def pretrain_settings(config: dict, images: dict) -> dict:
+    return _training(config, "pretrain") | {"template": _template(config, "pretrain_template")}
+
+
+def finetune_settings(config: dict, images: dict) -> dict:
+    check_lora_targets(config)
+    return _training(config, "finetune") | {"template": _template(config, "template")}
+
+
+def generate_settings(config: dict, images: dict) -> dict:
+    evaluate, template = config["evaluate"], _template(config, "template")
+    question = evaluate["caption_question"]
+    return _common(config) | {
+        "gpus": gpus_on_one_node(config),
+        "image_root": images["evaluation"],
+        "template": template,
+        "question_prompt": evaluate["question_prompt"],
+        "captions": {
+            "pretrain": _caption_prompt(config),
+            "finetune": {"template": template, "question": question} if question else _caption_prompt(config),
+        },
+        "decoding": _decoding(evaluate),
+    }
+
+
+def evaluate_clip_settings(config: dict, images: dict) -> dict:
+    evaluate = config["evaluate"]
+    return {
+        "cpu_threads": config["cpu_threads"],
+        "clip": config["model"]["clip_score"],
+        "prompt": evaluate["clip_prompt"],
+        "image_root": images["evaluation"],
+        "batch_size": evaluate["batch_size"],
+    }
+
+
+def evaluate_vqa_settings(config: dict, images: dict) -> dict:
+    """None of its own: answers are compared as they are."""
+    return {}
+
+
+def benchmark_settings(name: str, config: dict, images: dict) -> dict | None:
+    """None where the benchmark's files are not all configured."""
+    files = config["benchmarks"].get(name)
+    if files is None or None in files.values():
+        return None
+    return {
+        "benchmark": name,
+        "files": files,
+        "template": _template(config, "template"),
+        "decoding": _decoding(config["evaluate"]),
+        "gpus": gpus_on_one_node(config),
+        "cpu_threads": config["cpu_threads"],
+    }
+
+
+def gpus_on_one_node(config: dict) -> int:
+    """What a stage without a launcher uses: it runs on one node."""
+    return config["gpus"] // config["nodes"]
+
+
+def foundation_settings(model: dict, part: str) -> dict:
+    return model["foundation"][part]
+
+
+def assemble_settings(model: dict) -> dict:
+    """Of a model that is not assembled yet."""
+    keys = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token", "dtype")
+    return {key: model[key] for key in keys}
+
+
+def _caption_prompt(config: dict) -> dict:
+    """How a model after stage 1 is asked for a caption; some chat formats have no place for a question."""
+    template = _template(config, "pretrain_template")
+    question = config["evaluate"]["caption_question"] if template["asks_question"] else ""
+    return {"template": template, "question": question}
+
+
+def _template(config: dict, key: str) -> dict:
+    """The content of the chat format that the model's file names under `key`."""
+    return read_chat_template(config["model"][key])
+
+
+def _common(config: dict) -> dict:
+    return {"seed": config["seed"], "cpu_threads": config["cpu_threads"]}
+
+
+def _decoding(evaluate: dict) -> dict:
+    return {key: evaluate[key] for key in ("batch_size", "max_new_tokens")}
+
+
+def _training(config: dict, stage: str) -> dict:
+    gpus, nodes = config["gpus"], config["nodes"]
+    if gpus % nodes:
+        raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
+    settings = _common(config) | {"gpus": gpus, "nodes": nodes} | config[stage]
+    settings |= solve_batch(stage, settings)
+    if settings["deepspeed"] == "auto":
+        choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in deepspeed_names()}
+        return settings | {"deepspeed": None, "deepspeed_choices": choices}
+    return settings | {"deepspeed": read_deepspeed(settings["deepspeed"], f"{stage}.deepspeed")}
+
+
+_TRAINED = ("metrics.jsonl", "memory.csv", "metrics.json")
+_FILTERED = ("stats.jsonl", "dropped.jsonl", "summary.json")
+_SCORED = ("scores.jsonl", "metrics.json")
+
+# in the order in which data flows
+STAGES = {
+    "filter": Stage(
+        "Filter",
+        rule="filter_data",
+        upstream=(),
+        settings=filter_settings,
+        outputs=("filtered.jsonl", *_FILTERED),
+    ),
+    "synthesize": Stage(
+        "Captions",
+        rule="synthesize_captions",
+        upstream=("filter",),
+        settings=synthesize_settings,
+        outputs=("config.yaml", "synthesized.jsonl", *_FILTERED),
+        optional=True,
+    ),
+    "jsonl": Stage(
+        "Training files",
+        rule="write_jsonl",
+        upstream=("filter", "synthesize"),
+        settings=jsonl_settings,
+        outputs=("pretrain.jsonl", "summary.json"),
+    ),
+    "pretrain": Stage(
+        "Stage 1: pretraining",
+        rule="pretrain",
+        upstream=("jsonl",),
+        settings=pretrain_settings,
+        outputs=_TRAINED,
+        trains=True,
+    ),
+    "finetune": Stage(
+        "Stage 2: fine-tuning",
+        rule="finetune",
+        upstream=("pretrain",),
+        settings=finetune_settings,
+        outputs=_TRAINED,
+        trains=True,
+    ),
+    "generate": Stage(
+        "Answers",
+        rule="generate_answers",
+        upstream=("finetune",),
+        settings=generate_settings,
+        outputs=("captions.jsonl", "answers.jsonl"),
+    ),
+    "evaluate_clip": Stage(
+        "CLIPScore",
+        rule="evaluate_clip",
+        upstream=("generate",),
+        settings=evaluate_clip_settings,
+        outputs=("config.yaml", *_SCORED),
+    ),
+    "evaluate_vqa": Stage(
+        "VQA accuracy",
+        rule="evaluate_vqa",
+        upstream=("generate",),
+        settings=evaluate_vqa_settings,
+        outputs=_SCORED,
+    ),
+}
+TRAINING = tuple(name for name, stage in STAGES.items() if stage.trains)
+
+
+def benchmark_stage(name: str) -> Stage:
+    """A benchmark's stage, which is not part of the page; it is called benchmarks/<name>."""
+    return Stage(
+        name,
+        rule="answer_benchmark",
+        upstream=("finetune",),
+        settings=partial(benchmark_settings, name),
+        outputs=("answers.jsonl",),
+    )

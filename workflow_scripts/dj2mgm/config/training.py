@@ -1,0 +1,105 @@
+"""What training keys mean before a model is there: batch sizes, DeepSpeed files, LoRA targets."""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from dj2mgm.config.reading import config_file, names_in, read_json_config
+from dj2mgm.errors import InputError
+
+# The arithmetic of batch sizes: global = micro × accumulation × GPUs, exactly.
+
+FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")
+
+
+def solve_batch(where: str, settings: Mapping) -> dict[str, int]:
+    """`global_batch_size` and its three factors, the one that is left open (None) filled in; in samples a step.
+
+    Raises:
+        InputError: more than one is open, or the sizes do not multiply; with the nearest ones that do.
+    """
+    sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
+    open_keys = [key for key, size in sizes.items() if size is None]
+    if len(open_keys) > 1:
+        raise InputError(f"{where}: {' and '.join(open_keys)} are null; set all but one")
+    if open_keys == ["global_batch_size"]:
+        return sizes | {"global_batch_size": _product(sizes, FACTORS)}
+    [key] = open_keys or ["gradient_accumulation_steps"]
+    others = [factor for factor in FACTORS if factor != key]
+    unit, wanted = _product(sizes, others), sizes["global_batch_size"]
+    solved = sizes | {key: wanted // unit}
+    if wanted % unit == 0 and (open_keys or solved == sizes):
+        return solved
+    if wanted % unit == 0:
+        remedy = f"set {key}: {solved[key]}"
+    else:
+        nearest = sorted({max(1, wanted // unit) * unit, (wanted // unit + 1) * unit})
+        factors = " × ".join(f"{factor} {sizes[factor]}" for factor in others)
+        remedy = f"with {factors}, choose a global_batch_size of {' or '.join(map(str, nearest))}"
+    stated = " × ".join(f"{factor} {'?' if sizes[factor] is None else sizes[factor]}" for factor in FACTORS)
+    product = "" if open_keys else f" = {_product(sizes, FACTORS)}"
+    raise InputError(f"{where}: global_batch_size {wanted} is not {stated}{product}; {remedy}")
+
+
+def _product(sizes: Mapping[str, int], keys: Iterable[str]) -> int:
+    return math.prod(sizes[key] for key in keys)
+
+
+# The DeepSpeed configurations in config/deepspeed, by name.
+
+
+def deepspeed_names() -> list[str]:
+    return names_in("deepspeed", ".json")
+
+
+def read_deepspeed(name: str, key: str) -> dict:
+    """The content of config/deepspeed/<name>.json.
+
+    Args:
+        key: where the name was stated, for the error message.
+    """
+    path = config_file("deepspeed", f"{name}.json")
+    if name not in (known := deepspeed_names()):
+        raise InputError(f"{key}: there is no {path}; known are {', '.join(known)}")
+    return read_json_config(path)
+
+
+# Which projections LoRA can adapt, known before a model is loaded or even there.
+
+GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# by model type, as transformers names it; of another type the stage looks at the model itself (mgm/lora.py)
+PROJECTIONS = dict.fromkeys(("gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"), GATED)
+TRAINED_HERE = "gemma"  # what foundation/language_model.py makes
+
+
+def check_lora_targets(config: dict) -> None:
+    """
+    Raises:
+        InputError: the language model has no projection of such a name.
+    """
+    lora, known = config["finetune"]["lora"], PROJECTIONS.get(_language_model_type(config["model"]))
+    if lora and known:
+        refuse_unknown_targets(lora["targets"], known)
+
+
+def refuse_unknown_targets(targets: list[str], known: tuple[str, ...]) -> None:
+    for target in targets:
+        if target not in known:
+            raise InputError(
+                f"finetune.lora.targets: the language model has no projection {target!r}; known are {', '.join(known)}"
+            )
+
+
+def _language_model_type(model: dict) -> str | None:
+    """None where no file says it."""
+    if "foundation" in model:
+        return TRAINED_HERE
+    folder = Path(model.get("assembled") or model["language_model"])
+    for file in (folder / "config.json", config_file("architectures", f"{folder.name.lower()}.json")):
+        try:
+            values = read_json_config(file)
+        except InputError:  # what is wrong with a model's own file, the stages say
+            continue
+        described = values.get("text_config") if "assembled" in model else values
+        return described.get("model_type") if isinstance(described, dict) else None
+    return None

@@ -1,0 +1,151 @@
+"""What the language model reads before it answers: conversations in the model's chat format.
+
+A chat format is a Jinja chat template, rendered by transformers in its sandbox, since a template may come with a
+model's folder. config/chat_templates holds the formats of the published MGM (`plain`, `gemma`) and Qwen's (`chatml`).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, read_chat_template
+from dj2mgm.control_tokens import find_control
+from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.errors import InputError
+
+Segments = list[tuple[str, bool]]  # text, and whether it is an answer: the loss is taken on answers only
+
+ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's words, and those of chat templates
+GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
+REMEDY = "write the format as a file in config/chat_templates and name that (docs/models.md)"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat format for one tokenizer.
+
+    Attributes:
+        source: Jinja. Where it does not mark answers with `{% generation %}`, an answer is what a turn of the model
+            adds to the prompt for it.
+        stop_tokens: tokens that end an answer, beside the tokenizer's end-of-sequence token.
+        control_tokens: tokens that no question and no answer may contain.
+        special_tokens: texts that the template may use, such as `eos_token`.
+    """
+
+    name: str
+    source: str
+    stop_tokens: tuple[str, ...]
+    control_tokens: tuple[str, ...]
+    special_tokens: dict[str, str]
+
+    @classmethod
+    def of(cls, template: str | dict, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """
+        Args:
+            template: a name that config/chat_templates.py knows, or the content that it reads.
+
+        Raises:
+            InputError: the name is unknown, or the tokenizer has no chat template of its own.
+        """
+        content = read_chat_template(template) if isinstance(template, str) else template
+        special_tokens = {"bos_token": "", "eos_token": ""} | dict(tokenizer.special_tokens_map)
+        if content["name"] == OF_THE_TOKENIZER:
+            return cls._of_tokenizer(tokenizer, special_tokens)
+        tokens = tuple(content["stop_tokens"]), tuple(content["control_tokens"])
+        return cls(content["name"], content["chat_template"], *tokens, special_tokens)
+
+    @classmethod
+    def _of_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, special_tokens: dict[str, str]) -> Self:
+        """The tokenizer's own; an answer ends with the first special token behind it."""
+        source, control_tokens = tokenizer.chat_template, tuple(tokenizer.all_special_tokens)
+        if not isinstance(source, str):
+            raise InputError(f"template {OF_THE_TOKENIZER}: the model's tokenizer has no chat template; {REMEDY}")
+        template = cls(OF_THE_TOKENIZER, source, (), control_tokens, special_tokens)
+        text = "".join(text for text, _ in template.segments(_turns("question", "answer")))
+        behind = tokenizer.tokenize(text.rpartition("answer")[2])
+        stops = tuple(token for token in behind if token in control_tokens)[:1]
+        return cls(OF_THE_TOKENIZER, source, stops, control_tokens, special_tokens)
+
+    def segments(self, turns: list[dict]) -> Segments:
+        """A conversation as segments; joined, they are the rendered template without its beginning-of-sequence token,
+        which `MGMProcessor.encode` puts.
+
+        Args:
+            turns: LLaVA's {from, value}, human and gpt in turn. `<image>` marks where the image's tokens go.
+
+        Raises:
+            InputError: the template refuses the conversation, or does not tell where an answer begins.
+        """
+        segments = self._marked(turns) if GENERATION.search(self.source) else self._compared(turns)
+        return self._without_bos(segments)
+
+    def prompt(self, question: str) -> str:
+        """The text up to where the answer begins, for generation about one image.
+
+        Raises:
+            InputError: the question holds a control token, or the template refuses it.
+        """
+        if token := find_control(question, self.control_tokens):
+            raise InputError(f"the question {question[:80]!r} holds the control token {token}; ask without it")
+        text = self._render(_turns(question)[:1], add_generation_prompt=True)[0]
+        return text.removeprefix(self.special_tokens["bos_token"])
+
+    def _marked(self, turns: list[dict]) -> Segments:
+        """Answers are what the template marks."""
+        text, spans = self._render(turns, return_assistant_tokens_mask=True)
+        if not spans:
+            raise InputError(f"template {self.name}: it marks no answer; {REMEDY}")
+        segments, end = [], 0
+        for start, stop in spans:
+            segments += [(text[end:start], False), (text[start:stop], True)]
+            end = stop
+        return [*segments, (text[end:], False)] if end < len(text) else segments
+
+    def _compared(self, turns: list[dict]) -> Segments:
+        """Answers are the difference between a conversation and the prompt for its last turn."""
+        segments, before = [], ""
+        for count in range(2, len(turns) + 1, 2):
+            prompt = self._render(turns[: count - 1], add_generation_prompt=True)[0]
+            text = self._render(turns[:count])[0]
+            if not (prompt.startswith(before) and text.startswith(prompt)):
+                raise InputError(f"template {self.name}: it does not tell where an answer begins; {REMEDY}")
+            segments += [(prompt[len(before) :], False), (text[len(prompt) :], True)]
+            before = text
+        return segments
+
+    def _render(self, turns: Iterable[dict], **options: bool) -> tuple[str, list[tuple[int, int]]]:
+        """The text, and where the answers stand in it if `return_assistant_tokens_mask` is set."""
+        try:
+            texts, spans = render_jinja_template(
+                [[_message(turn) for turn in turns]], chat_template=self.source, **options, **self.special_tokens
+            )
+        except TemplateError as error:
+            raise InputError(f"template {self.name}: it cannot be rendered ({error}); {REMEDY}") from None
+        return texts[0], spans[0] if spans else []
+
+    def _without_bos(self, segments: Segments) -> Segments:
+        (first, is_answer), *others = segments
+        return [(first.removeprefix(self.special_tokens["bos_token"]), is_answer), *others]
+
+
+def _turns(question: str, answer: str = "") -> list[dict]:
+    """One question and one answer about one image."""
+    value = f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN
+    return [{"from": "human", "value": value}, {"from": "gpt", "value": answer}]
+
+
+def _message(turn: dict) -> dict[str, str]:
+    value = _image_first(turn["value"]) if turn["from"] == "human" else turn["value"]
+    return {"role": ROLES[turn["from"]], "content": value}
+
+
+def _image_first(text: str) -> str:
+    """MGM puts the image at the beginning of its turn, wherever the data has it."""
+    if IMAGE_TOKEN not in text:
+        return text
+    return f"{IMAGE_TOKEN}\n{text.replace(IMAGE_TOKEN, '').strip()}".strip()

@@ -1,0 +1,219 @@
+"""Reading JSON and jsonl row by row, with errors that name the file and the line."""
+
+import codecs
+import json
+import os
+import re
+import stat
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate, count
+from pathlib import Path
+from typing import IO
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import readable
+from dj2mgm.streaming import DiskMap
+
+DEEPEST = 100  # lists and objects inside each other; pickling a row for another process recurses
+
+
+def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
+    """Yield (line number from 1, object). Blank lines are errors too: they hide truncated writes."""
+    with open_input(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise InputError(f"{where}: not UTF-8 ({error}); save the file as UTF-8, or delete the line") from None
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}: not one JSON object ({error}); fix or delete the line") from None
+            yield number, check_object(row, where)
+
+
+def read_json_file(path: str | Path) -> object:
+    """The content of a JSON file that somebody else wrote."""
+    try:
+        with open_input(path) as file:
+            return json.load(file)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON ({error}); fix the file") from None
+
+
+@contextmanager
+def open_input(path: str | Path, mode: str = "r", newline: str | None = None) -> Iterator[IO]:
+    """Open a file that somebody brings, as bytes or as UTF-8 with or without a byte order mark.
+
+    Raises:
+        InputError: there is no such file, it is a folder or a device, or it cannot be read.
+    """
+    remedy = "check the paths in config/datasets/, under `benchmarks`, or on the command line"
+    try:
+        kind = os.stat(path).st_mode
+        if not stat.S_ISREG(kind):
+            raise InputError(f"{path} is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}; {remedy}")
+        with open(path, mode, encoding=None if "b" in mode else "utf-8-sig", newline=newline) as file:
+            yield file
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{path} does not exist; {remedy}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); {remedy}") from None
+
+
+def check_object(row: object, where: str) -> dict:
+    """The row itself, if it is a JSON object that can be written again."""
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    try:
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InputError(
+            f"{where}: half of a surrogate pair (\\u{ord(half):04x}) is no character; fix or delete the row"
+        ) from None
+    except ValueError:
+        raise InputError(f"{where}: a number is NaN, infinite or too large for JSON; fix or delete the row") from None
+    except RecursionError:
+        text = "[" * (DEEPEST + 1)
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(row):
+        raise InputError(f"{where}: more than {DEEPEST} lists and objects inside each other; fix or delete the row")
+    return row
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return False
+        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+class LineIndex:
+    """Any line of a file as a JSON object; in memory are eight bytes for each line."""
+
+    def __init__(self, path: str | Path):
+        self.path = path
+        with open(path, "rb") as file:
+            self.starts = array("q", accumulate((len(line) for line in file), initial=0))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, number: int) -> dict:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        with open(self.path, "rb") as file:
+            file.seek(self.starts[number])
+            with readable(f"{self.path}, line {number + 1},"):
+                return json.loads(file.readline())
+
+
+class UniqueIds:
+    """Remembers where each id was first seen; a repeated id is an error."""
+
+    def __init__(self, path: str | Path):
+        self.path = path
+        self.first_seen = DiskMap()
+
+    def add(self, identifier: str, number: int) -> None:
+        first = self.first_seen.setdefault(identifier, number)
+        if first != number:
+            raise InputError(
+                f"{self.path}, row {number}: id {identifier!r} was used before, in row {first}; ids must be unique"
+            )
+
+
+class NumberedIds:
+    """Makes repeated ids unique: the second row of an id `7` gets `7~2`, or the next number that no row before has.
+
+    Args:
+        mark: what stands between an id and its number.
+    """
+
+    def __init__(self, mark: str):
+        self.mark = mark
+        self.last = DiskMap()  # of each id so far, given or made: the last number that was put behind it
+
+    def add(self, identifier: str) -> str:
+        """The id to use for a row whose own is this one."""
+        if (last := self.last.get(identifier)) is None:
+            self.last.fill([(identifier, 1)])
+            return identifier
+        numbered = ((f"{identifier}{self.mark}{number}", number) for number in count(last + 1))
+        unique, number = next(pair for pair in numbered if pair[0] not in self.last)
+        self.last.replace([(identifier, number), (unique, 1)])
+        return unique
+
+
+# A JSON file that is one list, item by item: published ones have a gigabyte, which is never held at once.
+#
+# ijson 3.6 is no choice: it puts a question mark for half a surrogate pair, and takes all memory for a file of nested
+# brackets.
+
+CHUNK = 1 << 16  # characters of a list that are read at a time, or more where an item has more
+DECODE = json.JSONDecoder().raw_decode
+BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
+REST_OF_NUMBER = re.compile(r"[-+.eE\d]*")  # empty, too
+SPACE, LONGEST_WORD = re.compile(r"\s*"), len("-Infinity")
+EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
+
+
+def read_json_list(path: str | Path) -> Iterator[object]:
+    """Yield the items, each as `json.loads` has it.
+
+    Raises:
+        InputError: names the file, the row (from 1) and what is wrong there.
+    """
+    with open_input(path) as file:
+        text, at, before, end, number = "", 0, BEFORE_FIRST, EMPTY, 1
+        while True:
+            try:
+                item, after = _decode_item(text, at, before)
+                problem = ""
+            except json.JSONDecodeError as error:
+                after, problem = len(text) if _may_be_cut(text, error) else at, error.msg
+            except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets without end
+                raise InputError(f"{path}, row {number}: not valid JSON ({error}); fix the file") from None
+            # what is there may be cut off anywhere, in a number too: 1 of 1.5, and of 1. where 5 is still to come
+            if REST_OF_NUMBER.fullmatch(text, after) and (more := _read(file, path, max(CHUNK, len(text) - at))):
+                text, at = text[at:] + more, 0
+                continue
+            if after == len(text) and end.match(text, at):
+                return
+            if problem or after == len(text):
+                if before is BEFORE_FIRST and not before.match(text):
+                    found = type(read_json_file(path)).__name__
+                    raise InputError(f"{path}: expected a JSON list, found {found}")
+                raise InputError(
+                    f"{path}, row {number}: not valid JSON ({problem or 'the list does not end'}); fix the file"
+                )
+            yield item
+            at, before, end, number = after, BEFORE_NEXT, END, number + 1
+
+
+def _decode_item(text: str, at: int, before: re.Pattern) -> tuple[object, int]:
+    """The item after what comes before it, and where it ends."""
+    gap = before.match(text, at)
+    if gap is None:
+        raise json.JSONDecodeError("Expecting ',' delimiter", text, SPACE.match(text, at).end())
+    return DECODE(text, gap.end())
+
+
+def _may_be_cut(text: str, error: json.JSONDecodeError) -> bool:
+    """Whether more of the file could complete it: in a string, in a word like `null`, behind the last item."""
+    in_string = error.msg.startswith("Unterminated string")
+    return in_string or error.pos >= len(text) - LONGEST_WORD or text.startswith("]", error.pos)
+
+
+def _read(file: IO[str], path: str | Path, characters: int) -> str:
+    try:
+        return file.read(characters)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from None

@@ -1,0 +1,229 @@
+"""Writes the embedded dataset: three splits in the workflow's own formats, planted faults, and the ground truth about
+them."""
+
+import io
+import random
+import string
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from dj2mgm.data import formats
+from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe, draw_scene, render
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_json_list, write_jsonl
+
+# Planting faults into a clean image–caption pair, each at a documented rate.
+#
+# Every kind of fault is one function that turns (image bytes, caption) into what a crawl would have delivered.
+
+FAULTS = (
+    "mismatched",  # the caption of another scene
+    "junk_text",  # random characters, links, shouting, one word over and over
+    "short_text",  # one or two letters or words
+    "duplicate",  # image and caption of an earlier row, byte for byte
+    "tiny_image",  # 6 to 24 px
+    "extreme_aspect",  # a strip, 6 to 12 times as long as wide
+    "truncated_image",  # the second half of the file is missing
+    "not_an_image",  # an error page saved under an image's name
+)
+
+
+def png_bytes(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def mismatched_caption(scene: Scene, rng: random.Random) -> str:
+    """The caption of another scene; never one that is true of this scene, in whole or of some of its objects."""
+    here = [item.attributes() for item in scene.objects]
+    while True:
+        other = draw_scene(rng)
+        if not all(item.attributes() in here for item in other.objects):
+            return describe(other)
+
+
+def junk_caption(rng: random.Random) -> str:
+    kind = rng.randrange(4)
+    if kind == 0:
+        symbols = string.ascii_letters + string.digits + "#$%&*+/=@^~|<>[]{}"
+        return "".join(rng.choice(symbols) for _ in range(rng.randint(30, 90)))
+    if kind == 1:
+        path = "/".join("".join(rng.choices(string.ascii_lowercase + string.digits, k=9)) for _ in range(4))
+        return f"https://{path}.html?ref={rng.randrange(10**9)}"
+    if kind == 2:
+        return " ".join(
+            [rng.choice(("BUY NOW", "click here", "free free", "sale %%%", "!!! ???"))] * rng.randint(20, 40)
+        )
+    return " ".join(f"{rng.randrange(10**6)}-{rng.randrange(100)}" for _ in range(rng.randint(6, 14)))
+
+
+def short_caption(rng: random.Random) -> str:
+    return rng.choice(("img", "a", "photo", "IMG 0012", "jpg", "x y", "untitled", "thing"))
+
+
+def tiny(image: Image.Image, rng: random.Random) -> Image.Image:
+    side = rng.randint(6, 24)
+    return image.resize((side, side), Image.Resampling.BOX)
+
+
+def strip(image: Image.Image, rng: random.Random) -> Image.Image:
+    length = image.width * rng.randint(2, 3)
+    width = round(length / rng.uniform(6, 12))
+    size = (length, width) if rng.random() < 0.5 else (width, length)
+    return image.resize(size, Image.Resampling.BOX)
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def error_page(rng: random.Random) -> bytes:
+    return f"<html><body><h1>404 Not Found</h1><p>request {rng.randrange(10**9)}</p></body></html>\n".encode()
+
+
+# Writes the embedded dataset: three splits in the workflow's own formats, and the ground truth beside them.
+#
+# Every row has a random generator of its own, seeded by (seed, split, row), so the dataset is the same byte for byte
+# whatever the order in which it is written.
+
+QUESTIONS_PER_IMAGE = 3  # instructions written about one fine-tuning image
+
+
+@dataclass(frozen=True)
+class ShapesSpec:
+    """Sizes and fault rates; rates are shares of the pretraining pairs and leave the rest clean."""
+
+    seed: int
+    pretrain_pairs: int
+    finetune_instructions: int
+    evaluation_images: int
+    fault_rates: dict[str, float]
+
+    def __post_init__(self):
+        unknown = set(self.fault_rates) - set(FAULTS)
+        if unknown:
+            raise InputError(f"fault_rates: unknown fault {sorted(unknown)}; known are {list(FAULTS)}")
+        planted = sum(map(self.fault_count, FAULTS))
+        if min(self.fault_rates.values(), default=0) < 0 or planted >= self.pretrain_pairs:
+            raise InputError(
+                f"fault_rates: {self.fault_rates} of {self.pretrain_pairs} pairs are {planted} faulty ones; "
+                "no rate may be negative, and at least one pair must stay clean"
+            )
+
+    def fault_count(self, kind: str) -> int:
+        return round(self.fault_rates.get(kind, 0) * self.pretrain_pairs)
+
+
+def row_rng(seed: int, split: str, index: int) -> random.Random:
+    return random.Random(f"{seed}/{split}/{index}")
+
+
+def scene_of(seed: int, split: str, index: int) -> Scene:
+    return draw_scene(row_rng(seed, split, index))
+
+
+def write_shapes(spec: ShapesSpec, folder: Path) -> dict:
+    """Write images and the four files into `folder`; return the counts. Images first, indexes last."""
+    for split in ("pretrain", "finetune", "evaluation"):
+        (folder / "images" / split).mkdir(parents=True, exist_ok=True)
+    faults = assign_faults(spec)
+    pretrain, truth = _write_pretrain(spec, faults, folder)
+    finetune = list(_write_finetune(spec, folder))
+    evaluation = list(_write_evaluation(spec, folder))
+
+    write_jsonl(folder / "ground_truth.jsonl", truth)
+    write_json_list(folder / "finetune.json", finetune)
+    write_jsonl(folder / "evaluation.jsonl", evaluation)
+    write_jsonl(folder / "pretrain.jsonl", pretrain)
+    return {"pretrain": len(pretrain), "finetune": len(finetune), "evaluation": len(evaluation)}
+
+
+def assign_faults(spec: ShapesSpec) -> list[str]:
+    """The fault of each pretraining row, "clean" for most; exact counts, shuffled. Row 0 has nothing to duplicate."""
+    kinds = [kind for kind in FAULTS for _ in range(spec.fault_count(kind))]
+    kinds += ["clean"] * (spec.pretrain_pairs - len(kinds))
+    random.Random(f"{spec.seed}/faults").shuffle(kinds)
+    if kinds[0] != "clean":
+        first_clean = kinds.index("clean")
+        kinds[0], kinds[first_clean] = kinds[first_clean], kinds[0]
+    return kinds
+
+
+def _write_pretrain(spec: ShapesSpec, faults: list[str], folder: Path) -> tuple[list[dict], list[dict]]:
+    rows, truth = [], []
+    originals = []  # (scene caption, image bytes) of clean rows, for duplicates
+    for index, fault in enumerate(faults):
+        rng = row_rng(spec.seed, "pretrain", index)
+        scene = draw_scene(rng)
+        image, true_caption = render(scene), describe(scene)
+        if fault == "duplicate":
+            caption, data = rng.choice(originals)
+            true_caption = caption
+        else:
+            data, caption = _damage(fault, scene, image, true_caption, rng)
+        if fault == "clean":
+            originals.append((caption, data))
+        identifier = f"p{index:06d}"
+        path = f"images/pretrain/{identifier}.png"
+        (folder / path).write_bytes(data)
+        rows.append({"id": identifier, "text": formats.text_of(caption), "images": [path]})
+        truth.append({"id": identifier, "fault": fault, "caption": true_caption})
+    return rows, truth
+
+
+def _damage(fault: str, scene: Scene, image, caption: str, rng: random.Random) -> tuple[bytes, str]:
+    if fault == "mismatched":
+        return png_bytes(image), mismatched_caption(scene, rng)
+    if fault == "junk_text":
+        return png_bytes(image), junk_caption(rng)
+    if fault == "short_text":
+        return png_bytes(image), short_caption(rng)
+    if fault == "tiny_image":
+        return png_bytes(tiny(image, rng)), caption
+    if fault == "extreme_aspect":
+        return png_bytes(strip(image, rng)), caption
+    if fault == "truncated_image":
+        return truncated(png_bytes(image)), caption
+    if fault == "not_an_image":
+        return error_page(rng), caption
+    return png_bytes(image), caption
+
+
+def _write_finetune(spec: ShapesSpec, folder: Path) -> Iterator[dict]:
+    """Clean instructions, QUESTIONS_PER_IMAGE about one image, question types in rotation."""
+    for index in range(spec.finetune_instructions):
+        image_index, turn = divmod(index, QUESTIONS_PER_IMAGE)
+        path = f"images/finetune/f{image_index:06d}.png"
+        scene = scene_of(spec.seed, "finetune", image_index)
+        if turn == 0:
+            (folder / path).write_bytes(png_bytes(render(scene)))
+        kind = QUESTION_TYPES[index % len(QUESTION_TYPES)]
+        question, answer = ask(scene, kind, row_rng(spec.seed, "question", index))
+        yield formats.conversation(f"f{index:06d}", path, question, answer)
+
+
+def _write_evaluation(spec: ShapesSpec, folder: Path) -> Iterator[dict]:
+    for index in range(spec.evaluation_images):
+        scene = scene_of(spec.seed, "evaluation", index)
+        identifier = f"e{index:06d}"
+        path = f"images/evaluation/{identifier}.png"
+        (folder / path).write_bytes(png_bytes(render(scene)))
+        rng = row_rng(spec.seed, "evaluation-question", index)
+        asked = [(kind, *ask(scene, kind, rng)) for kind in QUESTION_TYPES]
+        questions = [{"question": question, "answer": answer, "type": kind} for kind, question, answer in asked]
+        yield {
+            "id": identifier,
+            "image": path,
+            "captions": [describe(scene)],
+            "objects": [item.attributes() for item in scene.objects],
+            "questions": questions,
+        }
+
+
+def count_faults(faults: list[str]) -> dict[str, int]:
+    return dict(sorted(Counter(faults).items()))

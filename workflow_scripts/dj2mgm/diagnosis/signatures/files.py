@@ -1,0 +1,106 @@
+"""Files that are missing or damaged, disks that are full, weights that are not finite."""
+
+import shutil
+from pathlib import Path
+
+from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature, fixed_explanation
+from dj2mgm.memory.records import gib
+
+# Files that are not where a path says, and images that cannot be read.
+
+DATA_SIGNATURES = (
+    Signature(
+        "A relative path leads nowhere",
+        # not a bare word: that is a program which is not installed
+        r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>(?!/)[^']*[./][^']*)'",
+        fixed_explanation(
+            "'{path}' is a relative path, and there is no such file below the folder that the command was started in",
+            "start commands in the project's folder. Image paths in a dataset are relative to its image folder "
+            "(`images` in config/datasets/<name>.yaml); the rule write_jsonl makes them absolute",
+        ),
+    ),
+    Signature(
+        "An image cannot be read",
+        r"UnidentifiedImageError: cannot identify image file '?(?P<path>[^'\n]*)'?"
+        r"|BadImage: (?:undecodable|empty|missing): (?P<named>.*)"
+        r"|OSError: image file is truncated"
+        r"|OSError: (?:broken data stream when reading|unrecognized data stream contents when reading) image file",
+        fixed_explanation(
+            "an image is damaged, incomplete, or no image {path}{named}",
+            "replace the file or take its row out of the dataset. Before training every image is opened once: "
+            "`jsonl.on_bad_row: drop` leaves bad ones out and counts them. If it was good then, it changed since: "
+            "run the rule again with `--forcerun write_jsonl`",
+        ),
+    ),
+)
+
+
+# Disks and shared memory that are full.
+
+
+def explain_full(evidence: Evidence) -> Explanation:
+    folder = evidence.log.path.resolve().parent
+    free = gib(shutil.disk_usage(folder).free)
+    named = f" ({evidence.match['path']})" if evidence.match["path"] else ""
+    return Explanation(
+        f"a file could not be written{named}: the disk was full. Where this log lies, {free} are free now",
+        "free space (`df -h`; `du -sh results/* ~/.cache/* /tmp`), then run the same command again: a stage goes "
+        "on from its last complete checkpoint. A quota (`quota -s`) looks the same",
+    )
+
+
+def explain_shared_memory(evidence: Evidence) -> Explanation:
+    there = Path("/dev/shm")
+    size = f"; it has {gib(shutil.disk_usage(there).total)}" if there.is_dir() else ""
+    return Explanation(
+        f"/dev/shm, through which data loader processes hand over batches, was full{size}",
+        "give the container more (`docker run --shm-size=8g` or `--ipc=host`), or set loader_workers: 0",
+    )
+
+
+STORAGE_SIGNATURES = (
+    Signature(
+        "Shared memory is full",
+        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Bus error"
+        r"|unable to (?:write to|allocate shared memory\(shm\) for|mmap \d+ bytes from) file </torch_\w+>",
+        explain_shared_memory,
+    ),
+    Signature(
+        "The disk is full",
+        r"No space left on device(?:: '(?P<path>[^']+)')?|Disk quota exceeded"
+        r"|PytorchStreamWriter failed writing file|inline_container\.cc:\d+\] \. unexpected pos",
+        explain_full,
+    ),
+)
+
+
+# Weights that training or saving spoiled.
+
+WEIGHT_SIGNATURES = (
+    Signature(
+        "LoRA weights are empty",
+        r"size mismatch for (?P<tensor>\S*lora_\S+): copying a param with shape torch\.Size\(\[0\]\) from checkpoint"
+        r"|BrokenWeights: (?:tensor (?P<broken>\S*lora_\S+) has shape \(0,\)|every lora_B matrix is zero)",
+        fixed_explanation(
+            "LoRA weights {tensor}{broken} were saved empty or untrained: under ZeRO-3 a process holds only its "
+            "part of each weight, and saving without gathering them writes nothing",
+            "do not use this adapter. This workflow gathers and checks weights before a checkpoint counts: delete "
+            "the stage's `checkpoints` folder and run it again; an adapter from elsewhere must be saved again with "
+            "the weights gathered (`stage3_gather_16bit_weights_on_model_save: true`)",
+        ),
+    ),
+    Signature(
+        "The loss is not a number",
+        r"\bloss'?:? ?'?(?P<value>nan|inf)\b|BrokenWeights: tensor \S+ holds values that are not finite"
+        r"|Current loss scale already at minimum - cannot decrease scale anymore",
+        fixed_explanation(
+            "training diverged: the loss or the weights became infinite or not a number",
+            "lower learning_rate (to a third), keep max_grad_norm at 1.0, use precision: bf16 (never fp16), and look "
+            "at the rows of the step before. Delete the stage's `checkpoints` folder if the damage is older than "
+            "the last one",
+        ),
+        symptom=True,
+    ),
+)
+
+SIGNATURES = DATA_SIGNATURES + STORAGE_SIGNATURES + WEIGHT_SIGNATURES

@@ -1,0 +1,122 @@
+"""CUDA out of memory: what was asked for, what was there, who had it, and which tensor it was."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature
+from dj2mgm.memory.records import gib, parse_size
+
+SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"
+ASKED = rf"CUDA out of memory\. Tried to allocate (?P<wanted>{SIZE})(?P<rest>.*)"
+NUMBERS = {
+    "total": rf"total capac\w+ of ({SIZE})",
+    "free": rf"of which ({SIZE}) is free",
+    "own": rf"this process has ({SIZE}) memory in use",
+    "allocated": rf"({SIZE}) is allocated by PyTorch",
+    "unallocated": rf"({SIZE}) is reserved by PyTorch but unallocated",
+}
+OTHERS = rf"Process \d+ has ({SIZE}) memory in use"
+MUCH = 2**30  # bytes that other processes must hold to be worth naming
+
+BLOCK = 2 * 2**20  # PyTorch rounds large requests up to a multiple of this
+VOCABULARIES = {"Gemma's": 256000, "Qwen2.5's": 151936}
+PLAIN_LENGTH = 256  # tokens: a batch's number of tokens is taken for one only if it is a multiple of this
+LESS = (
+    "halve micro_batch_size and double gradient_accumulation_steps (the global batch stays), lower max_length, set "
+    "activation_checkpointing: true, or deepspeed: zero3_offload"
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the log's stage was training, as far as the files beside the log and the command in it say."""
+
+    name: str
+    micro_batch_size: int | None = None
+    max_length: int | None = None
+    vocabulary: int | None = None
+
+
+def explain_fragments(evidence: Evidence) -> Explanation | None:
+    wanted, numbers = _read(evidence)
+    if numbers.get("unallocated", 0) < wanted:
+        return None
+    return Explanation(
+        f"the GPU's memory is in pieces: {evidence.match['wanted']} were asked for in one, and PyTorch had "
+        f"{gib(numbers['unallocated'])} reserved but unused in smaller ones",
+        "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (also in what "
+        "`python workflow_scripts/doctor.py --fix` writes), then run the same command again",
+    )
+
+
+def explain_out_of_memory(evidence: Evidence) -> Explanation:
+    wanted, numbers = _read(evidence)
+    cause = f"the GPU was full: {evidence.match['wanted']} were asked for"
+    if "total" in numbers and "free" in numbers:
+        cause += f", {gib(numbers['free'])} of {gib(numbers['total'])} were free"
+    if "allocated" in numbers:
+        cause += f", and this process's tensors held {gib(numbers['allocated'])}"
+    stage = read_stage(evidence)
+    if tensor := name_tensor(wanted, stage):
+        cause += f". {evidence.match['wanted']} is {tensor}"
+    remedy = LESS
+    others = sum(map(parse_size, re.findall(OTHERS, evidence.match["rest"])))
+    if "own" in numbers and others > MUCH:
+        cause += f". Other processes held {gib(others)} of this GPU"
+        remedy = f"end them, if they are yours (`python workflow_scripts/doctor.py` lists them); otherwise {remedy}"
+    if stage.micro_batch_size:
+        remedy += f". Now {stage.name}.micro_batch_size is {stage.micro_batch_size}, max_length {stage.max_length}"
+    return Explanation(cause, remedy)
+
+
+def name_tensor(wanted: int, stage: Stage) -> str | None:
+    """The logits, if `wanted` bytes are tokens × vocabulary × bytes for a number of tokens that batches have.
+
+    Requests are rounded up to BLOCK, so that several numbers of tokens fit; only a full batch or a multiple of
+    PLAIN_LENGTH counts as more than chance.
+    """
+    vocabularies = {"this model's": stage.vocabulary} if stage.vocabulary else VOCABULARIES
+    full_batch = (stage.micro_batch_size or 0) * (stage.max_length or 0)
+    for width, precision in ((2, "bf16"), (4, "fp32")):
+        for model, words in vocabularies.items():
+            fitting = range((wanted - BLOCK) // (words * width) + 1, wanted // (words * width) + 1)
+            for tokens in fitting:
+                if tokens > 0 and (tokens == full_batch or tokens % PLAIN_LENGTH == 0):
+                    factors = f"{tokens} × {words} words ({model} vocabulary) × {width} bytes ({precision})"
+                    return f"the size of the logits of {tokens} tokens: {factors}"
+    return None
+
+
+def read_stage(evidence: Evidence) -> Stage:
+    """From config.yaml beside the log, and from config.json of the model that the command in the log names."""
+    path, vocabulary = evidence.log.path, None
+    if model := re.search(r"--model['\",\s=]+(?P<folder>[^'\",\s]+)", evidence.log.text):
+        config = _load(Path(model["folder"]) / "config.json", json.loads)
+        vocabulary = config.get("text_config", config).get("vocab_size")
+    settings = _load(path.parent / "config.yaml", yaml.safe_load)
+    return Stage(path.parent.name, settings.get("micro_batch_size"), settings.get("max_length"), vocabulary)
+
+
+def _load(path: Path, parse) -> dict:
+    """What can be read; nothing otherwise, because a diagnosis must not fail itself."""
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _read(evidence: Evidence) -> tuple[int, dict[str, int]]:
+    """Bytes asked for, and the numbers that PyTorch's message gives beside them."""
+    matches = {name: re.search(pattern, evidence.match["rest"]) for name, pattern in NUMBERS.items()}
+    return parse_size(evidence.match["wanted"]), {name: parse_size(m[1]) for name, m in matches.items() if m}
+
+
+SIGNATURES = (
+    Signature("GPU memory is fragmented", ASKED, explain_fragments),
+    Signature("CUDA out of memory", ASKED, explain_out_of_memory),
+)

@@ -1,0 +1,1 @@
+"""Whether this machine can train: what it has, what fits it, and what to change."""

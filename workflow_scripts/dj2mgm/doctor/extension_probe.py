@@ -1,0 +1,17 @@
+"""Compiles, if need be, and loads DeepSpeed's CPU optimizer. `python -m dj2mgm.doctor.extension_probe`."""
+
+import json
+import time
+
+
+def load_cpu_adam() -> float:
+    """Seconds that it took."""
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    start = time.monotonic()
+    CPUAdamBuilder().load(verbose=False)
+    return time.monotonic() - start
+
+
+if __name__ == "__main__":
+    print(f"\n{json.dumps({'seconds': load_cpu_adam()})}")

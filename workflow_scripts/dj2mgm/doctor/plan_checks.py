@@ -1,0 +1,94 @@
+"""Whether the training stages fit this machine, by the memory plan, before anything is made or loaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.config.runs import REFERENCE, Run, Runs
+from dj2mgm.config.stages import TRAINING
+from dj2mgm.config.training import deepspeed_names, read_deepspeed
+from dj2mgm.doctor.probes import Finding
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_json
+from dj2mgm.memory.architecture import find_architecture
+from dj2mgm.memory.prediction import Machine, predict
+from dj2mgm.memory.search import candidates, describe, fastest
+from dj2mgm.memory.step import Workload
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config, with_batch
+from dj2mgm.training.memory_plan import arrangement_of, choose_deepspeed, workload_at
+from dj2mgm.training.settings import TrainingSettings, training_settings
+
+FOLDER = Path("results/doctor")
+REMEDY = (
+    "snakemake plan names what fits; set it as the stage's deepspeed, micro_batch_size and activation_checkpointing"
+)
+
+
+def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
+    """One finding for each training stage of the reference, at the longest conversations that it lets through."""
+    run = runs.first(REFERENCE)
+    for stage in TRAINING:
+        yield check_plan(run, stage, machine)
+
+
+def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
+    name, settings = f"memory of {stage}", training_settings(run.settings[stage])
+    try:
+        workload = workload_at_most(run, stage, settings)
+    except InputError as error:
+        return Finding(name, "skip", str(error))
+    try:
+        settings = choose_deepspeed(settings, workload, machine)
+    except InputError as error:
+        return Finding(name, "fail", str(error), REMEDY)
+    prediction = predict(workload, arrangement_of(settings, workload), machine)
+    if shortage := prediction.shortage(machine):
+        return Finding(name, "fail" if settings.check_memory else "warn", shortage, REMEDY)
+    gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
+    return Finding(name, "pass", f"at most {gpu}{prediction.host_gib:.1f} GiB of the host")
+
+
+def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) -> Iterator[str]:
+    """For each training stage of the reference, the fastest DeepSpeed configuration that fits, at its global batch;
+    sentences that say what was written, or why nothing was."""
+    run = runs.first(REFERENCE)
+    for stage in TRAINING:
+        settings = training_settings(run.settings[stage])
+        try:
+            workload = workload_at_most(run, stage, settings)
+        except InputError as error:
+            yield f"no DeepSpeed configuration for {stage}: {error}"
+            continue
+        hidden_size = workload.architecture.hidden_size
+        configs = {
+            name: complete_deepspeed_config(read_deepspeed(name, stage), hidden_size) for name in deepspeed_names()
+        }
+        arrangements = candidates(workload, machine, configs, settings.global_batch_size)
+        best = fastest(arrangements)
+        if best is None:
+            yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` says what would help"
+            continue
+        arrangement = best.arrangement
+        sizes = {
+            "global_batch_size": settings.global_batch_size,
+            "micro_batch_size": arrangement.micro_batch,
+            "gradient_accumulation_steps": arrangement.accumulation,
+        }
+        path = folder / f"deepspeed_{stage}.json"
+        write_json(path, with_batch(configs[arrangement.deepspeed], sizes))
+        yield (
+            f"wrote {path}: {describe(arrangement)}; to use it, set {stage}'s deepspeed: {arrangement.deepspeed}, "
+            f"micro_batch_size: {arrangement.micro_batch}, gradient_accumulation_steps: {arrangement.accumulation} and "
+            f"activation_checkpointing: {str(bool(arrangement.recomputation)).lower()}"
+        )
+
+
+def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Workload:
+    """What the stage trains, on the longest conversations that its settings let through.
+
+    Raises:
+        InputError: nothing says yet what the model looks like.
+    """
+    architecture = find_architecture(run.config["model"]["name"])
+    tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
+    length = settings.max_length
+    return workload_at(tuning, settings, architecture, length, length - architecture.image_tokens)

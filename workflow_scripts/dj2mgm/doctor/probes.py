@@ -1,0 +1,231 @@
+"""What this machine has: memory, disk, limits, CUDA toolkits, the NVIDIA driver and its GPUs."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pynvml
+
+from dj2mgm.memory.cgroups import CgroupLimits, read_limits
+
+# What a check of this machine found.
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    status: Literal["pass", "warn", "fail", "skip"]  # skip: does not apply here
+    reason: str
+    remedy: str = ""  # the command that fixes it, or what to do
+
+
+# Probes that may crash, hang or spoil a process's CUDA state run in a process of their own.
+
+SCRIPTS = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    values: dict | None  # what the probe found; None: it failed
+    printed: str  # everything else that it printed
+
+
+def run_probe(module: str, limit_s: float) -> Outcome:
+    """Run `python -m <module>`, whose last line on stdout is a JSON object, for at most `limit_s` seconds."""
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", module]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        printed = _text(error.stdout) + _text(error.stderr)
+        return Outcome(None, f"{printed}\nno answer within {limit_s:.0f} s")
+    *lines, last = _text(done.stdout).splitlines() or [""]
+    printed = "\n".join([*lines, _text(done.stderr)])
+    if done.returncode:
+        return Outcome(None, f"{printed}{last}\nexit status {done.returncode}")
+    return Outcome(json.loads(last), printed)
+
+
+def _text(output: bytes | None) -> str:
+    return (output or b"").decode("utf-8", errors="replace")
+
+
+# Memory, disk and limits of this machine and of this process in it.
+
+SHARED = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class HostProbe:
+    """Sizes in bytes; a limit that is None does not exist."""
+
+    memory: int
+    available: int
+    swap: int
+    cores: int  # that this process may run on
+    cgroup: CgroupLimits
+    shared: int | None  # free in /dev/shm; None: there is none
+    disk: int  # free where results are written
+    open_files: int | None
+    processes: int | None
+    address_space: int | None
+
+
+def probe_host(results: Path) -> HostProbe:
+    memory = psutil.virtual_memory()
+    folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.is_dir())
+    return HostProbe(
+        memory=memory.total,
+        available=memory.available,
+        swap=psutil.swap_memory().total,
+        cores=len(os.sched_getaffinity(0)),
+        cgroup=read_limits(),
+        shared=shutil.disk_usage(SHARED).free if SHARED.is_dir() else None,
+        disk=shutil.disk_usage(folder).free,
+        open_files=_soft_limit(resource.RLIMIT_NOFILE),
+        processes=_soft_limit(resource.RLIMIT_NPROC),
+        address_space=_soft_limit(resource.RLIMIT_AS),
+    )
+
+
+def _soft_limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+# CUDA toolkits on this machine: the one that torch and DeepSpeed compile with, and what else there is.
+
+PLACES = ("/usr/local", "/opt")
+SYSTEM = "/usr/local/cuda"
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    home: str
+    version: str  # of nvcc, as "12.4"
+
+
+@dataclass(frozen=True)
+class CudaProbe:
+    variable: str | None  # CUDA_HOME, or CUDA_PATH, as it is set
+    used: Toolkit | None  # None: nvcc is not where torch looks for it
+    others: tuple[Toolkit, ...]
+
+
+def probe_cuda() -> CudaProbe:
+    variable = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = shutil.which("nvcc")
+    on_path = str(Path(nvcc).parents[1]) if nvcc else SYSTEM
+    used = find_toolkit(variable or on_path)  # torch.utils.cpp_extension looks in this order
+    homes = {on_path, SYSTEM, sys.prefix, os.environ.get("CONDA_PREFIX", sys.prefix)}
+    homes |= {str(path) for place in PLACES for path in Path(place).glob("cuda*")}
+    others = {toolkit.version: toolkit for home in sorted(homes) if (toolkit := find_toolkit(home)) and toolkit != used}
+    return CudaProbe(variable, used, tuple(others.values()))
+
+
+def find_toolkit(home: str) -> Toolkit | None:
+    """None where there is no nvcc that runs."""
+    try:
+        command = [Path(home) / "bin" / "nvcc", "--version"]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    release = re.search(r"release (\d+\.\d+)", printed)
+    return Toolkit(home, release[1]) if release else None
+
+
+# The NVIDIA driver, its GPUs and who uses them, from the driver's own library (NVML).
+
+NVIDIA = "0x10de"
+DISPLAY_CLASSES = ("0x0300", "0x0302")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int
+    name: str
+    total: int  # bytes
+    free: int
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """`command` and `mine` are empty and False where the process cannot be seen from here, as from in a container."""
+
+    gpu: int
+    pid: int
+    held: int | None  # bytes of GPU memory; None: the driver does not say
+    command: str
+    mine: bool
+    orphan: bool  # whoever started it has ended
+
+
+@dataclass(frozen=True)
+class DriverProbe:
+    cards: int  # NVIDIA cards in this machine, with or without a driver
+    error: str | None = None  # why the driver did not answer
+    version: str = ""
+    cuda: str = ""  # the newest CUDA that it can run, as "12.4"
+    gpus: tuple[Gpu, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+
+
+def probe_driver() -> DriverProbe:
+    cards = count_cards()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return DriverProbe(cards, error=str(error))
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        return DriverProbe(
+            cards,
+            version=pynvml.nvmlSystemGetDriverVersion(),
+            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+            gpus=tuple(_gpu(index, handle) for index, handle in enumerate(handles)),
+            processes=tuple(process for index, handle in enumerate(handles) for process in _processes(index, handle)),
+        )
+    except pynvml.NVMLError as error:
+        return DriverProbe(cards, error=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def count_cards(devices: Path = Path("/sys/bus/pci/devices")) -> int:
+    cards = 0
+    for device in devices.glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        cards += vendor == NVIDIA and kind.startswith(DISPLAY_CLASSES)
+    return cards
+
+
+def describe_process(gpu: int, pid: int, held: int | None) -> GpuProcess:
+    try:
+        process = psutil.Process(pid)
+        parent = process.parent()
+        orphan = parent is None or parent.pid == 1 or parent.name() == "systemd"
+        return GpuProcess(gpu, pid, held, " ".join(process.cmdline()), process.uids().real == os.getuid(), orphan)
+    except psutil.Error:
+        return GpuProcess(gpu, pid, held, "", False, False)
+
+
+def _gpu(index: int, handle) -> Gpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(index, pynvml.nvmlDeviceGetName(handle), memory.total, memory.free)
+
+
+def _processes(index: int, handle) -> list[GpuProcess]:
+    running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return [describe_process(index, process.pid, process.usedGpuMemory) for process in running]

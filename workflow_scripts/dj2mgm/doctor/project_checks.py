@@ -1,0 +1,107 @@
+"""The user's part: configuration, data and models, before any stage runs."""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from dj2mgm.config.runs import Runs
+from dj2mgm.config.stages import TRAINING
+from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.doctor.probes import Finding
+from dj2mgm.errors import InputError
+
+MODEL_PARTS = ("language_model", "vision_tower", "vision_tower_aux", "assembled", "clip_score")
+NAMED = 3  # bad paths that are named; the rest is counted
+READERS = {
+    "pretrain": lambda file: (row["images"][0] for row in read_dj_jsonl(file)),
+    "finetune": lambda file: (row["image"] for row in read_llava(file, number_ids=True) if "image" in row),
+    "evaluation": lambda file: (row["image"] for row in read_evaluation(file)),
+}
+
+
+def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
+    """The configuration, if it is valid, and whether it is."""
+    name = "configuration"
+    try:
+        runs = Runs(command_line)
+    except InputError as error:
+        return None, Finding(name, "fail", str(error), "correct that file or key")
+    if runs.refused:
+        return runs, Finding(name, "warn", "; ".join(map(str, runs.refused.values())), "fix what these say")
+    return runs, Finding(name, "pass", f"{len(runs.names)} experiments: {', '.join(runs.names)}")
+
+
+def loader_workers(runs: Runs | None) -> int:
+    """The most data loader processes of any stage."""
+    if runs is None:
+        return 0
+    return max(run.settings[stage]["loader_workers"] for run in runs for stage in TRAINING)
+
+
+def check_data(runs: Runs) -> Iterator[Finding]:
+    """One finding for each dataset: every row read, every image there."""
+    datasets = {run.dataset["name"]: run.dataset["settings"] for run in runs}
+    for dataset, settings in datasets.items():
+        name = f"dataset {dataset}"
+        if settings.get("generator"):
+            yield Finding(name, "skip", "the workflow draws it")
+        else:
+            yield check_dataset(name, {split: settings[split] for split in READERS if split in settings})
+
+
+def check_dataset(name: str, splits: dict[str, dict]) -> Finding:
+    """
+    Args:
+        splits: {file, images} of `pretrain`, and perhaps of `finetune` and `evaluation`.
+    """
+    counts, bad = [], {}
+    for split, files in splits.items():
+        images, bad[split] = 0, []
+        try:
+            for image in READERS[split](files["file"]):
+                images += 1
+                bad[split] += _bad_image(files["images"], image)
+        except (InputError, OSError) as error:
+            return Finding(name, "fail", str(error), "correct the file")
+        counts.append(f"{images} images in {split}")
+    if every := list(chain.from_iterable(bad.values())):
+        reason = f"{len(every)} of {', '.join(counts)} cannot be used: {'; '.join(every[:NAMED])}"
+        if len(every) > len(bad["pretrain"]):
+            return Finding(name, "fail", reason, "correct the paths, or delete the rows")
+        return Finding(name, "warn", reason, "correct the paths; the filter stage drops such rows and counts them")
+    return Finding(name, "pass", f"{', '.join(counts)}, all there")
+
+
+def check_models(runs: Runs) -> Iterator[Finding]:
+    """One finding for each model: its parts are folders, or will be fetched or trained."""
+    for model in {run.config["model"]["name"]: run.config["model"] for run in runs}.values():
+        name = f"model {model['name']}"
+        if "foundation" in model:
+            yield Finding(name, "skip", "the workflow trains it")
+            continue
+        parts = {model[part] for part in MODEL_PARTS if part in model}
+        missing = sorted(part for part in parts if looks_local(part) and not Path(part).is_dir())
+        if missing:
+            reason = f"there is no folder {', '.join(missing)}"
+            yield Finding(
+                name, "fail", reason, f"docs/models.md, or other folders in config/models/{model['name']}.yaml"
+            )
+        else:
+            fetched = sorted(part for part in parts if not Path(part).is_dir())
+            yield Finding(
+                name, "pass", f"to be fetched: {', '.join(fetched)}" if fetched else "all its folders are there"
+            )
+
+
+def looks_local(part: str) -> bool:
+    """Whether it is a folder rather than a hub id, `owner/name` or `name`."""
+    return part.startswith((".", "/", "~", "model_zoo/")) or part.count("/") > 1
+
+
+def _bad_image(root: str, image: str) -> list[str]:
+    try:
+        locate_image(root, image)
+    except BadImage as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,82 @@
+"""Asks torch what it was built with and has it multiply and communicate once. `python -m dj2mgm.doctor.torch_probe`."""
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class TorchProbe:
+    """Where an error is None, what it speaks of worked; on a machine without a GPU nothing was tried."""
+
+    version: str
+    cuda: str | None  # that torch was built with, as "12.4"; None: a CPU build
+    gpus: int  # that torch can use
+    bf16: bool
+    matmul_error: str | None
+    nccl: str | None  # version
+    nccl_error: str | None
+    flash_attention: str | None  # version
+    flash_attention_error: str | None
+
+
+def probe_torch() -> TorchProbe:
+    import torch  # here, so that whoever wants the class alone does not load it
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    flash_attention, flash_attention_error = None, None
+    try:
+        flash_attention = importlib.import_module("flash_attn").__version__  # optional, so in no environment's list
+    except ImportError as error:
+        flash_attention_error = str(error)
+    return TorchProbe(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        gpus=gpus,
+        bf16=bool(gpus and torch.cuda.is_bf16_supported()),
+        matmul_error=_error(_multiply) if gpus else None,
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
+        nccl_error=_error(_communicate) if gpus else None,
+        flash_attention=flash_attention,
+        flash_attention_error=flash_attention_error,
+    )
+
+
+def _multiply() -> None:
+    """A product on every GPU, in float32 and bfloat16, compared with the CPU's."""
+    import torch
+
+    left, right = torch.randn(512, 512), torch.randn(512, 512)
+    expected = left @ right
+    for index in range(torch.cuda.device_count()):
+        for dtype in (torch.float32, torch.bfloat16):
+            product = (left.to(f"cuda:{index}", dtype) @ right.to(f"cuda:{index}", dtype)).float().cpu()
+            error = ((product - expected).norm() / expected.norm()).item()
+            if not error < 0.02:  # bfloat16 has 8 bits; NaN fails too
+                raise RuntimeError(f"GPU {index}: a product in {dtype} is off by {error:.0%}")
+
+
+def _communicate() -> None:
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        value = torch.ones(1, device="cuda")
+        distributed.all_reduce(value)
+        torch.cuda.synchronize()
+    finally:
+        distributed.destroy_process_group()
+
+
+def _error(attempt: Callable[[], None]) -> str | None:
+    try:
+        attempt()
+    except Exception as error:  # whatever it is, it is what the user must see
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(probe_torch())))

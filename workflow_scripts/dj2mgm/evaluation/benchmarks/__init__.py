@@ -1,0 +1,54 @@
+"""Published benchmarks, one a file, which is named as the benchmark and holds:
+
+    FILES             the keys of its files under `benchmarks.<name>`, as a literal tuple
+    VARIANTS          names for its prompts' forms, as a literal tuple: scores of two forms are never compared
+    read              (**files) → its questions, each {"variant", "id", "image": path or bytes, "prompt", and its truth}
+    measure           (answers) → metrics in per cent, among them `score`; {} where the truth is withheld
+    count             (answers) → more counts for metrics.json; may be missing
+    write_submission  (answers, path) → submission.xlsx for the benchmark's server; may be missing
+
+Answers are questions with a `prediction`. docs/examples/benchmark.py is a whole one.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from dj2mgm.config.benchmarks import declarations
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import Metrics, Rows
+
+
+def read_questions(name: str, files: dict[str, str]) -> Iterator[dict]:
+    """The benchmark's questions; each has its name as `benchmark`."""
+    for row in _module(name).read(**files):
+        yield {"benchmark": name} | row
+
+
+def measure_answers(name: str, rows: Rows) -> Metrics:
+    return _module(name).measure(rows)
+
+
+def count_answers(name: str, rows: Rows) -> dict[str, int]:
+    """Answers, those that are empty, and what the benchmark counts itself."""
+    counts = {"answers": len(rows), "empty": sum(not row["prediction"].strip() for row in rows)}
+    count: Callable[[Rows], dict[str, int]] = getattr(_module(name), "count", lambda rows: {})
+    return counts | count(rows)
+
+
+def write_submission(name: str, rows: Rows, path: Path) -> None:
+    """
+    Raises:
+        InputError: the benchmark has no submission.
+    """
+    module = _module(name)
+    if not hasattr(module, "write_submission"):
+        raise InputError(f"the benchmark {name} takes no submission")
+    module.write_submission(rows, path)
+
+
+def _module(name: str) -> ModuleType:
+    if name not in (known := declarations()):
+        raise InputError(f"there is no benchmark {name!r}; known are {', '.join(known)}")
+    return importlib.import_module(f"{__name__}.{name}")

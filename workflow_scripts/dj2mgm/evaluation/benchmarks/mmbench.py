@@ -1,0 +1,204 @@
+"""MMBench: its table, its prompt, its accuracy, circular where the file rotates the options, and its submission.
+
+Its file is a tab-separated table, one question with up to four options a row, the image in it as base64:
+
+    index  question  hint  A  B  C  D  answer  category  image  source  l2-category  comment  split
+
+`hint`, `C`, `D`, `answer`, `source`, `l2-category`, `comment` and `split` may be missing. Where an image repeats, its
+cell holds the index of the row that has it. Asked again with its options rotated, a question has its index plus a
+million for each turn. Under CircularEval (Liu et al. 2023, arXiv:2307.06281) it is answered right only if every
+rotation is: a model that always says A gets nothing.
+"""
+
+import base64
+import binascii
+import csv
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from openpyxl import Workbook
+from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+
+from dj2mgm.data.formats import check_no_control
+from dj2mgm.data.images import BadImage, load_image
+from dj2mgm.data.rows import UniqueIds, open_input
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import Metrics, Rows
+from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.files import replace_file
+
+FILES = ("questions",)
+VARIANTS = ("circular", "single")  # options rotated or not
+
+REQUIRED = ("index", "question", "A", "B", "category", "image")
+LETTERS = "ABCD"
+INSTRUCTION = "Answer with the option's letter from the given choices directly."  # LLaVA's single-prediction prompt
+LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)  # with which an answer begins
+ROTATION_STEP = 1_000_000
+LONGEST_REFERENCE = 64  # characters; what is longer is an image, as in OpenCompass's own reader
+COLUMNS = ("index", "question", *LETTERS, "prediction", "answer", "split")  # of a submission
+
+
+def read(questions: str | Path) -> Iterator[dict]:
+    """Yield questions with their truth, every image decoded once.
+
+    {"variant", "id", "index": its number, "image": bytes of the file, "prompt", "question", "options": {letter: text},
+    "answer": letter or None, "category", "l2_category", "split"}
+
+    Raises:
+        InputError: names the file, the row (from 1, without the header) and the remedy.
+    """
+    path, rows = Path(questions), []
+    ids = UniqueIds(path)
+    for number, cells in _read_cells(path):
+        row = _parse_row(cells, f"{path}, row {number}")
+        ids.add(row["id"], number)
+        rows.append(row)
+    if not rows:
+        raise InputError(f"{path} holds no questions")
+    variant = "circular" if any(row["index"] >= ROTATION_STEP for row in rows) else "single"
+    images = {row["id"]: row["image"] for row in rows}
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}, row {number}"
+        if (row["answer"] is None) != (rows[0]["answer"] is None):
+            raise InputError(f"{where}: 'answer' must be given in all rows or in none")
+        if isinstance(row["image"], str):
+            row["image"] = images.get(row["image"])
+            if not isinstance(row["image"], bytes):
+                raise InputError(f"{where}: 'image' names a row that has no image of its own; download the file again")
+        yield {"variant": variant} | row
+
+
+def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Numbered rows by column; a missing cell is empty."""
+    csv.field_size_limit(sys.maxsize)  # an image is one cell
+    number = 0
+    try:
+        with open_input(path, newline="") as file:
+            table = csv.DictReader(file, dialect="excel-tab", strict=True)
+            if missing := [name for name in REQUIRED if name not in (table.fieldnames or ())]:
+                raise InputError(
+                    f"{path}: the column {missing[0]!r} is missing; expected MMBench's tab-separated table"
+                )
+            for number, cells in enumerate(table, start=1):
+                if None in cells or None in cells.values():
+                    raise InputError(f"{path}, row {number}: not as many cells as the header; download the file again")
+                yield number, {name: "" if cell.strip().lower() == "nan" else cell for name, cell in cells.items()}
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"{path}, row {number + 1}: not a tab-separated table in UTF-8 ({error})") from None
+
+
+def _parse_row(cells: dict[str, str], where: str) -> dict:
+    if not cells["index"].isdecimal():
+        raise InputError(f"{where}: 'index' must be a whole number, found {cells['index']!r}")
+    if not cells["question"].strip():
+        raise InputError(f"{where}: 'question' is empty")
+    options = {letter: cells[letter] for letter in LETTERS if cells.get(letter)}
+    if list(options) != list(LETTERS[: len(options)]) or len(options) < 2:
+        raise InputError(
+            f"{where}: there must be two to four options, without a gap; found {', '.join(options) or 'none'}"
+        )
+    answer = cells.get("answer") or None
+    if answer is not None and answer not in options:
+        raise InputError(f"{where}: 'answer' must be one of the options {', '.join(options)}, found {answer!r}")
+    prompt = "\n".join(
+        [
+            *filter(None, [cells.get("hint")]),
+            cells["question"],
+            *(f"{letter}. {text}" for letter, text in options.items()),
+            INSTRUCTION,
+        ]
+    )
+    check_no_control(prompt, where)
+    return {
+        "id": str(int(cells["index"])),
+        "index": int(cells["index"]),
+        "image": _parse_image(cells["image"], where),
+        "prompt": prompt,
+        "question": cells["question"],
+        "options": options,
+        "answer": answer,
+        "category": cells["category"],
+        "l2_category": cells.get("l2-category", ""),
+        "split": cells.get("split", ""),
+    }
+
+
+def _parse_image(cell: str, where: str) -> bytes | str:
+    """The image file's bytes, or the id of the row that has them."""
+    if len(cell) <= LONGEST_REFERENCE and cell.isdecimal():
+        return str(int(cell))
+    try:
+        image = base64.b64decode(cell, validate=True)
+        load_image(image)
+    except (binascii.Error, BadImage) as error:
+        raise InputError(
+            f"{where}: 'image' is not a whole image in base64 ({error}); download the file again"
+        ) from None
+    return image
+
+
+def chosen_option(prediction: str, options: dict[str, str]) -> str | None:
+    """The letter that an answer names ("B", "B.", "(B)", "B. a cat") or whose text it repeats; None: unreadable."""
+    text = prediction.strip()
+    match = LETTER.match(text)
+    if match and match[1] in options:
+        return match[1]
+    repeated = [letter for letter, option in options.items() if option.strip().lower() == text.lower()]
+    return repeated[0] if len(repeated) == 1 else None
+
+
+def measure(rows: Rows) -> Metrics:
+    """Accuracy in per cent: `score` of all questions, `category/<name>` and `l2_category/<name>` of some.
+
+    {} where the answers are withheld.
+    """
+    if rows[0]["answer"] is None:
+        return {}
+    rotations: dict[int, Rows] = {}
+    for row in rows:
+        rotations.setdefault(row["index"] % ROTATION_STEP, []).append(row)
+    by_metric: dict[str, list[int]] = {"score": list(rotations)}
+    for key in ("l2_category", "category"):
+        for question in sorted(rotations, key=lambda question: rotations[question][0][key]):
+            if category := rotations[question][0][key]:
+                by_metric.setdefault(f"{key}/{category}", []).append(question)
+    right = {
+        question: all(chosen_option(row["prediction"], row["options"]) == row["answer"] for row in asked)
+        for question, asked in rotations.items()
+    }
+    return {
+        name: Measurements.of([100 * right[question] for question in questions], list(map(str, questions)))
+        for name, questions in by_metric.items()
+    }
+
+
+def count(rows: Rows) -> dict[str, int]:
+    """`unreadable`: answers that name no option."""
+    return {"unreadable": sum(chosen_option(row["prediction"], row["options"]) is None for row in rows)}
+
+
+def write_submission(rows: Rows, path: Path) -> None:
+    """A row for each question: index, question, A to D, the prediction word for word, answer, split."""
+    with replace_file(path, "wb") as file:
+        workbook_of(rows).save(file)
+
+
+def workbook_of(rows: Rows) -> Workbook:
+    workbook = Workbook()
+    workbook.active.append(COLUMNS)
+    for row in rows:
+        values = row | {letter: row["options"].get(letter) for letter in LETTERS}
+        workbook.active.append([_printable(values[column]) for column in COLUMNS])
+    for cells in workbook.active.iter_rows(min_row=2):
+        for cell in cells:
+            if isinstance(cell.value, str):
+                cell.data_type = "s"  # "= 4" is an answer, not a formula
+    return workbook
+
+
+def _printable(value: object) -> object:
+    """Without the control characters that no spreadsheet can hold, which a model may say."""
+    return ILLEGAL_CHARACTERS_RE.sub("", value) if isinstance(value, str) else value

@@ -1,0 +1,177 @@
+"""TextVQA: its validation questions as LLaVA asks them, and VQA accuracy against the answers of ten people.
+
+`questions` is LLaVA's llava_textvqa_val_v051_ocr.jsonl, a question a line; `question_id` is the image's, the OCR line
+may be missing:
+
+    {"question_id": "003a8ae2ef43b901", "image": "003a8ae2ef43b901.jpg", "text": "What is the brand of this camera?
+     \\nReference OCR token: DAKOTA, DIGITAL\\nAnswer the question using a single word or phrase."}
+
+`answers` is TextVQA's own TextVQA_0.5.1_val.json:
+
+    {"data": [{"question_id": 34602, "image_id": "003a8ae2ef43b901", "question": "what is the brand of this camera?",
+               "answers": ["nous les gosses", "dakota", …]}, …]}
+
+`images` is the folder of the validation images.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.data.formats import check_no_control
+from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.rows import check_object, read_json_file, read_objects
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import Metrics, Rows
+from dj2mgm.evaluation.intervals import Measurements
+
+FILES = ("questions", "answers", "images")
+VARIANTS = ("ocr_tokens", "no_ocr_tokens")  # whether prompts list what an OCR system has read
+
+OCR_LINE = "Reference OCR token"
+ANSWERS = 10
+
+Key = tuple[str, str]  # image id and question in lower case: what the two files have in common
+
+
+def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iterator[dict]:
+    """Yield questions with their truth, every image opened once.
+
+    {"variant", "id": TextVQA's question id, "image_id", "image": path, "prompt", "answers": ten texts}
+
+    Raises:
+        InputError: names the file, the row (from 1) and the remedy; the two files must hold the same questions.
+    """
+    truth = _read_answers(Path(answers))
+    variant, seen, paths = None, {}, {}
+    for number, row in read_objects(questions):
+        where = f"{questions}, row {number}"
+        for name in ("question_id", "image", "text"):
+            if not isinstance(row.get(name), str):
+                raise InputError(f"{where}: {name!r} must be a text, found {row.get(name)!r}")
+        question, own_variant = _parse_prompt(row["text"], where)
+        variant = variant or own_variant
+        if own_variant != variant:
+            raise InputError(f"{where} is of the variant {own_variant}, row 1 of {variant}; ask all with OCR or none")
+        key = row["question_id"], question
+        if (first := seen.setdefault(key, number)) != number:
+            raise InputError(f"{where} asks the same as row {first}; delete one of them")
+        if key not in truth:
+            raise InputError(f"{where}: {answers} has no answers to {question!r} about the image {key[0]}")
+        if row["image"] not in paths:
+            paths[row["image"]] = _verified_image(images, row["image"], where)
+        yield {
+            "variant": variant,
+            "id": str(truth[key]["question_id"]),
+            "image_id": row["question_id"],
+            "image": paths[row["image"]],
+            "prompt": row["text"],
+            "answers": truth[key]["answers"],
+        }
+    if unasked := len(truth) - len(seen):
+        raise InputError(
+            f"{questions}: {unasked} of the {len(truth)} questions in {answers} are not asked; ask them all"
+        )
+
+
+def _parse_prompt(text: str, where: str) -> tuple[str, str]:
+    """The question alone, in lower case, and the prompt's variant."""
+    check_no_control(text, where)
+    lines = text.split("\n")
+    has_ocr = len(lines) == 3 and lines[1].startswith(OCR_LINE)
+    if not has_ocr and len(lines) != 2:
+        raise InputError(
+            f"{where}: 'text' must be the question, perhaps a line {OCR_LINE!r}, and the instruction, each on one line"
+        )
+    return lines[0].strip().lower(), "ocr_tokens" if has_ocr else "no_ocr_tokens"
+
+
+def _verified_image(root: str | Path, relative: str, where: str) -> Path:
+    try:
+        path = locate_image(root, relative)
+        load_image(path)
+    except BadImage as error:
+        raise InputError(f"{where}: image {error}; check benchmarks.textvqa.images") from None
+    return path
+
+
+def _read_answers(path: Path) -> dict[Key, dict]:
+    content = read_json_file(path)
+    if not isinstance(content, dict) or not isinstance(content.get("data"), list) or not content["data"]:
+        raise InputError(f"{path}: expected TextVQA's {{'data': [questions with answers]}}")
+    truth: dict[Key, dict] = {}
+    for number, row in enumerate(content["data"], start=1):
+        where = f"{path}, row {number}"
+        check_object(row, where)
+        if not isinstance(row.get("image_id"), str) or not isinstance(row.get("question"), str):
+            raise InputError(f"{where}: 'image_id' and 'question' must be texts")
+        if not isinstance(row.get("question_id"), int | str) or isinstance(row["question_id"], bool):
+            raise InputError(f"{where}: 'question_id' must be a number, found {row.get('question_id')!r}")
+        given = row.get("answers")
+        if not isinstance(given, list) or len(given) != ANSWERS or not all(isinstance(text, str) for text in given):
+            raise InputError(f"{where}: 'answers' must hold {ANSWERS} texts; the test split has none, take validation")
+        key = row["image_id"], row["question"].strip().lower()
+        if key in truth:
+            raise InputError(f"{where}: {row['question']!r} about the image {key[0]} was asked before; delete one row")
+        truth[key] = row
+    return truth
+
+
+# Both sides of a comparison are normalised as EvalAI's server does it, oddities included, since every published figure
+# rests on them.
+
+ARTICLES = {"a", "an", "the"}
+NUMBERS = {
+    word: str(number) for number, word in enumerate("zero one two three four five six seven eight nine ten".split())
+}
+NUMBERS |= {"none": "0"}
+MARKS = ';/[]"{}()=+\\_-><@`!'  # commas and question marks go before these
+FULL_STOP = re.compile(r"\.(?!\d)")  # not the point of 0.5
+# Words that are known without one of their apostrophes ("couldnt've") and get it back.
+CONTRACTIONS = """
+    'ow's'at 'twas ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't
+    haven't he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've
+    must've mustn't needn't not've o'clock oughtn't shan't she'd've should've shouldn't shouldn't've somebody'd've
+    somebody'll somebody's someone'd someone'd've someone'll someone's something'd something'd've something'll
+    that's there'd there'd've there're there's they'd they'd've they'll they're they've wasn't we'd've we've weren't
+    what'll what're what's what've when's where'd where's where've who'd who'd've who'll who's who've why'll why're
+    why's won't would've wouldn't wouldn't've y'all y'all'd've y'all'll you'd you'd've you'll you're you've
+""".split()
+REPAIRED = {
+    word[:place] + word[place + 1 :]: word
+    for word in CONTRACTIONS
+    for place, letter in enumerate(word)
+    if letter == "'"
+} | {"somebody'd": "somebodyd"}  # the server's table has this one the wrong way round
+
+
+def normalise(answer: str) -> str:
+    """Lower case, digits for small numbers, no articles and hardly any punctuation ("The two cats." is "2 cats")."""
+    text = answer.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
+    words = [NUMBERS.get(word, word) for word in _without_marks(text).split()]
+    return " ".join(REPAIRED.get(word, word) for word in words if word not in ARTICLES)
+
+
+def _without_marks(text: str) -> str:
+    """A mark that stands beside a space anywhere in the text goes; one inside words becomes a space."""
+    text = re.sub(r"[\n\t]", " ", text)
+    left = text
+    for mark in MARKS:
+        left = left.replace(mark, "" if f"{mark} " in text or f" {mark}" in text else " ")
+    return FULL_STOP.sub("", left)
+
+
+def vqa_accuracy(prediction: str, answers: list[str]) -> float:
+    """min(1, 0.3 n) for n of ten answers equal to the prediction.
+
+    It is the mean over the ten subsets of nine answers of min(1, n / 3), n counted within the subset: the definition of
+    Antol et al. 2015 (VQA), which TextVQA (Singh et al. 2019) takes over.
+    """
+    said = normalise(prediction)
+    return min(1.0, 3 * sum(normalise(answer) == said for answer in answers) / 10)
+
+
+def measure(rows: Rows) -> Metrics:
+    """`score`: VQA accuracy in per cent, of answers.jsonl's rows; questions about one image belong together."""
+    scores = [100 * vqa_accuracy(row["prediction"], row["answers"]) for row in rows]
+    return {"score": Measurements.of(scores, [row["image_id"] for row in rows])}

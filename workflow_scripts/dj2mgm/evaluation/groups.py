@@ -1,0 +1,105 @@
+"""The groups that every metric is reported for, and which image a model is shown in each."""
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dj2mgm.data.images import locate_image
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
+from dj2mgm.files import read_jsonl
+
+# A model that does not look scores the same on both, whatever it scores; so the paired difference is the evidence.
+
+Rows = list[dict]
+Metrics = dict[str, Measurements]  # by metric name
+Estimates = dict[str, Estimate]  # by metric name
+REFERENCE = "reference"  # the control that says the reference captions; it has no shuffled images
+
+
+def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
+    """Rows of captions.jsonl or answers.jsonl as {model: {"own": rows, "shuffled": rows}}, paired by `key`.
+
+    Raises:
+        InputError: the two lists of a model are not about the same keys.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; run the rule generate_answers first")
+    models: dict[str, dict[str, Rows]] = {}
+    for row in read_jsonl(path):
+        models.setdefault(row["model"], {"own": [], "shuffled": []})[row["images"]].append(row)
+    for model, pair in models.items():
+        for rows in pair.values():
+            rows.sort(key=lambda row: [row[name] for name in key])
+        own, shuffled = ([[row[name] for name in key] for row in pair[images]] for images in ("own", "shuffled"))
+        if own != shuffled:
+            raise InputError(
+                f"{path}: {model} has {len(own)} rows on own images and {len(shuffled)} on shuffled ones, and they are "
+                f"not about the same {' and '.join(key)}; delete the file and run the rule generate_answers again"
+            )
+    return models
+
+
+def estimate_metrics(metrics: Metrics) -> Estimates:
+    """Of one run, whose seed is the only one."""
+    per_unit = {name: measured.per_unit() for name, measured in metrics.items()}
+    return {name: estimate(sums[None], counts) for name, (_, sums, counts) in per_unit.items()}
+
+
+def estimate_pair(model: str, own: Metrics, shuffled: Metrics) -> dict[str, Estimates]:
+    """Estimates under the keys `<model>/own`, `<model>/shuffled` and `<model>/difference` (own − shuffled, paired)."""
+    difference = {name: own[name] - shuffled[name] for name in own}
+    groups = {"own": own, "shuffled": shuffled, "difference": difference}
+    return {f"{model}/{name}": estimate_metrics(metrics) for name, metrics in groups.items()}
+
+
+def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
+    """Estimates of the groups `<model>/own`, `<model>/shuffled` and `reference`, with each model's difference added."""
+    groups: dict[str, Estimates] = {}
+    for group, metrics in measured.items():
+        model, _, images = group.partition("/")
+        if images == "own":
+            groups |= estimate_pair(model, metrics, measured[f"{model}/shuffled"])
+        elif model == REFERENCE:
+            groups[group] = estimate_metrics(metrics)
+    return groups
+
+
+def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
+    """Rows of scores.jsonl, by group and image, from which any mean over images, seeds or differences can be taken.
+
+    {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}}: the sum and the
+    number of the image's values of each metric that it has. The control `reference` is about own images.
+    """
+    for group, metrics in measured.items():
+        model, _, images = group.partition("/")
+        of_image: dict[str, dict[str, list[float]]] = {}
+        for metric, measurements in metrics.items():
+            columns = (column.tolist() for column in measurements.per_unit())
+            for identifier, total, count in zip(*columns, strict=True):
+                of_image.setdefault(identifier, {})[metric] = [total, count]
+        for identifier in sorted(of_image):
+            yield {"model": model, "images": images or "own", "id": identifier, "values": of_image[identifier]}
+
+
+def group_of(row: dict) -> str:
+    """The group that a row of scores.jsonl belongs to."""
+    return REFERENCE if row["model"] == REFERENCE else f"{row['model']}/{row['images']}"
+
+
+# Which images a model is asked about: each row's own, and another one's as a control.
+
+
+def other_images(count: int, seed: int) -> list[int]:
+    """For each of `count` images the index of another one, each used once: a random cycle (Sattolo 1986)."""
+    order = list(range(count))
+    rng = random.Random(seed)
+    for i in range(count - 1, 0, -1):
+        j = rng.randrange(i)
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
+    return [locate_image(root, row["image"]) for row in rows]

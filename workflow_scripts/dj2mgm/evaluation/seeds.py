@@ -1,0 +1,153 @@
+"""What an experiment is worth over all its seeds, and by how much two experiments differ.
+
+Differences are paired by seed and image: what makes an image hard for both experiments cancels. How the intervals are
+made: evaluation/intervals.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import group_of
+from dj2mgm.evaluation.intervals import Estimate, estimate
+from dj2mgm.files import read_jsonl
+
+Estimates = dict[str, dict[str, Estimate]]  # by group and metric
+
+
+@dataclass(frozen=True)
+class PerImage:
+    """One metric of one run on U images; its mean over values is sums.sum() / counts.sum()."""
+
+    ids: np.ndarray  # (U,) str, sorted
+    sums: np.ndarray  # (U,) float64, of each image's values
+    counts: np.ndarray  # (U,) float64, how many values each image has
+    file: Path  # where they come from, for messages
+
+    def __sub__(self, other: "PerImage") -> "PerImage":
+        """Difference on the images that both have.
+
+        Raises:
+            InputError: an image has another number of values on the other side.
+        """
+        ids, own, others = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
+        counts = self.counts[own]
+        if len(unequal := np.flatnonzero(counts != other.counts[others])):
+            raise InputError(
+                f"image {ids[unequal[0]]} has {counts[unequal[0]]:g} values in {self.file} and "
+                f"{other.counts[others][unequal[0]]:g} in {other.file}; compare runs on the same evaluation data"
+            )
+        return PerImage(ids, self.sums[own] - other.sums[others], counts, self.file)
+
+    @property
+    def mean(self) -> float:
+        return float(self.sums.sum() / self.counts.sum())
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Values of all metrics of one run, by group and metric; `<model>/difference` is own − shuffled images."""
+
+    experiment: str
+    seed: int
+    groups: dict[str, dict[str, PerImage]]
+
+    @property
+    def run(self) -> str:
+        return f"{self.experiment} with seed {self.seed}"
+
+
+def read_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
+    """Read a run's scores.jsonl, of one evaluation or more (see groups.score_rows for the rows)."""
+    collected: dict[str, dict[str, tuple[Path, list[tuple[str, float, float]]]]] = {}
+    for path in map(Path, paths):
+        for row in read_jsonl(path):
+            metrics = collected.setdefault(group_of(row), {})
+            for metric, (total, count) in row["values"].items():
+                metrics.setdefault(metric, (path, []))[1].append((row["id"], total, count))
+    groups: dict[str, dict[str, PerImage]] = {}
+    for group, metrics in collected.items():
+        groups[group] = {metric: _per_image(path, rows) for metric, (path, rows) in metrics.items()}
+        model = group.removesuffix("/shuffled")
+        if model != group and (own := groups.get(f"{model}/own")):
+            shuffled = groups[group]
+            groups[f"{model}/difference"] = {name: own[name] - shuffled[name] for name in own if name in shuffled}
+    return Scores(experiment, seed, groups)
+
+
+def _per_image(path: Path, rows: list[tuple[str, float, float]]) -> PerImage:
+    ids, sums, counts = zip(*sorted(rows), strict=True)
+    return PerImage(np.array(ids), np.array(sums, dtype=np.float64), np.array(counts, dtype=np.float64), path)
+
+
+def aggregate(runs: list[Scores]) -> Estimates:
+    """Mean over the seeds of each seed's mean over values, with its 95 % interval, by group and metric.
+
+    Raises:
+        InputError: the runs do not measure the same things on the same images.
+    """
+    _check_same_images(runs)
+    return _estimate({key: [run.groups[key[0]][key[1]] for run in runs] for key in _keys(runs[0])})
+
+
+def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estimates:
+    """Own − reference, paired by seed and image, on what both have: seeds, groups, metrics and images.
+
+    Raises:
+        InputError: they have no seed or no image in common, or an experiment's runs differ in their images.
+    """
+    _check_same_images(runs)
+    _check_same_images(reference_runs)
+    reference_of = {run.seed: run for run in reference_runs}
+    pairs = [(run, reference_of[run.seed]) for run in runs if run.seed in reference_of]
+    names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
+    if not pairs:
+        own, other = ([run.seed for run in side] for side in (runs, reference_runs))
+        raise InputError(
+            f"{names} have no seed in common ({own} and {other}); give both at least one seed that is equal"
+        )
+    known = set(_keys(reference_runs[0]))
+    differences = {
+        (group, metric): [own.groups[group][metric] - other.groups[group][metric] for own, other in pairs]
+        for group, metric in _keys(runs[0])
+        if (group, metric) in known
+    }
+    differences = {key: values for key, values in differences.items() if len(values[0].ids)}
+    if not differences:
+        raise InputError(f"{names} have no evaluation image in common; compare experiments on the same dataset")
+    return _estimate(differences)
+
+
+def _keys(run: Scores) -> Iterator[tuple[str, str]]:
+    return ((group, metric) for group, metrics in run.groups.items() for metric in metrics)
+
+
+def _check_same_images(runs: list[Scores]) -> None:
+    first, *others = runs
+    for other in others:
+        if unshared := set(_keys(first)) ^ set(_keys(other)):
+            group, metric = min(unshared)
+            has, lacks = (first, other) if metric in first.groups.get(group, {}) else (other, first)
+            raise InputError(
+                f"{has.run} has {metric} of {group} ({has.groups[group][metric].file}), {lacks.run} has not; "
+                "run both evaluations again"
+            )
+        for group, metric in _keys(first):
+            one, two = first.groups[group][metric], other.groups[group][metric]
+            if not np.array_equal(one.ids, two.ids) or not np.array_equal(one.counts, two.counts):
+                raise InputError(
+                    f"{other.run}: {metric} of {group} in {two.file} is about other images than in {first.run} "
+                    f"({len(two.ids)} and {len(one.ids)}); generate its answers again from the same evaluation split"
+                )
+
+
+def _estimate(values: dict[tuple[str, str], list[PerImage]]) -> Estimates:
+    """Estimates from the values of S seeds."""
+    estimates: Estimates = {}
+    for (group, metric), seeds in values.items():
+        sums = np.stack([seed.sums for seed in seeds])  # (S, U)
+        estimates.setdefault(group, {})[metric] = estimate(sums, seeds[0].counts)
+    return estimates

@@ -1,0 +1,174 @@
+"""Writing files whole and reading the small structured ones.
+
+Every output of the workflow is written to a temporary file in the same folder and renamed, so that a killed stage
+never leaves half a file under the final name.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from dj2mgm.errors import InputError
+
+MAKE_AGAIN = "delete it and run the same command again, which makes it again"
+FIX = "fix the file"  # of the user's own
+
+
+@contextmanager
+def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
+    """Open a temporary neighbour of `path` for writing; rename it to `path` only if the block succeeds."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    encoding = None if "b" in mode else "utf-8"
+    try:
+        with open(temporary, mode, encoding=encoding) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with replace_file(path) as file:
+        file.write(text)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    with replace_file(path) as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict]) -> int:
+    """Write one JSON object a line; return the number of rows."""
+    count = 0
+    with replace_file(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def write_json_list(path: str | Path, rows: Iterable[dict]) -> int:
+    """Write one JSON list, of which a line is a row; return the number of rows."""
+    count = 0
+    with replace_file(path) as file:
+        for row in rows:
+            file.write((",\n" if count else "[\n") + json.dumps(row, ensure_ascii=False))
+            count += 1
+        file.write("\n]\n" if count else "[]\n")
+    return count
+
+
+def write_yaml(path: str | Path, value: Any) -> None:
+    with replace_file(path) as file:
+        yaml.safe_dump(value, file, sort_keys=False, allow_unicode=True)
+
+
+@contextmanager
+def readable(where: str | Path, *errors: type[Exception], remedy: str = MAKE_AGAIN) -> Iterator[None]:
+    """Around what reads a file of results: errors that only its content can cause become an `InputError`.
+
+    Args:
+        where: the file, perhaps with a line, for the message.
+        errors: beside those that undecodable text and JSON cause.
+    """
+    try:
+        yield
+    except (ValueError, RecursionError, *errors) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{where} is damaged ({reason}): {remedy}") from None
+
+
+def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> Any:
+    """A JSON file with an object, or with what `kind` says.
+
+    Raises:
+        InputError: the content is something else; `remedy` is what to do about it. Later, too, where somebody asks an
+            object for a key that it does not have.
+    """
+    with open(path, encoding="utf-8") as file, readable(path, remedy=remedy):
+        return _of_kind(kind, json.load(file, object_hook=lambda values: _record(values, path, remedy)))
+
+
+def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
+    """Rows of a jsonl that this workflow wrote or has validated. What users hand in goes through `formats` first.
+
+    Raises:
+        InputError: a line is not one JSON object, or there is none where one must be; later, as `read_json` does.
+    """
+    if not may_be_empty and Path(path).stat().st_size == 0:
+        raise InputError(f"{path} is damaged (it is empty): {MAKE_AGAIN}")
+    with open(path, "rb") as file:  # as bytes: a line ends in \n only, and a byte order mark is no part of it
+        for number, line in enumerate(file, start=1):
+            with readable(f"{path}, line {number},"):
+                row = _of_kind(dict, json.loads(line.decode("utf-8-sig")))
+            yield _record(row, f"{path}, line {number},")  # outside: what the caller does with it may fail by itself
+
+
+def read_yaml(path: str | Path) -> dict:
+    """
+    Raises:
+        InputError: the content is not keys and values.
+    """
+    with open(path, encoding="utf-8") as file, readable(path, yaml.YAMLError):
+        return _of_kind(dict, yaml.safe_load(file))
+
+
+class _Record(dict):
+    """An object of a results file, which says so where it lacks a key."""
+
+    where: str | Path
+    remedy: str
+
+    def __missing__(self, key: str) -> None:
+        raise InputError(f"{self.where} is damaged (it lacks {key!r}): {self.remedy}")
+
+
+def _record(values: dict, where: str | Path, remedy: str = MAKE_AGAIN) -> _Record:
+    record = _Record(values)
+    record.where, record.remedy = where, remedy
+    return record
+
+
+def _of_kind(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        names = {dict: "an object", list: "a list"}
+        raise ValueError(f"it should hold {names[kind]}, and holds {json.dumps(value, default=str)[:40]}")
+    return value
+
+
+def sha256_of(*paths: str | Path) -> str:
+    """One digest over the contents of the files, in the order given."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def replace_folder(folder: str | Path) -> Iterator[Path]:
+    """Fill a temporary neighbour of `folder`; put it in the folder's place only if the block succeeds."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

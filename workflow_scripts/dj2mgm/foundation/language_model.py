@@ -1,0 +1,181 @@
+"""Trains the tiny language model: Gemma's architecture, taught to read scenes.
+
+It reads a board of scene words, then a caption or a conversation. A language model that never met a scene in its
+context does not learn to look at one from a few thousand images; a pretrained LLM has read descriptions of everything.
+The board has one word for each of the CLIP tower's patches: in MGM the projected visual tokens take their place.
+"""
+
+import math
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer, get_cosine_schedule_with_warmup
+
+from dj2mgm.compute import mixed_precision
+from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.data.prompts import ChatTemplate, Segments
+from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.shapes.scenes import COLORS, IMAGE_SIZE, QUESTION_TYPES, SHAPES, Scene, SceneObject, ask, describe
+from dj2mgm.foundation.tokenizers import train_gemma_tokenizer
+from dj2mgm.messages import Progress
+
+EMPTY_WORD = "[empty]"
+DESCRIBE = "Describe the image."
+
+
+def scene_words() -> list[str]:
+    return [EMPTY_WORD, *(scene_word(color, shape) for color in COLORS for shape in SHAPES)]
+
+
+def board_of(scene: Scene, side: int, rng: random.Random, confusion: float = 0.15) -> list[str]:
+    """side × side scene words in reading order, as an imperfect eye would report them.
+
+    With probability `confusion` a patch of an object is reported as empty or as another colour or shape, so that the
+    model learns to weigh its evidence as it must with projected visual tokens.
+    """
+    patch = IMAGE_SIZE / side
+    board = []
+    for row in range(side):
+        for column in range(side):
+            center = ((column + 0.5) * patch, (row + 0.5) * patch)
+            seen = [item for item in scene.objects if _reaches(item, center, patch / 2)]
+            board.append(_report(seen[0].color, seen[0].shape, rng, confusion) if seen else EMPTY_WORD)
+    return board
+
+
+def _reaches(item: SceneObject, center: tuple[float, float], half: float) -> bool:
+    """Whether the object's circle, a little shrunk, reaches into the square patch around `center`."""
+    gaps = (max(0.0, abs(a - b) - half) for a, b in zip(item.center, center, strict=True))
+    return sum(gap**2 for gap in gaps) < (0.8 * item.radius) ** 2
+
+
+def chat_formats(tokenizer: GemmaTokenizer) -> dict[str, ChatTemplate]:
+    """The formats of the tiny model's two stages, by name."""
+    return {name: ChatTemplate.of(name, tokenizer) for name in ("plain", "gemma")}
+
+
+def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng: random.Random) -> Segments:
+    """One example as (text, is_answer) segments: a plain caption or a conversation, the board in the image's place.
+
+    Args:
+        formats: of `chat_formats`.
+    """
+    if rng.random() < 0.35:
+        turns, template = _turn(IMAGE_TOKEN, describe(scene)), "plain"
+    else:
+        template, turns = "gemma", []
+        for kind in rng.sample(QUESTION_TYPES, 3):
+            turns += _turn(*ask(scene, kind, rng))
+        description = _turn(DESCRIBE, describe(scene))
+        turns = description + turns if rng.random() < 0.5 else turns + description
+        turns[0]["value"] = f"{IMAGE_TOKEN}\n{turns[0]['value']}"
+    board = "".join(board_of(scene, side, rng))
+    return [(text.replace(IMAGE_TOKEN, board), is_answer) for text, is_answer in formats[template].segments(turns)]
+
+
+def _turn(question: str, answer: str) -> list[dict]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+
+
+def scene_word(color: str, shape: str) -> str:
+    return f"[{color} {shape}]"
+
+
+def _report(color: str, shape: str, rng: random.Random, confusion: float) -> str:
+    if rng.random() >= confusion:
+        return scene_word(color, shape)
+    mistake = rng.randrange(3)
+    if mistake == 0:
+        return EMPTY_WORD
+    if mistake == 1:
+        return scene_word(rng.choice(list(COLORS)), shape)
+    return scene_word(color, rng.choice(SHAPES))
+
+
+IGNORED = -100  # label of positions without loss
+
+
+@dataclass(frozen=True)
+class LanguageModelSpec:
+    seed: int
+    patches_per_side: int  # of the CLIP tower: the board is this many words wide
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+
+
+def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
+    rng = random.Random(f"{seed}/tokenizer")
+    corpus = ["user\n", "model\n", DESCRIBE]
+    for index in range(scenes):
+        scene = scene_of(seed, "foundation", index)
+        corpus.append(describe(scene))
+        for kind in QUESTION_TYPES:
+            corpus += ask(scene, kind, rng)
+    return train_gemma_tokenizer(corpus, scene_words())
+
+
+def build_model(spec: LanguageModelSpec, tokenizer: GemmaTokenizer) -> torch.nn.Module:
+    head_dim = spec.hidden_size // spec.num_heads
+    config = GemmaConfig(
+        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
+        hidden_size=spec.hidden_size,
+        intermediate_size=4 * spec.hidden_size,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=1,  # as Gemma-2B
+        head_dim=head_dim,
+        max_position_embeddings=1024,
+        initializer_range=spec.hidden_size**-0.5,  # the usual 0.02 suits widths of 2500; here attention would not start
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def encode_batch(spec: LanguageModelSpec, tokenizer: GemmaTokenizer, step: int) -> dict[str, torch.Tensor]:
+    """One batch of `batch_size` examples, right-padded: input_ids, attention_mask, labels (B, T) int64."""
+    rows, formats = [], chat_formats(tokenizer)
+    for index in range(step * spec.batch_size, (step + 1) * spec.batch_size):
+        scene, rng = scene_of(spec.seed, "foundation", index), random.Random(f"{spec.seed}/text/{index}")
+        ids, labels = [tokenizer.bos_token_id], [IGNORED]
+        for text, is_answer in training_text(scene, spec.patches_per_side, formats, rng):
+            tokens = tokenizer(text, add_special_tokens=False).input_ids
+            ids += tokens
+            labels += tokens if is_answer else [IGNORED] * len(tokens)
+        rows.append((torch.tensor(ids), torch.tensor(labels)))
+    ids, labels = zip(*rows, strict=True)
+    input_ids = pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id)
+    labels = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
+    return {"input_ids": input_ids, "attention_mask": (input_ids != tokenizer.pad_token_id).long(), "labels": labels}
+
+
+def train_language_model(spec: LanguageModelSpec, folder: Path) -> dict:
+    """Train on fresh examples every step and save model and tokenizer in `folder`; return a record."""
+    start = time.monotonic()
+    tokenizer = build_tokenizer(spec.seed)
+    model = build_model(spec, tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=0.01)
+    schedule = get_cosine_schedule_with_warmup(optimizer, spec.steps // 20, spec.steps)
+    progress = Progress("steps", spec.steps)
+    model.train()
+    for step in range(spec.steps):
+        with mixed_precision(model.device):
+            loss = model(**encode_batch(spec, tokenizer, step), use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        progress.add(detail=f"loss {loss.item():.3f}")
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {"steps": spec.steps, "loss_last": loss.item(), "seconds": time.monotonic() - start}

@@ -1,0 +1,263 @@
+"""Measuring a dataset: every statistic of every row, what a recipe's limits would drop, and limits to suggest.
+
+The engine that filters runs the recipe's filters and deduplicators, but only to measure and to count. It drops the rows
+whose image cannot be read, and counts them. Mappers and selectors are left out: they would change what is measured.
+reporting/analysis_page.py makes the page.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from data_juicer.analysis import OverallAnalysis
+from datasets import Json
+
+from dj2mgm.data.images import BadImage
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl, sha256_of, write_jsonl, write_text
+from dj2mgm.juicer.data_juicer import OP, OPERATORS, Fields, __version__
+from dj2mgm.juicer.dataset import column_values, join_traces, output_stats
+from dj2mgm.juicer.engine import Engine
+from dj2mgm.juicer.operators import declarations
+from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
+from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
+from dj2mgm.juicer.operators.image_text_deduplicator import NAME as DEDUPLICATOR
+from dj2mgm.juicer.recipe import check_process, complete
+from dj2mgm.juicer.restart import EmptyResult, fingerprint, working_folder
+from dj2mgm.juicer.settings import SIMILARITY_FILTERS, StageSettings
+from dj2mgm.juicer.statistics import FRACTION, Limits, Statistic, as_numbers, limits_of, share_kept
+from dj2mgm.juicer.suggestions import recipe_text, suggest
+
+STATS, OVERALL, SUGGESTIONS = "stats.jsonl", "overall.csv", "suggestions.yaml"
+PAGE, SUMMARY = "analysis.html", "summary.json"
+TRACE = "trace.jsonl"  # in the working folder
+PERCENTILES = [0.01, 0.05, 0.95, 0.99]  # beside Data-Juicer's own 25, 50 and 75 %
+EDITS_ROWS = "edits or selects rows; the data are analysed as they are"
+NO_STATISTIC = "computes no statistic that the operators before it have not"
+
+
+@dataclass
+class Analysis:
+    """A dataset, measured. Columns and statistics are of the rows whose image can be read, in their order."""
+
+    data: Path
+    rows_in: int
+    process: list[dict]  # the recipe's operators, and those that were added for the analysis
+    recipe: set[str]  # names of the recipe's operators
+    unreadable: dict[str, str] = field(default_factory=dict)  # reason by id
+    texts: list[str] = field(default_factory=list)
+    images: list[list[str]] = field(default_factory=list)  # absolute paths
+    statistics: list[Statistic] = field(default_factory=list)
+    repeats: dict[str, np.ndarray] = field(default_factory=dict)  # by deduplicator: (N,) bool, an earlier row is equal
+    not_measured: dict[str, str] = field(default_factory=dict)  # operator: why
+
+    @property
+    def rows(self) -> int:
+        return len(self.texts)
+
+    @property
+    def repeated(self) -> np.ndarray:
+        """(N,) bool."""
+        return np.any(list(self.repeats.values()), axis=0)
+
+    def kept(self, limits: str) -> int:
+        """Rows that all `current` or all `suggested` limits keep, together with the deduplicators."""
+        dropped = [statistic.drops(getattr(statistic, limits)) for statistic in self.statistics]
+        return int((~np.any([self.repeated, *dropped], axis=0)).sum())
+
+
+def analyze(settings: StageSettings, clip: str | None, data: Path, output_dir: Path) -> Analysis:
+    """Measure `data`; write stats.jsonl, overall.csv and suggestions.yaml into `output_dir`.
+
+    As in the filter stage, the next run goes on after a kill. Ray is not used.
+
+    Args:
+        clip: folder or hub id of the CLIP that judges captions; None for an analysis without it, unless the recipe has
+            a similarity filter of its own.
+
+    Raises:
+        InputError: a bad row, a bad recipe, an operator that fails, no image that can be read, or nothing to measure.
+            No output is then left behind, of an earlier run neither.
+    """
+    for name in (STATS, OVERALL, SUGGESTIONS, PAGE, SUMMARY):
+        (output_dir / name).unlink(missing_ok=True)
+    check_process(settings.process)
+    process = _with_needed(settings.process, clip)
+    measured = complete([step for step in process if declarations.measures_rows(_operator(step))], settings.arguments)
+    with working_folder(output_dir, fingerprint(measured, settings, data)) as working:
+        engine = Engine(measured, replace(settings, executor="default", gpus=1), working, measures=True)
+        _run(engine, clip, data)
+        join_traces(engine.folders, len(measured), working / TRACE)
+        analysis = Analysis(data, engine.rows_in, process, {name for step in settings.process for name in step})
+        stats = list(_stats_of(engine))
+        _describe(analysis, engine, stats, list(read_jsonl(working / TRACE)))
+        reason = declarations.unreadable_stat(engine.operators[0])
+        unreadable = ({"id": identifier, reason: why} for identifier, why in analysis.unreadable.items())
+        write_jsonl(output_dir / STATS, [*stats, *unreadable])
+        write_text(output_dir / OVERALL, _overall(stats, {"id", reason}, working).to_csv())
+    write_text(output_dir / SUGGESTIONS, suggested_recipe(analysis))
+    return analysis
+
+
+def _operator(step: dict) -> type[OP]:
+    return OPERATORS.modules[next(iter(step))]
+
+
+def _with_needed(process: list[dict], clip: str | None) -> list[dict]:
+    """The recipe with unreadable images taken out first, a count of repeats, and the similarity if there is a CLIP."""
+    checks = [step for step in process if declarations.unreadable_stat(_operator(step))]
+    process = (checks or [{INTEGRITY: None}])[:1] + [step for step in process if step not in checks]
+    if not any(declarations.drops_repeats(_operator(step)) for step in process):
+        process.append({DEDUPLICATOR: None})
+    if clip is not None and not any(name in SIMILARITY_FILTERS for step in process for name in step):
+        process.append({SIMILARITY: None})
+    return process
+
+
+def _run(engine: Engine, clip: str | None, data: Path) -> None:
+    try:
+        engine.run(data)
+    except InputError as error:
+        if clip is not None and clip in str(error):
+            raise InputError(f"{error} (here as model.clip_score)") from None
+        raise
+    if not engine.rows_out:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in engine.counts[1]["report"].items())
+        raise EmptyResult(
+            f"{data}: none of {engine.rows_in} images can be read ({reasons}); check that 'image_root' is the "
+            "folder that its image paths are relative to"
+        )
+
+
+def _stats_of(engine: Engine) -> Iterator[dict]:
+    """Each row's id and stats, with the ten digits that Data-Juicer's datasets, and so its own analysis, keep."""
+    codec = Json()
+    for row in output_stats(engine.folders[-1]):
+        yield codec.decode_example(codec.encode_example(row))
+
+
+def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list[dict]) -> None:
+    """Fill in what the engine has measured.
+
+    Args:
+        stats: of the rows whose image can be read.
+        trace: of the rows whose image cannot be read, and of repeats.
+    """
+    for text, images in column_values(engine.folders[-1], "text", "images"):
+        analysis.texts.append(text)
+        analysis.images.append(images)
+    reason = declarations.unreadable_stat(engine.operators[0])
+    analysis.unreadable = {row["id"]: row["stats"][reason] for row in trace if row["event"] == "dropped"}
+    _describe_operators(analysis, engine, stats, trace)
+    if not analysis.statistics:
+        raise EmptyResult(
+            "there is nothing to analyze: no filter of the recipe computes a number; name a recipe that has some "
+            "(config/recipes/baseline.yaml has), or a CLIP as model.clip_score"
+        )
+
+
+def _describe_operators(analysis: Analysis, engine: Engine, stats: list[dict], trace: list[dict]) -> None:
+    filters, number = [], 0
+    for step in analysis.process:
+        [(name, arguments)] = step.items()
+        if not declarations.measures_rows(_operator(step)):
+            analysis.not_measured[name] = EDITS_ROWS
+            continue
+        number += 1
+        if declarations.drops_repeats(_operator(step)):
+            repeated = {row["id"] for row in trace if row["event"] == "repeated" and row["step"] == number}
+            analysis.repeats[name] = np.array([row["id"] in repeated for row in stats])
+        elif not engine.counts[number]["statistics"]:
+            analysis.not_measured[name] = NO_STATISTIC
+        elif not declarations.unreadable_stat(_operator(step)):
+            filters.append((engine.operators[number - 1], arguments or {}, list(engine.counts[number]["statistics"])))
+    for operator, arguments, names in filters:
+        _describe_filter(analysis, operator, arguments, {name: [row.get(name) for row in stats] for name in names})
+
+
+def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns: dict[str, list]) -> None:
+    """Fill in the statistics that one filter has computed.
+
+    Args:
+        arguments: as the recipe states them.
+        columns: the values of all rows, by statistic.
+    """
+    stated = arguments if operator._name in analysis.recipe else None
+    for name, column in columns.items():
+        numbers = as_numbers(column)
+        if numbers is None:
+            analysis.not_measured[f"{operator._name}, {name}"] = "is not numeric"
+            continue
+        limits = limits_of(operator, arguments, name, alone=len(columns) == 1)
+        if fraction := arguments.get(FRACTION):
+            limits["min"] = share_kept(numbers[0], fraction)
+        analysis.statistics.append(suggest(Statistic(name, operator._name, *numbers, stated, limits)))
+
+
+def _overall(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame:
+    """Data-Juicer's own table: count, mean, deviation, least, percentiles, greatest of every statistic.
+
+    Args:
+        others: keys of a row that are no statistics.
+    """
+    stats = [{name: value for name, value in row.items() if name not in others} for row in stats]
+    analysis = OverallAnalysis({Fields.stats: stats, Fields.meta: [{}] * len(stats)}, str(working))
+    return analysis.analyze(percentiles=PERCENTILES, skip_export=True)
+
+
+def suggested_recipe(analysis: Analysis) -> str:
+    """The contents of suggestions.yaml."""
+    reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(analysis.unreadable.values()).items())
+    [check] = analysis.process[0]
+    drops = {check: f"drops {len(analysis.unreadable)} of {analysis.rows_in}{f': {reasons}' if reasons else ''}"}
+    drops |= {name: f"drops {int(rows.sum())}: equal to an earlier row" for name, rows in analysis.repeats.items()}
+    drops |= {name: f"not measured: {why}" for name, why in analysis.not_measured.items()}
+    head = (
+        f"Suggested by `snakemake analyze` for {analysis.data}: {analysis.rows_in} rows, "
+        f"of which {analysis.rows} can be read.\n"
+        "Counts are what each limit would drop by itself, of the rows that can be read. All together would keep "
+        f"{analysis.kept('suggested')} rows.\nLook at the examples in analysis.html before you believe a limit."
+    )
+    return recipe_text(head, analysis.process, analysis.statistics, drops)
+
+
+def summarize(analysis: Analysis, clip: str | None) -> dict:
+    """Counts that add up: rows in = unreadable + analyzed."""
+    unreadable = Counter(analysis.unreadable.values())
+    if analysis.rows_in != analysis.rows + sum(unreadable.values()):
+        raise RuntimeError(
+            f"{analysis.rows_in} rows came in, {analysis.rows} and {len(analysis.unreadable)} were accounted for"
+        )
+    return {
+        "rows_in": analysis.rows_in,
+        "unreadable_images": {reason: unreadable[reason] for reason in BadImage.REASONS},
+        "rows_analyzed": analysis.rows,
+        "repeats": {name: int(rows.sum()) for name, rows in analysis.repeats.items()},
+        "kept": {"current": analysis.kept("current"), "suggested": analysis.kept("suggested")},
+        "statistics": {statistic.name: _summarize(statistic) for statistic in analysis.statistics},
+        "not_measured": analysis.not_measured,
+        "clip": clip,
+        "data_juicer": __version__,
+        "input": {"path": str(analysis.data), "sha256": sha256_of(analysis.data)},
+    }
+
+
+def _summarize(statistic: Statistic) -> dict:
+    def limits(which: Limits) -> dict:
+        return {
+            limit.argument: {"limit": limit.written, "drops": int(limit.drops(statistic.values).sum())}
+            | ({"reason": limit.reason} if limit.reason else {})
+            for limit in which.values()
+        }
+
+    return {
+        "operator": statistic.operator,
+        "in_recipe": statistic.arguments is not None,
+        "rows": len(statistic.finite),
+        "current": limits(statistic.current),
+        "suggested": limits(statistic.suggested),
+        "remark": statistic.remark,
+    }

@@ -1,0 +1,189 @@
+"""Consecutive operators of a recipe as one Data-Juicer operator that accounts for every row.
+
+A chain works on one batch of rows after another, each operator on the rows that those before it have kept. What an
+operator drops or changes is noted beside the row, and no row is ever removed, so that a batch gives the same table
+wherever and however often it is computed: in this process, in forked ones, or in a task of Ray that is tried again.
+"""
+
+import json
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pyarrow as pa
+
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.data_juicer import OP, Fields, Mapper
+from dj2mgm.juicer.dataset import ROWS, recaption_of
+from dj2mgm.juicer.operators import declarations
+from dj2mgm.juicer.recipe import build_operator, check_ids, operator_named, row_named
+
+OUTCOMES = pa.schema(
+    [
+        *ROWS,
+        pa.field("dropped", pa.bool_()),
+        pa.field("events", pa.list_(pa.string())),  # JSON: the row's part of the trace
+        pa.field("report", pa.string()),  # JSON, in a batch's first row: each operator's counts, or the `ERROR`
+    ]
+)
+ERROR = "error"
+AS_TEXT = {"stats": Fields.stats, "meta": Fields.meta}
+COLUMNS = ("id", "text", "images", "input_row")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a recipe.
+
+    Args:
+        number: its place in the recipe, from 1.
+        spec: {operator: {argument: value}}.
+        measures: it only measures rows here, and drops or edits none.
+    """
+
+    number: int
+    spec: dict
+    measures: bool = False
+
+    @property
+    def name(self) -> str:
+        return next(iter(self.spec))
+
+
+class Chain(Mapper):
+    """Runs the operators of its steps on batches with the columns `ROWS`; returns tables with those of `OUTCOMES`."""
+
+    _name = "chain"
+    _batched_op = True
+
+    def __init__(self, steps: list[Step], working: Path, *args, **kwargs):
+        """
+        Raises:
+            InputError: names the operator that cannot be built and why.
+        """
+        super().__init__(*args, auto_op_parallelism=False, batch_size=None, **kwargs)
+        self.steps = [(step, build_operator(step.spec, working)) for step in steps]
+        operators = [operator for _, operator in self.steps]
+        self.accelerator = "cuda" if any(operator.use_cuda() for operator in operators) else "cpu"
+        self.unforkable = self.use_cuda() or any(map(declarations.is_unforkable, operators))
+        # an actor loads a model once, a task whenever it lands in a new process
+        self.ray_execution_mode = "actor" if any(map(declarations.holds_model, operators)) else "task"
+
+    def process_batched(self, samples: dict, rank: int | None = None) -> pa.Table:
+        batch = Batch(samples)
+        try:
+            for step, operator in self.steps:
+                batch.apply(step, operator, {"rank": rank} if operator.use_cuda() else {})
+        except InputError as error:  # handed over as an outcome: Ray would wrap it, log it and try again
+            return batch.failed(error)
+        return batch.outcomes()
+
+    def close(self) -> None:
+        """Close the files that operators keep open."""
+        for _, operator in self.steps:
+            declarations.close(operator)
+
+
+class Batch:
+    """Rows on their way through a chain."""
+
+    def __init__(self, samples: dict):
+        self.order: list[str] = samples["id"]
+        self.live = {key: samples[key] for key in COLUMNS}  # columns of the rows that no operator has dropped
+        self.live |= {key: [json.loads(text) for text in samples[name]] for name, key in AS_TEXT.items()}
+        others = [json.loads(text) for text in samples["others"]]
+        self.live |= {key: [row[key] for row in others] for key in (others[0] if others else ())}
+        self.dropped: dict[str, dict] = {}  # by id: the rows when they were dropped
+        self.events: dict[str, list[dict]] = {}  # by id
+        self.reports: dict[int, dict] = {}  # by the step's number
+
+    def apply(self, step: Step, operator: OP, arguments: dict) -> None:
+        started = perf_counter()
+        size = operator.batch_size if operator.is_batched_op() else 1  # as Data-Juicer does it
+        known = self._statistics()
+        results = []
+        for start in range(0, len(self.live["id"]), size):
+            part = {key: values[start : start + size] for key, values in self.live.items()}
+            with operator_named(operator._name):
+                results.append(self._apply(step, operator, part, arguments))
+        if results:
+            self.live = {key: [value for part in results for value in part[key]] for key in results[0]}
+        self.reports[step.number] = {
+            "seconds": perf_counter() - started,
+            "statistics": {name: len(self.live["id"]) for name in self._statistics() if name not in known},
+            "report": declarations.take_report(operator),
+        }
+
+    def _statistics(self) -> list[str]:
+        """Every row has all: filters write one even where there is nothing to measure."""
+        return list(self.live[Fields.stats][0]) if self.live[Fields.stats] else []
+
+    def _apply(self, step: Step, operator: OP, before: dict, arguments: dict) -> dict:
+        """The columns of the rows that the operator keeps of a part of the batch, as it leaves them."""
+        method = getattr(operator, declarations.batch_method(operator, step.measures))
+        columns = {key: list(values) for key, values in before.items()}
+        after = dict(row_named(operator._name, method)(columns, **arguments))
+        check_ids(operator._name, set(before["id"]), after)
+        decide = declarations.decision_of(operator)
+        if decide and not step.measures:
+            before, kept = after, [bool(keep) for keep in decide(after)]
+            if not all(kept):
+                after = {key: list(compress(values, kept)) for key, values in after.items()}
+        if len(after["id"]) < len(before["id"]):
+            self._note_dropped(step, before, set(after["id"]))
+        if after["text"] != before["text"]:
+            self._note_changes(step, before, after)
+        return after
+
+    def _note_dropped(self, step: Step, before: dict, kept: set[str]) -> None:
+        for place, identifier in enumerate(before["id"]):
+            if identifier not in kept:
+                row = self.dropped[identifier] = {key: values[place] for key, values in before.items()}
+                event = {"id": identifier, "event": "dropped", "step": step.number, "operator": step.name}
+                self._note(event | {"stats": row[Fields.stats]} | recaption_of(row[Fields.meta]))
+
+    def _note_changes(self, step: Step, before: dict, after: dict) -> None:
+        texts = dict(zip(before["id"], before["text"], strict=True))
+        for identifier, text in zip(after["id"], after["text"], strict=True):
+            if text != (original := texts[identifier]):
+                change = {"id": identifier, "event": "changed", "text_before": original, "text_after": text}
+                self._note(change | {"step": step.number, "operator": step.name})
+
+    def _note(self, event: dict) -> None:
+        self.events.setdefault(event["id"], []).append(event)
+
+    def failed(self, error: InputError) -> pa.Table:
+        """One row with the error."""
+        columns = {name: [None] for name in OUTCOMES.names}
+        return pa.table(columns | {"report": [_dump({ERROR: str(error)})]}, schema=OUTCOMES)
+
+    def outcomes(self) -> pa.Table:
+        """All rows of the batch in their order."""
+        places = {identifier: place for place, identifier in enumerate(self.live["id"])}
+        columns: dict[str, list] = {name: [] for name in OUTCOMES.names}
+        for identifier in self.order:
+            place = places.get(identifier)
+            live = place is not None
+            row = {key: values[place] for key, values in self.live.items()} if live else self.dropped[identifier]
+            for name in COLUMNS:
+                columns[name].append(row[name])
+            for name, key in AS_TEXT.items():
+                columns[name].append(_dump(row[key]))
+            others = {key: value for key, value in row.items() if key not in (*COLUMNS, *AS_TEXT.values())}
+            columns["others"].append(_dump(others))
+            columns["dropped"].append(not live)
+            columns["events"].append([_dump(event) for event in self.events.get(identifier, ())])
+            columns["report"].append("" if columns["report"] else _dump(self.reports))
+        return pa.table(columns, schema=OUTCOMES)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise InputError(f"an operator leaves a value of type {type(value).__name__}, which no file of this stage can hold")

@@ -1,0 +1,130 @@
+"""Where a chain of operators runs: in processes of this machine, or on Ray, here or on a cluster.
+
+Both give the same outcomes in the same order and are never more than a few batches ahead of who takes them.
+"""
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.chain import Chain
+from dj2mgm.juicer.data_juicer import MissingPackage, ray_dataset_class
+from dj2mgm.juicer.dataset import batch_places, batches, read_batch
+from dj2mgm.juicer.recipe import missing_package
+from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.streaming import map_in_order
+
+OBJECT_STORE = 256 * 2**20  # bytes; batches on their way, some hundred KB each
+SCRIPTS = Path(__file__).resolve().parents[2]
+Run = Callable[[Chain, list[Path]], Iterator[pa.Table]]  # outcomes of the partitions' rows, in their order
+
+
+@contextmanager
+def executor_of(settings: StageSettings, working: Path) -> Iterator[Run]:
+    """The executor that the recipe names; Ray, where operators are to share several GPUs."""
+    if settings.on_ray:
+        with ray_cluster(settings, working) as run:
+            yield run
+    else:
+        yield lambda chain, partitions: run_locally(chain, partitions, settings.processes)
+
+
+def run_locally(chain: Chain, partitions: list[Path], processes: int) -> Iterator[pa.Table]:
+    tables = (table for partition in partitions for table in batches(partition))
+    return map_in_order(chain.process, tables, 1 if chain.unforkable else processes)
+
+
+@contextmanager
+def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
+    """Data-Juicer's Ray executor on the cluster at `ray_address`, or on one of this machine's own, of `processes` cores
+    or `gpus`, whichever are more.
+
+    A cluster's nodes must see this project, its environment and the data at the same paths.
+
+    Raises:
+        InputError: Ray is not installed, or there is no cluster at the address.
+    """
+    try:
+        import ray.data
+    except ModuleNotFoundError:
+        raise missing_package("of the executor ray", MissingPackage("ray")) from None
+    for name in ("ray", "ray.data"):  # once imported: importing it sets them
+        logging.getLogger(name).setLevel(logging.ERROR)
+    environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # the latter tells Data-Juicer where it runs
+    environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
+    own = {} if settings.ray_address else _own_cluster(max(settings.processes, settings.gpus), working)
+    try:
+        _check_reachable(settings.ray_address or "")
+        ray.init(
+            address=settings.ray_address or "local",
+            runtime_env={"env_vars": environment},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **own,
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"recipe.ray_address: no Ray cluster at {settings.ray_address!r} ({error}); start one (ray start --head), "
+            "or leave the key out for one of this machine's own"
+        ) from None
+    try:
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        yield _run_on_ray
+    finally:
+        ray.shutdown()
+        if own:
+            shutil.rmtree(own["_temp_dir"], ignore_errors=True)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError or ValueError where nothing listens at a host:port; Ray would try for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if host:
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _own_cluster(cores: int, working: Path) -> dict:
+    # of its agents, which outlive a killed stage for so long and keep its log open
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    return {
+        "num_cpus": cores,
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE,
+        "object_spilling_directory": str(working),
+        "_temp_dir": tempfile.mkdtemp(prefix="ray-"),  # sockets, whose paths must be short
+    }
+
+
+def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
+    import ray
+
+    places = [place for partition in partitions for place in batch_places(partition)]
+    if not places:
+        return
+    reading = {}
+    if chain.use_ray_actor():
+        resources = ray.cluster_resources()
+        chain.num_proc, chain.num_gpus = int(resources["CPU"]), None  # an actor takes a core,
+        if chain.use_cuda():  # and here a GPU
+            chain.num_proc, chain.num_gpus = min(chain.num_proc, int(resources["GPU"])), 1
+        reading["num_cpus"] = 0  # the actors may hold all
+    items = [{"path": path, "number": number} for path, number in places]
+    rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(_read, batch_size=1, **reading)
+    dataset = ray_dataset_class()(rows, auto_op_parallelism=False)
+    yield from dataset.process([chain]).data.iter_batches(batch_size=None, batch_format="pyarrow")
+
+
+def _read(places: dict) -> pa.Table:
+    [path], [number] = places["path"], places["number"]
+    return read_batch(str(path), int(number))

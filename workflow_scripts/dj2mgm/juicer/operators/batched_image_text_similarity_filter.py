@@ -1,0 +1,165 @@
+"""Data-Juicer's `image_text_similarity_filter`, many rows at a time.
+
+Same arguments, same stat, same values (within 1e-3); the recipe needs only another operator name:
+
+    process:
+      - batched_image_text_similarity_filter: {hf_clip: openai/clip-vit-base-patch32, min_score: 0.28}
+
+Instead of `min_score`, `keep_fraction` says what share of the rows, most similar first, sets the limit.
+
+It differs from Data-Juicer's own in that
+- weights are read from safetensors and computed in float32, whatever the checkpoint's type; remote code is never run;
+- it takes models of the type `clip` only;
+- it opens images as the rest of this workflow does: not turned as EXIF says, and 16 bits scaled to 8;
+- it does not share decoded images with other operators (`op_fusion` leaves it alone).
+
+As in all of Data-Juicer's filters, a stat that a row already has is kept: a second similarity filter in a recipe judges
+by the scores of the first, even when it names another CLIP.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from data_juicer.ops.base_op import OPERATORS
+from data_juicer.utils.constant import Fields, StatsKeys
+from data_juicer.utils.mm_utils import SpecialTokens, load_mm_bytes_from_sample, remove_special_tokens
+from data_juicer.utils.model_utils import get_model
+from PIL import Image, ImageOps
+
+from dj2mgm.data.images import load_image
+
+from .keep_fraction import FractionFilter, check_fraction
+
+NAME = "batched_image_text_similarity_filter"
+ORIGINAL = "original_image_text_similarity"  # stat: that of the caption a row came with
+REDUCE = {"avg": np.mean, "max": np.max, "min": np.min}
+COMBINE = {"any": any, "all": all}
+
+
+def load_clip(hf_clip: str, device: str):
+    from .models.clip_similarity import ClipSimilarity  # torch and transformers: only when a recipe uses the operator
+
+    return ClipSimilarity(hf_clip, device)
+
+
+def text_chunks(text: str) -> Iterator[tuple[str, slice]]:
+    """Each chunk of the text that has image tokens, without its special tokens, and the places of its images."""
+    start = 0
+    for chunk in text.split(SpecialTokens.eoc):
+        count = chunk.count(SpecialTokens.image)
+        if count:
+            yield remove_special_tokens(chunk), slice(start, start + count)
+        start += count
+
+
+@OPERATORS.register_module(NAME)
+class BatchedImageTextSimilarityFilter(FractionFilter):
+    """Keeps rows whose image-text similarity under a CLIP lies in a range; scores whole batches.
+
+    The stat `image_text_similarity` holds one score for each chunk of the text that has images, its images' scores
+    reduced to one; a row without images has none and is kept.
+    """
+
+    _accelerator = "cuda"
+    _batched_op = True
+    limit = "min_score"
+
+    def __init__(
+        self,
+        hf_clip: str = "openai/clip-vit-base-patch32",
+        min_score: float = 0.1,
+        max_score: float = 1.0,
+        horizontal_flip: bool = False,
+        vertical_flip: bool = False,
+        any_or_all: str = "any",
+        reduce_mode: str = "avg",
+        keep_fraction: float | None = None,
+        batch_size: int = 128,
+        *args,
+        **kwargs,
+    ):
+        """
+        Initialization method.
+
+        :param hf_clip: folder or hub id of a CLIP with safetensors weights.
+        :param min_score: lowest similarity to keep.
+        :param max_score: highest similarity to keep.
+        :param horizontal_flip: mirror images left to right before scoring.
+        :param vertical_flip: mirror images top to bottom before scoring.
+        :param any_or_all: keep a row if 'any' or only if 'all' of its chunks lie in the range.
+        :param reduce_mode: 'avg', 'max' or 'min' of the scores of a chunk with several images.
+        :param keep_fraction: instead of `min_score`: the limit is what this share of the rows, most similar first,
+            reaches with the captions they came with. Rewritten captions must reach it too.
+        :param batch_size: rows scored together. Memory grows with it, scores do not depend on it.
+        """
+        kwargs["memory"] = kwargs.get("memory") or "1500MB"  # as the original: limits processes in a plain run
+        super().__init__(*args, batch_size=batch_size, **kwargs)
+        if reduce_mode not in REDUCE:
+            raise ValueError(f"reduce_mode must be one of {', '.join(REDUCE)}; found {reduce_mode!r}")
+        if any_or_all not in COMBINE:
+            raise ValueError(f"any_or_all must be one of {', '.join(COMBINE)}; found {any_or_all!r}")
+        check_fraction(keep_fraction)
+        self.keep_fraction = keep_fraction
+        self.hf_clip = hf_clip  # part of the operator's fingerprint, which leaves out `model_key`
+        self.min_score = min_score
+        self.max_score = max_score
+        self.horizontal_flip = horizontal_flip
+        self.vertical_flip = vertical_flip
+        self.any_or_all = any_or_all
+        self.reduce_mode = reduce_mode
+        self.model_key = partial(load_clip, hf_clip)
+
+    def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Score the rows that have no score yet.
+
+        Raises:
+            InputError: the CLIP cannot be loaded.
+            ValueError: a text has more image tokens than its row has images.
+        """
+        scores = {
+            row: [] for row, stats in enumerate(samples[Fields.stats]) if StatsKeys.image_text_similarity not in stats
+        }
+        chunks = [(row, text, images) for row in scores for text, images in self._chunks(samples, row)]
+        if chunks:
+            similarity = get_model(self.model_key, rank, self.use_cuda())
+            texts = [text for _, text, images in chunks for _ in images]
+            values = similarity(texts, [image for *_, images in chunks for image in images], self._load)
+            ends = np.cumsum([len(images) for *_, images in chunks])
+            for (row, *_), chunk in zip(chunks, np.split(values, ends[:-1]), strict=True):
+                scores[row].append(float(REDUCE[self.reduce_mode](chunk)))
+        for row, values in scores.items():
+            samples[Fields.stats][row][StatsKeys.image_text_similarity] = np.array(values, dtype=np.float64)
+        return samples
+
+    @staticmethod
+    def scores_of(stats: dict) -> list[float]:
+        """What a row adds to the scores that `keep_fraction` is a share of."""
+        return stats.get(ORIGINAL) or stats[StatsKeys.image_text_similarity]
+
+    def process_single(self, sample: dict) -> bool:
+        scores = sample[Fields.stats][StatsKeys.image_text_similarity]
+        kept = [self.get_keep_boolean(score, self.min_score, self.max_score) for score in scores]
+        return not kept or COMBINE[self.any_or_all](kept)
+
+    def _chunks(self, samples: dict, row: int) -> Iterator[tuple[str, list[str | bytes]]]:
+        """The row's chunks: text, and each image as its encoded bytes where the row has them, else its path."""
+        paths = samples[self.image_key][row] if self.image_key in samples else None
+        if not paths:
+            return
+        images = [
+            load_mm_bytes_from_sample(samples, place, self.image_bytes_key, row) or path
+            for place, path in enumerate(paths)
+        ]
+        for text, places in text_chunks(samples[self.text_key][row]):
+            if not images[places]:
+                raise ValueError(f"the text has {places.stop} or more image tokens but the row {len(images)} images")
+            yield text, images[places]
+
+    def _load(self, image: str | bytes) -> Image.Image:
+        image = load_image(image)
+        if self.horizontal_flip:
+            image = ImageOps.mirror(image)
+        if self.vertical_flip:
+            image = ImageOps.flip(image)
+        return image

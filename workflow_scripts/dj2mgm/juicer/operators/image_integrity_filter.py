@@ -1,0 +1,59 @@
+"""Drops rows whose image is missing, outside the image folder, empty or undecodable, and says which it was.
+
+Goes first in a recipe: Data-Juicer's own image operators raise on such rows instead of dropping them.
+"""
+
+from collections import Counter
+
+from data_juicer.ops.base_op import OPERATORS, Filter
+from data_juicer.utils.constant import Fields
+
+from dj2mgm.data.images import BadImage, load_image, locate_image
+
+from .declarations import merge_reports
+
+NAME = "image_integrity_filter"
+STAT = "image_integrity"
+OK = "ok"
+
+
+def image_integrity(images: list[str], image_root: str) -> str:
+    """`ok`, or the reason (one of `BadImage.REASONS`) of the first image that cannot be used."""
+    try:
+        for image in images:
+            load_image(locate_image(image_root, image))
+    except BadImage as error:
+        return error.reason
+    return OK
+
+
+@OPERATORS.register_module(NAME)
+class ImageIntegrityFilter(Filter):
+    """Keeps rows whose images all lie inside `image_root` and decode completely.
+
+    The stat `image_integrity` is `ok`, `missing`, `outside`, `empty` or `undecodable`.
+    """
+
+    _batched_op = True
+    unreadable_stat = STAT
+    report_key = "broken_images"
+
+    def __init__(self, image_root: str = "/", *args, **kwargs):
+        """
+        Initialization method.
+
+        :param image_root: folder that no image may lie outside of; the default allows every place.
+        """
+        super().__init__(*args, **kwargs)
+        self.image_root = image_root
+        self.report: dict[str, int] = {}  # rows dropped, by reason
+
+    def compute_stats_batched(self, samples: dict) -> dict:
+        for images, stats in zip(samples[self.image_key], samples[Fields.stats], strict=True):
+            stats[STAT] = image_integrity(images or [], self.image_root)
+        return samples
+
+    def process_batched(self, samples: dict) -> list[bool]:
+        reasons = [stats[STAT] for stats in samples[Fields.stats]]
+        self.report = merge_reports(self.report, Counter(reason for reason in reasons if reason != OK))
+        return [reason == OK for reason in reasons]

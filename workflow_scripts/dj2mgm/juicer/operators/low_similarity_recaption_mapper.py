@@ -1,0 +1,270 @@
+"""Writes new captions where CLIP says that the old ones do not fit their image.
+
+    process:
+      - low_similarity_recaption_mapper:
+          hf_clip: openai/clip-vit-base-patch32
+          keep_fraction: 0.5
+          captioner: {image_captioning_mapper: {hf_img2seq: Salesforce/blip2-opt-2.7b, keep_original_sample: false}}
+      - batched_image_text_similarity_filter: {keep_fraction: 0.5}
+
+Rows below the limit get the caption that the two models together find most likely; whether it is good enough is left to
+filters further down, which see the new caption's similarity and log-likelihood as stats. Rows above are not touched.
+"""
+
+from collections import Counter
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+from data_juicer.ops import load_ops
+from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OP, OPERATORS, UNFORKABLE, Mapper
+from data_juicer.utils.constant import Fields, StatsKeys
+from data_juicer.utils.mm_utils import remove_special_tokens
+from datasets.fingerprint import generate_random_fingerprint
+
+from dj2mgm.data.formats import text_of
+from dj2mgm.files import sha256_of
+from dj2mgm.messages import Progress
+
+from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
+from .batched_image_text_similarity_filter import ORIGINAL
+from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
+from .declarations import merge_reports
+from .keep_fraction import check_fraction, set_limit
+from .models.caption_store import CaptionStore
+from .models.captioner import Captioner, Captions, problem_of
+from .recaption import RECORD, Recaption, judge_captioner, whole_report, with_record
+
+NAME = "low_similarity_recaption_mapper"
+LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
+
+
+@OPERATORS.register_module(NAME)
+@UNFORKABLE.register_module(NAME)
+class LowSimilarityRecaptionMapper(Mapper):
+    """Recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
+
+    Of a captioner's usable candidates the one with the highest `log-likelihood + CLIP's logit` is taken: the most
+    likely one under the product of both models' opinions; where the captioner tells no log-likelihoods, the most
+    similar one.
+
+    Stats: `image_text_similarity` of the text that the row now has, `original_image_text_similarity` of the text it
+    came with, and `caption_log_likelihood`, which is empty where the caption is not the captioner's. Meta: `recaption`,
+    the record of what was replaced, for rows below the limit.
+    """
+
+    _accelerator = "cuda"
+    _batched_op = True
+    limit = "min_similarity"
+    needs_all_rows = False
+    report_key = RECORD
+
+    def __init__(
+        self,
+        hf_clip: str = "openai/clip-vit-base-patch32",
+        min_similarity: float | None = None,
+        keep_fraction: float | None = None,
+        captioner: dict | None = None,
+        max_caption_length: int = 500,
+        seed: int = 0,
+        captions_folder: str | None = None,
+        writer: str = "captions",
+        batch_size: int = 128,
+        *args,
+        **kwargs,
+    ):
+        """
+        Initialization method.
+
+        :param hf_clip: folder or hub id of a CLIP with safetensors weights.
+        :param min_similarity: rows below it are recaptioned.
+        :param keep_fraction: instead of `min_similarity`: the share of rows, most similar first, that keep their
+            caption (ties with the last of them too).
+        :param captioner: the operator that captions, as in a recipe: {operator: {argument: value}}.
+        :param max_caption_length: captions with more characters are not used.
+        :param seed: of a captioner that draws at random.
+        :param captions_folder: where captions are kept for other runs; None: nowhere.
+        :param writer: name of this run's file in that folder; no other run that is going on may have it.
+        :param batch_size: rows scored together; the captioner has a batch size of its own.
+        """
+        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)  # more fill the captioner's batches better
+        if (min_similarity is None) == (keep_fraction is None):
+            raise ValueError("exactly one of min_similarity and keep_fraction must be given")
+        check_fraction(keep_fraction)
+        if not isinstance(captioner, dict) or len(captioner) != 1:
+            raise ValueError(f"captioner must be one operator, {{name: {{argument: value}}}}; found {captioner!r}")
+        self.min_similarity = min_similarity
+        self.keep_fraction = keep_fraction
+        self.max_caption_length = max_caption_length
+        self.captions_folder = captions_folder
+        self.writer = writer
+        self.captioner = Captioner(captioner, seed)
+        settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
+        [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
+        self.report: dict = {}
+
+    def measure(self, samples: dict, rank: int | None = None) -> dict:
+        """The samples with their similarities, scored a few at a time."""
+        samples = dict(samples)
+        if Fields.stats not in samples:
+            samples[Fields.stats] = [{} for _ in samples[self.text_key]]
+        size = self.similarity.batch_size
+        for start in range(0, len(samples[self.text_key]), size):
+            part = {key: values[start : start + size] for key, values in samples.items()}
+            samples[Fields.stats][start : start + size] = self.similarity.compute_stats(part, rank=rank)[Fields.stats]
+        return samples
+
+    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Score, caption and choose, below `min_similarity`; `report` counts the captions."""
+        return self._recaption(self.measure(samples, rank))
+
+    def run(self, dataset, *, exporter=None, tracer=None):
+        """As `Mapper.run`, with the limit set after scoring where `keep_fraction` asks for it.
+
+        Raises:
+            InputError: no caption of any row can be used.
+        """
+        self.report = {}
+        scored = OP.run(self, dataset).map(self.measure, batch_size=self.batch_size, desc=f"{NAME}_measure")
+        if self.keep_fraction is not None:
+            set_limit(self, scored[Fields.stats])
+        replaced = scored.map(
+            self._recaption,
+            batched=True,
+            batch_size=self.batch_size,
+            features=with_record(scored.features),
+            new_fingerprint=generate_random_fingerprint(),  # instead of hashing all captions
+            desc=f"{NAME}_replace",
+        )
+        self.close()
+        self.report = self.judge_report(self.report)
+        return replaced
+
+    def close(self) -> None:
+        """Close this run's file of captions."""
+        if "_store" in self.__dict__:
+            self.__dict__.pop("_store").close()
+
+    def judge_report(self, report: dict) -> dict:
+        """The counts of all rows, whole.
+
+        Raises:
+            InputError: no caption of any row can be used.
+        """
+        judged = whole_report(report, self.min_similarity)
+        judge_captioner(self.captioner.name, judged, report.get("example", ""), self.max_caption_length)
+        return judged
+
+    @staticmethod
+    def scores_of(stats: dict) -> list[float]:
+        """What a row adds to the scores that `keep_fraction` is a share of."""
+        score = _only(stats[StatsKeys.image_text_similarity])
+        return [] if score is None else [score]
+
+    def _recaption(self, samples: dict) -> dict:
+        samples = dict(samples)
+        low = [row for row in range(len(samples[self.text_key])) if self._is_low(samples, row)]
+        images = [samples[self.image_key][row][0] for row in low]
+        captions, captioned = self._caption(images)
+        originals = [
+            (remove_special_tokens(samples[self.text_key][row]), self.scores_of(samples[Fields.stats][row])[0])
+            for row in low
+        ]
+        records = self._choose(originals, images, captions)
+        self._add_to_report(captioned, captions, records)
+        return self._replace(samples, dict(zip(low, records, strict=True)))
+
+    def _is_low(self, samples: dict, row: int) -> bool:
+        images, scores = samples[self.image_key][row], self.scores_of(samples[Fields.stats][row])
+        return bool(images) and len(images) == 1 and bool(scores) and scores[0] < self.min_similarity
+
+    def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
+        """Each image's captions, and for how many of the images they were not known before."""
+        hashes = [sha256_of(image) for image in images]
+        known = self._store.get(hashes)
+        waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in known}
+        new = sum(hashed in waiting for hashed in hashes)
+        progress = Progress(f"captions by {self.captioner.name}", len(waiting))
+        names, size = list(waiting), self.captioner.batch_size
+        for start in range(0, len(names), size):
+            batch = names[start : start + size]
+            captions = dict(zip(batch, self.captioner([waiting[name] for name in batch], batch), strict=True))
+            self._store.add(captions)
+            known |= captions
+            progress.add(len(batch))
+        return [known[hashed] for hashed in hashes], new
+
+    @cached_property
+    def _store(self) -> CaptionStore:
+        """Opened by the process that captions, when it first does."""
+        folder = Path(self.captions_folder) if self.captions_folder else None
+        return CaptionStore(folder, self.captioner.fingerprint() if folder else "", self.writer)
+
+    def _choose(
+        self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
+    ) -> list[Recaption]:
+        """For each row (its caption and similarity, its image) the record of the best usable caption."""
+        problems = [[problem_of(text, self.max_caption_length) for text in each.candidates] for each in captions]
+        pairs = [
+            (text, image)
+            for each, bad, image in zip(captions, problems, images, strict=True)
+            for text, problem in zip(each.candidates, bad, strict=True)
+            if not problem
+        ]
+        similarities = iter(self._similarities(pairs))
+        records = []
+        for (original, score), each, bad in zip(originals, captions, problems, strict=True):
+            usable = [place for place, problem in enumerate(bad) if not problem]
+            if not usable:
+                records.append(Recaption(original, score, problem=bad[0]))
+                continue
+            values = {place: next(similarities) for place in usable}
+            likelihoods = each.log_likelihoods or [0.0] * len(bad)
+            best = max(usable, key=lambda place: LOGIT * values[place] + likelihoods[place])
+            likelihood = each.log_likelihoods and each.log_likelihoods[best]
+            records.append(Recaption(original, score, each.candidates[best], values[best], likelihood))
+        return records
+
+    def _similarities(self, pairs: list[tuple[str, str]]) -> list[float]:
+        """CLIP's similarity of each (caption, image), as Data-Juicer's filter defines it."""
+        similarities = []
+        size = 4 * self.similarity.batch_size  # an image comes with several captions, and is encoded once
+        for start in range(0, len(pairs), size):
+            texts, images = zip(*pairs[start : start + size], strict=True)
+            samples = {
+                self.text_key: [text_of(text) for text in texts],
+                self.image_key: [[image] for image in images],
+                Fields.stats: [{} for _ in texts],
+            }
+            scored = self.similarity.compute_stats(samples)[Fields.stats]
+            similarities += [_only(stats[StatsKeys.image_text_similarity]) for stats in scored]
+        return similarities
+
+    def _add_to_report(self, captioned: int, captions: list[Captions], records: list[Recaption]) -> None:
+        problems = Counter(record.problem for record in records if record.problem)
+        texts = (text for each in captions for text in each.candidates)
+        counts = {"below": len(records), "captioned": captioned, "cached": len(records) - captioned}
+        example = next((text for text in texts if problem_of(text, self.max_caption_length)), "")
+        self.report = merge_reports(self.report, counts | {"unusable": problems, "example": example})
+
+    def _replace(self, samples: dict, records: dict[int, Recaption]) -> dict:
+        """The samples with the records' captions and stats; `records` by row."""
+        metas = samples.get(Fields.meta) or [{} for _ in samples[self.text_key]]
+        samples[Fields.meta] = metas = list(metas)
+        samples[self.text_key] = list(samples[self.text_key])
+        for row, stats in enumerate(samples[Fields.stats]):
+            record = records.get(row)
+            stats[LOG_LIKELIHOOD] = []
+            stats[ORIGINAL] = list(stats[StatsKeys.image_text_similarity])
+            if record and record.caption is not None:
+                samples[self.text_key][row] = text_of(record.caption)
+                stats[StatsKeys.image_text_similarity] = [record.similarity]
+                if record.log_likelihood is not None:
+                    stats[LOG_LIKELIHOOD] = [record.log_likelihood]
+            metas[row] = dict(metas[row] or {}) | {RECORD: asdict(record) if record else None}
+        return samples
+
+
+def _only(scores: list[float]) -> float | None:
+    """The score of a text with one chunk that has images; None for other texts."""
+    return float(scores[0]) if len(scores) == 1 else None

@@ -1,0 +1,104 @@
+"""Replaces each text by what a trained MGM says about the row's image.
+
+    process:
+      - mgm_captioning_mapper: {base_model: results/models/tiny/mgm, stage: results/baseline/pretrain}
+
+The model is asked as in its stage 1: with `template: plain`, the image alone. All captions of beam search are kept
+in the row's meta, most likely per token first, with their log-likelihoods; the first of them becomes the text.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from data_juicer.ops.base_op import OPERATORS, TAGGING_OPS, UNFORKABLE, Mapper
+from data_juicer.utils.constant import Fields
+from data_juicer.utils.model_utils import get_model
+
+from dj2mgm.data.formats import text_of
+
+from .declarations import weight_files
+from .models.captioner import CANDIDATES, LOG_LIKELIHOODS
+
+NAME = "mgm_captioning_mapper"
+
+
+def load_generator(base_model: str, stage: str, device: str):
+    from dj2mgm.mgm.generation import Generator  # torch and transformers: only when a recipe uses the operator
+
+    return Generator(Path(base_model), Path(stage), device)
+
+
+@OPERATORS.register_module(NAME)
+@TAGGING_OPS.register_module(NAME)
+@UNFORKABLE.register_module(NAME)
+class MGMCaptioningMapper(Mapper):
+    """Captions rows that have exactly one image, by beam search; leaves other rows as they are.
+
+    Sets `text` (image token, caption, end-of-chunk token), and in the meta `caption_candidates` (strings) and
+    `caption_log_likelihoods` (nats, of a caption's tokens and the one that ends it).
+    """
+
+    _accelerator = "cuda"
+    _batched_op = True
+    draws_at_random = False
+
+    def __init__(
+        self,
+        base_model: str,
+        stage: str,
+        template: str | dict = "plain",
+        question: str = "",
+        num_beams: int = 4,
+        batch_size: int = 64,
+        max_new_tokens: int = 40,
+        *args,
+        **kwargs,
+    ):
+        """
+        Initialization method.
+
+        :param base_model: folder of the assembled model.
+        :param stage: output folder of `pretrain` or `finetune`.
+        :param template: chat format of the stage: a name in config/chat_templates, or the content of its file.
+        :param question: what is asked; `plain` asks nothing.
+        :param num_beams: beams, and captions found for each image.
+        :param batch_size: images captioned together.
+        :param max_new_tokens: where a caption is cut.
+        """
+        super().__init__(*args, batch_size=batch_size, **kwargs)
+        self.base_model = base_model
+        self.stage = stage
+        self.template = template
+        self.question = question
+        self.num_beams = num_beams
+        self.max_new_tokens = max_new_tokens
+        self.model_key = partial(load_generator, base_model, stage)
+
+    @staticmethod
+    def model_files(arguments: dict) -> list[Path]:
+        """What the captions depend on; a stage's folder holds records and checkpoints too."""
+        base, stage = (Path(arguments.get(name, "")) for name in ("base_model", "stage"))
+        projector = [file for file in [stage / "projector.safetensors"] if file.is_file()]
+        return [*weight_files(base), *projector, *weight_files(stage / "adapter")]
+
+    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
+        rows = [row for row, images in enumerate(samples[self.image_key]) if images and len(images) == 1]
+        generator = get_model(self.model_key, rank, self.use_cuda())
+        answers = generator.candidates(
+            [samples[self.image_key][row][0] for row in rows],
+            question=self.question,
+            template=self.template,
+            num_beams=self.num_beams,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=self.batch_size,
+        )
+        captions: list[list[tuple[str, float]]] = [[] for _ in samples[self.text_key]]
+        for row, candidates in zip(rows, answers, strict=True):
+            captions[row] = candidates
+            samples[self.text_key][row] = text_of(candidates[0][0])
+        for meta, candidates in zip(samples[Fields.meta], captions, strict=True):
+            # typed, so that a batch without any has the columns' types all the same
+            meta[CANDIDATES] = np.array([caption for caption, _ in candidates], dtype=np.str_)
+            meta[LOG_LIKELIHOODS] = np.array([value for _, value in candidates], dtype=np.float64)
+        return samples

@@ -1,0 +1,1 @@
+"""Models that operators use, and files of what the models answered."""

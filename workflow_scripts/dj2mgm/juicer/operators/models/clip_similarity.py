@@ -1,0 +1,186 @@
+"""CLIP similarities of many image-text pairs at once; equal texts and equal images are computed once.
+
+Imports torch and transformers; an operator imports it when it first needs the model.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from data_juicer.utils.model_utils import check_model_home
+from PIL import Image
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
+
+from dj2mgm.errors import InputError
+
+RGB_LEVELS = 256
+# each part of a model's folder: the files of which it needs all, the usual ones first
+PARTS = {
+    "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
+    "config": (("config.json",),),
+    "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt")),
+    "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
+}
+SIMILAR_LENGTH = 1.25  # the longest text of a forward pass over its shortest
+
+
+class ClipSimilarity:
+    """A CLIP on one device, in float32, with its own processor."""
+
+    def __init__(self, clip: str, device: str):
+        """`clip` is a `save_pretrained` folder or a hub id with safetensors weights; remote code is never run.
+
+        Raises:
+            InputError: it cannot be loaded as a CLIP model.
+        """
+        clip = check_model_home(clip)
+        missing = missing_parts(Path(clip)) if os.path.isdir(clip) else []
+        try:
+            if "config" not in missing:
+                architecture = AutoConfig.from_pretrained(clip, trust_remote_code=False).model_type
+                if architecture != "clip":
+                    raise ValueError(f"it is a model of type {architecture!r}")
+            if missing:
+                raise InputError(
+                    f"CLIP folder {clip} has no {' and no '.join(map(_with_file, missing))}; "
+                    "save the whole model and its processor there, with save_pretrained"
+                )
+            processor = AutoProcessor.from_pretrained(clip, trust_remote_code=False)
+            model = CLIPModel.from_pretrained(clip, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
+        except (OSError, ValueError, SafetensorError) as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"hf_clip {clip!r} is no folder and no hub id of a CLIP model with safetensors weights ({first_line}); "
+                "name one in the recipe"
+            ) from None
+        self.device = torch.device(device)
+        self.model = model.to(self.device).eval()
+        self.tokenizer = processor.tokenizer
+        self.pixels = PixelBatches(processor.image_processor, self.device)
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[str], images: Sequence, load: Callable[..., Image.Image]) -> np.ndarray:
+        """Similarity of text i and image i, as Data-Juicer's own filter defines it: logit / 100.
+
+        Args:
+            texts: N texts; those beyond the text tower's limit are cut and keep their end token.
+            images: N hashable names of images.
+            load: returns the RGB image of a name.
+
+        Returns:
+            (N,) float64: cosine · exp(logit_scale) / 100, which is the cosine for OpenAI's CLIPs.
+        """
+        text_places, image_places = _places(texts), _places(images)
+        with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
+            text_features = self._embed_texts(list(text_places))
+            image_features = self._embed_images(list(image_places), load)
+        left = text_features[[text_places[text] for text in texts]]  # (N, D)
+        right = image_features[[image_places[image] for image in images]]  # (N, D)
+        similarity = (left * right).sum(dim=-1) * self.model.logit_scale.exp() / 100.0
+        return similarity.cpu().numpy().astype(np.float64)
+
+    def _embed_texts(self, texts: list[str]) -> torch.Tensor:
+        """(N, D) unit vectors. One pass for each group of similar lengths: a long text would stretch all the others."""
+        config = self.model.config.text_config
+        tokens = self.tokenizer(texts, truncation=True, max_length=config.max_position_embeddings)["input_ids"]
+        features = torch.empty(len(texts), self.model.config.projection_dim, device=self.device)
+        for group in _groups_of_similar_length(tokens):
+            # Padding on the right needs no mask: the tower is causal, and reads its output at the first end token.
+            rows = [torch.tensor(tokens[index]) for index in group]
+            padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.eos_token_id)
+            output = self.model.text_model(input_ids=padded.to(self.device)).pooler_output
+            features[group] = self.model.text_projection(output)
+        return torch.nn.functional.normalize(features, dim=-1)
+
+    def _embed_images(self, images: list, load: Callable[..., Image.Image]) -> torch.Tensor:
+        """(N, D) unit vectors."""
+        output = self.model.vision_model(pixel_values=self.pixels(images, load)).pooler_output
+        return torch.nn.functional.normalize(self.model.visual_projection(output), dim=-1)
+
+
+class PixelBatches:
+    """What a CLIP image processor makes of many images, bit for bit, without its cost for each image.
+
+    The usual pipeline (shortest edge resized by PIL, centre cropped, rescaled, normalized) stays in uint8 up to the
+    end; there a table of 256 values a channel, which the processor itself has filled, replaces its arithmetic. Any
+    other pipeline is left to the processor.
+    """
+
+    def __init__(self, processor, device: torch.device):
+        self.processor = processor
+        self.device = device
+        self.table = None
+        if _is_usual(processor):
+            ramp = np.arange(RGB_LEVELS, dtype=np.uint8)
+            ramp = Image.fromarray(np.repeat(ramp[None, :, None], 3, axis=2))  # (1, 256, 3)
+            levels = processor(ramp, do_resize=False, do_center_crop=False, return_tensors="pt").pixel_values
+            self.table = levels.reshape(-1).to(device)  # (3 · 256,) float32
+            self.short, self.resample = processor.size["shortest_edge"], processor.resample
+            self.crop = processor.crop_size["height"], processor.crop_size["width"]
+            self.channel_start = (torch.arange(3, dtype=torch.int32) * RGB_LEVELS).reshape(1, 3, 1, 1).to(device)
+
+    def __call__(self, images: Sequence, load: Callable[..., Image.Image]) -> torch.Tensor:
+        """Load and prepare on as many threads as PyTorch has. Returns (N, 3, H, W) float32 on the device."""
+        prepare = load if self.table is None else lambda image: self._resize_and_crop(load(image))
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            prepared = list(threads.map(prepare, images))
+        if self.table is None:
+            return self.processor(prepared, return_tensors="pt").pixel_values.to(self.device)
+        levels = torch.from_numpy(np.stack(prepared)).to(self.device).permute(0, 3, 1, 2)  # (N, 3, H, W) uint8
+        places = levels.to(torch.int32) + self.channel_start
+        return self.table.index_select(0, places.reshape(-1)).reshape(places.shape)
+
+    def _resize_and_crop(self, image: Image.Image) -> np.ndarray:
+        """(H, W, 3) uint8; sizes are rounded as `CLIPImageProcessorPil` rounds them."""
+        width, height = image.size
+        long = int(self.short * max(width, height) / min(width, height))
+        width, height = (self.short, long) if width <= height else (long, self.short)
+        resized = np.asarray(image.resize((width, height), self.resample))
+        crop_height, crop_width = self.crop
+        top, left = (height - crop_height) // 2, (width - crop_width) // 2
+        return resized[top : top + crop_height, left : left + crop_width]
+
+
+def missing_parts(folder: Path) -> list[str]:
+    """Which parts of a CLIP (keys of `PARTS`) a `save_pretrained` folder lacks."""
+    return [
+        part
+        for part, alternatives in PARTS.items()
+        if not any(all((folder / name).is_file() for name in names) for names in alternatives)
+    ]
+
+
+def _with_file(part: str) -> str:
+    return f"{part} ({' and '.join(PARTS[part][0])})"
+
+
+def _is_usual(processor) -> bool:
+    """Whether every image is resized to its shortest edge and then cropped inside the result, all by PIL."""
+    short = processor.size.get("shortest_edge")
+    return (
+        type(processor) is CLIPImageProcessorPil
+        and processor.do_resize
+        and processor.do_center_crop
+        and bool(short)
+        and not processor.size.get("longest_edge")
+        and max(processor.crop_size["height"], processor.crop_size["width"]) <= short
+    )
+
+
+def _places(items: Sequence) -> dict:
+    """Each distinct item's position among the distinct ones, in order."""
+    return {item: place for place, item in enumerate(dict.fromkeys(items))}
+
+
+def _groups_of_similar_length(sequences: Sequence[Sequence]) -> list[list[int]]:
+    """Indices of the sequences, shortest first, cut where a sequence is too long for its group's shortest."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(sequences)), key=lambda index: len(sequences[index])):
+        if not groups or len(sequences[index]) > SIMILAR_LENGTH * len(sequences[groups[-1][0]]):
+            groups.append([])
+        groups[-1].append(index)
+    return groups

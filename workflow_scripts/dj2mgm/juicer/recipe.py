@@ -1,0 +1,160 @@
+"""A recipe: Data-Juicer's `process` list, checked and turned into operators, and the messages when one fails."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dj2mgm.config.recipe_check import check_harmless, check_steps, merges_rows, nearest
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.data_juicer import (
+    OP,
+    OPERATORS,
+    MissingPackage,
+    PipelineConfigError,
+    load_ops,
+    pre_instantiation_check,
+    update_op_attr,
+)
+from dj2mgm.juicer.operators import declarations  # and with it all of this workflow's own operators
+
+
+def missing_package(operator: str, error: MissingPackage) -> InputError:
+    return InputError(
+        f"operator {operator} needs the package {error.package}, which is not installed; "
+        "install it in envs/data_juicer.yaml (nothing is installed at run time) or take the operator out of the recipe"
+    )
+
+
+def complete(process: object, arguments: dict[str, dict]) -> object:
+    """The `process` list with what a run knows and the recipe leaves open; what the recipe states wins.
+
+    Args:
+        process: of any shape; `check_process` judges it.
+        arguments: by operator.
+    """
+    if not isinstance(process, list):
+        return process
+    completed = []
+    for step in process:
+        if isinstance(step, dict) and len(step) == 1 and isinstance(next(iter(step.values())), dict | None):
+            [(name, given)] = step.items()
+            step = {name: arguments.get(name, {}) | (given or {})}
+        completed.append(step)
+    return completed
+
+
+def check_process(process: object) -> None:
+    """Check the shape of a `process` list, its operators' names, and their arguments' names and types.
+
+    Raises:
+        InputError: names the step, and for a misspelt name the nearest known one.
+    """
+    for place, name, arguments in check_steps("recipe", process):
+        _check_operator(place, name, arguments)
+        if not declarations.keeps_or_drops_rows(OPERATORS.modules[name]):
+            raise merges_rows(place, name)
+        check_harmless(place, name)
+
+
+def _check_operator(where: str, name: str, arguments: dict) -> None:
+    if name not in OPERATORS.modules:
+        known = nearest(name, OPERATORS.modules)
+        raise InputError(f"{where}: unknown operator {name!r}; the nearest known one is {known!r}")
+    try:
+        pre_instantiation_check([{name: arguments}])
+    except PipelineConfigError as error:
+        problems = "; ".join(str(problem) for problem in error.errors)
+        raise InputError(f"{where}: {problems}; see Data-Juicer's page of the operator") from None
+
+
+def build_operators(process: list[dict], working: Path) -> list[OP]:
+    """Data-Juicer's operators for a checked `process` list.
+
+    Raises:
+        InputError: names the operator that cannot be built and why.
+    """
+    # One at a time: Data-Juicer names no operator in its errors.
+    return [build_operator(step, working) for step in process]
+
+
+def build_operator(step: dict, working: Path) -> OP:
+    """One of them. It runs in this process, as the engine shares rows among processes, and stops at an error."""
+    [(name, arguments)] = step.items()
+    settings = {"skip_op_error": False, "auto_op_parallelism": False, "num_proc": 1, "work_dir": str(working)}
+    try:
+        # copied: Data-Juicer fills the lists it is given
+        [operator] = load_ops(update_op_attr([{name: dict(arguments or {})}], settings))
+    except MissingPackage as error:
+        raise missing_package(name, error) from None
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"recipe: operator {name} cannot be built: {type(error).__name__}: {error}") from error
+    operator.num_proc = None  # with 1, datasets would still start a process
+    return operator
+
+
+@contextmanager
+def operator_named(name: str) -> Iterator[None]:
+    """Whatever the operator raises becomes an `InputError` that names it."""
+    try:
+        yield
+    except MissingPackage as error:
+        raise missing_package(name, error) from None
+    except ModuleNotFoundError as error:
+        raise missing_package(name, MissingPackage(error.name)) from None
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"operator {name} failed: {type(error).__name__}: {error}; "
+            "change its arguments or take it out of the recipe"
+        ) from error
+
+
+def row_named(name: str, method: Callable[..., dict]) -> Callable[..., dict]:
+    """An operator's method for a batch; where it raises, the error names the row."""
+
+    @functools.wraps(method)
+    def on_batch(samples: dict, *args, **kwargs) -> dict:
+        try:
+            return method(samples, *args, **kwargs)
+        except (InputError, ModuleNotFoundError):
+            raise
+        except Exception as error:
+            place = _failing_row(lambda row: method(row, *args, **kwargs), samples)
+            first = "fix the row" if place else "no row fails alone, so run it again"
+            raise InputError(
+                f"operator {name} failed{place}: {type(error).__name__}: {error}; "
+                f"{first}, change the operator's arguments or take it out of the recipe"
+            ) from error
+
+    return on_batch
+
+
+def _failing_row(method: Callable[[dict], object], samples: dict) -> str:
+    for position, identifier in enumerate(samples["id"]):
+        try:
+            method({key: [samples[key][position]] for key in samples})
+        except Exception:
+            return f" on row {identifier!r}"
+    return ""
+
+
+def check_ids(name: str, before: set[str], after: dict) -> None:
+    """Refuse an operator that has added or repeated rows, or removed their ids.
+
+    Args:
+        before: ids of the rows that it was given.
+        after: columns of those that it gave back.
+    """
+    if "id" not in after:
+        raise InputError(f"operator {name} removed the column 'id'; take it out of the recipe")
+    ids = set(after["id"])
+    if len(ids) != len(after["id"]) or not ids <= before:
+        raise InputError(
+            f"operator {name} added rows ({len(after['id'])} rows, of which {len(ids & before)} of the {len(before)} "
+            "it was given); this stage keeps, drops or edits rows, so switch that off or take the operator out of the "
+            "recipe"
+        )

@@ -1,0 +1,162 @@
+"""The resolved settings of the stages that run a recipe: filter, synthesize and analyze."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dj2mgm.config.recipe_check import check_keys, check_shape
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_yaml
+
+FILTER_KEYS = {"image_root", "processes", "recipe"}
+SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
+CAPTIONER_KEYS = {
+    "mgm": {"template", "question", "num_beams", "batch_size", "max_new_tokens"},
+    "blip2": {"model", "batch_size"},
+}
+SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """Which rows to look at and how."""
+
+    image_root: Path  # absolute folder that the rows' image paths are relative to
+    processes: int  # how many processes share an operator's rows
+    process: list[dict]  # Data-Juicer's `process` list
+    arguments: dict[str, dict] = field(default_factory=dict)  # by operator: what it gets where the recipe is silent
+    executor: str = "default"  # Data-Juicer's word for this machine; or ray
+    ray_address: str | None = None  # of a Ray cluster; None: one on this machine
+    gpus: int = 1  # that share the rows of operators with models; several do on Ray only
+
+    @property
+    def on_ray(self) -> bool:
+        return self.executor == "ray" or self.gpus > 1
+
+
+@dataclass(frozen=True)
+class CaptionerModel:
+    """A trained MGM that writes captions."""
+
+    base: Path  # folder of the assembled model
+    stage: Path  # output folder of `pretrain` or `finetune`
+
+
+def read_filter_settings(path: str | Path) -> StageSettings:
+    """Read `{image_root, processes, recipe: {process}}`, and perhaps `clip`; `processes: null` means every core that
+    this process may use.
+
+    Raises:
+        InputError: names the file, the key and what belongs there.
+    """
+    values = read_values(path, FILTER_KEYS, {"clip"})
+    return stage_settings(path, values, clip_arguments(values["clip"]) if "clip" in values else {})
+
+
+def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> StageSettings:
+    """Read filter's keys and `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}`, and perhaps `writer`.
+
+    Args:
+        output_dir: names this run's file of captions where `writer` does not.
+        model: who writes captions, for the captioner `mgm`.
+
+    Raises:
+        InputError: names the file, the key and what belongs there.
+    """
+    values = read_values(path, SYNTHESIZE_KEYS, {"writer"})
+    recaption = {
+        "hf_clip": values["clip"],
+        "captioner": _captioner(path, values["captioner"], model),
+        "seed": values["seed"],
+        "captions_folder": values["captions"],
+        "writer": values.get("writer") or "-".join(output_dir.resolve().parts[-3:]),
+    }
+    arguments = clip_arguments(values["clip"]) | {"low_similarity_recaption_mapper": recaption}
+    return stage_settings(path, values, arguments)
+
+
+def read_values(path: str | Path, required: set[str], optional: set[str]) -> dict:
+    """The settings file as a mapping, its keys checked."""
+    values = read_yaml(path)
+    if not isinstance(values, dict) or not isinstance(values.get("recipe"), dict):
+        keys = ", ".join(sorted(required))
+        raise InputError(f"{path}: expected the keys {keys}, with a recipe that has a 'process' list")
+    _check_keys(path, values, required, optional, "")
+    check_shape(path, values["recipe"], "recipe.")
+    return values
+
+
+def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -> StageSettings:
+    """What the stages and the analysis share."""
+    root, processes = values["image_root"], values["processes"]
+    if not isinstance(root, str) or not Path(root).is_dir():
+        raise InputError(f"{path}: 'image_root' must be the folder that image paths are relative to, found {root!r}")
+    if processes is None:
+        processes = len(os.sched_getaffinity(0))
+    if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
+        raise InputError(
+            f"{path}: 'processes' must be a whole number from 1, or null for every core; found {processes!r}"
+        )
+    root = Path(root).resolve()
+    arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
+    recipe = values["recipe"]
+    where = {key: recipe[key] for key in ("executor", "ray_address") if key in recipe}
+    return StageSettings(root, processes, recipe.get("process"), arguments, **where, gpus=values.get("gpus", 1))
+
+
+def clip_arguments(clip: str) -> dict[str, dict]:
+    """The CLIP of similarity filters, where a recipe names none."""
+    return {name: {"hf_clip": clip} for name in SIMILARITY_FILTERS}
+
+
+def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -> dict:
+    """The operator that captions, as in a recipe."""
+    name = values.get("name") if isinstance(values, dict) else None
+    if name not in CAPTIONER_KEYS:
+        known = " or ".join(CAPTIONER_KEYS)
+        raise InputError(f"{path}: 'captioner.name' must be {known}, found {name!r}")
+    _check_keys(path, values, CAPTIONER_KEYS[name] | {"name"}, set(), "captioner.")
+    if name == "blip2":
+        arguments = {"hf_img2seq": values["model"], "keep_original_sample": False}
+        sizes = {"gpu_batch_size": values["batch_size"], "batch_size": values["batch_size"]}
+        return {"image_captioning_mapper": arguments | sizes}
+    if model is None:
+        raise InputError(
+            f"{path}: the captioner mgm is a model that this workflow has trained; name its folders with "
+            "--captioner-model (assembled) and --captioner-stage (pretrain's output)"
+        )
+    for folder, file in ((model.base, "config.json"), (model.stage, "projector.safetensors")):
+        if not (folder / file).is_file():
+            raise InputError(f"{folder} has no {file}, so it is no folder of a captioner; run its rules first")
+    arguments = {key: values[key] for key in CAPTIONER_KEYS[name]}
+    return {"mgm_captioning_mapper": {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
+
+
+def _check_keys(path: str | Path, values: dict, required: set[str], optional: set[str], prefix: str) -> None:
+    check_keys(path, values, required | optional, prefix)
+    if missing := sorted(required - set(values)):
+        raise InputError(f"{path}: the key '{prefix}{missing[0]}' is missing")
+
+
+@dataclass(frozen=True)
+class AnalysisSettings:
+    recipe: StageSettings
+    clip: str | None  # folder or hub id
+    cpu_threads: int | None  # of PyTorch; None means every core
+
+
+def read_analysis_settings(path: str | Path) -> AnalysisSettings:
+    """Read `{image_root, processes, recipe: {process}, clip, cpu_threads}`.
+
+    Raises:
+        InputError: names the file, the key and what belongs there.
+    """
+    values = read_values(path, FILTER_KEYS | {"clip", "cpu_threads"}, set())
+    clip, threads = values["clip"], values["cpu_threads"]
+    if clip is not None and (not isinstance(clip, str) or not clip):
+        raise InputError(f"{path}: 'clip' must be a folder or hub id of a CLIP, or null; found {clip!r}")
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise InputError(
+            f"{path}: 'cpu_threads' must be a whole number from 1, or null for every core; found {threads!r}"
+        )
+    return AnalysisSettings(stage_settings(path, values, clip_arguments(clip) if clip else {}), clip, threads)

@@ -1,0 +1,108 @@
+"""The limits that a container or a scheduler put this process under, and what it holds: control groups, versions 1 and
+2."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60  # bytes; version 1 writes "no limit" as the largest number of pages
+
+
+@dataclass(frozen=True)
+class CgroupLimits:
+    memory: int | None  # bytes; None: no limit
+    cpus: float | None
+    oom_kills: int | None  # processes that the memory limit has ended so far; None: not recorded
+
+
+def read_limits(proc: Path = PROC, root: Path = ROOT) -> CgroupLimits:
+    """The narrowest limits between this process's groups and the root."""
+    with_memory, with_cpus = (list(group_folders(controller, proc, root)) for controller in ("memory", "cpu"))
+    sizes = [size for folder in with_memory for size in _memory(folder)]
+    shares = [share for folder in with_cpus for share in _cpus(folder)]
+    kills = [count for folder in with_memory for count in _oom_kills(folder)]
+    return CgroupLimits(min(sizes, default=None), min(shares, default=None), next(iter(kills), None))
+
+
+def group_folders(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[Path]:
+    """Folders of the process's groups, and of those above them, that may limit what `controller` counts.
+
+    Inside a container the path may be the host's and not exist; the mount itself is then the container's group.
+    """
+    for line in read_text(proc).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):  # "" is version 2, which has them all
+            mount = root / controllers
+            folder = mount / path.lstrip("/")
+            yield from (group for group in (folder, *folder.parents) if group.is_relative_to(mount))
+
+
+def read_text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def total_memory() -> int:
+    """Bytes of the machine's memory, whatever the limits."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _memory(folder: Path) -> list[int]:
+    limits = [_numbers(read_text(folder / name)) for name in ("memory.max", "memory.limit_in_bytes")]
+    return [limit for numbers in limits for limit in numbers if limit < UNLIMITED]
+
+
+def _cpus(folder: Path) -> list[float]:
+    quota = _numbers(read_text(folder / "cpu.max")) or [
+        *_numbers(read_text(folder / "cpu.cfs_quota_us")),
+        *_numbers(read_text(folder / "cpu.cfs_period_us")),
+    ]
+    return [quota[0] / quota[1]] if len(quota) == 2 and quota[0] > 0 else []
+
+
+def _oom_kills(folder: Path) -> list[int]:
+    texts = [read_text(folder / name) for name in ("memory.events", "memory.oom_control")]
+    pairs = [line.split() for text in texts for line in text.splitlines()]
+    return [int(count) for name, count in pairs if name == "oom_kill"]
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers; "max" is none."""
+    return [int(word) for word in text.split() if word.lstrip("-").isdigit()]
+
+
+# What a container's or scheduler's control group holds in memory, and its limit: versions 1 and 2.
+
+# (limit, usage, key of memory.stat whose pages the kernel drops before it kills anyone)
+FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True)
+class CgroupMemory:
+    """Bytes, without cached file pages that the kernel gives back."""
+
+    used: int
+    limit: int
+
+
+def read_cgroup_memory(proc: Path = PROC, root: Path = ROOT) -> CgroupMemory | None:
+    """Of the groups above this process the one with the least room left; None if no group has a limit."""
+    found = [memory for folder in group_folders("memory", proc, root) if (memory := _read_group(folder))]
+    return min(found, key=lambda memory: memory.limit - memory.used, default=None)
+
+
+def _read_group(folder: Path) -> CgroupMemory | None:
+    for limit_file, usage_file, droppable in FILES:
+        limit, usage = read_text(folder / limit_file).strip(), read_text(folder / usage_file).strip()
+        if limit.isdigit() and usage.isdigit() and int(limit) < UNLIMITED:
+            stat = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
+            return CgroupMemory(max(0, int(usage) - int(stat.get(droppable, 0))), int(limit))
+    return None

@@ -1,0 +1,177 @@
+"""How much memory a computation holds from moment to moment, and its FLOPs, counted on the meta device."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import silu
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from transformers import AttentionInterface
+from transformers.models.mamba import modeling_mamba
+
+# What stands on the meta device for kernels that only a GPU has: same shapes, and the same tensors kept for backward.
+#
+# The originals are PyTorch's FlashAttention (behind SDPA), what torch.compile makes of norms, gated MLPs and the loss,
+# and Mamba's selective scan, whose loop over the sequence would take minutes here.
+
+ATTENTION = "planned"
+
+
+def _attention(module, query, key, value, attention_mask, **kwargs):
+    """(B, heads, T, D) each → (B, T, heads, D). Keeps query, key, value, output and one number per row."""
+    causal = getattr(module, "is_causal", False)
+    output = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)[0]
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps its input and one number per row; the gradient is written over the incoming one."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, torch.empty_like(ctx.saved_tensors[1])
+
+
+class _GatedActivation(torch.autograd.Function):
+    """act(a) · b: keeps a and b, over which their gradients are written."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return torch.empty_like(a)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors
+
+
+def fuse(language_model: nn.Module, head: nn.Module) -> None:
+    """Give a language model's norms and gated MLPs, and its head's loss, the stand-ins' forward."""
+    for module in language_model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = lambda x, own=module: _RMSNorm.apply(x, own.weight)
+        elif all(hasattr(module, part) for part in ("gate_proj", "up_proj", "down_proj")):
+            module.forward = lambda x, own=module: own.down_proj(
+                _GatedActivation.apply(own.gate_proj(x), own.up_proj(x))
+            )
+    head.loss_and_gradient = lambda logits, targets: (logits.new_empty(()), torch.empty_like(logits))
+
+
+class _Scan(torch.autograd.Function):
+    """All states of h ← a·h + b: keeps a and the states, as the loop over the sequence does."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        states = torch.empty_like(b)
+        ctx.save_for_backward(a, states)
+        return states
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.empty_like(gradient), torch.empty_like(gradient)
+
+
+def _selective_scan(x, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, **kwargs):
+    """transformers' `mamba_selective_scan` without its loop: x, dt, z (B, inner, T); A (inner, S); B, C (B, S, T)."""
+    dt = nn.functional.softplus(dt + delta_bias[..., None])
+    a = torch.exp(A[None, :, None, :] * dt[..., None])  # (B, inner, T, S)
+    b = dt[..., None] * B.transpose(1, 2)[:, None].float() * x[..., None].float()
+    states = _Scan.apply(a, b).to(x.dtype)
+    output = (states.transpose(1, 2) @ C.transpose(1, 2).unsqueeze(-1)).squeeze(-1).transpose(1, 2)
+    return (output + x * D[None, :, None]) * silu(z)
+
+
+@contextmanager
+def scans_as_one_operation() -> Iterator[None]:
+    original = modeling_mamba.mamba_selective_scan
+    modeling_mamba.mamba_selective_scan = _selective_scan
+    try:
+        yield
+    finally:
+        modeling_mamba.mamba_selective_scan = original
+
+
+# How much memory a computation holds from moment to moment, and its FLOPs, counted while it runs on the meta device.
+#
+# Every operation runs with its real shapes and without data. A tensor counts from the operation that allocates it until
+# nobody refers to it any more, which is what PyTorch's allocators see; so saved activations, what a backward pass
+# recomputes, and the temporaries in between are all counted as they occur, whatever the architecture.
+
+aten = torch.ops.aten
+# Attention's own: torch 2.6 counts no heads that share keys and values.
+FLOPS_OF = flop_registry | {
+    aten._scaled_dot_product_flash_attention: lambda query, key, *_, **__: 4 * query.numel() * key.shape[-2],
+    aten._scaled_dot_product_flash_attention_backward: lambda _, query, key, *__, **___: (
+        10 * query.numel() * key.shape[-2]
+    ),
+}
+
+
+class LiveMemory(TorchDispatchMode):
+    """Inside the context, records after each allocation what is live, in bytes by kind.
+
+    Args:
+        kind_of: which of `kinds` a newly allocated tensor is of.
+    """
+
+    def __init__(self, kinds: tuple[str, ...], kind_of: Callable[[torch.Tensor], str]):
+        super().__init__()
+        self.kinds = kinds
+        self.flops = 0  # of matrix products, convolutions and attention
+        self._kind_of = kind_of
+        self._live = np.zeros(len(kinds), dtype=np.int64)
+        self._known: dict[int, weakref.ref] = {}
+        self._moments: list[np.ndarray] = []
+
+    def know(self, tensors) -> None:
+        """Leave these out: parameters, which are counted elsewhere."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._known[id(storage)] = weakref.ref(storage)
+
+    @property
+    def count(self) -> int:
+        return len(self._moments)
+
+    def mark(self) -> None:
+        """Record what is live now, too: less than after the last allocation, if something has been let go since."""
+        self._moments.append(self._live.copy())
+
+    def moments(self) -> np.ndarray:
+        """(moments, kinds) int64: bytes that were live after each allocation."""
+        return np.stack(self._moments)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if count := FLOPS_OF.get(function.overloadpacket):
+            self.flops += count(*args, **kwargs, out_val=result)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and id(tensor.untyped_storage()) not in self._known:
+                self._add(tensor)
+        return result
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage, kind = tensor.untyped_storage(), self.kinds.index(self._kind_of(tensor))
+        size, key = storage.nbytes(), id(storage)
+
+        def forget(_) -> None:
+            self._live[kind] -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, forget)
+        self._live[kind] += size
+        self.mark()

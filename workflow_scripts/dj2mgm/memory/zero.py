@@ -1,0 +1,172 @@
+"""What DeepSpeed keeps beside a step's own tensors, part by part, for one process; all in bytes.
+
+Read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/fp16/fused_optimizer.py), for
+AdamW, and for the 8-bit AdamW of a configuration that names no optimizer (training/optimizer.py).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dj2mgm.memory.step import Parameters
+
+FLOAT32, FLOAT64 = 4, 8
+MOMENTS = 2 * FLOAT32  # Adam's two, in float32
+MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # two, in one byte each, with a float32 scale for every 256
+ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that travel at once
+# Page-locked bytes for each of the largest trained weight, while PyTorch compiles the 8-bit optimizer and tries its
+# kernels on copies of what they overwrite: 4 GiB beside embeddings of 1 GiB.
+AUTOTUNING = 4
+
+
+def page_locked(size: int) -> int:
+    """Bytes that the host gives for a page-locked buffer: PyTorch rounds up to a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+@dataclass(frozen=True)
+class Zero:
+    """The keys of a completed config/deepspeed file that decide about memory; sizes in elements."""
+
+    stage: int
+    adam_8bit: bool
+    offload_optimizer: bool
+    offload_param: bool
+    pinned: bool
+    overlap: bool
+    reduce_bucket: int
+    sub_group: int
+    persistence_threshold: int
+    max_live: int
+
+    @classmethod
+    def of(cls, config: dict) -> "Zero":
+        zero = config["zero_optimization"]
+        optimizer, param = zero.get("offload_optimizer", {}), zero.get("offload_param", {})
+        return cls(
+            stage=zero["stage"],
+            adam_8bit="optimizer" not in config,
+            offload_optimizer=optimizer.get("device") == "cpu",
+            offload_param=param.get("device") == "cpu",
+            pinned=optimizer.get("pin_memory", False),
+            overlap=zero.get("overlap_comm", False),
+            reduce_bucket=zero.get("reduce_bucket_size", 500_000_000),
+            sub_group=zero.get("sub_group_size", 1_000_000_000),
+            persistence_threshold=zero.get("stage3_param_persistence_threshold", 100_000),
+            max_live=zero.get("stage3_max_live_parameters", 1_000_000_000),
+        )
+
+    def on_host(self, size: int) -> int:
+        """Bytes that the host gives for a buffer."""
+        return page_locked(size) if self.pinned else size
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """Bytes that one process holds from the first step on.
+
+    On the GPU come on top: `gradients` as soon as the backward pass has completed the first one, `in_transit` for each
+    element of the gradient that is just being handed over, `at_step` while the optimizer works, and `at_start` while
+    DeepSpeed sets itself up.
+    """
+
+    gpu: dict[str, int]
+    host: dict[str, int]
+    gradients: int = 0
+    in_transit: int = 0
+    at_step: int = 0
+    at_start: int = 0
+
+
+def model_states(zero: Zero, parameters: Parameters, weight: int, gpus: int, accumulates: bool) -> ModelStates:
+    """
+    Args:
+        weight: bytes of a weight.
+        accumulates: whether a step has several micro batches.
+    """
+    own = sum(parameters.trained) // gpus
+    if zero.stage == 0:
+        return _plain(zero, parameters, weight, gpus)
+    if zero.stage < 3:
+        return _partitioned_optimizer(zero, parameters, weight, gpus, own, accumulates)
+    return _partitioned_weights(zero, parameters, weight, gpus, own)
+
+
+def _plain(zero: Zero, parameters: Parameters, weight: int, gpus: int) -> ModelStates:
+    """ZeRO-0: everything whole on every GPU."""
+    trained, mixed = sum(parameters.trained), weight < FLOAT32 and not zero.adam_8bit
+    gpu = {
+        "weights": sum(parameters.every) * weight,
+        "optimizer": int(trained * (MOMENTS_8BIT if zero.adam_8bit else MOMENTS)),
+        "ZeRO buffers": min(trained, ALLREDUCE_BUCKET) * weight if gpus > 1 else 0,
+    }
+    if mixed:
+        gpu["optimizer"] += trained * FLOAT32
+    host = {"optimizer": AUTOTUNING * page_locked(max(parameters.trained) * weight)} if zero.adam_8bit else {}
+    # in mixed precision cast one by one, then flattened
+    return ModelStates(
+        gpu, host, gradients=trained * weight, at_step=trained * (weight + (2 * FLOAT32 if mixed else 0))
+    )
+
+
+def _partitioned_optimizer(
+    zero: Zero, parameters: Parameters, weight: int, gpus: int, own: int, accumulates: bool
+) -> ModelStates:
+    """ZeRO-1 and 2: whole weights on every GPU, the optimizer's part of this process there or on the host."""
+    buckets = zero.reduce_bucket * weight * (2 if zero.overlap else 1)
+    gpu = {"weights": sum(parameters.every) * weight, "ZeRO buffers": buckets}
+    if not zero.offload_optimizer:
+        # accumulated over micro batches in a second buffer beside the one that is being filled
+        gradients = own * weight * (2 if accumulates else 1) if zero.stage == 2 else sum(parameters.trained) * weight
+        gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
+        # flattened once more, then cast
+        return ModelStates(gpu, {}, gradients=gradients, at_step=gradients + own * (weight + FLOAT32))
+    largest = max(parameters.trained)
+    gpu["ZeRO buffers"] += largest * weight
+    host = {
+        "optimizer": zero.on_host(own * FLOAT32) + own * MOMENTS,
+        "gradients": zero.on_host(own * FLOAT32),
+        "ZeRO buffers": zero.on_host(own * weight) + zero.on_host(largest * weight),
+    }
+    if accumulates:  # one buffer for each parameter, whole on every process
+        host["gradients"] += sum(zero.on_host(elements * weight) for elements in parameters.trained)
+    # the norm of each gradient is taken in float64; the flat weights are cloned on their way to the host
+    return ModelStates(gpu, host, in_transit=FLOAT64, at_start=own * weight)
+
+
+def _partitioned_weights(zero: Zero, parameters: Parameters, weight: int, gpus: int, own: int) -> ModelStates:
+    """ZeRO-3: a partition of every weight on each process, and whole only what is being used, or small."""
+    small = sum(elements for elements in parameters.every if elements <= zero.persistence_threshold)
+    large = sum(parameters.every) - small
+    gathered = min(large, max(zero.max_live, max(parameters.every)))
+    partition = large // gpus * weight
+    gpu = {"weights": (small + gathered) * weight, "ZeRO buffers": zero.reduce_bucket * weight}
+    host: dict[str, int] = {}
+    if zero.offload_param:
+        # each weight's partition, then once more the trained ones' in one piece; pinned memory is never given back
+        host["weights"] = sum(zero.on_host(-(-elements // gpus) * weight) for elements in parameters.every)
+        host["weights"] += zero.on_host(own * weight) + zero.on_host(-(-parameters.tied // gpus) * weight)
+    else:
+        # one GPU's partition is the weight itself, not gathered again
+        gpu["weights"] = small * weight + partition + (gathered * weight if gpus > 1 else 0)
+    groups = list(_sub_groups([elements // gpus for elements in parameters.trained], zero.sub_group))
+    if not zero.offload_optimizer:
+        gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
+        at_step = own * weight + max(groups) * FLOAT32
+        return ModelStates(gpu, host, gradients=own * weight, in_transit=weight, at_step=at_step)
+    host["optimizer"] = own * (FLOAT32 + MOMENTS)
+    host["gradients"] = sum(zero.on_host(elements * FLOAT32) for elements in groups)
+    host["ZeRO buffers"] = zero.on_host(own * weight)
+    # reducing a gradient flattens it into a new tensor
+    return ModelStates(gpu, host, in_transit=weight)
+
+
+def _sub_groups(partitions: Iterable[int], limit: int) -> Iterable[int]:
+    """Elements of the groups that ZeRO-3 updates one after the other: filled until they reach the limit."""
+    elements = 0
+    for partition in partitions:
+        elements += partition
+        if elements >= limit:
+            yield elements
+            elements = 0
+    if elements:
+        yield elements

@@ -1,0 +1,109 @@
+"""Building MGM from pretrained parts. Safetensors only; remote code never."""
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    ConvNextConfig,
+    ConvNextModel,
+)
+
+from dj2mgm.errors import InputError
+from dj2mgm.mgm.configuration_mgm import MGMConfig
+from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
+from dj2mgm.mgm.processing_mgm import MGMProcessor
+
+SAFE = {"trust_remote_code": False, "use_safetensors": True}
+CONVERT = "python workflow_scripts/convert_mgm_checkpoint.py"
+
+
+def describe(
+    language_model: str, vision_tower: str, vision_tower_aux: str, image_size_aux: int, image_token: str
+) -> tuple[MGMConfig, MGMProcessor]:
+    """MGM's configuration and processor from the small files of three local folders or hub ids; no weights are read.
+
+    Args:
+        image_size_aux: side in pixels of the image that the high-resolution tower sees.
+        image_token: a token of the language model's tokenizer that no text uses.
+
+    Raises:
+        InputError: names the part that cannot be loaded, or an image token that the tokenizer lacks.
+    """
+    tokenizer = _load("language_model", language_model, AutoTokenizer)
+    image_token_id = tokenizer.convert_tokens_to_ids(image_token)
+    if image_token_id in (None, tokenizer.unk_token_id):
+        raise InputError(f"image_token {image_token!r} is not in the tokenizer of {language_model}; name one that is")
+    config = MGMConfig(
+        text_config=_load("language_model", language_model, AutoConfig),
+        vision_config=_load("vision_tower", vision_tower, CLIPVisionConfig),
+        vision_aux_config=_load("vision_tower_aux", vision_tower_aux, ConvNextConfig),
+        image_size_aux=image_size_aux,
+        image_token_id=image_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    pixels = _load("vision_tower", vision_tower, CLIPImageProcessorPil)
+    pixels.size = {"shortest_edge": image_size_aux}
+    pixels.crop_size = {"height": image_size_aux, "width": image_size_aux}
+    return config, MGMProcessor(pixels, tokenizer, image_token, config.num_image_tokens)
+
+
+def assemble(
+    language_model: str, vision_tower: str, vision_tower_aux: str, image_size_aux: int, image_token: str, dtype: str
+) -> tuple[MGMForConditionalGeneration, MGMProcessor]:
+    """MGM and its processor from three local folders or hub ids; arguments and errors are those of `describe`.
+
+    Args:
+        dtype: of the assembled weights, e.g. "bfloat16".
+    """
+    for key, part in (
+        ("language_model", language_model),
+        ("vision_tower", vision_tower),
+        ("vision_tower_aux", vision_tower_aux),
+    ):
+        _check_safetensors(key, Path(part))
+    dtype = getattr(torch, dtype)
+    config, processor = describe(language_model, vision_tower, vision_tower_aux, image_size_aux, image_token)
+    language = _load("language_model", language_model, AutoModelForCausalLM, dtype=dtype, **SAFE)
+    with torch.device("meta"):  # no time spent on random weights that are replaced at once
+        model = MGMForConditionalGeneration(config).to(dtype)
+    model.model.language_model, model.lm_head.weight = language.model, language.lm_head.weight
+    model.model.vision_tower = _load("vision_tower", vision_tower, CLIPVisionModel, dtype=dtype, **SAFE)
+    model.model.vision_tower_aux = _load("vision_tower_aux", vision_tower_aux, ConvNextModel, dtype=dtype, **SAFE)
+    for module in (model.model.projector, model.model.patch_info_mining):
+        module.to_empty(device="cpu")
+        for layer in module.modules():
+            if hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+    model.tie_weights()
+    return model, processor
+
+
+def _load(key: str, part: str, of, **options):
+    """`of.from_pretrained(part)`; a fault of the part is an `InputError`."""
+    try:
+        return of.from_pretrained(part, **{"trust_remote_code": False} | options)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"{key}: {part!r} can be loaded neither as a folder nor from the hub ({reason}); docs/models.md says what "
+            "belongs there"
+        ) from None
+
+
+def _check_safetensors(key: str, folder: Path) -> None:
+    """A local folder must hold safetensors; of other formats, the error names the conversion."""
+    if not folder.is_dir() or any(folder.glob("*.safetensors")) and not any(folder.glob("open_clip_*")):
+        return
+    kind = "convnext" if any(folder.glob("open_clip_*")) else "safetensors"
+    raise InputError(
+        f"{key}: {folder} does not hold a transformers model in safetensors; convert what is there: "
+        f"{CONVERT} {kind} {folder} <new folder>"
+    )

@@ -1,0 +1,212 @@
+"""What a trained model says about images, many at a time, on one GPU or several: greedy answers, and captions with
+their log-likelihoods."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from math import ceil
+from multiprocessing import connection
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+
+from dj2mgm.compute import default_device, use_cpu_threads
+from dj2mgm.data.images import load_image
+from dj2mgm.data.prompts import ChatTemplate
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, readable
+from dj2mgm.mgm import MGMForConditionalGeneration, MGMProcessor
+from dj2mgm.mgm.beam_search import beam_search
+from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
+from dj2mgm.mgm.weights import load_language_model, load_projector
+
+Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
+
+
+def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
+    """A whole model: base folder, and a stage's projector with, where there is one, its LoRA adapter or language model.
+
+    Args:
+        base: folder of an assembled, converted or merged model.
+        stage: output folder of `pretrain` or `finetune`; None: the base as it is.
+        dtype: of the weights; "auto": the base's own.
+
+    Raises:
+        InputError: a folder is not what it should be, or a file in it is damaged.
+    """
+    for folder, file in ((base, "config.json"), (stage, "projector.safetensors")):
+        if folder is not None and not (folder / file).is_file():
+            kind = "model" if folder == base else "training stage"
+            raise InputError(f"{folder} holds no {file}, so it is no folder of a {kind}; name another one")
+    remedy = "make or download its folder again"
+    read_json(base / "config.json", remedy=remedy)
+    with readable(base, SafetensorError, OSError, remedy=remedy):
+        model = MGMForConditionalGeneration.from_pretrained(
+            base, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        )
+    if stage is not None:
+        load_projector(model, stage / "projector.safetensors")
+        if (stage / "adapter").is_dir():
+            with readable(stage / "adapter", SafetensorError, OSError, KeyError):
+                read_json(stage / "adapter/adapter_config.json")
+                model = PeftModel.from_pretrained(model, stage / "adapter")
+            model = model.merge_and_unload()
+        elif (stage / LANGUAGE_MODEL).is_file():
+            load_language_model(model, stage / LANGUAGE_MODEL)
+    return model.eval()
+
+
+class Generator:
+    """A trained MGM that answers; `base` and `stage` are those of `load_trained`.
+
+    Args:
+        device: where it runs, in bf16 on a GPU and in float32 elsewhere; None: the GPU if there is one.
+    """
+
+    def __init__(self, base: Path, stage: Path | None, device: str | torch.device | None = None):
+        self.device = torch.device(device or default_device())
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.model = load_trained(base, stage, dtype).to(self.device)
+        self.processor = MGMProcessor.from_pretrained(base)
+
+    @torch.inference_mode()
+    def answer(
+        self,
+        images: Sequence[str | Path | BinaryIO],
+        questions: list[str],
+        template: str | dict,
+        max_new_tokens: int,
+        batch_size: int,
+    ) -> Iterator[str]:
+        """One answer for each (image, question); an empty question asks for a plain caption.
+
+        Args:
+            template: the name of a chat format, or its content (config/chat_templates.py).
+        """
+        tokenizer = self.processor.tokenizer
+        chat = ChatTemplate.of(template, tokenizer)
+        pairs = iter(zip(images, questions, strict=True))
+        while batch := list(islice(pairs, batch_size)):
+            paths, asked = zip(*batch, strict=True)
+            inputs = self._inputs(paths, [chat.prompt(question) for question in asked])
+            output = self.model.generate(
+                **inputs,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                eos_token_id=self._stops(chat),
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            answers = output[:, inputs["input_ids"].shape[1] :]
+            yield from (text.strip() for text in tokenizer.batch_decode(answers, skip_special_tokens=True))
+
+    def candidates(
+        self,
+        images: Sequence[str | Path],
+        question: str,
+        template: str | dict,
+        num_beams: int,
+        max_new_tokens: int,
+        batch_size: int,
+    ) -> Iterator[Candidates]:
+        """For each image up to `num_beams` different captions, best first by beam search's own score.
+
+        That score is the log-likelihood per token; what is yielded with a caption is the log-likelihood as a whole, of
+        its tokens and of the one that ends it.
+        """
+        chat = ChatTemplate.of(template, self.processor.tokenizer)
+        images = iter(images)
+        while batch := list(islice(images, batch_size)):
+            inputs = self._inputs(batch, [chat.prompt(question)] * len(batch))
+            found = beam_search(
+                self.model,
+                inputs["input_ids"],
+                inputs["pixel_values"],
+                num_beams,
+                self._stops(chat),
+                max_new_tokens,
+            )
+            yield from map(self._captions, found)
+
+    def _captions(self, found: list[tuple[list[int], float]]) -> Candidates:
+        texts = self.processor.tokenizer.batch_decode([tokens for tokens, _ in found], skip_special_tokens=True)
+        captions: dict[str, float] = {}
+        for text, (_, log_likelihood) in zip(texts, found, strict=True):
+            captions.setdefault(text.strip(), log_likelihood)
+        return list(captions.items())
+
+    def _inputs(self, images: Sequence[str | Path | BinaryIO], prompts: list[str]) -> dict[str, torch.Tensor]:
+        inputs = self.processor.prompts(prompts)
+        inputs["pixel_values"] = self.processor.pixels([load_image(image) for image in images])
+        return {name: tensor.to(self.device) for name, tensor in inputs.items()}
+
+    def _stops(self, chat: ChatTemplate) -> list[int]:
+        tokenizer = self.processor.tokenizer
+        stops = [tokenizer.eos_token_id]
+        for token in chat.stop_tokens:
+            ids = tokenizer(token, add_special_tokens=False).input_ids
+            if len(ids) != 1:
+                raise InputError(
+                    f"template {chat.name}: the model's tokenizer has no token {token}; name its own template"
+                )
+            stops += ids
+        return stops
+
+
+@contextmanager
+def generators(base: Path, stage: Path, processes: int) -> Iterator["Generator | _Pool"]:
+    """One generator in this process, or several processes with one each, which together say what one would."""
+    if processes == 1:
+        yield Generator(base, stage)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    ranks = spawn.Queue()
+    for rank in range(processes):
+        ranks.put(rank)
+    with ProcessPoolExecutor(processes, spawn, initializer=_start, initargs=(base, stage, processes, ranks)) as pool:
+        yield _Pool(pool, processes)
+
+
+class _Pool:
+    """Answers as `Generator` does. Work is divided at whole batches: each is padded to its longest prompt, which may
+    move the last bits."""
+
+    def __init__(self, pool: ProcessPoolExecutor, processes: int):
+        self.pool = pool
+        self.processes = processes
+
+    def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
+        share = max(1, ceil(ceil(len(questions) / batch_size) / self.processes)) * batch_size
+        starts = range(0, len(questions), share)
+        shares = [(images[at : at + share], questions[at : at + share]) for at in starts]
+        jobs = [self.pool.submit(_answer, *each, template, max_new_tokens, batch_size) for each in shares]
+        for job in jobs:
+            yield from job.result()
+
+
+def _start(base: Path, stage: Path, processes: int, ranks: multiprocessing.Queue) -> None:
+    """In a new process: its generator, on a GPU of its own, or with its share of the cores."""
+    global _generator
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    rank = ranks.get()
+    if torch.cuda.is_available():
+        _generator = Generator(base, stage, f"cuda:{rank % torch.cuda.device_count()}")
+    else:
+        use_cpu_threads(max(1, len(os.sched_getaffinity(0)) // processes))
+        _generator = Generator(base, stage)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its processes, and each holds a model on a GPU."""
+    connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
+
+
+def _answer(*arguments) -> list[str]:
+    return list(_generator.answer(*arguments))

@@ -1,0 +1,99 @@
+"""Images and conversations → tensors for MGM."""
+
+from collections.abc import Iterator
+
+import torch
+from PIL import Image
+from transformers import ProcessorMixin
+
+from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.data.prompts import Segments
+from dj2mgm.mgm.modeling_mgm import IGNORED
+
+
+class MGMProcessor(ProcessorMixin):
+    """CLIP's image preprocessing at the high resolution, and the language model's tokenizer.
+
+    Args:
+        image_processor: a CLIP image processor set to `image_size_aux` pixels.
+        tokenizer: the language model's.
+        image_token: a token of the tokenizer that stands at the image's positions.
+        num_image_tokens: visual tokens an image takes.
+    """
+
+    def __init__(
+        self,
+        image_processor=None,
+        tokenizer=None,
+        image_token: str = "<unused0>",
+        num_image_tokens: int = 576,
+        chat_template=None,
+    ):
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.image_token = image_token
+        self.num_image_tokens = num_image_tokens
+        self.image_token_id = tokenizer.convert_tokens_to_ids(image_token)
+
+    def pixels(self, images: list[Image.Image]) -> torch.Tensor:
+        """RGB images of any shape → (B, 3, S', S') float32, as the model is given them."""
+        return self.normalized(self.resized(images))
+
+    def resized(self, images: list[Image.Image]) -> torch.Tensor:
+        """RGB images of any shape → (B, 3, S', S') uint8, padded to squares with the mean colour."""
+        color = tuple(int(255 * mean) for mean in self.image_processor.image_mean)
+        squares = [_pad_to_square(image, color) for image in images]
+        bytes_only = {"do_rescale": False, "do_normalize": False}
+        return self.image_processor(squares, **bytes_only, return_tensors="pt")["pixel_values"]
+
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(B, 3, S', S') uint8 → float32 on the same device; a GPU is not waited for."""
+        processor, values = self.image_processor, pixels.float()
+        for channel, (mean, std) in enumerate(zip(processor.image_mean, processor.image_std, strict=True)):
+            values[:, channel].mul_(processor.rescale_factor).sub_(mean).div_(std)
+        return values
+
+    def encode(self, segments: Segments) -> dict[str, list[int]]:
+        """A templated conversation → `input_ids` and `labels`, equal in length; labels are −100 except on answers."""
+        bos = self.tokenizer.bos_token_id
+        input_ids = [] if bos is None else [bos]
+        labels = [IGNORED] * len(input_ids)
+        texts = [text for text, _ in segments]
+        for ids, (_, is_answer) in zip(self._tokenize(texts), segments, strict=True):
+            input_ids += ids
+            labels += ids if is_answer else [IGNORED] * len(ids)
+        return {"input_ids": input_ids, "labels": labels}
+
+    def prompts(self, texts: list[str]) -> dict[str, torch.Tensor]:
+        """Prompts → left-padded input_ids and attention_mask (B, T), ready for generation."""
+        rows = [self.encode([(text, False)])["input_ids"] for text in texts]
+        width = max(map(len, rows))
+        input_ids = torch.full((len(rows), width), self.tokenizer.pad_token_id)
+        mask = torch.zeros_like(input_ids)
+        for index, row in enumerate(rows):
+            input_ids[index, width - len(row) :] = torch.tensor(row)
+            mask[index, width - len(row) :] = 1
+        return {"input_ids": input_ids, "attention_mask": mask}
+
+    def _tokenize(self, texts: list[str]) -> Iterator[list[int]]:
+        """Token ids of each text; no token spans two texts. One call for all: a call costs more than a text."""
+        parts = [text.split(IMAGE_TOKEN) for text in texts]
+        filled = [part for text in parts for part in text if part]
+        tokens = iter(self.tokenizer(filled, add_special_tokens=False).input_ids if filled else ())
+        for text in parts:
+            ids: list[int] = []
+            for position, part in enumerate(text):
+                ids += [self.image_token_id] * self.num_image_tokens if position else []
+                ids += next(tokens) if part else []
+            yield ids
+
+
+def _pad_to_square(image: Image.Image, color: tuple[int, int, int]) -> Image.Image:
+    if image.width == image.height:
+        return image
+    side = max(image.size)
+    square = Image.new("RGB", (side, side), color)
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square
+
+
+__all__ = ["MGMProcessor"]

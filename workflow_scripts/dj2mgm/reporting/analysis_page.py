@@ -1,0 +1,219 @@
+"""The page of an analysis: every statistic's distribution, limits, and the rows at its ends and at its limits."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.data.formats import caption_of
+from dj2mgm.data.images import load_image
+from dj2mgm.files import write_text
+from dj2mgm.juicer.analysis import Analysis, suggested_recipe
+from dj2mgm.juicer.statistics import Limit, Limits, Statistic
+from dj2mgm.juicer.suggestions import show
+from dj2mgm.reporting.drawing import Bars, Scale, Tick, data_uri, environment, grouped, named_counts, stacked_bars
+from dj2mgm.reporting.histograms import bin_edges
+
+EXAMPLES = 4
+COMMON = 0.25  # of the rows; where so many have the extreme value, they are no examples of an extreme
+LONGEST_CAPTION = 90  # characters
+LONGEST_SIDE = 144  # px, of the embedded copies
+QUALITY = 80
+
+
+@dataclass(frozen=True)
+class Example:
+    value: str
+    caption: str
+    image: str  # data URI, empty for a statistic of texts
+
+
+@dataclass(frozen=True)
+class Group:
+    """Examples of one kind; without any where `words` says why."""
+
+    title: str
+    dropped: bool
+    examples: list[Example] = field(default_factory=list)
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Range:
+    """One end of a statistic's range, as the recipe has it and as it is suggested."""
+
+    argument: str
+    current: str  # empty where the recipe has no such operator
+    current_drops: int
+    suggested: str
+    suggested_drops: int
+    reason: str
+
+    @property
+    def changed(self) -> bool:
+        return self.current != self.suggested and bool(self.current or self.suggested_drops)
+
+
+@dataclass(frozen=True)
+class Line:
+    at: float  # per cent of the axis
+    kind: str  # suggested or current
+
+
+@dataclass(frozen=True)
+class Panel:
+    name: str
+    title: str
+    operator: str
+    in_recipe: bool
+    remark: str
+    words: str  # the one value of all rows, instead of bars
+    ranges: list[Range]
+    current: str  # the whole range, "38 to 528"
+    current_drops: int
+    suggested: str
+    suggested_drops: int
+    bars: list[Bars] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
+    log: bool = False
+    groups: list[Group] = field(default_factory=list)
+
+
+def write_analysis_page(analysis: Analysis, path: Path) -> None:
+    """Write one HTML file, without a script, that fetches nothing."""
+    filled = environment()
+    filled.filters["thousands"] = grouped
+    filled.filters["share"] = partial(share, of=analysis.rows)
+    page = filled.get_template("analysis.html.j2").render(
+        data=analysis.data,
+        rows_in=analysis.rows_in,
+        rows=analysis.rows,
+        unreadable=len(analysis.unreadable),
+        reasons=named_counts(Counter(analysis.unreadable.values())),
+        repeats={name: int(rows.sum()) for name, rows in analysis.repeats.items()},
+        kept={"current": analysis.kept("current"), "suggested": analysis.kept("suggested")},
+        panels=[panel(statistic, analysis) for statistic in analysis.statistics],
+        not_measured=analysis.not_measured,
+        recipe=suggested_recipe(analysis),
+    )
+    write_text(path, page)
+
+
+def share(rows: int, of: int) -> str:
+    """ "2.0 %"; shares too small for that are not called nothing."""
+    if 0 < rows < 0.0005 * of:
+        return "< 0.1 %"
+    return f"{100 * rows / of:.1f} %"
+
+
+def panel(statistic: Statistic, analysis: Analysis) -> Panel:
+    finite = statistic.finite
+    constant = finite.min() == finite.max()
+    common = dict(
+        name=statistic.name,
+        title=statistic.name.replace("_", " "),
+        operator=statistic.operator,
+        in_recipe=statistic.arguments is not None,
+        remark="" if constant else statistic.remark,
+        words=f"All rows have {show(finite[0])}." if constant else "",
+        ranges=[_range(statistic, side) for side in statistic.suggested],
+        current=_whole(statistic.current),
+        current_drops=int(statistic.drops(statistic.current).sum()),
+        suggested=_whole(statistic.suggested),
+        suggested_drops=int(statistic.drops(statistic.suggested).sum()),
+    )
+    if constant:
+        return Panel(**common)
+    edges, log = bin_edges(finite)
+    scale = Scale(edges[0], edges[-1], log)
+    return Panel(
+        **common,
+        bars=_bars(statistic, edges),
+        lines=[
+            Line(scale.at(limit.value), kind) for limit, kind in _lines(statistic) if edges[0] < limit.value < edges[-1]
+        ],
+        ticks=scale.ticks(5),
+        log=log,
+        groups=[_group(*group, statistic, analysis) for group in _groups(statistic, analysis)],
+    )
+
+
+def _range(statistic: Statistic, side: str) -> Range:
+    suggested, current = statistic.suggested[side], statistic.current.get(side)
+    drops = [int(limit.drops(statistic.values).sum()) if limit else 0 for limit in (current, suggested)]
+    now = _text(current) if current else ""
+    return Range(suggested.argument, now, drops[0], _text(suggested), drops[1], suggested.reason)
+
+
+def _whole(limits: Limits) -> str:
+    """ "38 to 528", or the one end that there is."""
+    ends = {side: _text(limit) for side, limit in limits.items() if not limit.unlimited}
+    if len(ends) == 2:
+        return f"{ends['min']} to {ends['max']}"
+    return "".join(f"{'from' if side == 'min' else 'to'} {end}" for side, end in ends.items())
+
+
+def _text(limit: Limit) -> str:
+    return "no limit" if limit.unlimited else str(limit.written)
+
+
+def _bars(statistic: Statistic, edges: np.ndarray) -> list[Bars]:
+    """Heights are square roots of rows, so that a few among thousands are seen."""
+    dropped = statistic.drops(statistic.suggested)[np.isfinite(statistic.values)]
+    here, kept = (np.histogram(statistic.finite[rows], edges)[0] for rows in (dropped, ~dropped))
+    total = here + kept
+    heights = np.sqrt(total) / np.maximum(total, 1)
+    return stacked_bars({"kept": kept * heights, "here": here * heights}, highest=np.sqrt(total.max()))
+
+
+def _lines(statistic: Statistic) -> Iterator[tuple[Limit, str]]:
+    yield from ((limit, "current") for limit in statistic.current.values())
+    yield from ((limit, "suggested") for limit in statistic.suggested.values())
+
+
+def _groups(statistic: Statistic, analysis: Analysis) -> Iterator[tuple[str, np.ndarray]]:
+    """(title, rows, nearest first) of the lowest and highest values, and of those next to a suggested limit."""
+    values = statistic.values
+    order = np.argsort(values, kind="stable")
+    order = order[np.isfinite(values[order]) & ~analysis.repeated[order]]
+    yield "lowest", order
+    for side, limit in statistic.suggested.items():
+        dropped = limit.drops(values[order])
+        if dropped.any():
+            below, above = (order[dropped], order[~dropped]) if side == "min" else (order[~dropped], order[dropped])
+            yield f"just below {limit.written}", below[::-1]
+            yield f"just above {limit.written}", above
+    yield "highest", order[::-1]
+
+
+def _group(title: str, rows: np.ndarray, statistic: Statistic, analysis: Analysis) -> Group:
+    values = statistic.values
+    dropped = bool(len(rows)) and bool(statistic.drops(statistic.suggested)[rows[0]])
+    extreme = title in ("lowest", "highest")
+    alike = int((values == values[rows[0]]).sum()) if len(rows) else 0
+    if extreme and alike > COMMON * analysis.rows:
+        return Group(title, dropped, words=f"{grouped(alike)} rows have {show(values[rows[0]])}")
+    examples = [_example(row, statistic, analysis) for row in _different(rows, statistic, analysis)]
+    return Group(title, dropped, examples)
+
+
+def _different(rows: Iterable[int], statistic: Statistic, analysis: Analysis) -> list[int]:
+    """The first rows that differ in what the statistic is about."""
+    chosen: dict[object, int] = {}
+    for row in rows:
+        if len(chosen) == EXAMPLES:
+            break
+        chosen.setdefault(row if statistic.of_images else analysis.texts[row], int(row))
+    return list(chosen.values())
+
+
+def _example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
+    caption = caption_of(analysis.texts[row])
+    if len(caption) > LONGEST_CAPTION:
+        caption = caption[:LONGEST_CAPTION] + "…"
+    image = data_uri(load_image(analysis.images[row][0]), LONGEST_SIDE, QUALITY) if statistic.of_images else ""
+    return Example(show(statistic.values[row]), caption, image)

@@ -1,0 +1,66 @@
+"""The challenge's score: the mean, over its benchmarks, of the model's score over a reference model's.
+
+The configuration (results/challenge/config.yaml):
+
+    reference: MGM-2B
+    scores: {textvqa: {score: 56.2, variant: ocr_tokens}, mmbench: {score: 59.8, variant: circular}}
+    runs:
+      - experiment: baseline
+        seed: 0
+        benchmarks: {textvqa: results/baseline/benchmarks/textvqa, mmbench: results/baseline/benchmarks/mmbench}
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json
+
+
+def tabulate_challenge(config: dict) -> pd.DataFrame:
+    """The reference, then each run, then mean and standard deviation of experiments with several seeds.
+
+    Columns: experiment, seed, then of each benchmark its score in per cent and its ratio, last `challenge_score`.
+
+    Raises:
+        InputError: a benchmark was not scored, or was asked in another variant than the reference.
+    """
+    scores = config["scores"]
+    reference = _row(config["reference"], "reference", {name: entry["score"] for name, entry in scores.items()}, scores)
+    rows = []
+    for run in config["runs"]:
+        own = {name: _read_score(Path(run["benchmarks"][name]), config, name) for name in scores}
+        rows.append(_row(run["experiment"], run["seed"], own, scores))
+    table = pd.DataFrame(rows)
+    for experiment, runs in table.groupby("experiment", sort=False):
+        if len(runs) > 1:
+            figures = runs.drop(columns=["experiment", "seed"])
+            rows.append({"experiment": experiment, "seed": "mean"} | figures.mean().to_dict())
+            rows.append({"experiment": experiment, "seed": "standard deviation"} | figures.std().to_dict())
+    return pd.DataFrame([reference, *rows])
+
+
+def _row(experiment: str, seed: int | str, own: dict[str, float], reference: dict[str, dict]) -> dict:
+    row: dict = {"experiment": experiment, "seed": seed}
+    ratios = {name: score / reference[name]["score"] for name, score in own.items()}
+    for name, score in own.items():
+        row |= {name: score, f"{name}_ratio": ratios[name]}
+    return row | {"challenge_score": sum(ratios.values()) / len(ratios)}
+
+
+def _read_score(folder: Path, config: dict, name: str) -> float:
+    """A benchmark's score in per cent, if it can be compared with the reference's."""
+    path = folder / "metrics.json"
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; run the rule score_benchmark first")
+    metrics, wanted = read_json(path), config["scores"][name]["variant"]
+    if metrics["variant"] != wanted:
+        raise InputError(
+            f"{path}: {name} was asked in the variant {metrics['variant']}, the score of {config['reference']} is of "
+            f"{wanted}; scores of different prompts cannot be compared: use files of that variant, or state the "
+            f"reference's score for this one in challenge.scores.{name}"
+        )
+    if "score" not in metrics["estimates"]:
+        raise InputError(f"{path}: {name} has no score, since its file holds no answers; use a split that has them")
+    return metrics["estimates"]["score"]["mean"]

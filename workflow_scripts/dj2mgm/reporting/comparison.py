@@ -1,0 +1,133 @@
+"""The figures of all experiments: each one a row of comparison.csv, and tables of them for the page."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.files import replace_file
+from dj2mgm.reporting.experiment import Experiment
+
+COLUMNS = [
+    *("experiment", "seeds", "group", "metric", "value", "low", "high", "n"),
+    *("difference", "difference_low", "difference_high"),
+]
+LOWER_IS_BETTER = {"extra_objects"}
+HEADLINES = {  # metric: title, what it means
+    "vqa_accuracy": ("VQA accuracy", "held-out questions answered correctly"),
+    "attribute_accuracy": ("Attribute accuracy", "colours, shapes and places that captions state correctly"),
+    "clip_score": ("CLIPScore", "how well captions fit their images"),
+    "ref_clip_score": ("RefCLIPScore", "how well they fit images and reference captions"),
+}
+GROUP_LABELS = {
+    "finetune/own": "Fine-tuned",
+    "finetune/shuffled": "Fine-tuned, shuffled images",
+    "finetune/difference": "Fine-tuned, own − shuffled",
+    "pretrain/own": "Pretrained",
+    "pretrain/shuffled": "Pretrained, shuffled images",
+    "pretrain/difference": "Pretrained, own − shuffled",
+    "reference": "Reference captions",
+}
+
+
+def compare(experiments: list[Experiment]) -> pd.DataFrame:
+    """One row per experiment, group and metric, with the paired difference to the first experiment.
+
+    `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` the values
+    per seed; what a difference cannot be taken of (the first experiment itself, metrics that only one has) is empty.
+    The group `<model>/difference` is own − shuffled images.
+
+    Raises:
+        InputError: two experiments have no seed or no image in common.
+    """
+    first, *others = experiments
+    differences = {other.name: paired_difference(other.scores, first.scores) for other in others}
+    rows = []
+    for experiment in experiments:
+        for group, estimates in experiment.groups.items():
+            for metric, estimate in estimates.items():
+                difference = differences.get(experiment.name, {}).get(group, {}).get(metric, {})
+                figures = [estimate[key] for key in ("mean", "low", "high", "n")]
+                against = [difference.get(key) for key in ("mean", "low", "high")]
+                rows.append([experiment.name, estimate["seeds"], group, metric, *figures, *against])
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def write_table(table: pd.DataFrame, path: str | Path) -> None:
+    """Write a CSV with at most six digits after the point."""
+    with replace_file(path) as file:
+        table.round(6).to_csv(file, index=False, lineterminator="\n")
+
+
+def verdict(metric: str, difference: Estimate) -> str:
+    """What an interval of a difference (own − reference) shows: "better", "worse" or "no difference shown"."""
+    low, high = ends(difference)
+    if difference["low"] is None or low <= 0 <= high:
+        return "no difference shown"
+    return "better" if (low > 0) != (metric in LOWER_IS_BETTER) else "worse"
+
+
+def ends(estimate: Estimate) -> tuple[float, float]:
+    """Where the interval is drawn: from low to high, or the mean alone where there is no interval."""
+    return (estimate["mean"],) * 2 if estimate["low"] is None else (estimate["low"], estimate["high"])
+
+
+def chance_note(comparisons: int) -> str:
+    """What holds of several intervals at once; empty for a single comparison."""
+    if comparisons < 2:
+        return ""
+    return (
+        f"Each of the {comparisons} differences is judged by its own interval: of 20 that are truly none, about one is "
+        "shown by chance."
+    )
+
+
+def is_share(metric: str) -> bool:
+    """Shares go from 0 to 1 and are shown in per cent; the other metrics are scores or counts."""
+    return "accuracy" in metric or metric == "exact_match"
+
+
+def figure(metric: str, value: float) -> str:
+    return (f"{100 * value:.1f} %" if is_share(metric) else f"{value:.3f}").replace("-", "−")
+
+
+def gain(metric: str, value: float) -> str:
+    """A difference, with its sign; shares in percentage points."""
+    return (f"{100 * value:+.1f} points" if is_share(metric) else f"{value:+.3f}").replace("-", "−")
+
+
+def interval(metric: str, estimate: Estimate, show: Callable[[str, float], str] = figure) -> str:
+    """Low and high, shown as levels or, with `gain`, as differences; units are left to the mean."""
+    if estimate["low"] is None:
+        return "no interval, one image"
+    low, high = (show(metric, end).removesuffix(" %").removesuffix(" points") for end in ends(estimate))
+    return f"{low} to {high}"
+
+
+def metric_table(experiment: Experiment) -> tuple[list[str], list[dict]]:
+    """All metrics of one experiment.
+
+    Returns:
+        Titles of the columns, one per group, and rows {"metric", "headline", "cells": [(value, interval) or None]},
+        headline metrics first.
+    """
+    groups = [name for name in GROUP_LABELS if name in experiment.groups]
+    measured = dict.fromkeys(metric for name in groups for metric in experiment.groups[name])
+    ordered = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
+    rows = []
+    for metric in ordered:
+        cells = [_cell(name, metric, experiment.groups[name].get(metric)) for name in groups]
+        title = (
+            HEADLINES[metric][0] if metric in HEADLINES else metric.replace("vqa_accuracy_", "VQA ").replace("_", " ")
+        )
+        rows.append({"metric": title, "headline": metric in HEADLINES, "cells": cells})
+    return [GROUP_LABELS[name] for name in groups], rows
+
+
+def _cell(group: str, metric: str, estimate: dict | None) -> tuple[str, str] | None:
+    if estimate is None:
+        return None
+    show = gain if group.endswith("/difference") else figure
+    return show(metric, estimate["mean"]), interval(metric, estimate)

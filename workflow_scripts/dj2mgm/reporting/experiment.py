@@ -1,0 +1,170 @@
+"""Everything the page shows of the experiments, read from the files that their rules left.
+
+The configuration (results/report/config.yaml) names each stage's folder, since stages are shared between runs and
+experiments:
+
+    experiments:
+      - name: baseline              # the first is the reference for all others
+        description: What it is for.
+        dataset: results/datasets/shapes
+        config: {…}                 # the merged configuration
+        recipes: {filter: {…}, synthesize: null}
+        runs:
+          - seed: 0
+            stages: {filter: results/baseline/filter, jsonl: results/baseline/jsonl, …}
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from dj2mgm.config.stages import STAGES, TRAINING
+from dj2mgm.data.formats import read_evaluation
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.seeds import Estimates, Scores, aggregate, read_scores
+from dj2mgm.files import read_json, read_jsonl, read_yaml
+
+# file, below the folder of its stage: the rule that makes it
+RULE_OF_FILE = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
+REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
+OPTIONAL_STAGES = frozenset(STAGES) - REQUIRED_STAGES
+EXPERIMENT_KEYS = {"name", "description", "dataset", "config", "recipes", "runs"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment with one seed."""
+
+    seed: int
+    filter: dict  # summary.json, like the next two
+    synthesize: dict | None  # None: the experiment has no such stage
+    jsonl: dict
+    records: dict[str, dict]  # by training stage: metrics.json
+    steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
+    clip: dict  # metrics.json of evaluate_clip
+    vqa: dict  # metrics.json of evaluate_vqa
+    scores: Scores  # values per image, of both evaluations
+    stages: dict[str, Path]  # folder of every stage, for what is read only on demand
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    description: str
+    dataset: Path
+    dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
+    config: dict  # merged configuration
+    recipes: dict  # {"filter": recipe, "synthesize": recipe or None}
+    runs: list[Run]
+    evaluation: list[dict]
+    image_root: Path
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.seed for run in self.runs]
+
+    @property
+    def scores(self) -> list[Scores]:
+        return [run.scores for run in self.runs]
+
+    @cached_property
+    def groups(self) -> Estimates:
+        """Estimates over all seeds by group (`finetune/own`, …, `reference`) and metric."""
+        return aggregate(self.scores)
+
+
+def load_experiments(config: str | Path) -> list[Experiment]:
+    """Read the experiments that a configuration lists, in its order.
+
+    Raises:
+        InputError: the configuration has a wrong or missing key, or a file is missing (names it and its rule).
+    """
+    return [_load(entry) for entry in _read_entries(config)]
+
+
+def _read_entries(config: str | Path) -> list[dict]:
+    """The checked entries of a configuration."""
+    config = Path(config)
+    if not config.is_file():
+        raise InputError(f"{config} does not exist; it lists the experiments to compare")
+    content = read_yaml(config)
+    _check_keys(content, {"experiments"}, str(config))
+    if not isinstance(content["experiments"], list) or not content["experiments"]:
+        raise InputError(f"{config}: experiments must be a list of at least one experiment")
+    for number, entry in enumerate(content["experiments"], start=1):
+        where = f"{config}, experiment {number}"
+        _check_keys(entry, EXPERIMENT_KEYS, where)
+        _check_keys(entry["recipes"], {"filter", "synthesize"}, f"{where}, recipes")
+        if not isinstance(entry["runs"], list) or not entry["runs"]:
+            raise InputError(f"{where}: runs must be a list of at least one run")
+        for run in entry["runs"]:
+            _check_keys(run, {"seed", "stages"}, f"{where}, runs")
+            _check_keys(run["stages"], REQUIRED_STAGES, f"{where}, seed {run['seed']}", OPTIONAL_STAGES)
+        _check_unique([run["seed"] for run in entry["runs"]], f"{where}: the seed")
+    _check_unique([entry["name"] for entry in content["experiments"]], f"{config}: the name")
+    return content["experiments"]
+
+
+def _check_keys(value: object, required: set[str], where: str, optional: frozenset[str] = frozenset()) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: a mapping with the keys {', '.join(sorted(required))} is expected")
+    if missing := required - set(value):
+        raise InputError(f"{where}: the key {min(missing)} is missing")
+    if unknown := set(value) - required - optional:
+        known = ", ".join(sorted(required | optional))
+        raise InputError(f"{where}: unknown key {min(map(str, unknown))!r}; known are {known}")
+
+
+def _check_unique(values: list, what: str) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise InputError(f"{what} {value!r} occurs twice; each may occur once")
+
+
+def _load(entry: dict) -> Experiment:
+    name, dataset = entry["name"], Path(entry["dataset"])
+    for file in (dataset / "summary.json", dataset / "evaluation.jsonl"):
+        _check_file(file, name, "make_dataset")
+    runs = [_load_run(name, run["seed"], run["stages"]) for run in entry["runs"]]
+    return Experiment(
+        name=name,
+        description=entry["description"],
+        dataset=dataset,
+        dataset_counts=read_json(dataset / "summary.json"),
+        config=entry["config"],
+        recipes=entry["recipes"],
+        runs=runs,
+        evaluation=list(read_evaluation(dataset / "evaluation.jsonl")),
+        image_root=Path(read_yaml(runs[0].stages["evaluate_clip"] / "config.yaml")["image_root"]),
+    )
+
+
+def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> Run:
+    stages = {stage: Path(folder) for stage, folder in folders.items()}
+    for name, rule in RULE_OF_FILE.items():
+        stage, file = name.split("/")
+        if stage in stages:
+            _check_file(stages[stage] / file, f"{experiment} with seed {seed}", rule)
+    summaries = {
+        stage: read_json(stages[stage] / "summary.json") if stage in stages else None
+        for stage in ("filter", "synthesize", "jsonl")
+    }
+    metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
+    scored = [stages[stage] / "scores.jsonl" for stage in metrics]
+    for path, groups in zip(scored, (values["groups"] for values in metrics.values()), strict=True):
+        next(read_jsonl(path, may_be_empty=not groups), None)
+    return Run(
+        seed=seed,
+        **summaries,
+        records={stage: read_json(stages[stage] / "metrics.json") for stage in TRAINING},
+        steps={stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in TRAINING},
+        clip=metrics["evaluate_clip"],
+        vqa=metrics["evaluate_vqa"],
+        scores=read_scores(experiment, seed, *scored),
+        stages=stages,
+    )
+
+
+def _check_file(path: Path, whose: str, rule: str) -> None:
+    if not path.is_file():
+        raise InputError(f"{path} does not exist, so {whose} cannot be reported; run the rule {rule} first")

@@ -1,0 +1,212 @@
+"""Where rows went: counts after every step, and their diagram."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from dj2mgm.files import read_jsonl
+from dj2mgm.reporting.drawing import grouped, named_counts
+from dj2mgm.reporting.experiment import Experiment, Run
+from dj2mgm.reporting.gallery import Recaption
+
+# Where rows went: how many there were after every step, from the dataset to the samples that were trained on.
+#
+# The rows of stage 1 run in lanes. `original` holds rows with the caption they came with, `recaptioned` those whose
+# caption was rewritten, `repeated` the copies that fill the budget, `dropped` everything that fell out on the way.
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Rows by lane. All but the repeated ones add up to the rows of the dataset."""
+
+    original: int
+    recaptioned: int = 0
+    repeated: int = 0
+    dropped: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.original + self.recaptioned + self.repeated
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator or stage, and the rows after it."""
+
+    name: str
+    kind: str  # dataset, operator, recaption, file, repeat or trained
+    lanes: Lanes
+    dropped: int = 0  # by this step
+    reasons: str = ""  # "undecodable 12, missing 1"; of a single reason the name, empty where none is recorded
+    note: str = ""  # what the step did besides dropping
+
+
+def pretrain_chain(experiment: Experiment, run: Run, recaptions: list[Recaption]) -> list[Step]:
+    """Dataset, every operator of the filters and of the synthesis, the training file, the samples of stage 1."""
+    lanes = Lanes(original=experiment.dataset_counts["pretrain"])
+    steps = [Step("dataset", "dataset", lanes, note="image–caption pairs")]
+    for operator in run.filter["operators"]:
+        lanes = _dropped(lanes, original=operator["dropped"])
+        steps.append(_operator(operator, lanes))
+    if run.synthesize:
+        steps += _synthesis(run, lanes, [recaption for recaption in recaptions if recaption.caption is not None])
+    steps += _training_file(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
+    lanes, samples = steps[-1].lanes, run.records["pretrain"]["samples"]
+    note = f"{grouped(samples)} samples in {grouped(run.records['pretrain']['steps'])} steps"
+    return [*steps, Step("trained on", "trained", lanes, note=note)]
+
+
+def finetune_counts(experiment: Experiment, run: Run) -> list[tuple[str, int]]:
+    """Instructions in the dataset, in the training file, and the samples that stage 2 saw."""
+    written = run.jsonl["finetune"]
+    brought = experiment.dataset_counts["finetune"]
+    counts = [("in the dataset", brought) if brought else ("made from the pairs", written["rows_in"])]
+    lost = {reason.replace("_", " "): number for reason, number in written["dropped"].items() if number}
+    counts += [(f"left out: {reason}", -number) for reason, number in lost.items()]
+    if repeated := written.get("repeated"):
+        counts.append(("repeated", repeated))
+    return [*counts, ("trained on", run.records["finetune"]["samples"])]
+
+
+def _dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> Lanes:
+    return replace(
+        lanes,
+        original=lanes.original - original,
+        recaptioned=lanes.recaptioned - recaptioned,
+        dropped=lanes.dropped + original + recaptioned,
+    )
+
+
+def _operator(operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> Step:
+    reasons = _reasons(operator.get("broken_images") or {})
+    return Step(operator["operator"], kind, lanes, operator["dropped"], reasons, note)
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    reasons = {reason: count for reason, count in counts.items() if count}
+    return next(iter(reasons)).replace("_", " ") if len(reasons) == 1 else named_counts(reasons)
+
+
+def _synthesis(run: Run, lanes: Lanes, captioned: list[Recaption]) -> Iterator[Step]:
+    """The operators of the synthesis; a dropped row counts in the lane it was in."""
+    dropped = Counter(recaption.dropped_in_step for recaption in captioned)
+    for operator in run.synthesize["operators"]:
+        if "recaption" in operator and not lanes.recaptioned:
+            lanes = replace(lanes, original=lanes.original - len(captioned), recaptioned=len(captioned))
+            unusable = named_counts(operator["recaption"]["unusable"])
+            note = f"{grouped(len(captioned))} recaptioned" + (f"; captions not usable: {unusable}" if unusable else "")
+            yield _operator(operator, lanes, "recaption", note)
+        else:
+            of_recaptions = dropped[operator["step"]]
+            lanes = _dropped(lanes, operator["dropped"] - of_recaptions, of_recaptions)
+            note = f"{grouped(of_recaptions)} of them recaptions" if of_recaptions else ""
+            yield _operator(operator, lanes, note=note)
+
+
+def _training_file(run: Run, lanes: Lanes, accepted: set[str]) -> Iterator[Step]:
+    written = run.jsonl["pretrain"]
+    dropped = sum(written["dropped"].values())
+    if dropped:
+        of_recaptions = 0
+        if lanes.recaptioned:  # a copy's id is `<id>#<number>`, so copies are not counted
+            ids = {row["id"] for row in read_jsonl(run.stages["jsonl"] / "pretrain.jsonl")}
+            of_recaptions = lanes.recaptioned - len(accepted & ids)
+        lanes = _dropped(lanes, dropped - of_recaptions, of_recaptions)
+    yield Step("training file", "file", lanes, dropped, _reasons(written["dropped"]))
+    if repeated := written.get("repeated", 0):
+        yield Step("fill the budget", "repeat", replace(lanes, repeated=repeated), note=f"{grouped(repeated)} repeated")
+
+
+# The flow diagram of a chain: vertical lanes, from which every operator takes its ribbon to the dropped rows.
+#
+# Each step is a strip of its own, in a box of WIDTH × HEIGHT units that the page stretches to the width of the column
+# and to the height of the text beside it; so labels cannot overlap, however thin a ribbon is and however a label
+# wraps.
+
+WIDTH, HEIGHT = 1000.0, 100.0
+GAP = 0.11  # between what stays and what was dropped, as a share of the rows
+LANE_GAP = 0.02  # between the lanes that stay
+
+Edges = tuple[float, float]  # left and right, in rows
+
+
+@dataclass(frozen=True)
+class Shape:
+    lane: str  # original, recaptioned, repeated or dropped: its colour
+    path: str
+    title: str = ""
+
+
+def draw_flows(chains: list[list[Step]]) -> list[list[list[Shape]]]:
+    """The shapes of every step of every chain; a row is equally wide in all of them."""
+    places = [_Places(steps) for steps in chains]
+    across = max(place.across for place in places) or 1.0
+    return [
+        [_step(place, across, steps[max(index - 1, 0)].lanes, step) for index, step in enumerate(steps)]
+        for place, steps in zip(places, chains, strict=True)
+    ]
+
+
+class _Places:
+    """Edges of the lanes, in rows. New captions stay where they left the old ones, so that no lane moves sideways."""
+
+    def __init__(self, steps: list[Step]):
+        rows = max(lanes.original + lanes.recaptioned + lanes.dropped for lanes in (step.lanes for step in steps))
+        self.gap = LANE_GAP * rows
+        split = next((step.lanes.original for step in steps if step.kind == "recaption"), None)
+        self.start = self.gap + (steps[-1].lanes.original if split is None else split)
+        last = steps[-1].lanes
+        self.across = max((1 + GAP) * rows, self.repeated(last)[1] + GAP * rows + last.dropped)
+
+    def recaptioned(self, lanes: Lanes) -> Edges:
+        return self.start, self.start + lanes.recaptioned
+
+    def repeated(self, lanes: Lanes) -> Edges:
+        left = self.start + (lanes.recaptioned + self.gap if lanes.recaptioned else 0)
+        return left, left + lanes.repeated
+
+
+def _step(places: _Places, across: float, before: Lanes, step: Step) -> list[Shape]:
+    """Straight bands of what stays in its lane, then the ribbons of what changes it."""
+    after, shapes = step.lanes, []
+
+    def band(lane: str, top: Edges, bottom: Edges, title: str = "") -> None:
+        if max(top[1] - top[0], bottom[1] - bottom[0]) > 0:
+            shapes.append(Shape(lane, _path(top, bottom, WIDTH / across), title))
+
+    band("original", (0, after.original), (0, after.original))
+    if step.kind != "recaption":
+        band("recaptioned", places.recaptioned(after), places.recaptioned(after))
+    band("dropped", (across - before.dropped, across), (across - before.dropped, across))
+    if step.kind == "recaption":
+        band("recaptioned", (after.original, before.original), places.recaptioned(after), step.note)
+    if step.kind == "repeat":
+        left, right = places.repeated(after)
+        band("repeated", (left - places.gap, left - places.gap), (left, right), step.note)
+    elif after.repeated:
+        band("repeated", places.repeated(after), places.repeated(after))
+    if step.dropped:
+        _drop(band, places, across, before, step)
+    return shapes
+
+
+def _drop(band: Callable, places: _Places, across: float, before: Lanes, step: Step) -> None:
+    """Ribbons from the right edges of the lanes to the left edge of what was dropped before."""
+    after, left = step.lanes, across - step.lanes.dropped
+    recaptions_left = places.recaptioned(after)[1]
+    for rows, edge in (
+        (before.original - after.original, after.original),
+        (before.recaptioned - after.recaptioned, recaptions_left),
+    ):
+        if rows > 0:
+            band("dropped", (edge, edge + rows), (left, left + rows), f"{step.name}: {grouped(step.dropped)} dropped")
+            left += rows
+
+
+def _path(top: Edges, bottom: Edges, scale: float) -> str:
+    """A band from two edges at the top to two at the bottom, all with vertical tangents."""
+    a, b, c, d = (f"{edge * scale:.1f}" for edge in (*top, *bottom))
+    if (a, b) == (c, d):
+        return f"M{a} 0H{b}V{HEIGHT:g}H{a}Z"
+    middle = HEIGHT / 2
+    return f"M{a} 0C{a} {middle:g} {c} {middle:g} {c} {HEIGHT:g}H{d}C{d} {middle:g} {b} {middle:g} {b} 0Z"

@@ -1,0 +1,233 @@
+"""Histograms of every statistic, over the rows that a stage kept and those that it dropped."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.files import read_jsonl
+from dj2mgm.reporting.drawing import BINS, Bars, Scale, Tick, named_counts, stacked_bars
+from dj2mgm.reporting.experiment import Run
+from dj2mgm.reporting.gallery import Recaption
+
+# Data-Juicer's operators whose limits are lines in a statistic's histogram: {statistic: (operator, lower, upper)}
+LIMITS = {
+    "text_len": ("text_length_filter", "min_len", "max_len"),
+    "num_words": ("words_num_filter", "min_num", "max_num"),
+    "num_token": ("token_num_filter", "min_num", "max_num"),
+    "alnum_ratio": ("alphanumeric_filter", "min_ratio", "max_ratio"),
+    "special_char_ratio": ("special_characters_filter", "min_ratio", "max_ratio"),
+    "word_rep_ratio": ("word_repetition_filter", "min_ratio", "max_ratio"),
+    "char_rep_ratio": ("character_repetition_filter", "min_ratio", "max_ratio"),
+    "avg_line_length": ("average_line_length_filter", "min_len", "max_len"),
+    "max_line_length": ("maximum_line_length_filter", "min_len", "max_len"),
+    "stopwords_ratio": ("stopwords_filter", "min_ratio", None),
+    "flagged_words_ratio": ("flagged_words_filter", None, "max_ratio"),
+    "lang_score": ("language_id_score_filter", "min_score", None),
+    "perplexity": ("perplexity_filter", None, "max_ppl"),
+    "num_action": ("text_action_filter", "min_action_num", None),
+    "image_width": ("image_shape_filter", "min_width", "max_width"),
+    "image_height": ("image_shape_filter", "min_height", "max_height"),
+    "aspect_ratios": ("image_aspect_ratio_filter", "min_ratio", "max_ratio"),
+    "image_sizes": ("image_size_filter", "min_size", "max_size"),
+    "face_ratios": ("image_face_ratio_filter", "min_ratio", "max_ratio"),
+    "face_counts": ("image_face_count_filter", "min_face_count", "max_face_count"),
+    "image_aesthetics_scores": ("image_aesthetics_filter", "min_score", "max_score"),
+    "image_nsfw_score": ("image_nsfw_filter", None, "max_score"),
+    "image_watermark_prob": ("image_watermark_filter", None, "prob_threshold"),
+    "image_text_similarity": ("image_text_similarity_filter", "min_score", "max_score"),
+    "image_text_matching_score": ("image_text_matching_filter", "min_score", "max_score"),
+    "phrase_grounding_recall": ("phrase_grounding_recall_filter", "min_recall", "max_recall"),
+    "caption_log_likelihood": ("caption_log_likelihood_filter", "min_log_likelihood", None),
+}
+BYTES = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
+SERIES = ("kept", "here", "elsewhere")  # from the bottom of a bar: kept, dropped by this limit, dropped by another
+
+
+@dataclass(frozen=True)
+class Limit:
+    at: float  # per cent of the axis
+    side: str  # min or max
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """One statistic; without bars where all rows have one value, or where it is a word (`words`)."""
+
+    title: str
+    operator: str
+    limits_text: str  # "38 to 528", empty where the recipe sets none
+    counts: dict[str, int]  # rows by series
+    words: str = ""  # "ok 9 800, undecodable 200", or the one value of all rows
+    bars: list[Bars] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
+    log: bool = False
+
+
+def statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = ()) -> list[Histogram]:
+    """Histograms of a stage's statistics (its folder's stats.jsonl and dropped.jsonl), in the order of the recipe."""
+    steps = [(name, step[name] or {}) for step in recipe["process"] for name in step]
+    values = read_statistics(folder)
+    return [
+        _histogram(name, rows, *_limits_of(name, steps)) for name, rows in values.items() if name not in set(leave_out)
+    ]
+
+
+def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
+    """{statistic: [(operator that dropped the row or "", value), …]}, of the rows that have the statistic."""
+    values: dict[str, list[tuple[str, object]]] = {}
+
+    def add(stats: dict, dropped_by: str) -> None:
+        for name, value in stats.items():
+            for one in value if isinstance(value, list) else [value]:
+                if one is not None and not (isinstance(one, float) and math.isnan(one)):
+                    values.setdefault(name, []).append((dropped_by, one))
+
+    for row in read_jsonl(folder / "stats.jsonl"):
+        add({name: value for name, value in row.items() if name != "id"}, "")
+    for row in read_jsonl(folder / "dropped.jsonl"):
+        if row["event"] == "dropped":
+            add(row["stats"], row["operator"])
+    plain = (str, int, float)
+    return {name: rows for name, rows in values.items() if all(isinstance(value, plain) for _, value in rows)}
+
+
+def _limits_of(statistic: str, steps: list[tuple[str, dict]]) -> tuple[str, float | None, float | None, str]:
+    """(operator, lower, upper, as text) of the recipe's last operator that judges the statistic."""
+    operator, *names = LIMITS.get(statistic, (statistic.removesuffix("_score") + "_filter", None, None))
+    limiting = [(name, arguments) for name, arguments in steps if name.removeprefix("batched_") == operator]
+    if not limiting:
+        return operator, None, None, ""
+    operator, arguments = limiting[-1]
+    texts = [str(arguments[name]) if name in arguments else None for name in names]
+    low, high = (None if text is None else as_number(text) for text in texts)
+    if texts == [None, None]:
+        return operator, None, None, ""
+    if None not in texts:
+        return operator, low, high, f"{texts[0]} to {texts[1]}"
+    return operator, low, high, f"at least {texts[0]}" if texts[0] is not None else f"at most {texts[1]}"
+
+
+def as_number(text: str) -> float | None:
+    """ "0.5" → 0.5, "20MiB" → 20971520.0; None for what is no number."""
+    digits = text.rstrip("iIbBkKmMgGtT ")
+    try:
+        return float(digits) * BYTES.get(text[len(digits) :].strip().lower(), 1)
+    except ValueError:
+        return None
+
+
+def _histogram(
+    name: str, rows: list[tuple[str, object]], operator: str, low: float | None, high: float | None, text: str
+) -> Histogram:
+    title = name.replace("_", " ")
+    groups: dict[str, list] = {series: [] for series in SERIES}
+    for dropped_by, value in rows:
+        groups[_series(dropped_by, operator)].append(value)
+    counts = {series: len(values) for series, values in groups.items()}
+    if any(isinstance(value, str) for _, value in rows):
+        return Histogram(title, operator, text, counts, named_counts(Counter(str(value) for _, value in rows)))
+    arrays = {series: np.array(values, dtype=np.float64) for series, values in groups.items()}
+    everything = np.concatenate(list(arrays.values()))
+    if everything.min() == everything.max():
+        return Histogram(title, operator, text, counts, f"all {everything[0]:g}")
+    edges, log = bin_edges(everything)
+    scale = Scale(edges[0], edges[-1], log)
+    within = [(at, side) for at, side in ((low, "min"), (high, "max")) if at is not None and edges[0] < at < edges[-1]]
+    limits = [Limit(scale.at(at), side) for at, side in within]
+    rows_in_bins = {series: np.histogram(values, edges)[0] for series, values in arrays.items()}
+    bars = stacked_bars(rows_in_bins, highest=int(sum(rows_in_bins.values()).max()))
+    return Histogram(title, operator, text, counts, "", bars, limits, scale.ticks(3), log)
+
+
+def _series(dropped_by: str, operator: str) -> str:
+    if not dropped_by:
+        return "kept"
+    return "here" if dropped_by == operator else "elsewhere"
+
+
+def bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Edges of the bins, and whether they are logarithmic: so where a few values are far above all others.
+
+    Whole numbers get bins of equal whole width, so that no bin holds more of them than its neighbour.
+    """
+    low, high = float(values.min()), float(values.max())
+    if low > 0 and high / float(np.median(values)) > 12 or low > 0 and float(np.median(values)) / low > 12:
+        return np.geomspace(low, high * (1 + 1e-9), BINS + 1), True
+    if np.all(values == np.round(values)):
+        width = max(1, math.ceil((high - low + 1) / BINS))
+        return np.arange(low - 0.5, high + 0.5 + width, width), False
+    return np.linspace(low, high, BINS + 1), False
+
+
+def group_by_folder(named: Iterable[tuple[str, Path]]) -> Iterator[tuple[Path, list[str]]]:
+    """Names that share a folder, so that what they have in common is shown once."""
+    folders: dict[Path, list[str]] = {}
+    for name, folder in named:
+        folders.setdefault(folder, []).append(name)
+    yield from folders.items()
+
+
+# How well captions fit their images before recaptioning and after, as one histogram.
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Similarity of image and caption, before (bars rise) and after (bars hang), on one axis.
+
+    A bar's height is the square root of its rows: captions that fit are in a few bins, and all others would vanish.
+    """
+
+    before: list[Bars]  # kept: captions that stayed; replaced: captions that were rewritten
+    after: list[Bars]  # kept; accepted and rejected: new captions
+    ticks: list[Tick]
+    limit: float | None  # per cent of the axis; None if there is none, or off the axis
+    limit_text: str
+    counts: dict[str, int]
+
+
+def similarities(run: Run, recaptions: list[Recaption]) -> Similarities | None:
+    """None if no row was recaptioned. Rows for which the captioner had nothing usable are among the replaced ones."""
+    if not recaptions:
+        return None
+    touched = {recaption.id for recaption in recaptions}
+    stats = read_jsonl(run.stages["synthesize"] / "stats.jsonl")
+    scores = {row["id"]: row.get("image_text_similarity") for row in stats}
+    values = {
+        "kept": [score[0] for name, score in scores.items() if score and name not in touched],
+        "replaced": [recaption.original_similarity for recaption in recaptions],
+        "accepted": [recaption.similarity for recaption in recaptions if recaption.accepted],
+        "rejected": [r.similarity for r in recaptions if r.similarity is not None and not r.accepted],
+    }
+    everything = [value for numbers in values.values() for value in numbers]
+    records = [operator.get("recaption") for operator in run.synthesize["operators"]]
+    limit = next((record["min_similarity"] for record in records if record), None)
+    edges = bin_edges_at(min(everything), max(everything), limit)
+    counts = {name: np.histogram(numbers, edges)[0] for name, numbers in values.items()}
+    scale = Scale(edges[0], edges[-1])
+    sides = {"before": ("kept", "replaced"), "after": ("kept", "accepted", "rejected")}
+    highest = max(int(sum(counts[name] for name in names).max()) for names in sides.values())
+    before, after = (
+        stacked_bars(_square_roots({name: counts[name] for name in names}, highest), highest, down=side == "after")
+        for side, names in sides.items()
+    )
+    where = scale.at(limit) if limit is not None and edges[0] <= limit <= edges[-1] else None
+    sizes = {name: len(numbers) for name, numbers in values.items()}
+    return Similarities(before, after, scale.ticks(5), where, "" if limit is None else f"{limit:.3g}", sizes)
+
+
+def bin_edges_at(low: float, high: float, limit: float | None) -> np.ndarray:
+    """Edges of the bins; the limit is one of them, so that no bin holds rows of both sides."""
+    width = (high - low) / (2 * BINS) or 1.0
+    start = low if limit is None else limit
+    return start + width * np.arange(np.floor((low - start) / width), np.ceil((high - start) / width + 1e-9) + 1)
+
+
+def _square_roots(counts: dict[str, np.ndarray], highest: int) -> dict[str, np.ndarray]:
+    """Counts by series, stretched so that their sum in each bin is √(sum × highest); series keep their shares."""
+    total = np.maximum(sum(counts.values()), 1)
+    return {series: numbers * np.sqrt(highest / total) for series, numbers in counts.items()}

@@ -1,0 +1,250 @@
+"""Puts the page together from its parts and the templates."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jinja2 import Environment
+from markupsafe import Markup, escape
+
+from dj2mgm.config.stages import STAGES
+from dj2mgm.evaluation.seeds import Estimates, paired_difference
+from dj2mgm.files import write_text
+from dj2mgm.reporting.comparison import chance_note, metric_table
+from dj2mgm.reporting.curves import loss_curves, memory_timeline
+from dj2mgm.reporting.drawing import environment, grouped, listed
+from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.flow import Shape, Step, draw_flows, finetune_counts, pretrain_chain
+from dj2mgm.reporting.gallery import Recaption, gallery, quality, read_recaptions, read_truth, recaption_gallery
+from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
+from dj2mgm.reporting.record import config_difference, judge_note, times_table, training_table, versions
+from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
+
+LANES = {
+    "original": "with the caption they came with",
+    "recaptioned": "with a new caption",
+    "repeated": "repeated",
+    "dropped": "dropped",
+}
+TRAINED = {
+    "pretrain": "projector and patch-info mining, language model frozen",
+    "finetune": "LoRA on the language model, and the projector",
+}
+
+
+def write_page(experiments: list[Experiment], path: str | Path) -> None:
+    """Write `report.html`: one file, no script, nothing fetched, so that it opens anywhere.
+
+    Raises:
+        InputError: an image of a gallery cannot be read, or two experiments have nothing in common to be compared by.
+    """
+    first, *others = experiments
+    differences = {other.name: paired_difference(other.scores, first.scores) for other in others}
+    recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
+    rewritten = list(_recaption_parts(experiments, recaptions))
+    panels = headline_panels(experiments, differences)
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            names=[experiment.name for experiment in experiments],
+            reference=first.name,
+            description=first.description,
+            verdicts=verdicts(experiments, differences),
+            seeds=[experiment.seeds for experiment in experiments],
+            seeds_note=seeds_note(experiments),
+            chance_note=chance_note(sum(len(model.differences) for panel in panels for model in panel.models)),
+            judge_note=judge_note(experiments),
+            method_note=method_note(experiments),
+            coverage=LOW_COVERAGE,
+            several_seeds=any(len(experiment.seeds) > 1 for experiment in experiments),
+            sections=_sections(bool(rewritten)),
+            panels=panels,
+            lanes=LANES,
+            flows=_flows(experiments, recaptions),
+            statistics=_statistics(experiments, recaptions),
+            losses=[(STAGES[name].label, meaning, loss_curves(experiments, name)) for name, meaning in TRAINED.items()],
+            memory=[(e.name, index, memory_timeline(e)) for index, e in enumerate(experiments)],
+            recaptions=rewritten,
+            galleries=_galleries(experiments),
+            metrics=[_metrics(index, experiment, differences) for index, experiment in enumerate(experiments)],
+            changes=[
+                {"experiment": other.name, "index": index, "rows": config_difference(other, first)}
+                for index, other in enumerate(others, start=1)
+            ],
+            times=times_table(experiments),
+            versions=versions(experiments),
+            evaluation=_evaluation_note(first),
+            training=[(experiment.name, training_table(experiment.runs[0])) for experiment in experiments],
+        )
+    )
+    write_text(path, page)
+
+
+def _environment() -> Environment:
+    filled = environment()
+    filled.filters["thousands"] = lambda number: grouped(number).replace("-", "−")
+    filled.filters["score"] = lambda value: f"{round(value, 2) + 0:.2f}".replace("-", "−")
+    filled.filters["minus"] = lambda text: text.replace("-", "−")
+    filled.filters["listed"] = listed
+    # a line may be broken after "_" and "."
+    filled.filters["breakable"] = lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>"))
+    return filled
+
+
+def seeds_note(experiments: list[Experiment]) -> str:
+    """What the intervals cover, in a sentence."""
+    seeds = {experiment.name: experiment.seeds for experiment in experiments}
+    if all(len(numbers) == 1 for numbers in seeds.values()):
+        return (
+            "One seed. The 95 % intervals cover the choice of images only, not training noise: trained again with "
+            "another seed, either model may score otherwise. List more seeds in the experiments' files to cover it; "
+            "five are recommended."
+        )
+    if len({tuple(numbers) for numbers in seeds.values()}) == 1:
+        numbers = next(iter(seeds.values()))
+        return (
+            f"{len(numbers)} seeds ({listed([str(number) for number in numbers])}). The 95 % intervals cover both the "
+            "choice of images and the noise of training."
+        )
+    counts = listed([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
+    return (
+        f"Seeds: {counts}. The 95 % intervals cover the choice of images and, where there are two seeds or more, the "
+        "noise of training; differences are taken between equal seeds."
+    )
+
+
+def method_note(experiments: list[Experiment]) -> str:
+    """How the intervals are made, with their degrees of freedom."""
+    groups = [group for experiment in experiments for group in experiment.groups.values()]
+    images = [estimate["images"] for group in groups for estimate in group.values()]
+    if max(images) == 1:
+        return "One image gives no interval."
+    over = [f"over images ({_freedom(images, 'images')}, fewer where images have unequally many questions)"]
+    if max(seeds := [len(experiment.seeds) for experiment in experiments]) > 1:
+        over.append(f"over seeds ({_freedom(seeds, 'seeds')})")
+    return (
+        f"The intervals are Student's t {' and '.join(over)}"
+        f"{', each for its part of the variance. Few seeds make them wide: five are recommended' if over[1:] else ''}."
+    )
+
+
+def _freedom(numbers: list[int], what: str) -> str:
+    least, most = max(min(numbers), 2), max(numbers)
+    if least == most:
+        return f"{most - 1} degree{'s' if most > 2 else ''} of freedom for {grouped(most)} {what}"
+    return f"{least - 1} to {grouped(most - 1)} degrees of freedom for {least} to {grouped(most)} {what}"
+
+
+def _sections(recaptioned: bool) -> list[tuple[str, str]]:
+    titles = {
+        "verdict": "Headline metrics",
+        "rows": "Where the rows went",
+        "statistics": "Statistics",
+        "losses": "Loss curves",
+        "memory": "Memory of training",
+        "recaptions": "Rewritten captions",
+        "gallery": "What the models say",
+        "metrics": "All metrics",
+        "record": "Configuration and record",
+    }
+    return [(anchor, title) for anchor, title in titles.items() if anchor != "recaptions" or recaptioned]
+
+
+def _flows(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> list[dict]:
+    """The first run of every experiment."""
+    chains = [pretrain_chain(e, e.runs[0], recaptions[e.name]) for e in experiments]
+    flows = zip(experiments, chains, draw_flows(chains), strict=True)
+    return [_flow(index, *parts) for index, parts in enumerate(flows)]
+
+
+def _flow(index: int, experiment: Experiment, steps: list[Step], drawings: list[list[Shape]]) -> dict:
+    start, end = steps[0].lanes, steps[-1].lanes
+    return {
+        "experiment": experiment.name,
+        "index": index,
+        "steps": list(zip(steps, drawings, strict=True)),
+        "lanes": {shape.lane for shapes in drawings for shape in shapes},
+        "alt": f"{experiment.name}: of {start.left} rows {end.dropped} were dropped, and {end.left} were trained on",
+        "instructions": finetune_counts(experiment, experiment.runs[0]),
+    }
+
+
+def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> list[dict]:
+    """Filter stages first, each once; then the synthesis of every experiment that has one."""
+    by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
+    stages = []
+    for folder, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
+        stages.append(
+            {
+                "title": "Filter",
+                "experiments": [(name, by_name[name][0]) for name in names],
+                "histograms": statistic_histograms(folder, by_name[names[0]][1].recipes["filter"]),
+                "similarities": None,
+            }
+        )
+    for index, experiment in enumerate(experiments):
+        run = experiment.runs[0]
+        if run.synthesize:
+            mirrored = similarities(run, recaptions[experiment.name])
+            left_out = {"image_text_similarity"} if mirrored else set()
+            recipe = experiment.recipes["synthesize"]
+            stages.append(
+                {
+                    "title": "Synthesis",
+                    "experiments": [(experiment.name, index)],
+                    "histograms": statistic_histograms(run.stages["synthesize"], recipe, left_out),
+                    "similarities": mirrored,
+                }
+            )
+    return stages
+
+
+def _recaption_parts(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> Iterator[dict]:
+    for index, experiment in enumerate(experiments):
+        rows = recaptions[experiment.name]
+        if rows:
+            run, truth = experiment.runs[0], read_truth(experiment)
+            yield {
+                "experiment": experiment.name,
+                "index": index,
+                "count": len(rows),
+                "likelihoods": any(recaption.log_likelihood is not None for recaption in rows),
+                "quality": quality(run, rows, truth),
+                "shown": recaption_gallery(run, rows, truth),
+            }
+
+
+def _galleries(experiments: list[Experiment]) -> list[dict]:
+    """One for each dataset: experiments on other images cannot be set side by side."""
+    by_dataset: dict[Path, list[tuple[int, Experiment]]] = {}
+    for index, experiment in enumerate(experiments):
+        by_dataset.setdefault(experiment.dataset, []).append((index, experiment))
+    return [
+        {
+            "dataset": dataset.name,
+            "experiments": [(experiment.name, index) for index, experiment in group],
+            "shown": gallery(group),
+        }
+        for dataset, group in by_dataset.items()
+    ]
+
+
+def _metrics(index: int, experiment: Experiment, differences: dict[str, Estimates]) -> dict:
+    columns, rows = metric_table(experiment)
+    return {
+        "experiment": experiment.name,
+        "index": index,
+        "columns": columns,
+        "rows": rows,
+        "differences": difference_table(differences[experiment.name]) if experiment.name in differences else None,
+    }
+
+
+def _evaluation_note(experiment: Experiment) -> str:
+    clip, counts = experiment.runs[0].clip, experiment.dataset_counts
+    prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
+    questions = experiment.runs[0].vqa["questions"]
+    return (
+        f"Evaluated on {grouped(counts['evaluation'])} held-out images of {experiment.dataset.name} with "
+        f"{grouped(questions) if questions else 'no'} questions; CLIP for the scores: {clip['clip']}{prompt}."
+    )

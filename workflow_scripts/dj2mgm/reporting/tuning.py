@@ -1,0 +1,178 @@
+"""Ways to fine-tune side by side: what each scores, and what it costs."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.seeds import Estimates, PerImage, Scores, paired_difference
+from dj2mgm.files import write_text
+from dj2mgm.messages import duration
+from dj2mgm.reporting.comparison import HEADLINES, chance_note, ends, figure, interval
+from dj2mgm.reporting.curves import read_stage_memory
+from dj2mgm.reporting.drawing import Scale, environment, grouped
+from dj2mgm.reporting.experiment import Experiment
+
+GROUP = "finetune/own"
+SCORES = ("attribute_accuracy", "clip_score", "vqa_accuracy")
+KEPT = 0.9  # the share of the reference's score that the question is about
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """One experiment; costs are of its fine-tuning, means over the seeds but for memory, which is the highest."""
+
+    name: str
+    rank: int | None  # of LoRA; None: all of the language model is trained
+    trained_parameters: int
+    train_seconds: float
+    host_gib: float
+    gpu_gib: float | None  # None without a GPU
+    scores: dict[str, Estimate]
+    kept: dict[str, "Kept"]  # by score; empty for the reference
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How much of the reference's score is left."""
+
+    share: float
+    enough: bool | None  # at least KEPT of it; None: the 95 % interval does not say, or there is none
+
+
+def tunings(experiments: list[Experiment]) -> list[Tuning]:
+    """In the experiments' order, the reference first.
+
+    Raises:
+        InputError: runs that cannot be paired by seed and image.
+    """
+    reference, *others = experiments
+    return [_tuning(reference, {}), *(_tuning(other, kept(other, reference)) for other in others)]
+
+
+def _tuning(experiment: Experiment, kept_scores: dict[str, Kept]) -> Tuning:
+    records = [run.records["finetune"] for run in experiment.runs]
+    memory = [read_stage_memory(run, "finetune") for run in experiment.runs]
+    measured = experiment.groups.get(GROUP, {})
+    return Tuning(
+        name=experiment.name,
+        rank=lora["r"] if (lora := experiment.config["finetune"]["lora"]) else None,
+        trained_parameters=records[0]["trained_parameters"],
+        train_seconds=float(np.mean([record["train_seconds"] for record in records])),
+        host_gib=max(one.peak("host") for one in memory),
+        gpu_gib=max((one.peak("gpu") for one in memory if "gpu" in one.sizes), default=None),
+        scores={score: measured[score] for score in SCORES if score in measured},
+        kept=kept_scores,
+    )
+
+
+def kept(experiment: Experiment, reference: Experiment) -> dict[str, Kept]:
+    """Whether own − KEPT · reference, paired by seed and image, is above or below zero."""
+    margins: Estimates = paired_difference(experiment.scores, [scaled(run, KEPT) for run in reference.scores])
+    shares = {}
+    for score, margin in margins.get(GROUP, {}).items():
+        full = reference.groups[GROUP][score]["mean"]
+        if score in SCORES and full > 0:
+            undecided = margin["low"] is None or margin["low"] < 0 <= margin["high"]
+            share = experiment.groups[GROUP][score]["mean"] / full
+            shares[score] = Kept(share, None if undecided else margin["low"] >= 0)
+    return shares
+
+
+def scaled(run: Scores, factor: float) -> Scores:
+    """All values of a run times `factor`."""
+
+    def times(values: PerImage) -> PerImage:
+        return replace(values, sums=factor * values.sums)
+
+    groups = {group: {name: times(one) for name, one in metrics.items()} for group, metrics in run.groups.items()}
+    return replace(run, groups=groups)
+
+
+def tabulate(rows: list[Tuning]) -> pd.DataFrame:
+    """One row per tuning; of every score its mean, `_low`, `_high` and `_kept`, the share of the reference's."""
+    return pd.DataFrame([_record(row) for row in rows])
+
+
+def _record(row: Tuning) -> dict:
+    costs = ("name", "rank", "trained_parameters", "train_seconds", "host_gib", "gpu_gib")
+    record = {key: getattr(row, key) for key in costs}
+    for score, estimate in row.scores.items():
+        record |= {score: estimate["mean"], f"{score}_low": estimate["low"], f"{score}_high": estimate["high"]}
+        record[f"{score}_kept"] = row.kept[score].share if score in row.kept else None
+    return record
+
+
+# The same as one small page.
+
+COSTS = {  # title, text
+    "trained_parameters": ("Parameters trained", grouped),
+    "train_seconds": ("Time", duration),
+    "gpu_gib": ("Peak GPU memory", "{:.2f} GiB".format),
+    "host_gib": ("Peak host memory", "{:.2f} GiB".format),
+}
+SHARE = f"{100 * KEPT:.0f} %"
+VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, and in words
+
+
+def write_page(rows: list[Tuning], title: str, path: str | Path) -> None:
+    """Write one file without scripts that fetches nothing."""
+    costs = [key for key in COSTS if any(getattr(row, key) is not None for row in rows)]
+    scores = list(rows[0].scores)
+    scales = {score: _scale([row.scores[score] for row in rows if score in row.scores]) for score in scores}
+    page = (
+        environment()
+        .get_template("tuning.html.j2")
+        .render(
+            title=title,
+            reference=rows[0].name,
+            chance_note=chance_note(sum(len(row.kept) for row in rows)),
+            seeds=max((score["seeds"] for row in rows for score in row.scores.values()), default=0),
+            share=SHARE,
+            cost_titles=[COSTS[key][0] for key in costs],
+            score_titles=[HEADLINES[score][0] for score in scores],
+            rows=[
+                {
+                    "name": row.name,
+                    "costs": [_cost(rows, row, key) for key in costs],
+                    "scores": [_score(row, score, scales[score]) for score in scores],
+                }
+                for row in rows
+            ],
+        )
+    )
+    write_text(path, page)
+
+
+def _cost(rows: list[Tuning], row: Tuning, key: str) -> tuple[str, float]:
+    """As text, and in per cent of the most expensive."""
+    value, most = getattr(row, key), max(getattr(other, key) or 0 for other in rows)
+    return ("–", 0.0) if value is None else (COSTS[key][1](value), round(100 * value / most, 2) if most else 0.0)
+
+
+def _scale(estimates: list[Estimate]) -> Scale:
+    low, high = min(ends(one)[0] for one in estimates), max(ends(one)[1] for one in estimates)
+    margin = 0.05 * (high - low) or 0.01
+    return Scale(low - margin, high + margin)
+
+
+def _score(row: Tuning, score: str, scale: Scale) -> dict | None:
+    """The score, its places in per cent of an axis that all rows share, and what is kept of the reference's."""
+    if score not in row.scores:
+        return None
+    estimate = row.scores[score]
+    shown = {
+        "value": figure(score, estimate["mean"]),
+        "interval": interval(score, estimate),
+        "places": dict(zip(("mean", "low", "high"), map(scale.at, (estimate["mean"], *ends(estimate))), strict=True)),
+    }
+    return shown | _kept(row.kept.get(score))
+
+
+def _kept(kept: Kept | None) -> dict:
+    if kept is None:
+        return {"class": "same", "kept": []}
+    style, words = VERDICTS[kept.enough]
+    return {"class": style, "kept": [f"{100 * kept.share:.1f} % kept", f"at least {SHARE}: {words}"]}

@@ -1,0 +1,249 @@
+"""The verdict: every headline metric, and by how much each experiment differs from the reference; and all differences
+as tables."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.seeds import Estimates
+from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, ends, figure, gain, interval, is_share, verdict
+from dj2mgm.reporting.drawing import Scale, Tick
+from dj2mgm.reporting.experiment import Experiment
+
+MODELS = {"pretrain": "pretraining", "finetune": "fine-tuning"}
+VERDICTS = {"better": "better", "worse": "worse", "no difference shown": "same"}  # class in the style sheet
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A mean with its 95 % interval, places in per cent of an axis."""
+
+    at: float
+    low: float
+    high: float
+    seeds: list[float]  # places of the seeds' own means, where they are shown
+    text: str
+    interval: str
+
+
+@dataclass(frozen=True)
+class Level:
+    experiment: str
+    index: int  # of the experiment, for its colour
+    mark: Mark
+    shuffled: float | None  # the same model shown other images
+    shuffled_text: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    experiment: str
+    index: int
+    mark: Mark
+    verdict: str  # better, worse or same
+
+
+@dataclass(frozen=True)
+class Model:
+    stage: str  # pretraining or fine-tuning
+    levels: list[Level]
+    differences: list[Difference]
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    meaning: str
+    models: list[Model]
+    level_ticks: list[Tick]
+    ceiling: float | None  # the reference captions' value
+    ceiling_text: str
+    difference_ticks: list[Tick]
+    zero: float
+    unit: str  # of differences
+    by_clip: bool  # whether a CLIP judges
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What the differences show after one training stage: titles of metrics, with the difference where it is shown."""
+
+    stage: str
+    seeds: int  # that the differences are means over
+    better: list[str]
+    worse: list[str]
+    same: list[str]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    experiment: str
+    index: int
+    description: str
+    sentences: list[Sentence]
+
+
+def verdicts(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[Verdict]:
+    """One for each experiment beside the reference; `differences` to it by experiment."""
+    return [
+        Verdict(experiment.name, index, experiment.description, list(_sentences(differences[experiment.name])))
+        for index, experiment in enumerate(experiments)
+        if experiment.name in differences
+    ]
+
+
+def _sentences(differences: Estimates) -> Iterator[Sentence]:
+    for model, stage in MODELS.items():
+        estimates = differences.get(f"{model}/own", {})
+        found: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
+        seeds = max((estimate["seeds"] for estimate in estimates.values()), default=0)
+        for metric, (title, _) in HEADLINES.items():
+            if metric in estimates:
+                kind = VERDICTS[verdict(metric, estimates[metric])]
+                words = title if "Score" in title or title.startswith("VQA") else title[0].lower() + title[1:]
+                found[kind].append(words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})")
+        if any(found.values()):
+            yield Sentence(stage, seeds, **found)
+
+
+def _unbroken(metric: str, difference: Estimate) -> str:
+    return gain(metric, difference["mean"]).replace(" ", "\u00a0")
+
+
+def headline_panels(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[Panel]:
+    """One panel for each headline metric that any experiment measured. Values start at 0."""
+    panels = []
+    for metric, (title, meaning) in HEADLINES.items():
+        scale, contrast = _level_scale(experiments, metric), _difference_scale(differences, metric)
+        models = []
+        for model, stage in MODELS.items():
+            levels = list(_levels(experiments, model, metric, scale))
+            if levels:
+                models.append(Model(stage, levels, list(_contrasts(experiments, differences, model, metric, contrast))))
+        if models:
+            ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean")
+            factor = 100 if is_share(metric) else 1
+            panels.append(
+                Panel(
+                    title,
+                    meaning,
+                    models,
+                    scale.ticks(5, factor),
+                    None if ceiling is None else scale.at(ceiling),
+                    "" if ceiling is None else figure(metric, ceiling),
+                    contrast.ticks(3, factor, signed=True),
+                    contrast.at(0),
+                    "percentage points" if is_share(metric) else "",
+                    "clip_score" in metric,
+                )
+            )
+    return panels
+
+
+def _level_scale(experiments: list[Experiment], metric: str) -> Scale:
+    if is_share(metric):
+        return Scale(0, 1)
+    estimates = [groups[metric] for e in experiments for groups in e.groups.values() if metric in groups]
+    return Scale(0, 1.05 * max((ends(estimate)[1] for estimate in estimates), default=0) or 1)
+
+
+def _difference_scale(differences: dict[str, Estimates], metric: str) -> Scale:
+    places = [0.0]
+    for estimates in differences.values():
+        for model in MODELS:
+            if estimate := estimates.get(f"{model}/own", {}).get(metric):
+                places += ends(estimate)
+    margin = 0.15 * (max(places) - min(places)) or 0.01
+    return Scale(min(places) - margin, max(places) + margin)
+
+
+def _levels(experiments: list[Experiment], model: str, metric: str, scale: Scale) -> Iterator[Level]:
+    for index, experiment in enumerate(experiments):
+        estimate = experiment.groups.get(f"{model}/own", {}).get(metric)
+        if estimate:
+            mark = _mark(scale, estimate, [], figure(metric, estimate["mean"]), interval(metric, estimate))
+            shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric, {}).get("mean")
+            place, text = (None, "") if shuffled is None else (scale.at(shuffled), figure(metric, shuffled))
+            yield Level(experiment.name, index, mark, place, text)
+
+
+def _contrasts(
+    experiments: list[Experiment], differences: dict[str, Estimates], model: str, metric: str, scale: Scale
+) -> Iterator[Difference]:
+    reference = {run.seed: run.scores for run in experiments[0].runs}
+    group = f"{model}/own"
+    for index, experiment in enumerate(experiments):
+        estimate = differences.get(experiment.name, {}).get(group, {}).get(metric)
+        if estimate:
+            pairs = [(run.scores, reference[run.seed]) for run in experiment.runs if run.seed in reference]
+            seeds = [(own.groups[group][metric] - other.groups[group][metric]).mean for own, other in pairs]
+            text = gain(metric, estimate["mean"]).removesuffix(" points")
+            mark = _mark(scale, estimate, seeds, text, interval(metric, estimate, gain))
+            yield Difference(experiment.name, index, mark, VERDICTS[verdict(metric, estimate)])
+
+
+def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> Mark:
+    places = [scale.at(place) for place in (estimate["mean"], *ends(estimate))]
+    return Mark(*places, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
+
+
+# The differences of all metrics to the reference, and where intervals are too narrow, as tables.
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    interval: str
+    verdict: str  # better, worse or same; empty for controls, which nothing should improve
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """In how many of 100 simulated studies the 95 % interval holds the share of right answers.
+
+    The true share is 10 %; for 90 % it is the same.
+    """
+
+    questions: int  # of an image: 1, or from 1 to this number
+    images: int
+    by_seeds: dict[int, int]  # per cent, by number of seeds
+
+
+# Simulated by tests/unit/test_intervals.py, as are the cases that are covered in 94 of 100 and more.
+LOW_COVERAGE = [
+    Coverage(1, 10, {1: 65, 2: 86, 3: 93, 5: 92}),
+    Coverage(1, 20, {1: 88, 2: 97, 3: 97, 5: 97}),
+    Coverage(1, 100, {1: 93, 2: 99, 3: 99, 5: 98}),
+    Coverage(5, 10, {1: 84, 2: 95, 3: 94, 5: 93}),
+    Coverage(5, 20, {1: 87, 2: 98, 3: 97, 5: 95}),
+    Coverage(5, 100, {1: 93, 2: 99, 3: 98, 5: 98}),
+]
+
+
+def difference_table(differences: Estimates) -> tuple[list[str], list[dict]]:
+    """Titles of the columns, one per group, and rows {"metric", "headline", "cells": [Cell or None]}."""
+    groups = [name for name in GROUP_LABELS if name in differences and name != "reference"]
+    measured = dict.fromkeys(metric for name in groups for metric in differences[name])
+    ordered = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
+    rows = [
+        {
+            "metric": title(metric),
+            "headline": metric in HEADLINES,
+            "cells": [_cell(name, metric, differences[name].get(metric)) for name in groups],
+        }
+        for metric in ordered
+    ]
+    return [GROUP_LABELS[name] for name in groups], rows
+
+
+def title(metric: str) -> str:
+    if metric in HEADLINES:
+        return HEADLINES[metric][0]
+    return metric.replace("vqa_accuracy_", "VQA ").replace("_", " ")
+
+
+def _cell(group: str, metric: str, difference: Estimate | None) -> Cell | None:
+    if difference is None:
+        return None
+    shown = VERDICTS[verdict(metric, difference)] if group.endswith("/own") else ""
+    return Cell(gain(metric, difference["mean"]), interval(metric, difference, gain), shown)

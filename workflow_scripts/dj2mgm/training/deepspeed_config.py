@@ -1,0 +1,72 @@
+"""Completes a config/deepspeed file for one model.
+
+What transformers fills in from the training arguments stays "auto" (batch sizes, precision, optimizer). Bucket sizes
+are filled in here, as integers: transformers' own "auto" gives 0.9·hidden² as a float, which DeepSpeed refuses.
+"""
+
+import copy
+from collections.abc import Mapping
+
+from dj2mgm.config.training import read_deepspeed, solve_batch
+
+# For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 where the
+# number divides it; from 6 GPUs on the weights are partitioned too.
+BY_GPU_COUNT = {
+    1: (1, 32, "zero2_offload"),
+    2: (1, 16, "zero2_offload"),
+    4: (1, 8, "zero2_offload"),
+    6: (1, 8, "zero3_offload"),
+    8: (1, 4, "zero3_offload"),
+}
+
+
+def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
+    """Replace the "auto" sizes of `zero_optimization` by integers derived from the model's hidden size, and turn off
+    DeepSpeed's own timing unless it is asked for."""
+    sizes = {
+        "reduce_bucket_size": hidden_size**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+    config = copy.deepcopy(config)
+    zero = config["zero_optimization"]
+    for key, size in sizes.items():
+        if zero.get(key) == "auto":
+            zero[key] = size
+    # its throughput timer, whose figures nobody reads, waits for the GPU at every micro batch
+    config.setdefault("timers", {"throughput": {"enabled": False}})
+    return config
+
+
+def config_for_gpus(gpus: int, hidden_size: int) -> dict:
+    """The configuration that BY_GPU_COUNT has for this number of GPUs, with its batch sizes."""
+    micro, accumulation, name = BY_GPU_COUNT[gpus]
+    factors = {"micro_batch_size": micro, "gradient_accumulation_steps": accumulation, "gpus": gpus}
+    sizes = solve_batch(f"{gpus} GPUs", factors | {"global_batch_size": None})
+    return with_batch(complete_deepspeed_config(read_deepspeed(name, "config"), hidden_size), sizes)
+
+
+def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
+    """Fix the batch sizes of a configuration; `sizes` as config.training.solve_batch gives them."""
+    return config | {
+        "train_batch_size": sizes["global_batch_size"],
+        "train_micro_batch_size_per_gpu": sizes["micro_batch_size"],
+        "gradient_accumulation_steps": sizes["gradient_accumulation_steps"],
+    }
+
+
+def engine_record(engine) -> dict:
+    """What a running DeepSpeed engine reports about itself, for the run's record."""
+    offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()
+    return {
+        "zero_stage": engine.zero_optimization_stage(),
+        "offload_optimizer": str(offload_optimizer.device) if offload_optimizer else "none",
+        "offload_param": str(offload_param.device) if offload_param else "none",
+        "world_size": engine.world_size,
+        "micro_batch_size": engine.train_micro_batch_size_per_gpu(),
+        "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
+        "global_batch_size": engine.train_batch_size(),
+        "optimizer": type(engine.basic_optimizer).__name__,
+        "zero_optimizer": type(engine.optimizer).__name__,
+        "bf16": bool(engine.bfloat16_enabled()),
+    }

@@ -1,0 +1,76 @@
+"""A model before its first step: its layers, their attention kernels, and compiling them."""
+
+import torch
+from deepspeed.runtime.zero import register_external_parameter
+from deepspeed.runtime.zero.utils import is_zero_param
+from deepspeed.utils import set_z3_leaf_modules
+from torch import nn
+from transformers.utils import is_flash_attn_2_available
+
+from dj2mgm.mgm import MGMForConditionalGeneration
+from dj2mgm.training.settings import TrainingSettings
+
+# The layers of an MGM, in which a training step spends its time.
+
+
+def mgm_in(model: nn.Module) -> MGMForConditionalGeneration:
+    """The MGM in a model, whatever wraps it."""
+    [mgm] = [module for module in model.modules() if isinstance(module, MGMForConditionalGeneration)]
+    return mgm
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Layers of both towers and of the decoder, in the order in which they run."""
+    mgm = mgm_in(model).model
+    blocks = [block for stage in mgm.vision_tower_aux.encoder.stages for block in stage.layers]
+    return [*mgm.vision_tower.encoder.layers, *blocks, *mgm.language_model.layers]
+
+
+def gather_whole_layers(model: nn.Module) -> None:
+    """Let ZeRO-3 gather and release whole layers: its hooks around each of the hundreds of modules in them take longer
+    than a GPU computes."""
+    set_z3_leaf_modules(model, list({type(layer) for layer in layers_of(model)}))
+    # Not a leaf: the gradients of a leaf count as complete once those of its inputs are, and its inputs have none.
+    mining = mgm_in(model).model.patch_info_mining
+    for parameter in mining.parameters():
+        if is_zero_param(parameter):
+            register_external_parameter(mining, parameter)
+
+
+# The attention kernels that the language model is trained with.
+
+
+def attention_of(settings: TrainingSettings) -> tuple[str, str | None]:
+    """transformers' name of the implementation, and what is to be said about the choice, if anything.
+
+    `auto` is FlashAttention 2 where it can run: on a GPU, in bf16, with flash-attn installed. Elsewhere it is PyTorch's
+    own attention, whose kernels are as fast on the newest GPUs (docs/performance.md).
+    """
+    if settings.attn_implementation != "auto":
+        return settings.attn_implementation, None
+    if not (torch.cuda.is_available() and settings.bf16):
+        return "sdpa", None
+    if is_flash_attn_2_available():
+        return "flash_attention_2", None
+    return "sdpa", "flash-attn is not installed: attention runs by PyTorch's scaled_dot_product_attention"
+
+
+# Compiles what a training step spends its time in, piece by piece, with torch.compile.
+#
+# Pieces, because layers of one shape share their compiled code, and because DeepSpeed's hooks around a layer stay
+# outside of it: only what a layer's own `forward` computes is compiled, once for each shape it meets.
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile, in place, the layers of an MGM's towers and decoder, ConvNeXt's norms between them, and its loss.
+
+    Patch info mining is matrix products and copies already; compiled, it was slower.
+    """
+    # ConvNeXt's blocks have four widths, and a last batch is smaller
+    torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+    mgm = mgm_in(model)
+    tower = mgm.model.vision_tower_aux
+    norms = [tower.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in tower.encoder.stages[1:])]
+    for layer in (*layers_of(model), *norms):
+        layer.forward = torch.compile(layer.forward)
+    mgm.lm_head.loss_and_gradient = torch.compile(mgm.lm_head.loss_and_gradient)

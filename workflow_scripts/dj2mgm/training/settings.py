@@ -1,0 +1,69 @@
+"""The resolved settings of a training stage."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dj2mgm.config.training import solve_batch
+from dj2mgm.files import read_yaml
+from dj2mgm.mgm.lora import LoraSettings
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """One training stage. Batch sizes count samples.
+
+    `deepspeed` is the content of a config/deepspeed file; None, if the memory plan is to choose one of
+    `deepspeed_choices`.
+    """
+
+    seed: int
+    gpus: int
+    cpu_threads: int | None
+    template: str | dict  # a chat format's name, or its content (config/chat_templates.py)
+    global_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    epochs: float
+    max_steps: int | None  # optimizer steps; None: as many as the epochs take
+    learning_rate: float
+    lr_scheduler: str
+    warmup_ratio: float
+    weight_decay: float
+    max_grad_norm: float
+    max_length: int
+    precision: str  # bf16, fp32, or auto: bf16 on a GPU, fp32 on a CPU
+    activation_checkpointing: bool | int  # every layer, or every n-th
+    attn_implementation: str  # of the language model: flash_attention_2, sdpa, or auto
+    compile: bool  # on a GPU; never on a CPU
+    save_steps: int
+    log_steps: int
+    loader_workers: int
+    check_memory: bool  # refuse what the memory plan says cannot fit
+    deepspeed: dict | None
+    deepspeed_choices: dict[str, dict] | None = None  # contents by name
+    lora: LoraSettings | None = None
+    projector_learning_rate: float | None = None  # of projector and patch info mining; None: learning_rate
+    nodes: int = 1  # that the GPUs are on
+
+    def __post_init__(self):
+        solve_batch("config.yaml", vars(self))
+
+    @property
+    def bf16(self) -> bool:
+        return self.precision == "bf16" or (self.precision == "auto" and torch.cuda.is_available())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights while they are trained."""
+        return torch.bfloat16 if self.bf16 else torch.float32
+
+
+def load_training_settings(path: str | Path) -> TrainingSettings:
+    return training_settings(read_yaml(path))
+
+
+def training_settings(values: dict) -> TrainingSettings:
+    lora = values.get("lora")
+    return TrainingSettings(**values | {"lora": LoraSettings(**lora) if lora else None})

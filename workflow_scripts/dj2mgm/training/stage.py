@@ -1,0 +1,212 @@
+"""One training stage from settings to saved weights; `pretrain.py` and `finetune.py` say what is trained."""
+
+import importlib.metadata
+import math
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import TrainingArguments
+
+from dj2mgm.code import modules_of
+from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.files import sha256_of, write_json, write_jsonl
+from dj2mgm.memory.prediction import machine_in_use, whole_machine
+from dj2mgm.memory.records import joined_seconds, read_rows
+from dj2mgm.memory.sampler import MemorySampler
+from dj2mgm.messages import note
+from dj2mgm.mgm import MGMForConditionalGeneration, MGMProcessor
+from dj2mgm.mgm.weights import full_shapes
+from dj2mgm.training.build_locks import remove_stale_locks
+from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
+from dj2mgm.training.datasets import Collator, ConversationDataset
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config, engine_record
+from dj2mgm.training.memory_plan import check_memory, choose_deepspeed, workload_of
+from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers
+from dj2mgm.training.optimizer import optimizer_of
+from dj2mgm.training.processes import agree, join_process_group, leave_process_group
+from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.training.trained_weights import check_weights, gather
+from dj2mgm.training.trainer import MGMTrainer
+
+VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
+
+
+def run_stage(
+    tuning: str,
+    settings: TrainingSettings,
+    inputs: dict[str, Path],
+    output_dir: Path,
+    prepare: Callable[[MGMForConditionalGeneration], nn.Module],
+    save: Callable[[nn.Module, dict[str, torch.Tensor], Path], None],
+) -> None:
+    """Train and write the declared outputs last.
+
+    Args:
+        tuning: what is trained, as memory.step.TUNINGS names it.
+        inputs: `data` (jsonl), `model` (folder), and whatever else the result depends on.
+        prepare: freezes and wraps the base model so that exactly what is trained requires gradients.
+        save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
+    """
+    # conversations differ in length; without it, memory that was reserved for one length is lost to the others
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    use_cpu_threads(settings.cpu_threads)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        remove_stale_locks()
+    set_seed(settings.seed)
+    processor = MGMProcessor.from_pretrained(inputs["model"])
+    dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
+    config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
+    workload = workload_of(tuning, settings, config, dataset)
+    settings = choose_deepspeed(settings, workload, whole_machine(settings.gpus, settings.nodes))
+    plan = check_memory(settings, workload, machine_in_use(settings.gpus, settings.nodes))
+
+    fingerprint = fingerprint_of(settings, inputs)
+    checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
+    # before the model: transformers then loads it straight into ZeRO-3's partitions
+    arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
+    join_process_group()
+    checkpoint, reason = agree(lambda: find_checkpoint(checkpoints, fingerprint, settings.gpus))
+    attention, remark = attention_of(settings)
+    memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
+    memory.start()
+
+    first = arguments.process_index == 0
+    if first:
+        for sentence in filter(None, (reason, remark)):
+            note(sentence)
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        discard_checkpoints(checkpoints, newest=checkpoint)
+        if checkpoint is None:
+            progress_file.unlink(missing_ok=True)
+
+    model = MGMForConditionalGeneration.from_pretrained(
+        inputs["model"],
+        dtype=settings.dtype,
+        attn_implementation={"text_config": attention},
+        trust_remote_code=False,
+    )
+    model = prepare(model)
+    gather_whole_layers(model)
+    if settings.compile and torch.cuda.is_available():
+        compile_layers(model)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    shapes = full_shapes(trained)
+
+    def save_checked(folder: Path) -> None:
+        weights = gather(trained, keep=first)
+        if first:
+            check_weights(weights, shapes, trainer.state.global_step)
+            save(model, weights, folder)
+
+    trainer = MGMTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=dataset,
+        data_collator=Collator(processor.tokenizer.pad_token_id, processor.image_token_id),
+        normalize=processor.normalized,
+        save_checked=save_checked,
+        fingerprint=fingerprint,
+        progress_file=progress_file,
+        projector_learning_rate=settings.projector_learning_rate,
+        optimizer_cls_and_kwargs=optimizer_of(settings),
+    )
+    memory.phase = "training"
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    memory.phase = "saving"
+    save_checked(output_dir)
+    record = {
+        "samples": len(dataset),
+        "trained_parameters": sum(shape.numel() for shape in shapes.values()),
+        "resumed_from": checkpoint.name if checkpoint else None,
+        "memory": memory.finish(output_dir),
+        "memory_plan": plan,
+    }
+    if first:
+        record["train_seconds"] = round(joined_seconds(read_rows(output_dir / "memory.csv"))[-1], 1)
+        _write_records(settings, trainer, record, output_dir)
+    leave_process_group()
+
+
+def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
+    recomputed, workers = settings.activation_checkpointing, settings.loader_workers
+    # a step asks for all of its micro batches at once: they are decoded while the step before is computed
+    prefetched = max(2, math.ceil(settings.gradient_accumulation_steps / workers)) if workers else None
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.parent / "tensorboard")
+    return TrainingArguments(
+        output_dir=str(folder),
+        deepspeed=complete_deepspeed_config(settings.deepspeed, hidden_size),
+        use_cpu=not torch.cuda.is_available(),
+        # DeepSpeed's mixed precision, which keeps a float32 copy of what is trained
+        bf16=settings.bf16 and settings.deepspeed["bf16"]["enabled"] == "auto",
+        per_device_train_batch_size=settings.micro_batch_size,
+        gradient_accumulation_steps=settings.gradient_accumulation_steps,
+        num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps or -1,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.lr_scheduler,
+        warmup_steps=settings.warmup_ratio,  # a share of all steps when below 1
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        activation_checkpointing=bool(recomputed),
+        activation_checkpointing_kwargs={"use_reentrant": False, "every_n_layers": int(recomputed)},
+        save_strategy="steps",
+        save_steps=settings.save_steps,
+        logging_steps=settings.log_steps,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,  # it waits for the GPU at every micro batch, and hides what went wrong
+        dataloader_num_workers=workers,
+        dataloader_prefetch_factor=prefetched,
+        remove_unused_columns=False,
+        report_to=["tensorboard"],
+        disable_tqdm=True,
+        seed=settings.seed,
+        data_seed=settings.seed,
+    )
+
+
+def fingerprint_of(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
+    """Of settings, inputs and code: equal for two runs that must give the same weights. How many processes share a step
+    does not matter to them."""
+    files = modules_of(Path(sys.argv[0]))
+    for path in inputs.values():
+        files += model_files(path) if path.is_dir() else [path]
+    left_out = {"gpus", "nodes", "gradient_accumulation_steps"}  # their product is fixed by the other two batch sizes
+    left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps"}
+    values = {key: value for key, value in vars(settings).items() if key not in left_out}
+    return f"{sha256_of(*files)}:{values!r}"
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Weights, configuration, tokenizer and its chat template."""
+    return [file for suffix in ("safetensors", "json", "jinja") for file in sorted(folder.rglob(f"*.{suffix}"))]
+
+
+def _write_records(settings: TrainingSettings, trainer: MGMTrainer, record: dict, output_dir: Path) -> None:
+    history = [row for row in trainer.state.log_history if "loss" in row]
+    kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
+    write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))
+    write_json(
+        output_dir / "metrics.json",
+        {
+            "engine": engine_record(trainer.model_wrapped),
+            "steps": trainer.state.global_step,
+            "loss_first": history[0]["loss"],
+            "loss_last": history[-1]["loss"],
+            **record,
+            "peak_host_rss_gib": _gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),
+            "peak_gpu_gib": _gib(torch.cuda.max_memory_allocated()),
+            "peak_gpu_reserved_gib": _gib(torch.cuda.max_memory_reserved()),
+            "seed": settings.seed,
+            "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+        },
+    )
+
+
+def _gib(size: int) -> float:
+    return round(size / 2**30, 2)

@@ -1,0 +1,67 @@
+"""The weights a stage trains: collecting them from a (possibly partitioned) model, checking them, saving them.
+
+They are few: projector and patch info mining in both stages, and the LoRA matrices in the second. The frozen base is
+never written again.
+"""
+
+from pathlib import Path
+
+import deepspeed
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dj2mgm.files import replace_file
+from dj2mgm.mgm.weights import projector_parameters
+
+
+class BrokenWeights(Exception):
+    """Weights that must not count as saved: empty, incomplete, not finite, or never trained."""
+
+
+# So many elements at a time are looked at, since a test for finite values makes copies.
+ELEMENTS_AT_ONCE = 2**24
+
+
+def gather(parameters: dict[str, torch.nn.Parameter], keep: bool = True) -> dict[str, torch.Tensor]:
+    """Whole CPU copies of parameters that ZeRO may have partitioned. Every rank must call it; `keep` says which has use
+    for them, and so pays with its memory."""
+    whole = {}
+    for name, parameter in parameters.items():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            if keep:
+                whole[name] = parameter.detach().to("cpu", copy=True).contiguous()
+    return whole
+
+
+def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size], steps: int) -> None:
+    """Nothing missing, nothing empty, nothing NaN, and LoRA's B matrices moved away from their zeros.
+
+    Args:
+        steps: that were taken; at the first one the learning rate may be zero.
+
+    Raises:
+        BrokenWeights: names the tensor.
+    """
+    if missing := sorted(set(shapes) - set(weights)):
+        raise BrokenWeights(f"tensor {missing[0]} is missing ({len(missing)} in all)")
+    for name, shape in shapes.items():
+        if weights[name].shape != shape:
+            raise BrokenWeights(f"tensor {name} has shape {tuple(weights[name].shape)} instead of {tuple(shape)}")
+        if not all(torch.isfinite(part).all() for part in weights[name].flatten().split(ELEMENTS_AT_ONCE)):
+            raise BrokenWeights(f"tensor {name} holds values that are not finite")
+    lora_b = [tensor for name, tensor in weights.items() if "lora_B" in name]
+    if steps > 1 and lora_b and not any(tensor.any() for tensor in lora_b):
+        raise BrokenWeights("every lora_B matrix is zero: nothing was trained")
+
+
+def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write projector and mining, from all that was trained, under their names inside `MGMModel`."""
+    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+    projector = {name: weights[by_id[id(parameter)]] for name, parameter in projector_parameters(model).items()}
+    save_weights(projector, folder / "projector.safetensors")
+
+
+def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
+    with replace_file(path, "wb") as file:
+        save_file(weights, file.name)  # straight from the tensors; bytes to write would be a second copy of them all

@@ -1,0 +1,198 @@
+"""transformers' Trainer, saving only what is trained and saying how far it is."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers.masking_utils
+import transformers.trainer
+from accelerate.utils import DeepSpeedSchedulerWrapper, DummyOptim
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.trainer import SCHEDULER_NAME
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_json
+from dj2mgm.messages import report_progress
+from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete
+from dj2mgm.training.datasets import EpochBatches
+from dj2mgm.training.optimizer import repeat_products_of_betas, with_learning_rate
+
+_load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
+
+
+def _load_trained_weights_only(engine, path, load_module_strict=True):
+    # To say "into host memory" DeepSpeed passes a function, which torch.load refuses for torchao's 8-bit states
+    load = engine.checkpoint_engine.load
+    engine.checkpoint_engine.load = lambda file, map_location=None: load(file, map_location="cpu")
+    # Trainer is lenient only for a PeftModel; our checkpoints leave the frozen base out in stage 1 too
+    _load_checkpoint(engine, path, load_module_strict=False)
+    if isinstance(engine.basic_optimizer, DeepSpeedCPUAdam):
+        repeat_products_of_betas(engine.basic_optimizer)
+
+
+transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
+
+# Batches are padded, never packed. To find that out, transformers waits for the GPU at every micro batch.
+transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
+
+
+class ResumableTrainer(Trainer):
+    """Marks a checkpoint complete when every process has written its part, and only then removes the older ones. Where
+    that of the last step is resumed, nothing is trained.
+
+    Args:
+        fingerprint: of settings, inputs and code, stored in each checkpoint.
+    """
+
+    def __init__(self, *args, fingerprint: str, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fingerprint = fingerprint
+        self.args.save_total_limit = None  # Trainer would remove them before the new one counts
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches stay in host memory until their turn comes. Trainer's own repeat samples where processes run out."""
+        args = self.args
+        self.batches = EpochBatches(
+            len(self.train_dataset), args.train_batch_size, args.data_seed, args.world_size, args.process_index
+        )
+        return DataLoader(
+            self.train_dataset,
+            batch_sampler=self.batches,
+            collate_fn=self.data_collator,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            pin_memory=args.dataloader_pin_memory,
+        )
+
+    def _run_epoch(self, **kwargs) -> None:
+        self.batches.epoch = kwargs["epoch"]
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(**kwargs)
+
+    def training_step(self, *args, **kwargs) -> torch.Tensor:
+        # DeepSpeed's engine goes on to the next rate within the step, before Trainer asks for what it logs
+        self._rate = super()._get_learning_rate()
+        return super().training_step(*args, **kwargs)
+
+    def _get_learning_rate(self) -> float:
+        return self._rate
+
+    def _save_checkpoint(self, model, trial) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            step, folder = self.state.global_step, Path(self.args.output_dir)
+            mark_complete(folder / f"checkpoint-{step}", step, self.fingerprint, self.args.world_size)
+            discard_checkpoints(folder, newest=folder / f"checkpoint-{step}")
+
+
+class MGMTrainer(ResumableTrainer):
+    """Saves checkpoints without the frozen base, after `save_checked` approved their weights.
+
+    Args:
+        normalize: pixels as the loader hands them over → as the model takes them, on the device.
+        save_checked: called on every rank with the checkpoint folder; writes the trained weights and raises if they
+            must not count as saved.
+        progress_file: where the newest progress is, for watch.py.
+        projector_learning_rate: of projector and mining, under the same schedule; None: that of the rest.
+    """
+
+    def __init__(
+        self,
+        *args,
+        normalize: Callable[[torch.Tensor], torch.Tensor],
+        save_checked: Callable[[Path], None],
+        progress_file: Path,
+        projector_learning_rate: float | None = None,
+        **kwargs,
+    ):
+        super().__init__(*args, **kwargs)
+        self.projector_learning_rate = projector_learning_rate
+        self.normalize = normalize
+        self.save_checked = save_checked
+        self.start = time.monotonic()
+        for callback in (PrinterCallback, ProgressCallback):
+            self.remove_callback(callback)
+        self.add_callback(ProgressLines(progress_file))
+
+    def floating_point_ops(self, inputs: dict) -> int:
+        return 0  # nobody reads the sum, and the GPU waits while every micro batch counts the parameters
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer | DummyOptim:
+        """Trainer calls it twice where the optimizer is not DeepSpeed's own."""
+        optimizer = super().create_optimizer(model)
+        if self.projector_learning_rate:
+            own = isinstance(optimizer, DummyOptim)
+            groups = [{"params": optimizer.params}] if own else optimizer.param_groups
+            groups = with_learning_rate(groups, projector_parameters(self.model).values(), self.projector_learning_rate)
+            if own:
+                optimizer.params = groups
+            else:
+                optimizer.param_groups.clear()
+                for group in groups:
+                    optimizer.add_param_group(group)
+        return optimizer
+
+    def training_step(self, *args, **kwargs) -> torch.Tensor:
+        if self.projector_learning_rate:
+            self._projector_rate = float(self.lr_scheduler.get_last_lr()[-1])
+        return super().training_step(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "learning_rate" in logs and self.projector_learning_rate:
+            logs = logs | {"projector_learning_rate": self._projector_rate}
+        super().log(logs | {"seconds": round(time.monotonic() - self.start, 3)}, start_time)
+
+    def _prepare_inputs(self, inputs: dict) -> dict:
+        # not by Trainer, which would cast what is float to the engine's bf16; the model scales images down in float32
+        inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
+        if "pixel_values" in inputs:
+            inputs["pixel_values"] = self.normalize(inputs["pixel_values"])
+        return inputs
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_checked(folder)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        self.model_wrapped.save_checkpoint(output_dir, exclude_frozen_parameters=True)
+        if self.args.should_save and not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper):  # not DeepSpeed's
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+
+class ProgressLines(TrainerCallback):
+    """At each logging step one line of progress, and the same as JSON."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start, self.first_step = time.monotonic(), state.global_step
+        if state.max_steps <= args.get_warmup_steps(state.max_steps):
+            raise InputError(
+                f"there are samples for {state.max_steps} steps only, all of them warm-up from a learning rate of "
+                "zero: nothing would be trained; lower global_batch_size, or set warmup_ratio: 0"
+            )
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or "loss" not in logs:
+            return
+        seconds = time.monotonic() - self.start
+        progress = {
+            "step": state.global_step,
+            "max_steps": state.max_steps,
+            "loss": float(logs["loss"]),
+            "learning_rate": float(logs["learning_rate"]),
+            "seconds": round(seconds, 1),
+            "seconds_left": round(
+                seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step), 1
+            ),
+        }
+        write_json(self.file, progress)
+        detail = "loss {loss:.4f}, learning rate {learning_rate:.2e}".format(**progress)
+        report_progress("steps", progress["step"], progress["max_steps"], detail, progress["seconds_left"])

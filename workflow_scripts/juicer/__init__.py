@@ -1,6 +1,0 @@
-"""Running Data-Juicer recipes with every row accounted for, and this workflow's own operators.
-
-Whatever is imported from here, Data-Juicer can no longer install packages: `library` sees to that first.
-"""
-
-from juicer import library  # noqa: F401
