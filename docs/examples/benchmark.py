@@ -1,0 +1,77 @@
+"""A benchmark of questions that are answered with yes or no.
+
+Copied to workflow_scripts/dj2mgm/evaluation/benchmarks/yes_no.py it is the benchmark `yes_no`, and this in
+config/config.yaml names its files:
+
+    benchmarks:
+      yes_no: {questions: /data/yes_no/questions.jsonl, images: /data/yes_no/images}
+
+`questions` has a question a line:
+
+    {"id": "1", "image": "a.jpg", "question": "Is there a cat in the image?", "answer": "no"}
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.data.formats import check_no_control
+from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.rows import UniqueIds, read_objects
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import Metrics, Rows
+from dj2mgm.evaluation.intervals import Measurements
+
+FILES = ("questions", "images")
+VARIANTS = ("one_word",)
+INSTRUCTION = "Answer the question using a single word, yes or no."
+ANSWERS = ("yes", "no")
+
+
+def read(questions: str, images: str) -> Iterator[dict]:
+    """Yield questions with their truth: {"variant", "id", "image": path, "prompt", "answer"}.
+
+    Raises:
+        InputError: names the file, the row (from 1) and the remedy.
+    """
+    ids = UniqueIds(questions)
+    for number, row in read_objects(questions):
+        where = f"{questions}, row {number}"
+        for key in ("id", "image", "question"):
+            if not isinstance(row.get(key), str) or not row[key].strip():
+                raise InputError(f"{where}: {key!r} must be a text, found {row.get(key)!r}")
+        if row.get("answer") not in ANSWERS:
+            raise InputError(f"{where}: 'answer' must be yes or no, found {row.get('answer')!r}")
+        ids.add(row["id"], number)
+        prompt = f"{row['question']}\n{INSTRUCTION}"
+        check_no_control(prompt, where)
+        yield {
+            "variant": VARIANTS[0],
+            "id": row["id"],
+            "image": _verified(images, row["image"], where),
+            "prompt": prompt,
+            "answer": row["answer"],
+        }
+
+
+def measure(rows: Rows) -> Metrics:
+    """`score`: accuracy in per cent."""
+    scores = [100.0 * (_normalised(row["prediction"]) == row["answer"]) for row in rows]
+    return {"score": Measurements.of(scores, [row["id"] for row in rows])}
+
+
+def count(rows: Rows) -> dict[str, int]:
+    """`unreadable`: answers that are neither yes nor no."""
+    return {"unreadable": sum(_normalised(row["prediction"]) not in ANSWERS for row in rows)}
+
+
+def _normalised(prediction: str) -> str:
+    return prediction.strip().rstrip(".!").lower()
+
+
+def _verified(folder: str, relative: str, where: str) -> Path:
+    try:
+        path = locate_image(folder, relative)
+        load_image(path)
+    except BadImage as error:
+        raise InputError(f"{where}: image {error}; check the key 'images'") from None
+    return path

@@ -1,0 +1,16 @@
+"""Caption length as a metric.
+
+Copied into workflow_scripts/dj2mgm/evaluation/caption_metrics.py; the last line of `CaptionJudge.metrics` then is
+
+        return clip_metrics | attribute_metrics(captions, self.rows) | length_metrics(captions, self.rows)
+"""
+
+from dj2mgm.evaluation.groups import Metrics, Rows
+from dj2mgm.evaluation.intervals import Measurements
+
+
+def length_metrics(captions: list[str], rows: Rows) -> Metrics:
+    """`caption_words`: the number of words of each caption."""
+    return {
+        "caption_words": Measurements.of([len(caption.split()) for caption in captions], [row["id"] for row in rows])
+    }

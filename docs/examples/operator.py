@@ -1,0 +1,88 @@
+"""Keeps rows with captions of frequent words: an example of all that an operator may declare.
+
+Copied to workflow_scripts/dj2mgm/juicer/operators/word_frequency_filter.py, it works in recipes:
+
+    process:
+      - word_frequency_filter: {model: path/to/folder, keep_fraction: 0.9}
+
+`model` is a folder with frequencies.json, {word: logarithm of its relative frequency}.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from data_juicer.ops.base_op import OPERATORS
+from data_juicer.utils.constant import Fields
+from data_juicer.utils.mm_utils import remove_special_tokens
+
+from dj2mgm.errors import InputError
+
+from .declarations import merge_reports
+from .keep_fraction import FractionFilter, check_fraction
+
+NAME = "word_frequency_filter"
+STAT = "word_frequency"
+
+
+@OPERATORS.register_module(NAME)
+class WordFrequencyFilter(FractionFilter):
+    """Keeps rows whose words are frequent enough on average.
+
+    The stat `word_frequency` is the mean logarithm of the frequencies of the caption's known words, or None where the
+    model knows none of its words. Rows without a value are kept.
+    """
+
+    _batched_op = True  # Data-Juicer's: the methods below take a batch of rows
+    limit = "min_frequency"  # what keep_fraction stands for
+    report_key = "unknown_words"  # name of the report in summary.json
+
+    def __init__(self, model: str, min_frequency: float = -20.0, keep_fraction: float | None = None, *args, **kwargs):
+        """
+        Initialization method.
+
+        :param model: folder with frequencies.json; a change of it filters again.
+        :param min_frequency: lowest mean logarithm to keep.
+        :param keep_fraction: instead of `min_frequency`: the share of rows to keep, most frequent words first.
+        """
+        super().__init__(*args, **kwargs)
+        check_fraction(keep_fraction)
+        self.model = model
+        self.min_frequency = min_frequency
+        self.keep_fraction = keep_fraction
+        self.report: dict[str, int] = {}
+
+    @cached_property
+    def frequencies(self) -> dict[str, float]:
+        """Loaded by the process that first needs it."""
+        return json.loads((Path(self.model) / "frequencies.json").read_text(encoding="utf-8"))
+
+    def compute_stats_batched(self, samples: dict) -> dict:
+        """Measure the rows that have no value yet."""
+        for text, stats in zip(samples[self.text_key], samples[Fields.stats], strict=True):
+            if STAT not in stats:
+                words = remove_special_tokens(text).split()
+                known = [self.frequencies[word] for word in words if word in self.frequencies]
+                stats[STAT] = float(np.mean(known)) if known else None
+                counts = {"captions": 1, "without_known_words": int(not known)}
+                self.report = merge_reports(self.report, counts)
+        return samples
+
+    def process_single(self, sample: dict) -> bool:
+        value = sample[Fields.stats][STAT]
+        return value is None or self.get_keep_boolean(value, self.min_frequency)
+
+    @staticmethod
+    def scores_of(stats: dict) -> list[float]:
+        """A row's part in the scores that `keep_fraction` is a share of."""
+        return [] if stats[STAT] is None else [stats[STAT]]
+
+    def judge_report(self, report: dict) -> dict:
+        """
+        Raises:
+            InputError: the model knows no word of any caption.
+        """
+        if report["without_known_words"] == report["captions"]:
+            raise InputError(f"{self.model} knows no word of any caption; name a model of the captions' language")
+        return report

@@ -1,0 +1,15 @@
+"""The failure of a process that has too many files open.
+
+Copied into SIGNATURES of workflow_scripts/dj2mgm/diagnosis/signatures/files.py.
+"""
+
+from dj2mgm.diagnosis.signature import Signature, fixed_explanation
+
+TOO_MANY_FILES = Signature(
+    "Too many open files",  # also its section in docs/troubleshooting.md
+    r"OSError: \[Errno 24\] Too many open files(?:: '(?P<path>[^']*)')?",
+    fixed_explanation(
+        "the process has as many files open as its limit allows; the next one was {path}",
+        "raise the limit (`ulimit -n 65536`), or lower loader_workers",
+    ),
+)

@@ -1,0 +1,25 @@
+"""Counts the words of the training captions.
+
+    python workflow_scripts/count_words.py --data results/baseline/jsonl/pretrain.jsonl \\
+        --output-dir results/baseline/count_words
+
+Writes words.json, {word: count}, the most frequent first.
+"""
+
+from collections import Counter
+
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.files import read_jsonl, write_json
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--data", "--output-dir")
+    counts: Counter[str] = Counter()
+    for row in read_jsonl(paths.data):
+        counts.update(row["conversations"][-1]["value"].split())
+    write_json(paths.output_dir / "words.json", dict(counts.most_common()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+# The words of the training captions.
+rule count_words:
+    input:
+        data=output_of("jsonl", "pretrain.jsonl"),
+        code=code("count_words.py"),
+    output:
+        "results/{run}/count_words/words.json",
+    log:
+        "results/{run}/count_words/count_words.log",
+    benchmark:
+        "results/{run}/count_words/count_words.benchmark.tsv"
+    conda:
+        "../envs/dataset.yaml"
+    resources:
+        mem_mb=mem_with_retries(1000),
+        runtime=30,
+    shell:
+        script(
+            "count_words.py",
+            "--data {input.data:q} --output-dir results/{wildcards.run:q}/count_words",
+        )
