@@ -13,7 +13,7 @@ from dj2mgm.code import SCRIPTS, modules_of
 from dj2mgm.diagnosis.diagnosis import anchor, find_cause
 from dj2mgm.diagnosis.signature import read_log
 from dj2mgm.diagnosis.signatures import SIGNATURES
-from dj2mgm.diagnosis.signatures.gpu_memory import Stage, name_tensor
+from dj2mgm.diagnosis.signatures.gpu_memory import TrainingStage, name_tensor
 from dj2mgm.diagnosis.signatures.signals import describe_kill, parse_kernel_log, read_kernel_kills
 from dj2mgm.memory.cgroups import CgroupLimits, read_limits
 
@@ -144,9 +144,9 @@ def test_logits_are_named_from_the_model_and_the_settings_of_the_stage(tmp_path,
 @pytest.mark.parametrize(
     ("wanted", "stage"),
     [
-        (22 * MIB, Stage("finetune")),
-        (498 * MIB, Stage("finetune")),  # a block less than 1024 tokens
-        (500 * MIB, Stage("finetune", vocabulary=50272)),  # another model
+        (22 * MIB, TrainingStage("finetune")),
+        (498 * MIB, TrainingStage("finetune")),  # a block less than 1024 tokens
+        (500 * MIB, TrainingStage("finetune", vocabulary=50272)),  # another model
     ],
 )
 def test_a_tensor_whose_size_says_nothing_is_not_named(wanted, stage):

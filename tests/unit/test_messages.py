@@ -3,7 +3,7 @@
 import pytest
 
 from dj2mgm import messages
-from dj2mgm.console import Log
+from dj2mgm.console import LogTail
 from dj2mgm.messages import Progress, note, report_progress, warn
 
 
@@ -39,7 +39,7 @@ def test_progress_is_told_now_and_then_and_at_the_end(capsys, monkeypatch):
 
 def test_a_log_is_read_line_by_line_while_it_grows(tmp_path):
     path = tmp_path / "stage.log"
-    log = Log(path)
+    log = LogTail(path)
     assert log.new_lines() == []
     path.write_text("first\nsec")
     assert log.new_lines() == ["first"]
@@ -51,7 +51,7 @@ def test_a_log_is_read_line_by_line_while_it_grows(tmp_path):
 def test_what_an_earlier_run_wrote_into_a_log_does_not_count(tmp_path):
     path = tmp_path / "stage.log"
     path.write_text("progress: steps: 135 of 135\n")
-    log = Log(path)
+    log = LogTail(path)
     assert log.new_lines() == []
     path.write_text("new\n")
     assert log.new_lines() == ["new"]
@@ -59,7 +59,7 @@ def test_what_an_earlier_run_wrote_into_a_log_does_not_count(tmp_path):
 
 def test_a_log_that_another_attempt_began_again_is_read_anew(tmp_path):
     path = tmp_path / "stage.log"
-    log = Log(path)
+    log = LogTail(path)
     path.write_text("first attempt\n")
     assert log.new_lines() == ["first attempt"]
     path.write_text("second\n")
@@ -80,4 +80,4 @@ def test_a_failed_stages_last_words_are_taken_from_its_log(tmp_path, text, words
     path = tmp_path / "stage.log"
     if text is not None:
         path.write_text(text)
-    assert Log(path).last_words() == words
+    assert LogTail(path).last_words() == words

@@ -22,7 +22,7 @@ from report_results import (
 from dj2mgm.files import write_jsonl
 from dj2mgm.reporting.drawing import HEIGHT, Scale, grouped, named_counts, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.flow import WIDTH, Lanes, Step, draw_flows, finetune_counts, pretrain_chain
+from dj2mgm.reporting.flow import WIDTH, FlowStep, Lanes, draw_flows, finetune_counts, pretrain_chain
 from dj2mgm.reporting.gallery import quality, read_recaptions, read_truth, recaption_gallery
 from dj2mgm.reporting.histograms import (
     as_number,
@@ -115,12 +115,12 @@ def test_bands_are_as_wide_as_their_rows_in_every_chain(experiments):
 def test_lanes_stay_apart_however_much_is_repeated_or_dropped():
     start, mapped = Lanes(100), Lanes(40, recaptioned=60)
     steps = [
-        Step("dataset", "dataset", start),
-        Step("mapper", "recaption", mapped),
-        Step("filter", "operator", Lanes(40, recaptioned=1, dropped=59), dropped=59),
-        Step("file", "file", Lanes(40, recaptioned=1, dropped=59)),
-        Step("fill", "repeat", Lanes(40, recaptioned=1, repeated=400, dropped=59)),
-        Step("trained on", "trained", Lanes(40, recaptioned=1, repeated=400, dropped=59)),
+        FlowStep("dataset", "dataset", start),
+        FlowStep("mapper", "recaption", mapped),
+        FlowStep("filter", "operator", Lanes(40, recaptioned=1, dropped=59), dropped=59),
+        FlowStep("file", "file", Lanes(40, recaptioned=1, dropped=59)),
+        FlowStep("fill", "repeat", Lanes(40, recaptioned=1, repeated=400, dropped=59)),
+        FlowStep("trained on", "trained", Lanes(40, recaptioned=1, repeated=400, dropped=59)),
     ]
     [flow] = draw_flows([steps])
     bands = sorted(edges(shape.path)[1] for shape in flow[-1])
@@ -130,9 +130,9 @@ def test_lanes_stay_apart_however_much_is_repeated_or_dropped():
 
 def test_a_single_dropped_row_of_a_million_still_has_a_shape():
     steps = [
-        Step("dataset", "dataset", Lanes(1_000_000)),
-        Step("filter", "operator", Lanes(999_999, dropped=1), dropped=1),
-        Step("trained on", "trained", Lanes(999_999, dropped=1)),
+        FlowStep("dataset", "dataset", Lanes(1_000_000)),
+        FlowStep("filter", "operator", Lanes(999_999, dropped=1), dropped=1),
+        FlowStep("trained on", "trained", Lanes(999_999, dropped=1)),
     ]
     [flow] = draw_flows([steps])
     assert [shape.title for shape in flow[1] if shape.lane == "dropped"] == ["filter: 1 dropped"]

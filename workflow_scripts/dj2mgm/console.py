@@ -55,7 +55,7 @@ def attach(settings, is_stage: Callable[[str], bool]) -> bool:
     return True
 
 
-class Log:
+class LogTail:
     """A stage's log, read while it grows. What an earlier run wrote there does not count."""
 
     def __init__(self, path: Path):
@@ -105,7 +105,7 @@ class Job:
         wildcards = dict(getattr(record, "wildcards", None) or {})  # an error has none
         self.name = " ".join([record.rule_name, *map(str, wildcards.values())])
         self.number = number
-        self.logs = [Log(Path(path)) for path in record.log]
+        self.logs = [LogTail(Path(path)) for path in record.log]
         self.inputs = [str(path) for path in getattr(record, "input", ())]
         self.is_target = not (record.output or record.log or record.shellcmd)
         self.started = time.monotonic()
@@ -202,7 +202,7 @@ class Console(logging.Handler):
         for name, value in record.aux.items():
             self.screen.say(f"{name}: {value}")
         for path in record.log:
-            self.screen.say(f"\n{Log(Path(path)).last_words()}\n\nIts whole log: {path}")
+            self.screen.say(f"\n{LogTail(Path(path)).last_words()}\n\nIts whole log: {path}")
 
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()

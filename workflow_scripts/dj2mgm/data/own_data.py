@@ -55,11 +55,11 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     if "questions" in settings["pretrain"]:
         pairs = restore_questions(pairs, settings["pretrain"]["questions"])
     counts = {"pretrain": write_jsonl(output_dir / "pretrain.jsonl", pairs)}
-    talks: Iterable[dict] = ()
+    conversations: Iterable[dict] = ()
     if instructions:
         rows = read_llava(instructions["file"], number_ids=True)
-        talks = apart.rows("finetune", rows, instructions["images"], lambda row: row.get("image"))
-    counts["finetune"] = write_json_list(output_dir / "finetune.json", talks)
+        conversations = apart.rows("finetune", rows, instructions["images"], lambda row: row.get("image"))
+    counts["finetune"] = write_json_list(output_dir / "finetune.json", conversations)
     for split, files in (("pretrain", settings["pretrain"]), ("finetune", instructions)):
         if files and not counts[split]:
             raise InputError(

@@ -4,7 +4,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 
-from dj2mgm.diagnosis.signature import HEADING, Evidence, Explanation, Log, Signature
+from dj2mgm.diagnosis.signature import HEADING, Evidence, Explanation, Signature, StageLog
 from dj2mgm.diagnosis.signatures import SIGNATURES
 
 GUIDE = "docs/troubleshooting.md"
@@ -40,7 +40,7 @@ class Diagnosis:
         )
 
 
-def find_cause(log: Log) -> Diagnosis | None:
+def find_cause(log: StageLog) -> Diagnosis | None:
     """The failure that comes first in the log; symptoms count only if there is nothing else."""
     for symptom in (False, True):
         signatures = [signature for signature in SIGNATURES if signature.symptom == symptom]
@@ -50,13 +50,13 @@ def find_cause(log: Log) -> Diagnosis | None:
     return None
 
 
-def stated_mistake(log: Log) -> str | None:
+def stated_mistake(log: StageLog) -> str | None:
     """A sentence about the user's input with which a stage of this workflow stopped: a diagnosis already."""
     match = STATED.search(log.text)
     return match and match[0]
 
 
-def unknown(log: Log) -> str:
+def unknown(log: StageLog) -> str:
     lines = "".join(f"    {line}\n" for line in log.last_lines(LAST_LINES)) or "    (nothing)\n"
     return (
         f"{HEADING}not known\n"
@@ -77,7 +77,7 @@ def _item(name: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * 12, break_on_hyphens=False) + "\n"
 
 
-def _look(signature: Signature, log: Log) -> Diagnosis | None:
+def _look(signature: Signature, log: StageLog) -> Diagnosis | None:
     """The first place that the signature explains."""
     for match in re.finditer(signature.pattern, log.text, re.MULTILINE):
         evidence = Evidence(log, match)

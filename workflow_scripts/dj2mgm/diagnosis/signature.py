@@ -13,7 +13,7 @@ HEADING = "diagnosis: "
 
 
 @dataclass(frozen=True)
-class Log:
+class StageLog:
     path: Path
     text: str  # plain lines: no colours, no overwritten progress bars, no earlier diagnosis
 
@@ -25,7 +25,7 @@ class Log:
         return [line for line in self.text.splitlines() if line.strip()][-count:]
 
 
-def read_log(path: Path, exit_status: int | None = None) -> Log:
+def read_log(path: Path, exit_status: int | None = None) -> StageLog:
     """
     Args:
         exit_status: of the command that wrote the log. It becomes the last line, because the shell's word that a
@@ -36,7 +36,7 @@ def read_log(path: Path, exit_status: int | None = None) -> Log:
     text = re.split(f"^{HEADING}", text, maxsplit=1, flags=re.MULTILINE)[0]
     if exit_status is not None:
         text = f"{text.rstrip()}\nexit status {exit_status}\n"
-    return Log(path, text)
+    return StageLog(path, text)
 
 
 # What a known failure looks like in a log, and what is to be said about it.
@@ -51,7 +51,7 @@ class Explanation(NamedTuple):
 class Evidence:
     """A place in a log where a signature's pattern matched."""
 
-    log: Log
+    log: StageLog
     match: re.Match
 
     @property

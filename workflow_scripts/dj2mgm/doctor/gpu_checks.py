@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from dj2mgm.diagnosis.diagnosis import find_cause
-from dj2mgm.diagnosis.signature import Log
+from dj2mgm.diagnosis.signature import StageLog
 from dj2mgm.doctor.probes import CudaProbe, DriverProbe, Finding, GpuProcess, Outcome, Toolkit
 from dj2mgm.doctor.torch_probe import TorchProbe
 from dj2mgm.files import write_text
@@ -126,7 +126,7 @@ def check_extension(extension: Outcome | None) -> Finding:
         return Finding(name, "skip", "the build locks come first")
     if extension.values is not None:
         return Finding(name, "pass", f"loads in {extension.values['seconds']:.1f} s")
-    diagnosis = find_cause(Log(Path("doctor"), extension.printed))
+    diagnosis = find_cause(StageLog(Path("doctor"), extension.printed))
     if diagnosis:
         return Finding(name, "fail", diagnosis.explanation.cause, diagnosis.explanation.remedy)
     return Finding(name, "fail", _last_words(extension.printed), f"{COMPILE}   # shows all that the compiler says")

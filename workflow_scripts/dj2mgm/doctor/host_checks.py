@@ -8,7 +8,7 @@ GIB = 2**30
 LORA = 9 * GIB  # LoRA under ZeRO-3 with offload
 FULL = 67 * GIB  # all weights under ZeRO-2 with the optimizer offloaded
 TINY = 4 * GIB  # the embedded default
-DISK_LEAST, DISK_FEW = 5 * GIB, 64 * GIB
+MIN_DISK, AMPLE_DISK = 5 * GIB, 64 * GIB
 SHARED_LEAST = GIB  # batches on their way from data loader processes
 FILES_LEAST, PROCESSES_LEAST = 1024, 1024
 
@@ -68,10 +68,12 @@ def check_shared_memory(host: HostProbe, loader_workers: int) -> Finding:
 def check_disk(host: HostProbe) -> Finding:
     name, there = "disk", f"{gib(host.disk)} are free for results"
     remedy = "du -sh results/* ~/.cache/* /tmp   # shows what is large"
-    if host.disk < DISK_LEAST:
-        return Finding(name, "fail", f"{there}; the embedded default wants {gib(DISK_LEAST)}", remedy)
-    if host.disk < DISK_FEW:
-        return Finding(name, "warn", f"{there}; 2B weights and three checkpoints of them want {gib(DISK_FEW)}", remedy)
+    if host.disk < MIN_DISK:
+        return Finding(name, "fail", f"{there}; the embedded default wants {gib(MIN_DISK)}", remedy)
+    if host.disk < AMPLE_DISK:
+        return Finding(
+            name, "warn", f"{there}; 2B weights and three checkpoints of them want {gib(AMPLE_DISK)}", remedy
+        )
     return Finding(name, "pass", there)
 
 

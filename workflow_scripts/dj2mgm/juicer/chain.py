@@ -34,7 +34,7 @@ COLUMNS = ("id", "text", "images", "input_row")
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One operator of a recipe.
 
     Args:
@@ -58,7 +58,7 @@ class Chain(Mapper):
     _name = "chain"
     _batched_op = True
 
-    def __init__(self, steps: list[Step], working: Path, *args, **kwargs):
+    def __init__(self, steps: list[ChainStep], working: Path, *args, **kwargs):
         """
         Raises:
             InputError: names the operator that cannot be built and why.
@@ -99,7 +99,7 @@ class Batch:
         self.events: dict[str, list[dict]] = {}  # by id
         self.reports: dict[int, dict] = {}  # by the step's number
 
-    def apply(self, step: Step, operator: OP, arguments: dict) -> None:
+    def apply(self, step: ChainStep, operator: OP, arguments: dict) -> None:
         started = perf_counter()
         size = operator.batch_size if operator.is_batched_op() else 1  # as Data-Juicer does it
         known = self._statistics()
@@ -120,7 +120,7 @@ class Batch:
         """Every row has all: filters write one even where there is nothing to measure."""
         return list(self.live[Fields.stats][0]) if self.live[Fields.stats] else []
 
-    def _apply(self, step: Step, operator: OP, before: dict, arguments: dict) -> dict:
+    def _apply(self, step: ChainStep, operator: OP, before: dict, arguments: dict) -> dict:
         """The columns of the rows that the operator keeps of a part of the batch, as it leaves them."""
         method = getattr(operator, declarations.batch_method(operator, step.measures))
         columns = {key: list(values) for key, values in before.items()}
@@ -137,14 +137,14 @@ class Batch:
             self._note_changes(step, before, after)
         return after
 
-    def _note_dropped(self, step: Step, before: dict, kept: set[str]) -> None:
+    def _note_dropped(self, step: ChainStep, before: dict, kept: set[str]) -> None:
         for place, identifier in enumerate(before["id"]):
             if identifier not in kept:
                 row = self.dropped[identifier] = {key: values[place] for key, values in before.items()}
                 event = {"id": identifier, "event": "dropped", "step": step.number, "operator": step.name}
                 self._note(event | {"stats": row[Fields.stats]} | recaption_of(row[Fields.meta]))
 
-    def _note_changes(self, step: Step, before: dict, after: dict) -> None:
+    def _note_changes(self, step: ChainStep, before: dict, after: dict) -> None:
         texts = dict(zip(before["id"], before["text"], strict=True))
         for identifier, text in zip(after["id"], after["text"], strict=True):
             if text != (original := texts[identifier]):

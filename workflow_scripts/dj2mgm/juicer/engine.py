@@ -17,7 +17,7 @@ import pyarrow as pa
 from loguru import logger
 
 from dj2mgm.files import replace_folder
-from dj2mgm.juicer.chain import Chain, Step
+from dj2mgm.juicer.chain import Chain, ChainStep
 from dj2mgm.juicer.data_juicer import OP, Fields, NestedDataset
 from dj2mgm.juicer.dataset import (
     column_values,
@@ -53,11 +53,11 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     ending: Ending = Ending.NONE
 
     @property
-    def decided(self) -> tuple[Step, ...]:
+    def decided(self) -> tuple[ChainStep, ...]:
         """The steps that have seen all rows and are done with them."""
         return self.steps[:-1] if self.ending is Ending.FRACTION else self.steps
 
@@ -69,7 +69,7 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
         measures: operators only measure, except one that drops rows with unreadable images.
     """
     passes: list[Pass] = []
-    steps: list[Step] = []
+    steps: list[ChainStep] = []
 
     def end(ending: Ending = Ending.NONE) -> None:
         if steps:
@@ -77,7 +77,7 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
         steps.clear()
 
     for number, (spec, operator) in enumerate(zip(process, operators, strict=True), start=1):
-        step = Step(number, spec, measures and declarations.unreadable_stat(operator) is None)
+        step = ChainStep(number, spec, measures and declarations.unreadable_stat(operator) is None)
         in_pass = [operators[earlier.number - 1] for earlier in steps]
         if declarations.holds_model(operator) and not any(map(declarations.holds_model, in_pass)):
             end()
@@ -90,7 +90,7 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
             end(Ending.ALL_ROWS)
         else:
             if declarations.keeps_fraction(operator) and not step.measures:
-                steps.append(Step(number, spec, measures=True))
+                steps.append(ChainStep(number, spec, measures=True))
                 end(Ending.FRACTION)
             steps.append(step)
     end()
@@ -152,7 +152,7 @@ class Engine:
     def rows_out(self) -> int:
         return row_count(self.folders[-1])
 
-    def operator_of(self, step: Step) -> OP:
+    def operator_of(self, step: ChainStep) -> OP:
         return self.operators[step.number - 1]
 
     def _run_chain(self, current: Pass, target: Path, run: Run) -> None:
@@ -173,23 +173,23 @@ class Engine:
                     progress.add(count)
             next(outcomes, None)  # there is none, and at the end of its outcomes Ray lets go of a pass's actors
 
-    def _repeats_in(self, folder: Path, step: Step) -> Repeats:
+    def _repeats_in(self, folder: Path, step: ChainStep) -> Repeats:
         """What a deduplicator knows of the partitions that the pass has finished."""
         repeats = Repeats(step, declarations.hash_key(self.operator_of(step)))
         rows = column_values(folder, "id", "others")
         repeats.first.fill((json.loads(others)[repeats.hash_key], identifier) for identifier, others in rows)
         return repeats
 
-    def _with_limit(self, step: Step, source: Path) -> Step:
+    def _with_limit(self, step: ChainStep, source: Path) -> ChainStep:
         """The step, with a limit in place of its fraction: all rows of `source` have scores by now."""
         operator = self.operator_of(step)
         if step.measures or not declarations.keeps_fraction(operator):
             return step
         set_limit(operator, (json.loads(stats) for (stats,) in column_values(source, "stats")))
         arguments = {"keep_fraction": None, operator.limit: getattr(operator, operator.limit)}
-        return Step(step.number, {step.name: step.spec[step.name] | arguments})
+        return ChainStep(step.number, {step.name: step.spec[step.name] | arguments})
 
-    def _run_on_all_rows(self, step: Step, target: Path) -> None:
+    def _run_on_all_rows(self, step: ChainStep, target: Path) -> None:
         """Hand the whole dataset to an operator, unless its rows are in `target` already."""
         if target.exists():
             return
@@ -223,7 +223,7 @@ class Engine:
             if not summary["rows_out"]:
                 return
 
-    def _summary_of(self, step: Step, rows_in: int) -> dict:
+    def _summary_of(self, step: ChainStep, rows_in: int) -> dict:
         """What an operator did to all rows, as in summary.json."""
         counts, operator = self.counts.get(step.number, {}), self.operator_of(step)
         dropped = counts.get("dropped", 0)
@@ -267,7 +267,7 @@ def _run_on_dataset(operator: OP, dataset: NestedDataset, measures: bool) -> tup
     return measured, measured.filter(decide, batch_size=operator.batch_size, desc=f"{operator._name}_process")
 
 
-def _events(step: Step, before: NestedDataset, measured: NestedDataset, kept: NestedDataset) -> Iterator[dict]:
+def _events(step: ChainStep, before: NestedDataset, measured: NestedDataset, kept: NestedDataset) -> Iterator[dict]:
     """The trace of an operator that got the whole dataset: rows that it dropped, or would drop, and texts it changed.
 
     Raises:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.chain import ERROR, OUTCOMES, Step
+from dj2mgm.juicer.chain import ERROR, OUTCOMES, ChainStep
 from dj2mgm.juicer.dataset import ROWS
 from dj2mgm.juicer.operators.declarations import merge_reports
 from dj2mgm.streaming import DiskMap
@@ -23,7 +23,7 @@ class Repeats:
         first: id of the first row, by hash.
     """
 
-    step: Step
+    step: ChainStep
     hash_key: str
     first: DiskMap = field(default_factory=DiskMap)
 

@@ -23,16 +23,16 @@ def suggest(statistic: Statistic) -> Statistic:
     """The statistic, with suggested limits and a remark."""
     finite, limits = statistic.finite, statistic.limits
     if "min" in limits and limits["min"].argument == FRACTION:
-        return replace(statistic, suggested={side: _as_it_was(limit, statistic) for side, limit in limits.items()})
+        return replace(statistic, suggested={side: _unchanged(limit, statistic) for side, limit in limits.items()})
     if "min" in limits and SCORE in limits["min"].argument:
         valley = valley_between_humps(finite)
-        suggested = {side: _as_it_was(limit, statistic) for side, limit in limits.items()}
+        suggested = {side: _unchanged(limit, statistic) for side, limit in limits.items()}
         if valley:
             suggested["min"] = _in_valley(limits["min"], valley)
         return replace(statistic, suggested=suggested, remark=TWO_HUMPS if valley else _one_hump(finite))
     tails = {side: separated_tail(finite, upper=side == "max") for side in limits}
     suggested = {
-        side: _before_tail(limit, tails[side], statistic) if tails[side] else _as_it_was(limit, statistic)
+        side: _before_tail(limit, tails[side], statistic) if tails[side] else _unchanged(limit, statistic)
         for side, limit in limits.items()
     }
     return replace(statistic, suggested=suggested, remark="" if any(tails.values()) or not limits else NO_TAIL)
@@ -55,7 +55,7 @@ def _before_tail(limit: Limit, tail: Tail, statistic: Statistic) -> Limit:
     return _moved(limit, between(tail, whole), reason)
 
 
-def _as_it_was(limit: Limit, statistic: Statistic) -> Limit:
+def _unchanged(limit: Limit, statistic: Statistic) -> Limit:
     """What the recipe states stays; a default that nobody chose gives way where it would drop rows."""
     if _stated(limit, statistic):
         return replace(limit, reason="as in the recipe")

@@ -16,7 +16,7 @@ from dj2mgm.evaluation.seeds import Estimates, paired_difference
 from dj2mgm.files import read_jsonl, write_text
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, chance_note, ends, figure, gain, interval, verdict
 from dj2mgm.reporting.drawing import environment
-from dj2mgm.reporting.experiment import Experiment, Run
+from dj2mgm.reporting.experiment import Experiment, RunResults
 
 # Every difference is complete − without it, so it is what the operator brings: −900 rows are rows that it removes,
 # +3 points are points that it gains.
@@ -36,7 +36,7 @@ REPEAT = re.compile(r"#\d+$")  # what data/training_jsonl.py adds to the ids of 
 
 
 @dataclass(frozen=True)
-class Variant:
+class AblationRow:
     """The complete recipe, or the recipe without an operator; counts are means over the seeds."""
 
     name: str
@@ -53,7 +53,7 @@ class Variant:
         return None if self.faults is None else sum(self.faults.values())
 
 
-def variants(experiments: list[Experiment]) -> list[Variant]:
+def variants(experiments: list[Experiment]) -> list[AblationRow]:
     """The complete recipe, then the others by what their operator is worth, most valuable first.
 
     Args:
@@ -71,10 +71,10 @@ def variants(experiments: list[Experiment]) -> list[Variant]:
     return [_variant(complete, "", {}), *measured]
 
 
-def _variant(experiment: Experiment, without: str, worth: Estimates) -> Variant:
+def _variant(experiment: Experiment, without: str, worth: Estimates) -> AblationRow:
     runs = experiment.runs
     synthesized = [run.synthesize["rows_kept"] for run in runs if run.synthesize]
-    return Variant(
+    return AblationRow(
         name=experiment.name,
         without=without,
         seeds=len(runs),
@@ -96,7 +96,7 @@ def _omitted_operator(experiment: Experiment, complete: Experiment) -> str:
     )
 
 
-def _worth(variant: Variant) -> float:
+def _worth(variant: AblationRow) -> float:
     for group, metric in SORTED_BY:
         if estimate := variant.worth.get(group, {}).get(metric):
             return estimate["mean"]
@@ -118,7 +118,7 @@ def _ground_truth(file: Path) -> dict[str, dict]:
     return {row["id"]: row for row in read_jsonl(file)}
 
 
-def faults_left(run: Run, truth: dict[str, dict]) -> Counter[str]:
+def faults_left(run: RunResults, truth: dict[str, dict]) -> Counter[str]:
     """Planted faults among the rows that a run trained on, by kind; a repeated row counts once.
 
     A faulty caption that was replaced counts as corrected if the new one is true (evaluation/caption_attributes.py).
@@ -146,7 +146,7 @@ def _rows(path: Path, rule: str) -> list[dict]:
     return list(read_jsonl(path))
 
 
-def tabulate(rows: list[Variant]) -> pd.DataFrame:
+def tabulate(rows: list[AblationRow]) -> pd.DataFrame:
     """One row per variant, the complete recipe first.
 
     Columns: experiment, without, seeds, counts with `<count>_difference`, and for every score `<group>_<metric>` with
@@ -156,7 +156,7 @@ def tabulate(rows: list[Variant]) -> pd.DataFrame:
     return pd.DataFrame([_record(row, complete) for row in rows])
 
 
-def _record(variant: Variant, complete: Variant) -> dict:
+def _record(variant: AblationRow, complete: AblationRow) -> dict:
     record: dict = {"experiment": variant.name, "without": variant.without, "seeds": variant.seeds}
     for name, own, reference in counts(variant, complete):
         record |= {name: own, f"{name}_difference": difference(own, reference) if variant.without else None}
@@ -168,7 +168,7 @@ def _record(variant: Variant, complete: Variant) -> dict:
     return record
 
 
-def counts(variant: Variant, complete: Variant) -> list[tuple[str, float | None, float | None]]:
+def counts(variant: AblationRow, complete: AblationRow) -> list[tuple[str, float | None, float | None]]:
     """(name, this variant's, the complete recipe's) of everything that is counted."""
     names = ("rows_filtered", "rows_synthesized", "faults_left")
     counted = [(name, getattr(variant, name), getattr(complete, name)) for name in names]
@@ -196,7 +196,7 @@ SUMMARY_COUNTS = {
 VERDICT_CLASSES = {"better": "better", "worse": "worse", "no difference shown": "same"}
 
 
-def write_page(variants: list[Variant], judge_note: str, path: str | Path) -> None:
+def write_page(variants: list[AblationRow], judge_note: str, path: str | Path) -> None:
     """Write one file without scripts that fetches nothing; `judge_note` says what the scores of CLIP are worth."""
     complete, *others = variants
     measured = [(group, metric) for group, metric in SCORES if estimate_of(complete.scores, group, metric)]
@@ -237,13 +237,13 @@ def signed(value: float) -> str:
     return "±0" if value == 0 else ("+" if value > 0 else "") + count_text(value)
 
 
-def _count(variant: Variant, complete: Variant, name: str) -> tuple[str, str]:
+def _count(variant: AblationRow, complete: AblationRow, name: str) -> tuple[str, str]:
     """What is left without the operator, and what the operator changes."""
     own, brought = getattr(variant, name), difference(getattr(variant, name), getattr(complete, name))
     return ("–", "") if own is None or brought is None else (count_text(own), signed(brought))
 
 
-def fault_text(variant: Variant, complete: Variant) -> str:
+def fault_text(variant: AblationRow, complete: AblationRow) -> str:
     """ "mismatched −1 930, duplicate −12": what the operator changes, by kind, largest first."""
     changes = {
         name.removeprefix("faults_"): difference(own, reference) or 0
@@ -254,12 +254,12 @@ def fault_text(variant: Variant, complete: Variant) -> str:
     return ", ".join(f"{kind.replace('_', ' ')} {signed(changes[kind])}" for kind in kinds if changes[kind])
 
 
-def _value(variant: Variant, group: str, metric: str) -> tuple[str, str]:
+def _value(variant: AblationRow, group: str, metric: str) -> tuple[str, str]:
     estimate = estimate_of(variant.scores, group, metric)
     return figure(metric, estimate["mean"]), interval(metric, estimate)
 
 
-def _score(variant: Variant, group: str, metric: str, scale: float) -> dict | None:
+def _score(variant: AblationRow, group: str, metric: str, scale: float) -> dict | None:
     """The operator's worth as text and as places in per cent of an axis from −scale to scale."""
     worth = estimate_of(variant.worth, group, metric)
     if not worth:
@@ -277,7 +277,7 @@ def _score(variant: Variant, group: str, metric: str, scale: float) -> dict | No
     }
 
 
-def _scale(variants: list[Variant], group: str, metric: str) -> float:
+def _scale(variants: list[AblationRow], group: str, metric: str) -> float:
     """Half the length of a score's axis, the same for all operators so that they can be compared."""
     worths = [worth for variant in variants if (worth := estimate_of(variant.worth, group, metric))]
     return 1.05 * max((abs(end) for worth in worths for end in ends(worth)), default=0.0) or 1.0

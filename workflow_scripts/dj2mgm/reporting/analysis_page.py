@@ -64,7 +64,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Panel:
+class StatisticPanel:
     name: str
     title: str
     operator: str
@@ -110,7 +110,7 @@ def share(rows: int, of: int) -> str:
     return f"{100 * rows / of:.1f} %"
 
 
-def panel(statistic: Statistic, analysis: Analysis) -> Panel:
+def panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
     finite = statistic.finite
     constant = finite.min() == finite.max()
     common = dict(
@@ -127,10 +127,10 @@ def panel(statistic: Statistic, analysis: Analysis) -> Panel:
         suggested_drops=int(statistic.drops(statistic.suggested).sum()),
     )
     if constant:
-        return Panel(**common)
+        return StatisticPanel(**common)
     edges, log = bin_edges(finite)
     scale = Scale(edges[0], edges[-1], log)
-    return Panel(
+    return StatisticPanel(
         **common,
         bars=_bars(statistic, edges),
         lines=[

@@ -9,7 +9,7 @@ import numpy as np
 from dj2mgm.config.stages import TRAINING
 from dj2mgm.memory.records import joined_seconds, read_rows
 from dj2mgm.reporting.drawing import Scale, Tick
-from dj2mgm.reporting.experiment import Experiment, Run
+from dj2mgm.reporting.experiment import Experiment, RunResults
 
 # Loss curves as paths in a box of 100 × 100 units that the page stretches.
 
@@ -129,7 +129,7 @@ class Timeline:
     rows: list[dict]  # of the table: stage, of, peak, predicted, limit as text
 
 
-def read_stage_memory(run: Run, stage: str) -> StageMemory:
+def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
     record = run.records[stage]
     rows = read_rows(Path(run.stages[stage]) / "memory.csv")
     gpus = [name for name in rows[0] if name.startswith("gpu")]

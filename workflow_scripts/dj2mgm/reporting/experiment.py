@@ -32,7 +32,7 @@ EXPERIMENT_KEYS = {"name", "description", "dataset", "config", "recipes", "runs"
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResults:
     """An experiment with one seed."""
 
     seed: int
@@ -55,7 +55,7 @@ class Experiment:
     dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
     config: dict  # merged configuration
     recipes: dict  # {"filter": recipe, "synthesize": recipe or None}
-    runs: list[Run]
+    runs: list[RunResults]
     evaluation: list[dict]
     image_root: Path
 
@@ -139,7 +139,7 @@ def _load(entry: dict) -> Experiment:
     )
 
 
-def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> Run:
+def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults:
     stages = {stage: Path(folder) for stage, folder in folders.items()}
     for name, rule in RULE_OF_FILE.items():
         stage, file = name.split("/")
@@ -153,7 +153,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> Run:
     scored = [stages[stage] / "scores.jsonl" for stage in metrics]
     for path, groups in zip(scored, (values["groups"] for values in metrics.values()), strict=True):
         next(read_jsonl(path, may_be_empty=not groups), None)
-    return Run(
+    return RunResults(
         seed=seed,
         **summaries,
         records={stage: read_json(stages[stage] / "metrics.json") for stage in TRAINING},

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.drawing import grouped, named_counts
-from dj2mgm.reporting.experiment import Experiment, Run
-from dj2mgm.reporting.gallery import Recaption
+from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.gallery import RecaptionedRow
 
 # Where rows went: how many there were after every step, from the dataset to the samples that were trained on.
 #
@@ -30,7 +30,7 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Step:
+class FlowStep:
     """One operator or stage, and the rows after it."""
 
     name: str
@@ -41,10 +41,10 @@ class Step:
     note: str = ""  # what the step did besides dropping
 
 
-def pretrain_chain(experiment: Experiment, run: Run, recaptions: list[Recaption]) -> list[Step]:
+def pretrain_chain(experiment: Experiment, run: RunResults, recaptions: list[RecaptionedRow]) -> list[FlowStep]:
     """Dataset, every operator of the filters and of the synthesis, the training file, the samples of stage 1."""
     lanes = Lanes(original=experiment.dataset_counts["pretrain"])
-    steps = [Step("dataset", "dataset", lanes, note="image–caption pairs")]
+    steps = [FlowStep("dataset", "dataset", lanes, note="image–caption pairs")]
     for operator in run.filter["operators"]:
         lanes = _dropped(lanes, original=operator["dropped"])
         steps.append(_operator(operator, lanes))
@@ -53,10 +53,10 @@ def pretrain_chain(experiment: Experiment, run: Run, recaptions: list[Recaption]
     steps += _training_file(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
     lanes, samples = steps[-1].lanes, run.records["pretrain"]["samples"]
     note = f"{grouped(samples)} samples in {grouped(run.records['pretrain']['steps'])} steps"
-    return [*steps, Step("trained on", "trained", lanes, note=note)]
+    return [*steps, FlowStep("trained on", "trained", lanes, note=note)]
 
 
-def finetune_counts(experiment: Experiment, run: Run) -> list[tuple[str, int]]:
+def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, int]]:
     """Instructions in the dataset, in the training file, and the samples that stage 2 saw."""
     written = run.jsonl["finetune"]
     brought = experiment.dataset_counts["finetune"]
@@ -77,9 +77,9 @@ def _dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> Lanes:
     )
 
 
-def _operator(operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> Step:
+def _operator(operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> FlowStep:
     reasons = _reasons(operator.get("broken_images") or {})
-    return Step(operator["operator"], kind, lanes, operator["dropped"], reasons, note)
+    return FlowStep(operator["operator"], kind, lanes, operator["dropped"], reasons, note)
 
 
 def _reasons(counts: dict[str, int]) -> str:
@@ -87,7 +87,7 @@ def _reasons(counts: dict[str, int]) -> str:
     return next(iter(reasons)).replace("_", " ") if len(reasons) == 1 else named_counts(reasons)
 
 
-def _synthesis(run: Run, lanes: Lanes, captioned: list[Recaption]) -> Iterator[Step]:
+def _synthesis(run: RunResults, lanes: Lanes, captioned: list[RecaptionedRow]) -> Iterator[FlowStep]:
     """The operators of the synthesis; a dropped row counts in the lane it was in."""
     dropped = Counter(recaption.dropped_in_step for recaption in captioned)
     for operator in run.synthesize["operators"]:
@@ -103,7 +103,7 @@ def _synthesis(run: Run, lanes: Lanes, captioned: list[Recaption]) -> Iterator[S
             yield _operator(operator, lanes, note=note)
 
 
-def _training_file(run: Run, lanes: Lanes, accepted: set[str]) -> Iterator[Step]:
+def _training_file(run: RunResults, lanes: Lanes, accepted: set[str]) -> Iterator[FlowStep]:
     written = run.jsonl["pretrain"]
     dropped = sum(written["dropped"].values())
     if dropped:
@@ -112,9 +112,11 @@ def _training_file(run: Run, lanes: Lanes, accepted: set[str]) -> Iterator[Step]
             ids = {row["id"] for row in read_jsonl(run.stages["jsonl"] / "pretrain.jsonl")}
             of_recaptions = lanes.recaptioned - len(accepted & ids)
         lanes = _dropped(lanes, dropped - of_recaptions, of_recaptions)
-    yield Step("training file", "file", lanes, dropped, _reasons(written["dropped"]))
+    yield FlowStep("training file", "file", lanes, dropped, _reasons(written["dropped"]))
     if repeated := written.get("repeated", 0):
-        yield Step("fill the budget", "repeat", replace(lanes, repeated=repeated), note=f"{grouped(repeated)} repeated")
+        yield FlowStep(
+            "fill the budget", "repeat", replace(lanes, repeated=repeated), note=f"{grouped(repeated)} repeated"
+        )
 
 
 # The flow diagram of a chain: vertical lanes, from which every operator takes its ribbon to the dropped rows.
@@ -137,7 +139,7 @@ class Shape:
     title: str = ""
 
 
-def draw_flows(chains: list[list[Step]]) -> list[list[list[Shape]]]:
+def draw_flows(chains: list[list[FlowStep]]) -> list[list[list[Shape]]]:
     """The shapes of every step of every chain; a row is equally wide in all of them."""
     places = [_Places(steps) for steps in chains]
     across = max(place.across for place in places) or 1.0
@@ -150,7 +152,7 @@ def draw_flows(chains: list[list[Step]]) -> list[list[list[Shape]]]:
 class _Places:
     """Edges of the lanes, in rows. New captions stay where they left the old ones, so that no lane moves sideways."""
 
-    def __init__(self, steps: list[Step]):
+    def __init__(self, steps: list[FlowStep]):
         rows = max(lanes.original + lanes.recaptioned + lanes.dropped for lanes in (step.lanes for step in steps))
         self.gap = LANE_GAP * rows
         split = next((step.lanes.original for step in steps if step.kind == "recaption"), None)
@@ -166,7 +168,7 @@ class _Places:
         return left, left + lanes.repeated
 
 
-def _step(places: _Places, across: float, before: Lanes, step: Step) -> list[Shape]:
+def _step(places: _Places, across: float, before: Lanes, step: FlowStep) -> list[Shape]:
     """Straight bands of what stays in its lane, then the ribbons of what changes it."""
     after, shapes = step.lanes, []
 
@@ -190,7 +192,7 @@ def _step(places: _Places, across: float, before: Lanes, step: Step) -> list[Sha
     return shapes
 
 
-def _drop(band: Callable, places: _Places, across: float, before: Lanes, step: Step) -> None:
+def _drop(band: Callable, places: _Places, across: float, before: Lanes, step: FlowStep) -> None:
     """Ribbons from the right edges of the lanes to the left edge of what was dropped before."""
     after, left = step.lanes, across - step.lanes.dropped
     recaptions_left = places.recaptioned(after)[1]

@@ -10,7 +10,7 @@ from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_cap
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl, read_yaml
 from dj2mgm.reporting.drawing import data_uri, grouped
-from dj2mgm.reporting.experiment import Experiment, Run
+from dj2mgm.reporting.experiment import Experiment, RunResults
 
 ITEMS = 12
 LONGEST_SIDE = 320  # px, of the embedded copies
@@ -144,7 +144,7 @@ RECAPTIONS_SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Recaption:
+class RecaptionedRow:
     """A row whose caption was judged too far from its image, and what the captioner made of it."""
 
     id: str
@@ -162,7 +162,7 @@ class Recaption:
         return self.caption is not None and self.dropped_by is None
 
 
-def read_recaptions(run: Run) -> list[Recaption]:
+def read_recaptions(run: RunResults) -> list[RecaptionedRow]:
     """All of a run's, sorted by id; none if it has no stage synthesize."""
     if "synthesize" not in run.stages:
         return []
@@ -170,7 +170,7 @@ def read_recaptions(run: Run) -> list[Recaption]:
     rows = [row for row in read_jsonl(folder / "synthesized.jsonl") if row.get("recaption")]
     rows += [row for row in read_jsonl(folder / "dropped.jsonl") if row["event"] == "dropped" and row.get("recaption")]
     recaptions = [
-        Recaption(
+        RecaptionedRow(
             row["id"],
             record["original"],
             record["original_similarity"],
@@ -201,7 +201,7 @@ class Quality:
     meaning: str
 
 
-def quality(run: Run, recaptions: list[Recaption], truth: dict[str, dict]) -> list[Quality]:
+def quality(run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict]) -> list[Quality]:
     """Shares of mismatched and clean pairs that were recaptioned or dropped, and of accepted captions that are true."""
     if not recaptions or not truth:
         return []
@@ -226,14 +226,14 @@ def quality(run: Run, recaptions: list[Recaption], truth: dict[str, dict]) -> li
 class RecaptionItem:
     """One recaptioned row, for the gallery. `true` and `original_true` are None where the truth is not known."""
 
-    recaption: Recaption
+    recaption: RecaptionedRow
     image: str  # data URI
     original_true: bool | None
     true: bool | None
 
 
 def recaption_gallery(
-    run: Run, recaptions: list[Recaption], truth: dict[str, dict], items: int = RECAPTIONS_SHOWN
+    run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict], items: int = RECAPTIONS_SHOWN
 ) -> list[RecaptionItem]:
     """Evenly spread over all recaptioned rows in the order of their ids.
 

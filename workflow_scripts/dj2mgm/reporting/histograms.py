@@ -10,8 +10,8 @@ import numpy as np
 
 from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.drawing import BINS, Bars, Scale, Tick, named_counts, stacked_bars
-from dj2mgm.reporting.experiment import Run
-from dj2mgm.reporting.gallery import Recaption
+from dj2mgm.reporting.experiment import RunResults
+from dj2mgm.reporting.gallery import RecaptionedRow
 
 # Data-Juicer's operators whose limits are lines in a statistic's histogram: {statistic: (operator, lower, upper)}
 LIMITS = {
@@ -48,7 +48,7 @@ SERIES = ("kept", "here", "elsewhere")  # from the bottom of a bar: kept, droppe
 
 
 @dataclass(frozen=True)
-class Limit:
+class LimitMark:
     at: float  # per cent of the axis
     side: str  # min or max
 
@@ -63,7 +63,7 @@ class Histogram:
     counts: dict[str, int]  # rows by series
     words: str = ""  # "ok 9 800, undecodable 200", or the one value of all rows
     bars: list[Bars] = field(default_factory=list)
-    limits: list[Limit] = field(default_factory=list)
+    limits: list[LimitMark] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
     log: bool = False
 
@@ -138,7 +138,7 @@ def _histogram(
     edges, log = bin_edges(everything)
     scale = Scale(edges[0], edges[-1], log)
     within = [(at, side) for at, side in ((low, "min"), (high, "max")) if at is not None and edges[0] < at < edges[-1]]
-    limits = [Limit(scale.at(at), side) for at, side in within]
+    limits = [LimitMark(scale.at(at), side) for at, side in within]
     rows_in_bins = {series: np.histogram(values, edges)[0] for series, values in arrays.items()}
     bars = stacked_bars(rows_in_bins, highest=int(sum(rows_in_bins.values()).max()))
     return Histogram(title, operator, text, counts, "", bars, limits, scale.ticks(3), log)
@@ -190,7 +190,7 @@ class Similarities:
     counts: dict[str, int]
 
 
-def similarities(run: Run, recaptions: list[Recaption]) -> Similarities | None:
+def similarities(run: RunResults, recaptions: list[RecaptionedRow]) -> Similarities | None:
     """None if no row was recaptioned. Rows for which the captioner had nothing usable are among the replaced ones."""
     if not recaptions:
         return None

@@ -13,8 +13,8 @@ from dj2mgm.reporting.comparison import chance_note, metric_table
 from dj2mgm.reporting.curves import loss_curves, memory_timeline
 from dj2mgm.reporting.drawing import environment, grouped, listed
 from dj2mgm.reporting.experiment import Experiment
-from dj2mgm.reporting.flow import Shape, Step, draw_flows, finetune_counts, pretrain_chain
-from dj2mgm.reporting.gallery import Recaption, gallery, quality, read_recaptions, read_truth, recaption_gallery
+from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain
+from dj2mgm.reporting.gallery import RecaptionedRow, gallery, quality, read_recaptions, read_truth, recaption_gallery
 from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
 from dj2mgm.reporting.record import config_difference, judge_note, times_table, training_table, versions
 from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
@@ -150,14 +150,14 @@ def _sections(recaptioned: bool) -> list[tuple[str, str]]:
     return [(anchor, title) for anchor, title in titles.items() if anchor != "recaptions" or recaptioned]
 
 
-def _flows(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> list[dict]:
+def _flows(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
     """The first run of every experiment."""
     chains = [pretrain_chain(e, e.runs[0], recaptions[e.name]) for e in experiments]
     flows = zip(experiments, chains, draw_flows(chains), strict=True)
     return [_flow(index, *parts) for index, parts in enumerate(flows)]
 
 
-def _flow(index: int, experiment: Experiment, steps: list[Step], drawings: list[list[Shape]]) -> dict:
+def _flow(index: int, experiment: Experiment, steps: list[FlowStep], drawings: list[list[Shape]]) -> dict:
     start, end = steps[0].lanes, steps[-1].lanes
     return {
         "experiment": experiment.name,
@@ -169,7 +169,7 @@ def _flow(index: int, experiment: Experiment, steps: list[Step], drawings: list[
     }
 
 
-def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> list[dict]:
+def _statistics(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
     """Filter stages first, each once; then the synthesis of every experiment that has one."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     stages = []
@@ -199,7 +199,7 @@ def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recapt
     return stages
 
 
-def _recaption_parts(experiments: list[Experiment], recaptions: dict[str, list[Recaption]]) -> Iterator[dict]:
+def _recaption_parts(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> Iterator[dict]:
     for index, experiment in enumerate(experiments):
         rows = recaptions[experiment.name]
         if rows:

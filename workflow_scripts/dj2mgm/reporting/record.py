@@ -3,7 +3,7 @@
 from dj2mgm.config.stages import TRAINING
 from dj2mgm.messages import duration
 from dj2mgm.reporting.drawing import listed
-from dj2mgm.reporting.experiment import Experiment, Run
+from dj2mgm.reporting.experiment import Experiment, RunResults
 
 # What differs between two experiments' settings, key by key, recipes operator by operator; nothing else.
 
@@ -110,7 +110,7 @@ def show(value: object) -> str:
     return str(value)
 
 
-def training_table(run: Run) -> list[tuple[str, list[str]]]:
+def training_table(run: RunResults) -> list[tuple[str, list[str]]]:
     """Rows (setting, [value in stage 1, value in stage 2]) of what the stages recorded."""
     records = [{key: value for key, value in run.records[stage].items() if key not in LEFT_OUT} for stage in TRAINING]
     flat = [flatten_record(record) for record in records]
@@ -144,7 +144,7 @@ def times_table(experiments: list[Experiment]) -> tuple[list[str], list[tuple[st
 _ORDER = ("filter", "synthesize", "pretrain", "finetune", "CLIP scores")
 
 
-def _seconds(run: Run) -> dict[str, float]:
+def _seconds(run: RunResults) -> dict[str, float]:
     seconds = {"filter": sum(operator["seconds"] for operator in run.filter["operators"])}
     if run.synthesize:
         seconds["synthesize"] = sum(operator["seconds"] for operator in run.synthesize["operators"])

@@ -51,7 +51,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Panel:
+class MetricPanel:
     title: str
     meaning: str
     models: list[Model]
@@ -110,7 +110,7 @@ def _unbroken(metric: str, difference: Estimate) -> str:
     return gain(metric, difference["mean"]).replace(" ", "\u00a0")
 
 
-def headline_panels(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[Panel]:
+def headline_panels(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[MetricPanel]:
     """One panel for each headline metric that any experiment measured. Values start at 0."""
     panels = []
     for metric, (title, meaning) in HEADLINES.items():
@@ -124,7 +124,7 @@ def headline_panels(experiments: list[Experiment], differences: dict[str, Estima
             ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean")
             factor = 100 if is_share(metric) else 1
             panels.append(
-                Panel(
+                MetricPanel(
                     title,
                     meaning,
                     models,

@@ -32,7 +32,7 @@ LESS = (
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """What the log's stage was training, as far as the files beside the log and the command in it say."""
 
     name: str
@@ -73,7 +73,7 @@ def explain_out_of_memory(evidence: Evidence) -> Explanation:
     return Explanation(cause, remedy)
 
 
-def name_tensor(wanted: int, stage: Stage) -> str | None:
+def name_tensor(wanted: int, stage: TrainingStage) -> str | None:
     """The logits, if `wanted` bytes are tokens × vocabulary × bytes for a number of tokens that batches have.
 
     Requests are rounded up to BLOCK, so that several numbers of tokens fit; only a full batch or a multiple of
@@ -91,14 +91,14 @@ def name_tensor(wanted: int, stage: Stage) -> str | None:
     return None
 
 
-def read_stage(evidence: Evidence) -> Stage:
+def read_stage(evidence: Evidence) -> TrainingStage:
     """From config.yaml beside the log, and from config.json of the model that the command in the log names."""
     path, vocabulary = evidence.log.path, None
     if model := re.search(r"--model['\",\s=]+(?P<folder>[^'\",\s]+)", evidence.log.text):
         config = _load(Path(model["folder"]) / "config.json", json.loads)
         vocabulary = config.get("text_config", config).get("vocab_size")
     settings = _load(path.parent / "config.yaml", yaml.safe_load)
-    return Stage(path.parent.name, settings.get("micro_batch_size"), settings.get("max_length"), vocabulary)
+    return TrainingStage(path.parent.name, settings.get("micro_batch_size"), settings.get("max_length"), vocabulary)
 
 
 def _load(path: Path, parse) -> dict:
