@@ -111,7 +111,7 @@ def main() -> None:
         folder = arguments.folder or Path(temporary)
         model, data = folder / "mgm", folder / "conversations.jsonl"
         image_tokens = make_random_mgm(arguments.shape, folder)
-        write_conversations(data, SAMPLES, 8, TEXT_TOKENS)
+        write_conversations(data, [(8, TEXT_TOKENS)] * SAMPLES)
         for stage, template in (("pretrain", "plain"), ("finetune", "gemma")):
             write_yaml(folder / f"{stage}.yaml", training_settings(stage, template, image_tokens))
         shared = ["--data", data, "--model", model]

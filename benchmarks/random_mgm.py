@@ -77,8 +77,15 @@ def save_random_mgm(shape: str, folder: Path) -> None:
     MGMProcessor(pixels, tokenizer, IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder / "mgm")
 
 
-def write_conversations(data: Path, rows: int, asked: int, answered: int) -> None:
-    """A jsonl of `rows` conversations, with so many words asked and answered, about JPEG images of 640×480 pixels."""
+def instruction_lengths(rows: int) -> list[tuple[int, int]]:
+    """Words asked and answered, distributed as in instructions: 5 to 60, and log-normal around 60 with σ 1."""
+    random = np.random.default_rng(1)
+    answered = random.lognormal(np.log(60), 1.0, rows).clip(1, 430)
+    return list(zip(random.integers(5, 61, rows).tolist(), answered.astype(int).tolist(), strict=True))
+
+
+def write_conversations(data: Path, lengths: list[tuple[int, int]]) -> None:
+    """A jsonl of conversations, with so many words asked and answered, about JPEG images of 640×480 pixels."""
     folder, random = data.parent, np.random.default_rng(0)
     for index in range(IMAGES):
         path = folder / "images" / f"{index}.jpg"
@@ -98,7 +105,7 @@ def write_conversations(data: Path, rows: int, asked: int, answered: int) -> Non
                     {"from": "gpt", "value": " ".join(random.choice(WORDS, answered))},
                 ],
             }
-            for row in range(rows)
+            for row, (asked, answered) in enumerate(lengths)
         ),
     )
 

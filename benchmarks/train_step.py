@@ -39,6 +39,7 @@ class Configuration:
     stage: str = "finetune"
     tuning: str = "lora"  # lora, full or stage1
     deepspeed: str = "zero2"
+    real_lengths: bool = False  # as instructions have them, not all of one length
     plain: bool = False
     micro_batch_size: int = 8
     gradient_accumulation_steps: int = 16
@@ -58,6 +59,11 @@ class Configuration:
     @property
     def samples(self) -> int:
         return self.steps * self.global_batch_size
+
+    @property
+    def data(self) -> str:
+        """Below the folder of all inputs."""
+        return f"{self.stage}/{'real_lengths_' * self.real_lengths}{self.samples}.jsonl"
 
 
 PLAIN = Configuration(
@@ -85,6 +91,14 @@ CONFIGURATIONS = {
         activation_checkpointing=True,
     ),
     "lora_zero2": Configuration(),
+    "lora_lengths": Configuration(real_lengths=True, steps=12),
+    "lora_lengths_zero3": Configuration(
+        real_lengths=True,
+        deepspeed="zero3_offload_resident",
+        micro_batch_size=16,
+        gradient_accumulation_steps=8,
+        activation_checkpointing=True,
+    ),
     "stage_1": Configuration(
         stage="pretrain", tuning="stage1", micro_batch_size=16, activation_checkpointing=18, learning_rate=1e-3
     ),
@@ -165,13 +179,12 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         "lora": partial(finetune.add_lora, lora=settings.lora, projector=projector),
         "full": partial(finetune.train_language_model, projector=projector),
     }[configuration.tuning]
-    data = folder / configuration.stage / f"{configuration.samples}.jsonl"
-    inputs = {"data": data, "model": folder / "mgm"}
+    inputs = {"data": folder / configuration.data, "model": folder / "mgm"}
     dj2mgm.training.stage.run_stage(configuration.tuning, settings, inputs, output, prepare, save=lambda *_: None)
 
 
 def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -> None:
-    from random_mgm import make_random_mgm, write_conversations
+    from random_mgm import instruction_lengths, make_random_mgm, write_conversations
 
     from dj2mgm.files import write_json
 
@@ -180,8 +193,10 @@ def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -
     write_json(folder / "lengths.json", {s: image_tokens + n for s, (n, _) in beside_image.items()})
     for configuration in configurations:
         answered, asked = beside_image[configuration.stage]  # cut at the sequence's end
-        data = folder / configuration.stage / f"{configuration.samples}.jsonl"
-        write_conversations(data, configuration.samples, asked, answered)
+        lengths = [(asked, answered)] * configuration.samples
+        if configuration.real_lengths:
+            lengths = instruction_lengths(configuration.samples)
+        write_conversations(folder / configuration.data, lengths)
 
 
 def launch(script: str, name: str, configuration: Configuration, folder: Path) -> int:

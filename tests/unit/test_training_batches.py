@@ -1,51 +1,106 @@
-"""How samples are dealt out to processes."""
+"""Which samples each process computes at each step, and how they share micro batches."""
+
+from itertools import combinations
 
 from accelerate.data_loader import SeedableRandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dj2mgm.training.datasets import EpochBatches
+from dj2mgm.training.batches import WIDTHS, StepBatches, padded_width
 
-COUNTS = st.integers(1, 60), st.integers(1, 5), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2)
+LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
+SHAPES = st.integers(1, 5), st.integers(1, 20), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2)
 
 
-def dealt(samples: int, size: int, seed: int, processes: int, epoch: int) -> list[list[list[int | None]]]:
-    """By process, its micro batches."""
-    all_batches = [EpochBatches(samples, size, seed, processes, process) for process in range(processes)]
-    for batches in all_batches:
+def dealt(
+    lengths: list[int], rows: int, global_batch: int, seed: int, processes: int, epoch: int
+) -> list[list[list[list[int | None]]]]:
+    """By step and process, its micro batches."""
+    steps = []
+    for process in range(processes):
+        batches = StepBatches(lengths, rows, global_batch, seed, processes, process)
         batches.epoch = epoch
-    assert all(len(list(batches)) == len(batches) for batches in all_batches)
-    return [list(batches) for batches in all_batches]
+        mine = [batches.step(epoch, number) for number in range(len(batches))]
+        assert list(batches) == [batch for step in mine for batch in step]
+        steps.append(mine)
+    return [list(step) for step in zip(*steps, strict=True)]
 
 
-@settings(max_examples=2000, deadline=None)
-@given(*COUNTS)
-def test_every_sample_comes_once_an_epoch_and_every_process_takes_as_many_turns(samples, size, seed, processes, epoch):
-    batches = dealt(samples, size, seed, processes, epoch)
-    taken = [index for mine in batches for batch in mine for index in batch if index is not None]
-    assert sorted(taken) == list(range(samples))
-    assert len({len(mine) for mine in batches}) == 1
-    assert all(batch == [None] or (None not in batch and 1 <= len(batch) <= size) for mine in batches for batch in mine)
+def samples_of(step: list[list[list[int | None]]]) -> list[int]:
+    return [sample for mine in step for batch in mine for sample in batch if sample is not None]
 
 
-@settings(max_examples=2000, deadline=None)
-@given(*COUNTS)
-def test_turn_by_turn_processes_take_what_one_process_takes(samples, size, seed, processes, epoch):
-    batches = dealt(samples, size, seed, processes, epoch)
-    together = [batch for turn in zip(*batches, strict=True) for batch in turn]
-    [alone] = dealt(samples, size, seed, 1, epoch)
-    assert together[: len(alone)] == alone
-    assert all(batch == [None] for batch in together[len(alone) :])
+@settings(max_examples=1000, deadline=None)
+@given(LENGTHS, *SHAPES)
+def test_a_step_has_the_same_samples_on_any_number_of_processes(lengths, rows, global_batch, seed, processes, epoch):
+    steps = dealt(lengths, rows, global_batch, seed, processes, epoch)
+    order = dealt(lengths, len(lengths), global_batch, seed, 1, epoch)
+    assert [sorted(samples_of(step)) for step in steps] == [sorted(samples_of(step)) for step in order]
+    assert sorted(sample for step in steps for sample in samples_of(step)) == list(range(len(lengths)))
+    assert all(len(samples_of(step)) == global_batch for step in steps[:-1])
+
+
+@settings(max_examples=1000, deadline=None)
+@given(LENGTHS, *SHAPES)
+def test_micro_batches_keep_to_the_budget_and_processes_in_step(lengths, rows, global_batch, seed, processes, epoch):
+    budget = rows * max(lengths)
+    for step in dealt(lengths, rows, global_batch, seed, processes, epoch):
+        assert len({len(mine) for mine in step}) == 1
+        for batch in (batch for mine in step for batch in mine):
+            if batch != [None]:
+                widths = [padded_width(lengths[sample], max(lengths)) for sample in batch]
+                assert batch and max(widths) * len(batch) <= budget
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 3))
+def test_one_processs_micro_batches_are_few_and_have_the_least_padding(lengths, rows):
+    batches = StepBatches(lengths, rows, len(lengths), seed=0).step(0, 0)
+    ordered, budget = sorted(lengths, reverse=True), rows * max(lengths)
+
+    def tokens(parts: list[list[int]]) -> int:
+        return sum(max(part) * len(part) for part in parts)
+
+    cuts = (cut for count in range(len(ordered)) for cut in combinations(range(1, len(ordered)), count))
+    every = [pieces(ordered, cut) for cut in cuts]
+    possible = [parts for parts in every if all(max(part) * len(part) <= budget for part in parts)]
+    fewest = min(len(parts) for parts in possible)
+    least = min(tokens(parts) for parts in possible if len(parts) == fewest)
+    assert len(batches) == fewest
+    assert tokens([[lengths[sample] for sample in batch] for batch in batches]) == least
+
+
+def pieces(values: list[int], cuts: tuple[int, ...]) -> list[list[int]]:
+    return [values[begin:end] for begin, end in zip((0, *cuts), (*cuts, len(values)), strict=True)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 5000))
+def test_widths_are_few_and_at_least_the_length(longest):
+    widths = [padded_width(length, longest) for length in range(1, longest + 1)]
+    assert len(set(widths)) <= WIDTHS and widths[-1] == longest
+    assert all(width >= length for length, width in enumerate(widths, start=1))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 100), st.integers(0, 5))
 def test_the_first_epochs_order_is_that_of_accelerates_sampler(samples, seed):
     sampler = SeedableRandomSampler(range(samples), data_seed=seed)
-    [[order]] = dealt(samples, samples, seed, 1, 0)
-    assert order == list(sampler)
+    taken = dealt([1] * samples, 1, 1, seed, 1, 0)
+    assert [samples_of(step) for step in taken] == [[sample] for sample in sampler]
+
+
+def test_a_resumed_epoch_begins_at_its_step():
+    batches = StepBatches(list(range(1, 31)), 2, 8, seed=0)
+    every = list(batches)
+    batches.first_step = 2
+    assert list(batches) == every[len(batches.step(0, 0)) + len(batches.step(0, 1)) :]
 
 
 def test_every_seed_and_epoch_has_an_order_of_its_own():
-    orders = {tuple(dealt(30, 30, seed, 1, epoch)[0][0]) for seed in range(5) for epoch in range(5)}
+    orders = {
+        tuple(sample for step in dealt([1] * 30, 1, 1, seed, 1, epoch) for sample in samples_of(step))
+        for seed in range(5)
+        for epoch in range(5)
+    }
     assert len(orders) == 25

@@ -5,6 +5,7 @@ from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, save_image, tiny_mgm, tiny
 from dj2mgm.data.formats import conversation
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
+from dj2mgm.training.batches import padded_width
 from dj2mgm.training.datasets import IGNORED, Collator, ConversationDataset
 
 TEXT_ONLY = {"id": "t", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
@@ -89,9 +90,10 @@ def test_a_batch_is_padded_on_the_right_where_labels_are_ignored(dataset, image)
     data = dataset(conversation("1", image, "How many objects are there?", "two"), conversation("2", image, "", "two"))
     items = [data[0], data[1]]
     pad = tiny_processor().tokenizer.pad_token_id
-    batch = Collator(pad, tiny_processor().image_token_id)(items)
-    width = len(items[0]["input_ids"])
-    assert width > len(items[1]["input_ids"])
+    longest = len(items[0]["input_ids"])
+    batch = Collator(pad, tiny_processor().image_token_id, longest=200)(items)
+    width = batch["input_ids"].shape[1]
+    assert len(items[1]["input_ids"]) < longest < width == padded_width(longest, 200)
     for key, filler in (("input_ids", pad), ("labels", IGNORED)):
         assert batch[key].tolist() == [item[key] + [filler] * (width - len(item[key])) for item in items]
     assert torch.equal(batch["pixel_values"], torch.stack([item["pixel_values"] for item in items]))
@@ -101,7 +103,7 @@ def test_images_of_a_mixed_batch_keep_the_order_of_their_rows(dataset, tmp_path)
     red = conversation("1", str(save_image(tmp_path / "r.png", (255, 0, 0))), "Q", "A")
     blue = conversation("2", str(save_image(tmp_path / "b.png", (0, 0, 255))), "Q", "A")
     data = dataset(red, TEXT_ONLY, blue)
-    batch = Collator(0, tiny_processor().image_token_id)([data[index] for index in range(3)])
+    batch = Collator(0, tiny_processor().image_token_id, longest=99)([data[index] for index in range(3)])
     assert batch["pixel_values"].shape[0] == 2
     centre = batch["pixel_values"][:, :, IMAGE_SIDE // 2, IMAGE_SIDE // 2]
     assert centre[0, 0] > centre[0, 2] and centre[1, 2] > centre[1, 0]
@@ -111,4 +113,4 @@ def test_images_of_a_mixed_batch_keep_the_order_of_their_rows(dataset, tmp_path)
 
 
 def test_a_batch_of_text_alone_has_no_pixel_values(dataset):
-    assert "pixel_values" not in Collator(0, tiny_processor().image_token_id)([dataset(TEXT_ONLY)[0]])
+    assert "pixel_values" not in Collator(0, tiny_processor().image_token_id, longest=99)([dataset(TEXT_ONLY)[0]])

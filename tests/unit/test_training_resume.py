@@ -200,7 +200,8 @@ def test_the_projectors_rate_scales_its_update_and_no_other(folder, forks, tmp_p
         updates[rate] = {name: projector[name] - start[name] for name in start}
         updates[rate] |= {name: tensor for name, tensor in weights.items() if "lora" in name}
     for name, update in updates[1e-2].items():
-        assert torch.equal(update, updates[None][name])
+        # the gradient's norm, by which it is clipped, is summed by parameter groups
+        torch.testing.assert_close(update, updates[None][name], rtol=1e-4, atol=1e-7)
         if "lora" in name:
             assert torch.equal(updates[1e-3][name], update)
         else:

@@ -31,7 +31,7 @@ def inputs(tmp_path_factory):
     """A random tiny model with a stage-1 projector, conversations, and the settings of both stages."""
     folder = tmp_path_factory.mktemp("inputs")
     image_tokens = make_random_mgm("tiny", folder)
-    write_conversations(folder / "conversations.jsonl", SAMPLES, 8, TEXT_TOKENS)
+    write_conversations(folder / "conversations.jsonl", [(8, TEXT_TOKENS)] * SAMPLES)
     for stage, template in TEMPLATES.items():
         for processes in (1, 2):
             settings = training_settings(stage, template, image_tokens) | {

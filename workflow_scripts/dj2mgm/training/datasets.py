@@ -1,12 +1,10 @@
-"""What is trained on: conversations with images, or text; and which samples each process takes at each micro step."""
+"""What is trained on: conversations with images, or text."""
 
-import heapq
-import random
-from collections.abc import Iterator
+from array import array
 from pathlib import Path
 
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from dj2mgm.data.formats import control_problem, image_problem, read_llava, read_texts
@@ -16,64 +14,39 @@ from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMProcessor
 from dj2mgm.mgm.modeling_mgm import IGNORED, positions_of_answers, positions_of_images
-
-
-class EpochBatches(Sampler[list[int | None]]):
-    """One process's micro batches of an epoch, as lists of row numbers; an epoch has every sample once.
-
-    All processes shuffle alike and deal the micro batches out in turn: a step has the samples that it has on one
-    process. Where the last round has none for a process, that process takes `[None]`: a sample that carries no loss.
-
-    Args:
-        samples: how many rows there are.
-        size: rows of a micro batch; the epoch's last one may have fewer.
-        seed: of the order, which is another one in each `epoch`.
-    """
-
-    def __init__(self, samples: int, size: int, seed: int, processes: int = 1, process: int = 0):
-        self.samples, self.size, self.seed = samples, size, seed
-        self.processes, self.process = processes, process
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return -(-self.samples // (self.size * self.processes))
-
-    def __iter__(self) -> Iterator[list[int | None]]:
-        # not the sum of seed and epoch, by which one seed's second epoch would be another's first
-        seed = random.Random(f"{self.seed}/{self.epoch}").getrandbits(63) if self.epoch else self.seed
-        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed)).tolist()
-        for turn in range(len(self)):
-            start = (turn * self.processes + self.process) * self.size
-            yield order[start : start + self.size] or [None]
+from dj2mgm.training.batches import padded_width
 
 
 class ConversationDataset(Dataset):
     """One conversation a line, with an absolute image path, read and decoded when its turn comes.
 
     Items are {input_ids, labels, pixel_values or None}; conversations are cut after `max_length` tokens. Item None has
-    no image and carries no loss.
+    no image and carries no loss. `lengths` (N,) are the tokens of each conversation, `answers` (N,) those that carry
+    loss.
 
     Pixels are bytes, a quarter of what the model is given: normalised, images of a few steps would take gigabytes, and
     their way to a GPU longer.
     """
 
     def __init__(self, path: str | Path, processor: MGMProcessor, template: str | dict, max_length: int):
-        self.template = ChatTemplate.of(template, processor.tokenizer)
-        control_tokens, rows = self.template.control_tokens, 0
-        for row in read_llava(path):  # all are looked at now, none is kept
-            rows += 1
-            if problem := image_problem(row) or control_problem(row, control_tokens):
-                raise InputError(f"{path}, row {rows}: {problem}; fix or delete the row")
-        if not rows:
-            raise InputError(f"{path} holds no conversations; nothing to train on")
         if max_length <= processor.num_image_tokens:
             raise InputError(
                 f"max_length {max_length} leaves no room beside an image's "
                 f"{processor.num_image_tokens} tokens; raise it"
             )
-        self.rows = LineIndex(path)
+        self.template = ChatTemplate.of(template, processor.tokenizer)
         self.processor = processor
         self.max_length = max_length
+        self.lengths, self.answers = array("i"), array("i")
+        for number, row in enumerate(read_llava(path), start=1):  # all are looked at now, none is kept
+            if problem := image_problem(row) or control_problem(row, self.template.control_tokens):
+                raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
+            labels = self._encode(row)["labels"]
+            self.lengths.append(len(labels))
+            self.answers.append(len(labels) - labels.count(IGNORED))
+        if not self.lengths:
+            raise InputError(f"{path} holds no conversations; nothing to train on")
+        self.rows = LineIndex(path)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,41 +55,36 @@ class ConversationDataset(Dataset):
         if index is None:
             return {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORED], "pixel_values": None}
         row = self.rows[index]
-        item = self._encode(row)
-        item["pixel_values"] = None
+        item = self._encode(row) | {"pixel_values": None}
         if "image" in row:
-            if item["input_ids"].count(self.processor.image_token_id) < self.processor.num_image_tokens:
-                raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
             item["pixel_values"] = self.processor.resized([load_image(row["image"])])[0]
         return item
 
-    def longest(self, looked_at: int = 100) -> tuple[int, int]:
-        """Tokens of the longest conversation, and the most that carry loss: of those `looked_at` with the most text."""
-        by_text = heapq.nlargest(
-            looked_at, self.rows, key=lambda row: sum(len(t["value"]) for t in row["conversations"])
-        )
-        items = [self._encode(row) for row in by_text]
-        answers = [sum(label != IGNORED for label in item["labels"]) for item in items]
-        return max(len(item["input_ids"]) for item in items), max(answers)
-
     def _encode(self, row: dict) -> dict[str, list[int]]:
         segments = self.template.segments(row["conversations"])
-        return {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
+        item = {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
+        placeholders = item["input_ids"].count(self.processor.image_token_id)
+        if "image" in row and placeholders < self.processor.num_image_tokens:
+            raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
+        return item
 
 
 class Collator:
     """Right-pads a batch: input_ids and labels (B, T), pixel_values (images, 3, S', S') uint8, and where both stand.
 
+    T is one of few widths up to `longest`, the tokens of the longest conversation (training/batches.py).
+
     There is no attention mask: under causal attention nothing looks at what stands to its right, padding carries no
     loss, and attention without a mask is what the fast kernels compute.
     """
 
-    def __init__(self, pad_token_id: int, image_token_id: int):
+    def __init__(self, pad_token_id: int, image_token_id: int, longest: int):
         self.pad_token_id = pad_token_id
         self.image_token_id = image_token_id
+        self.longest = longest
 
     def __call__(self, items: list[dict]) -> dict[str, torch.Tensor]:
-        width = max(len(item["input_ids"]) for item in items)
+        width = padded_width(max(len(item["input_ids"]) for item in items), self.longest)
         input_ids = torch.full((len(items), width), self.pad_token_id)
         labels = torch.full((len(items), width), IGNORED)
         for row, item in enumerate(items):
@@ -147,6 +115,7 @@ class TextDataset(Dataset):
         if not count:
             raise InputError(f"{path} holds {len(tokens)} tokens, fewer than a max_length of {length}; lower it")
         self.samples = torch.tensor(tokens[: count * length]).view(count, length)
+        self.lengths = [length] * count
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -20,7 +20,7 @@ from dj2mgm.training.settings import TrainingSettings
 
 def workload_of(tuning: str, settings: TrainingSettings, config: MGMConfig, dataset: ConversationDataset) -> Workload:
     """What the stage trains, on its longest conversation."""
-    return workload_at(tuning, settings, Architecture("the model", config), *dataset.longest())
+    return workload_at(tuning, settings, Architecture("the model", config), max(dataset.lengths), max(dataset.answers))
 
 
 def workload_at(

@@ -107,7 +107,7 @@ def run_stage(
         model=model,
         args=arguments,
         train_dataset=dataset,
-        data_collator=Collator(processor.tokenizer.pad_token_id, processor.image_token_id),
+        data_collator=Collator(processor.tokenizer.pad_token_id, processor.image_token_id, max(dataset.lengths)),
         normalize=processor.normalized,
         save_checked=save_checked,
         fingerprint=fingerprint,

@@ -1,7 +1,7 @@
 """transformers' Trainer, saving only what is trained and saying how far it is."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -9,6 +9,7 @@ import transformers.masking_utils
 import transformers.trainer
 from accelerate.utils import DeepSpeedSchedulerWrapper, DummyOptim
 from deepspeed.ops.adam import DeepSpeedCPUAdam
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import SCHEDULER_NAME
@@ -17,8 +18,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_json
 from dj2mgm.messages import report_progress
 from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.training.batches import StepBatches
 from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete
-from dj2mgm.training.datasets import EpochBatches
 from dj2mgm.training.optimizer import repeat_products_of_betas, with_learning_rate
 
 _load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
@@ -36,13 +37,16 @@ def _load_trained_weights_only(engine, path, load_module_strict=True):
 
 transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
 
+# StepBatches begins where a resumed epoch goes on.
+transformers.trainer.skip_first_batches = lambda loader, steps: loader
+
 # Batches are padded, never packed. To find that out, transformers waits for the GPU at every micro batch.
 transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
 
 
 class ResumableTrainer(Trainer):
-    """Marks a checkpoint complete when every process has written its part, and only then removes the older ones. Where
-    that of the last step is resumed, nothing is trained.
+    """Computes each step in the micro batches of `StepBatches`. Marks a checkpoint complete when every process has
+    written its part, and only then removes the older ones. Where that of the last step is resumed, nothing is trained.
 
     Args:
         fingerprint: of settings, inputs and code, stored in each checkpoint.
@@ -52,12 +56,20 @@ class ResumableTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.fingerprint = fingerprint
         self.args.save_total_limit = None  # Trainer would remove them before the new one counts
+        self.global_batch_size = self.get_total_train_batch_size(self.args)
+        # Trainer goes through whole steps; how many micro batches one has, is decided step by step
+        self.args.gradient_accumulation_steps = 1
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches stay in host memory until their turn comes. Trainer's own repeat samples where processes run out."""
+        """Micro batches stay in host memory until their turn comes."""
         args = self.args
-        self.batches = EpochBatches(
-            len(self.train_dataset), args.train_batch_size, args.data_seed, args.world_size, args.process_index
+        self.batches = StepBatches(
+            self.train_dataset.lengths,
+            args.train_batch_size,
+            self.global_batch_size,
+            args.data_seed,
+            args.world_size,
+            args.process_index,
         )
         return DataLoader(
             self.train_dataset,
@@ -69,14 +81,31 @@ class ResumableTrainer(Trainer):
         )
 
     def _run_epoch(self, **kwargs) -> None:
-        self.batches.epoch = kwargs["epoch"]
+        self.batches.epoch = epoch = kwargs["epoch"]
+        self.batches.first_step = kwargs["steps_trained_in_current_epoch"] if epoch == kwargs["epochs_trained"] else 0
+        self._steps = (self.batches.step(epoch, number) for number in range(self.batches.first_step, len(self.batches)))
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(**kwargs)
 
-    def training_step(self, *args, **kwargs) -> torch.Tensor:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict], num_batches: int, device: torch.device
+    ) -> tuple[list[list[dict]], torch.Tensor]:
+        """One item, the step's micro batches; and how many tokens carry its loss, over all processes."""
+        micro_batches = [next(epoch_iterator) for _ in next(self._steps)]
+        return [micro_batches], self._get_num_items_in_batch(micro_batches, device)
+
+    def training_step(self, model: nn.Module, inputs: list[dict], *args, **kwargs) -> torch.Tensor:
+        """A step's micro batches one after another: the sum of their losses; gradients are applied with the last."""
         # DeepSpeed's engine goes on to the next rate within the step, before Trainer asks for what it logs
         self._rate = super()._get_learning_rate()
-        return super().training_step(*args, **kwargs)
+        losses = []
+        for number, micro_batch in enumerate(inputs, start=1):
+            self.accelerator.gradient_state._set_sync_gradients(number == len(inputs))
+            losses.append(super().training_step(model, micro_batch, *args, **kwargs))
+        return torch.stack(losses).sum()
+
+    def floating_point_ops(self, inputs: list[dict]) -> int:
+        return 0  # nobody reads the sum, and the GPU waits while every micro batch counts the parameters
 
     def _get_learning_rate(self) -> float:
         return self._rate
@@ -118,9 +147,6 @@ class MGMTrainer(ResumableTrainer):
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         self.add_callback(ProgressLines(progress_file))
-
-    def floating_point_ops(self, inputs: dict) -> int:
-        return 0  # nobody reads the sum, and the GPU waits while every micro batch counts the parameters
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer | DummyOptim:
         """Trainer calls it twice where the optimizer is not DeepSpeed's own."""
