@@ -9,7 +9,7 @@ from tiny_models import mgm_config
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json
 from dj2mgm.memory.prediction import Machine
-from dj2mgm.training.memory_plan import check_memory, choose_deepspeed, workload_of
+from dj2mgm.training.memory_plan import check_memory, choose_arrangement, workload_of
 from dj2mgm.training.settings import LoraSettings, TrainingSettings
 
 NAMES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
@@ -56,18 +56,18 @@ def test_a_machine_that_cannot_be_read_is_said_so_and_not_refused(workload, caps
 
 
 def test_auto_takes_the_fastest_that_fits(workload, capsys):
-    chosen = choose_deepspeed(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, ROOM)
+    chosen = choose_arrangement(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, ROOM)
     assert chosen.deepspeed == CHOICES["zero2"] and chosen.deepspeed_choices is None
     assert (
-        "deepspeed: auto: zero2, micro batch 4, every layer recomputed is the fastest that fits"
+        "auto: zero2, micro batch 4, every layer recomputed is the fastest arrangement that fits"
         in capsys.readouterr().err
     )
 
 
 def test_auto_says_what_would_help_where_nothing_fits(workload):
     with pytest.raises(InputError, match="nothing fits; what would help: .* GiB of the host's memory would do"):
-        choose_deepspeed(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
+        choose_arrangement(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
 
 
 def test_a_configuration_that_was_chosen_by_hand_stays(workload):
-    assert choose_deepspeed(settings(), workload, ROOM) == settings()
+    assert choose_arrangement(settings(), workload, ROOM) == settings()

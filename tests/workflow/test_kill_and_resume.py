@@ -16,7 +16,7 @@ from dj2mgm.files import read_json, read_jsonl
 from dj2mgm.memory.records import read_rows
 from dj2mgm.training.build_locks import build_root
 
-TIMEOUT_S = 120
+TIMEOUT_S = 600  # a busy machine takes its time
 # A constant added to every key cancels in the softmax over sub-patches: these two have no gradient but rounding noise,
 # which Adam scales up to whole steps. They change nothing that the model computes.
 CANCELLED = {"patch_info_mining.key.0.bias", "patch_info_mining.key.1.bias"}

@@ -10,15 +10,24 @@ from dj2mgm.errors import InputError
 # The arithmetic of batch sizes: global = micro × accumulation × GPUs, exactly.
 
 FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")
+AUTO = "auto"  # for the memory plan to decide
 
 
-def solve_batch(where: str, settings: Mapping) -> dict[str, int]:
+def solve_batch(where: str, settings: Mapping) -> dict[str, int | str]:
     """`global_batch_size` and its three factors, the one that is left open (None) filled in; in samples a step.
+
+    Where the micro batch is "auto" and the accumulation is open, too, both are "auto": the memory plan chooses.
 
     Raises:
         InputError: more than one is open, or the sizes do not multiply; with the nearest ones that do.
     """
     sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
+    for_the_plan = {"micro_batch_size": AUTO, "gradient_accumulation_steps": AUTO}
+    if sizes["micro_batch_size"] == AUTO and sizes["gradient_accumulation_steps"] in (AUTO, None):
+        if sizes["global_batch_size"] is None:
+            raise InputError(f"{where}: global_batch_size is null while micro_batch_size is auto; set one of them")
+        return solve_batch(where, sizes | {"micro_batch_size": 1, "gradient_accumulation_steps": None}) | for_the_plan
+    sizes = {key: None if size == AUTO else size for key, size in sizes.items()}
     open_keys = [key for key, size in sizes.items() if size is None]
     if len(open_keys) > 1:
         raise InputError(f"{where}: {' and '.join(open_keys)} are null; set all but one")

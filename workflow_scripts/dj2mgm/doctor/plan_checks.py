@@ -14,7 +14,7 @@ from dj2mgm.memory.prediction import Machine, predict
 from dj2mgm.memory.search import candidates, describe, fastest
 from dj2mgm.memory.step import Workload
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, with_batch
-from dj2mgm.training.memory_plan import arrangement_of, choose_deepspeed, workload_at
+from dj2mgm.training.memory_plan import arrangement_of, choose_arrangement, workload_at
 from dj2mgm.training.settings import TrainingSettings, training_settings
 
 FOLDER = Path("results/doctor")
@@ -37,7 +37,7 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
     except InputError as error:
         return Finding(name, "skip", str(error))
     try:
-        settings = choose_deepspeed(settings, workload, machine)
+        settings = choose_arrangement(settings, workload, machine)
     except InputError as error:
         return Finding(name, "fail", str(error), REMEDY)
     prediction = predict(workload, arrangement_of(settings, workload), machine)

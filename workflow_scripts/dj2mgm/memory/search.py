@@ -36,7 +36,8 @@ def samples_per_second(workload: Workload, arrangement: Arrangement, gpus: int) 
 
 # Every arrangement of a workload on a machine: which fit, the fastest of them, and what would help when none does.
 
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+RECOMPUTATIONS = (0, 16, 8, 4, 2, 1)  # of every n-th layer, the least first; 0: none
 ACCUMULATION = 16  # where no global batch is asked for
 
 
@@ -58,32 +59,51 @@ def candidates(
     configs: Mapping[str, dict],
     global_batch_size: int | None,
     micro_batches: Sequence[int] = MICRO_BATCHES,
-    recomputations: Sequence[int] = (0, 1),
+    recomputations: Sequence[int] = RECOMPUTATIONS,
 ) -> list[Candidate]:
-    """
+    """Those that can be the fastest under each configuration, or lack least.
+
     Args:
         configs: completed DeepSpeed configurations by name; one that fixes its batch sizes is taken with those.
         global_batch_size: None: ACCUMULATION micro batches on every GPU.
-        micro_batches: in rising order; left out are those that do not divide the global batch, and those larger than
-            one that does not fit.
-        recomputations: of every n-th layer; 0: none.
+        micro_batches: in rising order; left out are those that do not divide the global batch.
+        recomputations: of every n-th layer, the least work first; 0: none.
 
     Raises:
-        InputError: none divides it.
+        InputError: none divides the global batch.
     """
     found = []
     for name, config in configs.items():
-        for recomputation in recomputations:
-            for micro_batch, accumulation in _batches(config, machine, global_batch_size, micro_batches):
-                arrangement = Arrangement(name, Zero.of(config), recomputation, micro_batch, accumulation)
-                found.append(judge(workload, arrangement, machine))
-                if not found[-1].fits:
-                    break
+        batches = _batches(config, machine, global_batch_size, micro_batches)
+        found += _ascend(workload, machine, name, Zero.of(config), batches, recomputations)
     if not found:
         raise InputError(
             f"a global batch of {global_batch_size} on {machine.processes} GPUs cannot be made of micro batches of "
             f"{', '.join(map(str, micro_batches))}; choose a multiple of {micro_batches[0] * machine.processes}"
         )
+    return found
+
+
+def _ascend(
+    workload: Workload,
+    machine: Machine,
+    name: str,
+    zero: Zero,
+    batches: list[tuple[int, int]],
+    recomputations: Sequence[int],
+) -> list[Candidate]:
+    """Ever larger micro batches, and more recomputation where one does not fit any more.
+
+    Smaller micro batches with more recomputation are slower than what fits already, so they are not looked at.
+    """
+    found, index = [], 0
+    for recomputation in recomputations:
+        while index < len(batches):
+            arrangement = Arrangement(name, zero, recomputation, *batches[index])
+            found.append(judge(workload, arrangement, machine))
+            if not found[-1].fits:
+                break
+            index += 1
     return found
 
 

@@ -1,14 +1,17 @@
-"""A training stage's plan, before anything is loaded: `deepspeed: auto` is decided, and what cannot fit is refused."""
+"""A training stage's plan, before anything is loaded: what is `auto` is decided, and what cannot fit is refused."""
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from dj2mgm.config.training import AUTO
 from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, write_json
 from dj2mgm.memory.architecture import Architecture
 from dj2mgm.memory.prediction import Arrangement, Machine, Prediction, predict
-from dj2mgm.memory.search import candidates, describe, fastest, remedies
+from dj2mgm.memory.search import MICRO_BATCHES, RECOMPUTATIONS, candidates, describe, fastest, remedies
 from dj2mgm.memory.step import Workload
 from dj2mgm.memory.zero import Zero
 from dj2mgm.messages import note
@@ -16,6 +19,8 @@ from dj2mgm.mgm import MGMConfig
 from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
+
+CONFIGURED = "the configured DeepSpeed file"
 
 
 def workload_of(tuning: str, settings: TrainingSettings, config: MGMConfig, dataset: ConversationDataset) -> Workload:
@@ -38,36 +43,90 @@ def workload_at(
     )
 
 
-def choose_deepspeed(settings: TrainingSettings, workload: Workload, machine: Machine) -> TrainingSettings:
-    """With `deepspeed: auto`, the settings with the fastest configuration that fits; other settings as they are.
+def choose_arrangement(
+    settings: TrainingSettings, workload: Workload, machine: Machine, kept: Path | None = None
+) -> TrainingSettings:
+    """What is "auto" decided: the fastest arrangement that fits. Settings without "auto" stay as they are.
 
     Args:
-        machine: as a whole, not what happens to be free, so that every process and every resumed run chooses the same.
+        machine: as a whole, not what happens to be free, so that every process chooses the same.
+        kept: the file that keeps the choice for a resumed run, which may be on another machine.
 
     Raises:
         InputError: none fits; with what would help.
     """
-    if not settings.deepspeed_choices:
+    if not settings.for_the_plan:
         return settings
+    request = _request(settings, workload)
+    if before := kept and _read_kept(kept, request):
+        _note(f"auto: micro batch {before['arrangement']['micro_batch']} and the rest as this stage chose before")
+        return arranged(settings, before["arrangement"])
     hidden_size = workload.architecture.hidden_size
-    choices = {
-        name: complete_deepspeed_config(config, hidden_size) for name, config in settings.deepspeed_choices.items()
-    }
-    arrangements = candidates(
+    choices = settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
+    given = settings.micro_batch_size, settings.activation_checkpointing
+    found = candidates(
         workload,
         machine,
-        choices,
+        {name: complete_deepspeed_config(config, hidden_size) for name, config in choices.items()},
         settings.global_batch_size,
-        [settings.micro_batch_size],
-        [int(settings.activation_checkpointing)],
+        MICRO_BATCHES if given[0] == AUTO else [given[0]],
+        RECOMPUTATIONS if given[1] == AUTO else [int(given[1])],
     )
-    best = fastest(arrangements)
+    best = fastest(found)
     if best is None:
-        raise InputError(
-            f"deepspeed: auto: nothing fits; what would help: {'; '.join(remedies(workload, arrangements, machine))}"
-        )
-    _note(f"deepspeed: auto: {describe(best.arrangement)} is the fastest that fits")
-    return replace(settings, deepspeed=settings.deepspeed_choices[best.arrangement.deepspeed], deepspeed_choices=None)
+        raise InputError(f"auto: nothing fits; what would help: {'; '.join(remedies(workload, found, machine))}")
+    _note(f"auto: {describe(best.arrangement)} is the fastest arrangement that fits")
+    chosen = {key: value for key, value in vars(best.arrangement).items() if key != "zero"}
+    if kept and _is_first():
+        write_json(kept, {"request": request, "arrangement": chosen, "halved": False})
+    return arranged(settings, chosen)
+
+
+def halve_micro_batch(kept: Path) -> bool:
+    """After the GPU ran out of memory: let the next start of this stage take half of the kept micro batch, once.
+
+    Returns:
+        Whether there is a choice that can still be halved.
+    """
+    values = read_json(kept) if kept.exists() else {"halved": True}
+    if values["halved"] or values["arrangement"]["micro_batch"] == 1:
+        return False
+    arrangement = values["arrangement"]
+    arrangement |= {"micro_batch": arrangement["micro_batch"] // 2, "accumulation": arrangement["accumulation"] * 2}
+    write_json(kept, values | {"arrangement": arrangement, "halved": True})
+    return True
+
+
+def _request(settings: TrainingSettings, workload: Workload) -> dict:
+    """What a choice depends on beside the machine."""
+    return {
+        "deepspeed": sorted(settings.deepspeed_choices) if settings.deepspeed_choices else settings.deepspeed,
+        "batch": [settings.global_batch_size, settings.micro_batch_size, settings.gpus, settings.nodes],
+        "activation_checkpointing": settings.activation_checkpointing,
+        "tokens": [workload.sequence, workload.answers],
+    }
+
+
+def _read_kept(kept: Path, request: dict) -> dict | None:
+    """What an earlier start chose for the same request; None if nothing usable is there."""
+    try:
+        values = read_json(kept)
+        return values if values["request"] == request else None
+    except (OSError, InputError, KeyError, TypeError):
+        return None
+
+
+def arranged(settings: TrainingSettings, arrangement: dict) -> TrainingSettings:
+    """Settings with a chosen arrangement: `deepspeed`, `micro_batch`, `accumulation`, `recomputation`."""
+    recomputation = arrangement["recomputation"]
+    return replace(
+        settings,
+        deepspeed=(settings.deepspeed_choices or {}).get(arrangement["deepspeed"], settings.deepspeed),
+        deepspeed_choices=None,
+        micro_batch_size=arrangement["micro_batch"],
+        gradient_accumulation_steps=arrangement["accumulation"],
+        activation_checkpointing=recomputation if recomputation > 1 else bool(recomputation),
+    )
 
 
 def check_memory(settings: TrainingSettings, workload: Workload, machine: Machine) -> dict:
@@ -95,7 +154,7 @@ def check_memory(settings: TrainingSettings, workload: Workload, machine: Machin
 def arrangement_of(settings: TrainingSettings, workload: Workload) -> Arrangement:
     config = complete_deepspeed_config(settings.deepspeed, workload.architecture.hidden_size)
     return Arrangement(
-        deepspeed="configured",
+        deepspeed=CONFIGURED,
         zero=Zero.of(config),
         recomputation=int(settings.activation_checkpointing),
         micro_batch=settings.micro_batch_size,
@@ -118,5 +177,9 @@ def _record(prediction: Prediction, machine: Machine) -> dict:
 
 
 def _note(sentence: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if _is_first():
         note(sentence)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"

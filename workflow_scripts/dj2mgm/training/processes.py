@@ -1,9 +1,12 @@
 """The processes that train together: how one of them joins the others and leaves them."""
 
+import multiprocessing
 import os
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import deepspeed
 import torch
@@ -53,3 +56,16 @@ def leave_process_group() -> None:
     (https://github.com/pytorch/pytorch/issues/190489)."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def start_process_again() -> NoReturn:
+    """Replace a process that trains alone by a new one with the same command; whatever it held on the GPU is free
+    then."""
+    for child in multiprocessing.active_children():  # they decode images, and would wait for more
+        child.kill()
+        child.join()
+    with socket.create_server(("", 0)) as server:
+        os.environ["MASTER_PORT"] = str(server.getsockname()[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from dj2mgm.config.training import solve_batch
+from dj2mgm.config.training import AUTO, solve_batch
 from dj2mgm.files import read_yaml
 from dj2mgm.mgm.lora import LoraSettings
 
@@ -15,7 +15,7 @@ class TrainingSettings:
     """One training stage. Batch sizes count samples.
 
     `deepspeed` is the content of a config/deepspeed file; None, if the memory plan is to choose one of
-    `deepspeed_choices`.
+    `deepspeed_choices`. The plan also decides what is "auto" (training/memory_plan.py).
     """
 
     seed: int
@@ -23,8 +23,8 @@ class TrainingSettings:
     cpu_threads: int | None
     template: str | dict  # a chat format's name, or its content (config/chat_templates.py)
     global_batch_size: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
+    micro_batch_size: int | str  # at the greatest length; shorter samples take as many tokens
+    gradient_accumulation_steps: int | str
     epochs: float
     max_steps: int | None  # optimizer steps; None: as many as the epochs take
     learning_rate: float
@@ -34,7 +34,7 @@ class TrainingSettings:
     max_grad_norm: float
     max_length: int
     precision: str  # bf16, fp32, or auto: bf16 on a GPU, fp32 on a CPU
-    activation_checkpointing: bool | int  # every layer, or every n-th
+    activation_checkpointing: bool | int | str  # every layer, or every n-th
     attn_implementation: str  # of the language model: flash_attention_2, sdpa, or auto
     compile: bool  # on a GPU; never on a CPU
     save_steps: int
@@ -49,6 +49,11 @@ class TrainingSettings:
 
     def __post_init__(self):
         solve_batch("config.yaml", vars(self))
+
+    @property
+    def for_the_plan(self) -> bool:
+        """Whether something is left for the memory plan to decide."""
+        return bool(self.deepspeed_choices) or AUTO in (self.micro_batch_size, self.activation_checkpointing)
 
     @property
     def bf16(self) -> bool:

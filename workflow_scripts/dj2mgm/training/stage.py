@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 from dj2mgm.code import modules_of
 from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.config.training import AUTO
 from dj2mgm.files import sha256_of, write_json, write_jsonl
 from dj2mgm.memory.prediction import machine_in_use, whole_machine
 from dj2mgm.memory.records import joined_seconds, read_rows
@@ -25,10 +26,10 @@ from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import Collator, ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, engine_record
-from dj2mgm.training.memory_plan import check_memory, choose_deepspeed, workload_of
+from dj2mgm.training.memory_plan import check_memory, choose_arrangement, halve_micro_batch, workload_of
 from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers
 from dj2mgm.training.optimizer import optimizer_of
-from dj2mgm.training.processes import agree, join_process_group, leave_process_group
+from dj2mgm.training.processes import agree, join_process_group, leave_process_group, start_process_again
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trained_weights import check_weights, gather
 from dj2mgm.training.trainer import MGMTrainer
@@ -62,11 +63,12 @@ def run_stage(
     dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
     config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
     workload = workload_of(tuning, settings, config, dataset)
-    settings = choose_deepspeed(settings, workload, whole_machine(settings.gpus, settings.nodes))
+    checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
+    kept, requested = checkpoints / "arrangement.json", settings
+    settings = choose_arrangement(settings, workload, whole_machine(settings.gpus, settings.nodes), kept)
     plan = check_memory(settings, workload, machine_in_use(settings.gpus, settings.nodes))
 
     fingerprint = fingerprint_of(settings, inputs)
-    checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
     join_process_group()
@@ -116,7 +118,14 @@ def run_stage(
         optimizer_cls_and_kwargs=optimizer_of(settings),
     )
     memory.phase = "training"
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except torch.OutOfMemoryError:
+        if requested.micro_batch_size == AUTO and halve_micro_batch(kept):
+            note("the GPU ran out of memory: going on from the last checkpoint with half of the micro batch")
+            if arguments.world_size == 1:
+                start_process_again()
+        raise
 
     memory.phase = "saving"
     save_checked(output_dir)
@@ -126,6 +135,7 @@ def run_stage(
         "resumed_from": checkpoint.name if checkpoint else None,
         "memory": memory.finish(output_dir),
         "memory_plan": plan,
+        "activation_checkpointing": settings.activation_checkpointing,
     }
     if first:
         record["train_seconds"] = round(joined_seconds(read_rows(output_dir / "memory.csv"))[-1], 1)
@@ -171,12 +181,12 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
 
 
 def fingerprint_of(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
-    """Of settings, inputs and code: equal for two runs that must give the same weights. How many processes share a step
-    does not matter to them."""
+    """Of settings, inputs and code: equal for two runs that must give the same weights, to rounding."""
     files = modules_of(Path(sys.argv[0]))
     for path in inputs.values():
         files += model_files(path) if path.is_dir() else [path]
-    left_out = {"gpus", "nodes", "gradient_accumulation_steps"}  # their product is fixed by the other two batch sizes
+    # how a step's samples are divided, and what of it is computed twice
+    left_out = {"gpus", "nodes", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing"}
     left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps"}
     values = {key: value for key, value in vars(settings).items() if key not in left_out}
     return f"{sha256_of(*files)}:{values!r}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from dj2mgm.config.training import AUTO
 from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature
 from dj2mgm.memory.records import gib, parse_size
 
@@ -98,7 +99,11 @@ def read_stage(evidence: Evidence) -> TrainingStage:
         config = _load(Path(model["folder"]) / "config.json", json.loads)
         vocabulary = config.get("text_config", config).get("vocab_size")
     settings = _load(path.parent / "config.yaml", yaml.safe_load)
-    return TrainingStage(path.parent.name, settings.get("micro_batch_size"), settings.get("max_length"), vocabulary)
+    micro_batch_size = settings.get("micro_batch_size")
+    if micro_batch_size == AUTO:
+        chosen = _load(path.parent / "checkpoints" / "arrangement.json", json.loads).get("arrangement", {})
+        micro_batch_size = chosen.get("micro_batch")
+    return TrainingStage(path.parent.name, micro_batch_size, settings.get("max_length"), vocabulary)
 
 
 def _load(path: Path, parse) -> dict:
