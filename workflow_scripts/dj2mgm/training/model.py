@@ -1,5 +1,8 @@
 """A model before its first step: its layers, their attention kernels, and compiling them."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from deepspeed.runtime.zero import register_external_parameter
 from deepspeed.runtime.zero.utils import is_zero_param
@@ -72,5 +75,22 @@ def compile_layers(model: nn.Module) -> None:
     tower = mgm.model.vision_tower_aux
     norms = [tower.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in tower.encoder.stages[1:])]
     for layer in (*layers_of(model), *norms):
-        layer.forward = torch.compile(layer.forward)
+        layer.forward = _compiled(layer)
     mgm.lm_head.loss_and_gradient = torch.compile(mgm.lm_head.loss_and_gradient)
+
+
+def _compiled(layer: nn.Module) -> Callable:
+    """The layer's forward, compiled; recomputation stays outside.
+
+    transformers wraps it around a layer's forward (`GradientCheckpointingLayer`). With it inside, PyTorch 2.11 cannot
+    compile for batches of several widths: "Node add_431 was invalid, but is output".
+    """
+    forward = type(layer).forward
+    compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
+
+    def recomputed_or_not(*args, **kwargs) -> torch.Tensor:
+        if layer.training and getattr(layer, "gradient_checkpointing", False):
+            return layer._gradient_checkpointing_func(partial(compiled, **kwargs), *args)
+        return compiled(*args, **kwargs)
+
+    return recomputed_or_not
