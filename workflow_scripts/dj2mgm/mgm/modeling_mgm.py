@@ -106,7 +106,8 @@ class MGMModel(MGMPreTrainedModel):
         self.patch_info_mining = PatchInfoMining(channels, config.aux_channels)
         self.projector = MGMProjector(channels, config.text_config.hidden_size)
         self.language_model = AutoModel.from_config(config.text_config)
-        select_positions_in(self.language_model.layers[-1])
+        for layer in self.language_model.layers:  # all alike: torch.compile does not tell layers apart by their hooks
+            select_positions_in(layer)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

@@ -8,6 +8,7 @@ from deepspeed.runtime.zero import register_external_parameter
 from deepspeed.runtime.zero.utils import is_zero_param
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
 from dj2mgm.mgm import MGMForConditionalGeneration
@@ -80,17 +81,18 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def _compiled(layer: nn.Module) -> Callable:
-    """The layer's forward, compiled; recomputation stays outside.
+    """The layer's forward, compiled; recomputation is around it, and runs a forward pass of its own (reentrant).
 
-    transformers wraps it around a layer's forward (`GradientCheckpointingLayer`). With it inside, PyTorch 2.11 cannot
-    compile for batches of several widths: "Node add_431 was invalid, but is output".
+    transformers wraps recomputation around a layer's forward (`GradientCheckpointingLayer`). Compiled with it, batches
+    of several widths end in "Node add_431 was invalid, but is output" (PyTorch 2.11). The other kind of recomputation
+    wants the same compiled code in both passes, but autograd's thread may be given another.
     """
     forward = type(layer).forward
     compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
 
     def recomputed_or_not(*args, **kwargs) -> torch.Tensor:
         if layer.training and getattr(layer, "gradient_checkpointing", False):
-            return layer._gradient_checkpointing_func(partial(compiled, **kwargs), *args)
+            return checkpoint(partial(compiled, **kwargs), *args, use_reentrant=True)
         return compiled(*args, **kwargs)
 
     return recomputed_or_not
