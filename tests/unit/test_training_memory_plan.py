@@ -8,8 +8,8 @@ from tiny_models import mgm_config
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json
-from dj2mgm.memory.prediction import Machine
-from dj2mgm.training.memory_plan import check_memory, choose_arrangement, workload_of
+from dj2mgm.memory.prediction import Machine, predict
+from dj2mgm.training.memory_plan import arrangement_of, check_memory, choose_arrangement, halve_micro_batch, workload_of
 from dj2mgm.training.settings import LoraSettings, TrainingSettings
 
 NAMES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
@@ -71,3 +71,51 @@ def test_auto_says_what_would_help_where_nothing_fits(workload):
 
 def test_a_configuration_that_was_chosen_by_hand_stays(workload):
     assert choose_arrangement(settings(), workload, ROOM) == settings()
+
+
+ALL_AUTO = {
+    "micro_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "activation_checkpointing": "auto",
+    "deepspeed": None,
+    "deepspeed_choices": CHOICES,
+}
+
+
+def test_auto_takes_the_largest_micro_batch_before_it_recomputes(workload):
+    chosen = choose_arrangement(settings(**ALL_AUTO), workload, ROOM)
+    assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (16, 1)
+    assert chosen.activation_checkpointing is False and not chosen.for_the_plan
+
+
+def test_less_memory_makes_auto_recompute_and_then_take_less_at_a_time(workload):
+    arranged = choose_arrangement(settings(**ALL_AUTO), workload, ROOM)
+    whole = predict(workload, arrangement_of(arranged, workload), ROOM).host_gib
+    chosen = []
+    for share in (1.06, 1.046, 1.043, 1.037):
+        machine = Machine(0, None, share * whole)
+        arranged = choose_arrangement(settings(**ALL_AUTO), workload, machine)
+        assert predict(workload, arrangement_of(arranged, workload), machine).shortage(machine) is None
+        assert arranged.micro_batch_size * arranged.gradient_accumulation_steps == 16
+        chosen.append((arranged.micro_batch_size, bool(arranged.activation_checkpointing)))
+    assert chosen[:2] == [(16, False), (16, True)]
+    assert chosen[3][0] < chosen[2][0] < 16
+
+
+def test_a_stage_that_goes_on_keeps_its_choice_on_another_machine(workload, tmp_path, capsys):
+    kept = tmp_path / "arrangement.json"
+    first = choose_arrangement(settings(**ALL_AUTO), workload, Machine(0, None, 1.2), kept)
+    assert choose_arrangement(settings(**ALL_AUTO), workload, ROOM, kept) == first
+    assert "as this stage chose before" in capsys.readouterr().err
+    other = ALL_AUTO | {"activation_checkpointing": False}
+    assert choose_arrangement(settings(**other), workload, ROOM, kept).micro_batch_size == 16
+
+
+def test_after_running_out_of_memory_half_of_the_micro_batch_is_taken_once(workload, tmp_path):
+    kept = tmp_path / "arrangement.json"
+    assert not halve_micro_batch(kept)
+    choose_arrangement(settings(**ALL_AUTO), workload, ROOM, kept)
+    assert halve_micro_batch(kept)
+    again = choose_arrangement(settings(**ALL_AUTO), workload, ROOM, kept)
+    assert (again.micro_batch_size, again.gradient_accumulation_steps) == (8, 2)
+    assert not halve_micro_batch(kept)

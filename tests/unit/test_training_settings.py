@@ -84,6 +84,16 @@ def test_two_open_sizes_are_refused_by_name():
     assert "micro_batch_size and gradient_accumulation_steps are null" in refusal(32, None, None, 1)
 
 
+def test_auto_leaves_the_batch_to_the_plan_and_checks_what_is_known():
+    sizes = dict(zip(FACTORS, (32, "auto", "auto", 4), strict=True))
+    assert solve_batch("here", sizes) == sizes
+    assert solve_batch("here", sizes | {"gradient_accumulation_steps": None}) == sizes
+    assert solve_batch("here", sizes | {"gradient_accumulation_steps": 2})["micro_batch_size"] == 4
+    assert solve_batch("here", sizes | {"micro_batch_size": 2})["gradient_accumulation_steps"] == 4
+    assert refusal(30, "auto", "auto", 4).endswith("choose a global_batch_size of 28 or 32")
+    assert "global_batch_size is null while micro_batch_size is auto" in refusal(None, "auto", "auto", 4)
+
+
 @pytest.mark.parametrize(
     ("sizes", "nearest"),
     [((100, 8, 12, 1), "96 or 104"), ((7, 2, 1, 2), "4 or 8"), ((3, 8, 1, 1), "8"), ((250, 16, 1, 2), "224 or 256")],

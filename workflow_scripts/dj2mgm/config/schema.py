@@ -108,8 +108,10 @@ def _sentence(error: ValidationError) -> str:
         case "format":
             return f"{path!r} must {FORMATS[error.validator_value][1]}; found {value}"
         case "oneOf":
-            kinds = " or ".join(choice["type"] for choice in error.validator_value)
-            return f"{path!r} must be of type {kinds}, found {value}"
+            kinds = [choice["type"] for choice in error.validator_value if "type" in choice]
+            words = [word for choice in error.validator_value for word in choice.get("enum", ())]
+            words = ["null" if word is None else word for word in words]
+            return f"{path!r} must be {' or '.join([f'of type {kinds[0]}', *kinds[1:], *words])}, found {value}"
         case "uniqueItems":
             return f"{path!r} states something twice; keep one, found {value}"
         case _:

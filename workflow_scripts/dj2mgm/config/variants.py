@@ -60,11 +60,8 @@ def lora_vs_full(settings: dict, parent: dict) -> list[Variant]:
 
 def finetune_minimal(settings: dict, parent: dict) -> list[Variant]:
     """A few steps of both stages."""
-    finetune = {key: settings[key] for key in ("max_steps", "save_steps", "gradient_accumulation_steps")}
-    changes = {
-        "pretrain": {"max_steps": settings["max_steps"]},
-        "finetune": finetune | {"global_batch_size": None},
-    }
+    finetune = {key: settings[key] for key in ("max_steps", "save_steps")}
+    changes = {"pretrain": {"max_steps": settings["max_steps"]}, "finetune": finetune}
     return [Variant("finetune_minimal", settings["experiment"], "finetune_minimal", changes)]
 
 

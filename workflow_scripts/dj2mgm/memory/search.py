@@ -13,11 +13,12 @@ from dj2mgm.memory.zero import Zero
 
 # About how fast an arrangement trains, to rank those that fit; not a forecast for any one machine.
 #
-# The constants are fitted to runs of the MGM-2B shape on one H200 (docs/memory.md). Other machines are slower, by
-# factors that arrangements mostly share.
+# The constants are fitted to runs of the MGM-2B shape on one H200 (docs/measurements/training.md). Other machines are
+# slower, by factors that arrangements mostly share.
 
-FLOPS_PER_S = 3.8e14  # of a busy GPU
-LAUNCH_SECONDS = 0.12  # of a micro batch, in which the GPU waits for its next kernel
+# With layers as they are and compiled: of a busy GPU; of a micro batch, in which the GPU waits for its next kernel
+FLOPS_PER_S = {False: 3.8e14, True: 4.9e14}
+LAUNCH_SECONDS = {False: 0.12, True: 0.01}
 GATHERED_BYTES_PER_S = 1.2e10  # of weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
 UPDATED_ELEMENTS_PER_S = 6.4e9  # whose gradient goes to the host, is applied there, and comes back
 
@@ -25,7 +26,7 @@ UPDATED_ELEMENTS_PER_S = 6.4e9  # whose gradient goes to the host, is applied th
 def samples_per_second(workload: Workload, arrangement: Arrangement, gpus: int) -> float:
     parameters, zero = count_parameters(workload), arrangement.zero
     flops = trace_memory(workload, arrangement.recomputation, arrangement.micro_batch).flops
-    seconds = LAUNCH_SECONDS + flops / FLOPS_PER_S
+    seconds = LAUNCH_SECONDS[workload.fused] + flops / FLOPS_PER_S[workload.fused]
     if zero.offload_param:
         fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
         seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S
@@ -127,11 +128,12 @@ def judge(workload: Workload, arrangement: Arrangement, machine: Machine) -> Can
 
 
 def fastest(found: Sequence[Candidate]) -> Candidate | None:
-    """The fastest that fits; of equals one with float32 states, then the one that needs less of the GPU."""
+    """The fastest that fits; of equals one with float32 states, then ZeRO-2, which is measured most, then the one that
+    needs less of the GPU."""
 
-    def rank(candidate: Candidate) -> tuple[float, bool, float]:
-        precise = not candidate.arrangement.zero.adam_8bit
-        return candidate.samples_per_second, precise, -candidate.prediction.gpu_gib
+    def rank(candidate: Candidate) -> tuple[float, bool, bool, float]:
+        zero = candidate.arrangement.zero
+        return candidate.samples_per_second, not zero.adam_8bit, zero.stage == 2, -candidate.prediction.gpu_gib
 
     return max((candidate for candidate in found if candidate.fits), key=rank, default=None)
 
