@@ -109,8 +109,14 @@ def model_files(wildcards):
     return files_of(RUNS.at(wildcards.run).config["model"])
 
 
+def shipped_foundation_files(model):
+    """The trained parts of a tiny model that come with the workflow."""
+    folder = os.path.relpath(RUNS.shipped_foundations[model])
+    return sorted(glob(f"{escape(folder)}/*/*"))
+
+
 def foundation_files(model):
-    """What this workflow trains for a model; nothing where its parts are somebody else's folders or hub ids."""
+    """The parts of a tiny model; nothing where its parts are somebody else's folders or hub ids."""
     parts = (
         ("clip", "convnext", "language_model") if "foundation" in MODELS[model] else ()
     )

@@ -1,4 +1,47 @@
-# The models a run starts from: tiny ones trained here, or folders and hub ids; put together into one MGM folder.
+# The models a run starts from: tiny ones that come with the workflow or are trained here, or folders and hub ids; put
+# together into one MGM folder.
+rule unpack_foundation:
+    input:
+        lambda w: shipped_foundation_files(w.model),
+        code=code("unpack_foundation.py"),
+    output:
+        clip=multiext(
+            "results/foundation/{model}/clip/",
+            "config.json",
+            "model.safetensors",
+            "processor_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ),
+        convnext=multiext(
+            "results/foundation/{model}/convnext/", "config.json", "model.safetensors"
+        ),
+        language_model=multiext(
+            "results/foundation/{model}/language_model/",
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ),
+    log:
+        "results/foundation/{model}/unpack_foundation.log",
+    wildcard_constraints:
+        model=any_of(RUNS.shipped_foundations),
+    conda:
+        "../envs/foundation.yaml"
+    resources:
+        mem_mb=mem_with_retries(2000),
+        runtime=10,
+    params:
+        folder=lambda w: os.path.relpath(RUNS.shipped_foundations[w.model]),
+    shell:
+        script(
+            "unpack_foundation.py",
+            "--input-dir {params.folder:q}"
+            " --output-dir results/foundation/{wildcards.model:q}",
+        )
+
+
 rule train_clip:
     input:
         config="results/foundation/{model}/clip.yaml",
@@ -19,6 +62,8 @@ rule train_clip:
         "results/foundation/{model}/train_clip.log",
     benchmark:
         "results/foundation/{model}/train_clip.benchmark.tsv"
+    wildcard_constraints:
+        model=any_of(MODELS.keys() - RUNS.shipped_foundations.keys()),
     conda:
         "../envs/foundation.yaml"
     threads: 2
@@ -50,6 +95,8 @@ rule train_language_model:
         "results/foundation/{model}/train_language_model.log",
     benchmark:
         "results/foundation/{model}/train_language_model.benchmark.tsv"
+    wildcard_constraints:
+        model=any_of(MODELS.keys() - RUNS.shipped_foundations.keys()),
     conda:
         "../envs/foundation.yaml"
     threads: 2

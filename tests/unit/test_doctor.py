@@ -333,8 +333,8 @@ def mgm_2b(monkeypatch):
     ("machine", "status", "reason"),
     [
         (Machine(1, 140.0, 128.0), "pass", r"at most \d+\.\d GiB of the GPU and \d+\.\d GiB of the host"),
-        (Machine(1, 4.0, 62.6), "fail", r"\d+\.\d GiB of GPU memory are needed, 4\.0 GiB are there"),
-        (Machine(1, 23.63, 2.0), "fail", r"\d+\.\d GiB of host memory are needed, 2\.0 GiB are there"),
+        (Machine(1, 4.0, 62.6), "fail", r"nothing fits; what would help: \d+\.\d GiB of the GPU's memory would do"),
+        (Machine(1, 23.63, 2.0), "fail", r"nothing fits; what would help: \d+\.\d GiB of the host's memory would do"),
     ],
     ids=["room", "small card", "small host"],
 )

@@ -16,6 +16,7 @@ ACROSS_EXPERIMENTS = (
     "lora_vs_full",
     "finetune_minimal",
     "attention_benchmark",
+    "foundation",
     "benchmarks",
     "challenge",
 )

@@ -14,6 +14,7 @@ from typing import Any
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.layers import Layer, experiment_file, experiment_names, merge_experiment, merge_shared_settings
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.schema import check_format
@@ -56,6 +57,7 @@ class Runs:
         self.compared = across["report"]["experiments"]
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self.attention_benchmark = across["attention_benchmark"]
+        self.foundation = across["foundation"]
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }
@@ -105,6 +107,12 @@ class Runs:
     def models(self) -> dict[str, dict]:
         """Model files' keys by name."""
         return {run.config["model"]["name"]: run.config["model"] for run in self}
+
+    @property
+    def shipped_foundations(self) -> dict[str, Path]:
+        """By model, the folder of the parts that come with the workflow; nothing if they are to be trained."""
+        shipped = {name: shipped_foundation(model) for name, model in self.models.items()}
+        return {name: folder for name, folder in shipped.items() if folder and self.foundation == "shipped"}
 
     @property
     def nodes(self) -> int:

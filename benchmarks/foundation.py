@@ -1,0 +1,127 @@
+"""Whether the tiny models that come with the workflow are what training gives; and how they are made.
+
+    python benchmarks/foundation.py                                    # trains with three seeds, and compares
+    python benchmarks/foundation.py --ship results/foundation/tiny     # what was trained there becomes what is shipped
+
+Printed for the shipped parts and for those of each seed, on scenes that none has seen: how often an image's own caption
+is nearer to it than another scene's, by CLIP; and how often the language model, which reads the board of the scene, finds
+the next token of captions and answers most likely. Training takes about ten minutes for each seed on two cores.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PROJECT / "workflow_scripts"))
+
+import dj2mgm  # noqa: E402, F401  (before torch, which reads how threads wait)
+
+# isort: split
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPProcessor  # noqa: E402
+
+from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
+from dj2mgm.config.foundation import SETTINGS  # noqa: E402
+from dj2mgm.config.layers import merge_experiment  # noqa: E402
+from dj2mgm.data.shapes.dataset import scene_of  # noqa: E402
+from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
+from dj2mgm.files import write_json  # noqa: E402
+from dj2mgm.foundation.clip import ClipSpec, train_clip  # noqa: E402
+from dj2mgm.foundation.language_model import (  # noqa: E402
+    IGNORED,
+    LanguageModelSpec,
+    chat_formats,
+    train_language_model,
+    training_text,
+)
+from dj2mgm.foundation.parts import PARTS, copy_part  # noqa: E402
+
+SHIPPED = PROJECT / "config" / "foundation" / "tiny"
+SEEDS = (1234, 1, 2)  # the first is that of config/models/tiny.yaml
+SCENES = 512
+UNSEEN = 987_654_321  # the seed of scenes that no training has
+
+
+def settings() -> dict:
+    """`foundation` of config/models/tiny.yaml."""
+    return merge_experiment("baseline", {"model": "tiny"})["model"]["foundation"]
+
+
+@torch.inference_mode()
+def clip_accuracy(folder: Path) -> float:
+    """Share of pairs of an image and another scene's caption that are less alike than the image and its own."""
+    model, processor = CLIPModel.from_pretrained(folder, dtype=torch.float32), CLIPProcessor.from_pretrained(folder)
+    scenes = [scene_of(UNSEEN, "foundation", index) for index in range(SCENES)]
+    captions = [describe(scene) for scene in scenes]
+    inputs = processor(
+        text=captions, images=[render(scene) for scene in scenes], padding=True, truncation=True, return_tensors="pt"
+    )
+    output = model(**inputs)
+    similarity = F.normalize(output.image_embeds) @ F.normalize(output.text_embeds).T
+    wins = similarity.diagonal()[:, None] > similarity
+    other = torch.tensor([[a != b for b in captions] for a in captions])
+    return (wins & other).sum().item() / other.sum().item()
+
+
+@torch.inference_mode()
+def token_accuracy(folder: Path, side: int) -> float:
+    """Share of the tokens of captions and answers that the language model finds most likely, given those before."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    formats, rng = chat_formats(tokenizer), random.Random(UNSEEN)
+    right = total = 0
+    for index in range(SCENES):
+        ids, labels = [tokenizer.bos_token_id], [IGNORED]
+        for text, is_answer in training_text(scene_of(UNSEEN, "foundation", index), side, formats, rng):
+            tokens = tokenizer(text, add_special_tokens=False).input_ids
+            ids += tokens
+            labels += tokens if is_answer else [IGNORED] * len(tokens)
+        found = model(input_ids=torch.tensor([ids])).logits[0, :-1].argmax(-1)
+        wanted = torch.tensor(labels[1:])
+        right += (found == wanted).sum().item()
+        total += (wanted != IGNORED).sum().item()
+    return right / total
+
+
+def scores(folder: Path, side: int) -> dict[str, float]:
+    return {
+        "clip": round(clip_accuracy(folder / "clip"), 4),
+        "language_model": round(token_accuracy(folder / "language_model", side), 4),
+    }
+
+
+def train(seed: int, given: dict, folder: Path) -> None:
+    set_seed(seed)
+    train_clip(replace(ClipSpec(**given["clip"]), seed=seed), folder / "clip", folder / "convnext")
+    set_seed(seed)
+    (folder / "language_model").mkdir()
+    train_language_model(replace(LanguageModelSpec(**given["language_model"]), seed=seed), folder / "language_model")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ship", type=Path, help="a folder with clip/, convnext/ and language_model/")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    arguments = parser.parse_args()
+    use_cpu_threads(None)
+    given = settings()
+    side = given["language_model"]["patches_per_side"]
+    if arguments.ship:
+        for part in PARTS:
+            copy_part(arguments.ship / part, SHIPPED / part, torch.bfloat16)
+        write_json(SHIPPED / SETTINGS, given)
+    print(json.dumps({"shipped": scores(SHIPPED, side)}), flush=True)
+    for seed in () if arguments.ship else arguments.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            train(seed, given, Path(folder))
+            print(json.dumps({f"seed {seed}": scores(Path(folder), side)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The parts of a foundation as folders: clip, convnext and language_model."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from dj2mgm.files import replace_folder
+
+PARTS = ("clip", "convnext", "language_model")
+WEIGHTS = "model.safetensors"
+
+
+def copy_part(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Copy a `from_pretrained` folder, its weights as `dtype`; the target is whole or not there."""
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(source / WEIGHTS).items()}
+    with replace_folder(target) as folder:
+        for file in sorted(source.iterdir()):
+            if file.name != WEIGHTS:
+                shutil.copyfile(file, folder / file.name)
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

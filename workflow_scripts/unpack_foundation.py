@@ -1,0 +1,23 @@
+"""Unpacks the trained tiny models that come with the workflow: their weights in float32, as they were trained.
+
+    python workflow_scripts/unpack_foundation.py --input-dir config/foundation/tiny --output-dir results/foundation/tiny
+
+Writes clip/, convnext/ and language_model/, ordinary `from_pretrained` folders. `benchmarks/foundation.py` makes what
+is unpacked here, and compares it with what training gives.
+"""
+
+import torch
+
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.foundation.parts import PARTS, copy_part
+
+
+@command_line
+def main() -> None:
+    args = path_arguments(__doc__, "--input-dir", "--output-dir")
+    for part in PARTS:
+        copy_part(args.input_dir / part, args.output_dir / part, torch.float32)
+
+
+if __name__ == "__main__":
+    main()
