@@ -4,8 +4,8 @@
     python benchmarks/foundation.py --ship results/foundation/tiny     # what was trained there becomes what is shipped
 
 Printed for the shipped parts and for those of each seed, on scenes that none has seen: how often an image's own caption
-is nearer to it than another scene's, by CLIP; and how often the language model, which reads the board of the scene, finds
-the next token of captions and answers most likely. Training takes about ten minutes for each seed on two cores.
+is nearer to it than another scene's, by CLIP; and how often the next token of captions and answers is what the language
+model, which reads the board of the scene, finds most likely. A seed's training takes about ten minutes on two cores.
 """
 
 import argparse

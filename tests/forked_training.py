@@ -53,17 +53,26 @@ class Forks:
         self.parent.stdin.close()
         self.parent.wait()
 
-    def run(self, script: str, flags: dict, processes: int = 1, kill_at: int | None = None) -> Ended:
+    def run(
+        self,
+        script: str,
+        flags: dict,
+        processes: int = 1,
+        kill_at: int | None = None,
+        out_of_memory_at: int | None = None,
+    ) -> Ended:
         """Run a training script.
 
         Args:
             flags: its command line.
             kill_at: the processes kill themselves at the end of this step, before it is saved.
+            out_of_memory_at: at the end of this step the GPU is said to have run out of memory.
         """
         self.runs += 1
         logs = [str(self.folder / f"{self.runs}-{rank}.log") for rank in range(processes)]
         words = [str(word) for flag in flags.items() for word in flag]
         asked = {"script": script, "words": words, "logs": logs, "kill_at": kill_at, "port": free_port()}
+        asked["out_of_memory_at"] = out_of_memory_at
         self.parent.stdin.write(json.dumps(asked) + "\n")
         self.parent.stdin.flush()
         return Ended(json.loads(self.parent.stdout.readline()), Path(logs[0]).read_text(encoding="utf-8"))
@@ -140,20 +149,25 @@ def fork(asked: dict, rank: int) -> int:
 def train(asked: dict, rank: int) -> None:
     import importlib
 
+    import torch
+
     from dj2mgm.training.trainer import ResumableTrainer
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked["port"]), "RANK": str(rank)}
     os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(asked["logs"]))}
     sys.argv = [str(SCRIPTS / asked["script"]), *asked["words"]]
-    if asked["kill_at"]:
+    sys.orig_argv = [sys.executable, *sys.argv]  # with which a process starts again
+    if asked["kill_at"] or asked["out_of_memory_at"]:
         save = ResumableTrainer._maybe_log_save_evaluate
 
-        def kill_or_save(trainer, *args, **kwargs):
+        def end_or_save(trainer, *args, **kwargs):
             if trainer.state.global_step == asked["kill_at"]:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if trainer.state.global_step == asked["out_of_memory_at"]:
+                raise torch.OutOfMemoryError
             save(trainer, *args, **kwargs)
 
-        ResumableTrainer._maybe_log_save_evaluate = kill_or_save
+        ResumableTrainer._maybe_log_save_evaluate = end_or_save
     importlib.import_module(Path(asked["script"]).stem).main()
 
 

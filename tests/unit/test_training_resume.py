@@ -167,6 +167,20 @@ def test_an_incomplete_last_step_is_equal_on_one_process_and_two(folder, forks, 
     assert_same_training(tmp_path / "two", tmp_path / "whole", folder / "projector.safetensors")
 
 
+def test_after_running_out_of_memory_a_stage_goes_on_with_half_the_micro_batch(folder, forks, tmp_path):
+    given = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
+    undisturbed, disturbed = (
+        shared(folder, tmp_path / name, 1, 8, 8, **given) for name in ("undisturbed", "disturbed")
+    )
+    assert forks.run("pretrain.py", undisturbed).ok
+    ended = forks.run("pretrain.py", disturbed, out_of_memory_at=3)
+    assert ended.ok and "half of the micro batch" in ended.printed and "resuming from step 2" in ended.printed
+    engines = [read_json(tmp_path / name / "metrics.json")["engine"] for name in ("undisturbed", "disturbed")]
+    sizes = [(engine["micro_batch_size"], engine["gradient_accumulation_steps"]) for engine in engines]
+    assert sizes == [(8, 1), (4, 2)]
+    assert_same_training(tmp_path / "disturbed", tmp_path / "undisturbed", folder / "projector.safetensors")
+
+
 @pytest.mark.parametrize(("tuning", "configuration"), [("stage 1", "zero2"), ("LoRA", "adamw_8bit")])
 def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning, configuration):
     """With LoRA, each process draws its own dropout, and rounds its own copy of the weights at random."""
