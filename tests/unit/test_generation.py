@@ -23,9 +23,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import chat
 import merge_adapter
-from dj2mgm.data.images import BadImage
+from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.evaluation.groups import image_paths, other_images
+from dj2mgm.mgm import generation
 from dj2mgm.mgm.assemble import assemble
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.generation import Generator, generators
@@ -118,8 +119,31 @@ def test_answers_do_not_depend_on_the_batch_they_came_in(trained, tmp_path, stag
     arguments = {"template": template, "max_new_tokens": 6}
     together = list(generator.answer(images, questions, batch_size=3, **arguments))
     assert len(together) == 3 and len(set(together)) > 1
+    generator._kept.clear()
     assert list(generator.answer(images, questions, batch_size=2, **arguments)) == together
+    generator._kept.clear()
     assert list(generator.answer(images[::-1], questions[::-1], batch_size=1, **arguments)) == together[::-1]
+
+
+def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monkeypatch):
+    generator, encoded = Generator(trained[0] / "base", trained[0] / "finetune"), []
+    encode = generator.model.model.get_image_features
+    monkeypatch.setattr(
+        generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
+    )
+    images = color_images(tmp_path, 3)
+    arguments = {"template": "gemma", "max_new_tokens": 4, "batch_size": 4}
+    asked = [image for image in images for _ in range(3)]
+    answers = list(generator.answer(asked, ["How many?"] * 9, **arguments))
+    assert encoded == [2, 1] and len(generator._kept) == 3
+    assert answers == [answer for answer in answers[::3] for _ in range(3)]
+
+    monkeypatch.setattr(generation, "VISUAL_BYTES", 2 * next(iter(generator._kept.values())).nbytes)
+    assert list(generator.answer(images, ["How many?"] * 3, **arguments)) == answers[::3]
+    assert list(generator._kept) == [str(image) for image in images[1:]]
+    with open(images[0], "rb") as file:
+        assert list(generator.answer([file], ["How many?"], **arguments)) == answers[:1]
+    assert sum(encoded) == 4 and len(generator._kept) == 2
 
 
 def test_no_images_no_answers(trained):
@@ -136,9 +160,9 @@ def color_images(folder, count: int) -> list:
 def asked(trained, tmp_path):
     """A model, six images and their prompts, and stop tokens that the model does say: its second and third."""
     generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
-    inputs = generator._inputs(
-        color_images(tmp_path, 6), [ChatTemplate.of("plain", generator.processor.tokenizer).prompt("")] * 6
-    )
+    processor = generator.processor
+    inputs = processor.prompts([ChatTemplate.of("plain", processor.tokenizer).prompt("")] * 6)
+    inputs["pixel_values"] = processor.pixels([load_image(path) for path in color_images(tmp_path, 6)])
     said = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)[:, -2:]
     return generator.model, inputs, [generator.processor.tokenizer.eos_token_id, *said.unique().tolist()]
 

@@ -27,6 +27,7 @@ from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
 from dj2mgm.mgm.weights import load_language_model, load_projector
 
+VISUAL_BYTES = 2**31  # of host memory for visual tokens: 900 images at MGM-2B's shape
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
 
 
@@ -75,6 +76,7 @@ class Generator:
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.model = load_trained(base, stage, dtype).to(self.device)
         self.processor = MGMProcessor.from_pretrained(base)
+        self._kept: dict[str | int, torch.Tensor] = {}  # visual tokens, by path
 
     @torch.inference_mode()
     def answer(
@@ -94,10 +96,12 @@ class Generator:
         chat = ChatTemplate.of(template, tokenizer)
         pairs = iter(zip(images, questions, strict=True))
         while batch := list(islice(pairs, batch_size)):
-            paths, asked = zip(*batch, strict=True)
-            inputs = self._inputs(paths, [chat.prompt(question) for question in asked])
+            shown, asked = zip(*batch, strict=True)
+            inputs = self.processor.prompts([chat.prompt(question) for question in asked]).items()
+            inputs = {name: tensor.to(self.device) for name, tensor in inputs}
             output = self.model.generate(
                 **inputs,
+                visual_tokens=self._visual_tokens(shown),
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
                 eos_token_id=self._stops(chat),
@@ -123,11 +127,11 @@ class Generator:
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         images = iter(images)
         while batch := list(islice(images, batch_size)):
-            inputs = self._inputs(batch, [chat.prompt(question)] * len(batch))
+            input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"]
             found = beam_search(
                 self.model,
-                inputs["input_ids"],
-                inputs["pixel_values"],
+                input_ids.to(self.device),
+                self.processor.pixels([load_image(image) for image in batch]).to(self.device),
                 num_beams,
                 self._stops(chat),
                 max_new_tokens,
@@ -141,10 +145,18 @@ class Generator:
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
-    def _inputs(self, images: Sequence[str | Path | BinaryIO], prompts: list[str]) -> dict[str, torch.Tensor]:
-        inputs = self.processor.prompts(prompts)
-        inputs["pixel_values"] = self.processor.pixels([load_image(image) for image in images])
-        return {name: tensor.to(self.device) for name, tensor in inputs.items()}
+    def _visual_tokens(self, images: Sequence[str | Path | BinaryIO]) -> torch.Tensor:
+        """(B, N, H). Those of images at paths are kept for more questions, on the host, as far as `VISUAL_BYTES` go."""
+        keys = [str(image) if isinstance(image, str | Path) else id(image) for image in images]
+        new = {key: image for key, image in zip(keys, images, strict=True) if key not in self._kept}
+        known = dict(self._kept)
+        if new:
+            pixels = self.processor.pixels([load_image(image) for image in new.values()])
+            known |= zip(new, self.model.model.get_image_features(pixels.to(self.device)).cpu(), strict=True)
+        tokens = torch.stack([known[key] for key in keys])
+        paths = [key for key in known if isinstance(key, str)]  # an open file is read once
+        self._kept = {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
+        return tokens.to(self.device)
 
     def _stops(self, chat: ChatTemplate) -> list[int]:
         tokenizer = self.processor.tokenizer

@@ -160,28 +160,32 @@ class MGMModel(MGMPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         past_key_values=None,
         inputs_embeds: torch.Tensor | None = None,
+        visual_tokens: torch.Tensor | None = None,
         image_positions: torch.LongTensor | None = None,
         read_positions: torch.LongTensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
         """input_ids (B, T) with N image tokens for each image in pixel_values (images, 3, S', S').
 
+        visual_tokens: (images, N, H) in their place, if they are known already.
         image_positions: flat indices of those tokens in `input_ids`. Where they are not given they are looked for,
         which waits for a GPU to have counted them.
         read_positions: flat indices at which the last hidden states are wanted (None: at all); others are not right.
         """
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
-        if pixel_values is not None:
+        images = visual_tokens if pixel_values is None else pixel_values
+        if images is not None:
             if image_positions is None:
                 image_positions = positions_of_images(input_ids, self.config.image_token_id)
-            expected = len(pixel_values) * self.config.num_image_tokens
+            expected = len(images) * self.config.num_image_tokens
             if len(image_positions) != expected:
                 placeholders = len(image_positions)
                 raise ValueError(
-                    f"{len(pixel_values)} images need {expected} image tokens in input_ids, found {placeholders}"
+                    f"{len(images)} images need {expected} image tokens in input_ids, found {placeholders}"
                 )
-            tokens = self.get_image_features(pixel_values).to(inputs_embeds.dtype).flatten(0, 1)
+            tokens = images if pixel_values is None else self.get_image_features(pixel_values)
+            tokens = tokens.to(inputs_embeds.dtype).flatten(0, 1)
             # Gemma scales its word embeddings by √H; in MGM visual tokens pass through the same scale
             scale = getattr(self.get_input_embeddings(), "scalar_embed_scale", 1.0)
             rows = inputs_embeds.flatten(0, 1).index_copy(0, image_positions, tokens * scale)
@@ -225,6 +229,7 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         position_ids: torch.LongTensor | None = None,
         past_key_values=None,
         inputs_embeds: torch.Tensor | None = None,
+        visual_tokens: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
@@ -246,6 +251,7 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
+            visual_tokens=visual_tokens,
             read_positions=None if labels is None else answer_positions,
             **kwargs,
         )
@@ -258,11 +264,13 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
         return MGMCausalLMOutput(logits=logits, past_key_values=output.past_key_values)
 
-    def prepare_inputs_for_generation(self, input_ids, pixel_values=None, is_first_iteration=False, **kwargs):
+    def prepare_inputs_for_generation(
+        self, input_ids, pixel_values=None, visual_tokens=None, is_first_iteration=False, **kwargs
+    ):
         # the image enters once, with the prompt; afterwards its keys and values are in the cache
         inputs = super().prepare_inputs_for_generation(input_ids, is_first_iteration=is_first_iteration, **kwargs)
         if is_first_iteration or not kwargs.get("use_cache", True):
-            inputs["pixel_values"] = pixel_values
+            inputs |= {"pixel_values": pixel_values, "visual_tokens": visual_tokens}
         return inputs
 
 
