@@ -21,7 +21,7 @@ import torch
 
 from dj2mgm.command_line import command_line
 from dj2mgm.config.layers import Preset, read_preset
-from dj2mgm.config.training import solve_batch
+from dj2mgm.config.training import AUTO, solve_batch
 from dj2mgm.data.formats import read_texts
 from dj2mgm.data.rows import read_json_file
 from dj2mgm.errors import InputError
@@ -75,12 +75,16 @@ def settings_of(preset: Preset, args: argparse.Namespace, architecture: Architec
     if config["zero_optimization"]["stage"] == 3:
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     stated = {
-        "global_batch_size": config.get("train_batch_size", "auto"),
-        "micro_batch_size": config.get("train_micro_batch_size_per_gpu", "auto"),
-        "gradient_accumulation_steps": config.get("gradient_accumulation_steps", "auto"),
+        "global_batch_size": config.get("train_batch_size", AUTO),
+        "micro_batch_size": config.get("train_micro_batch_size_per_gpu", AUTO),
+        "gradient_accumulation_steps": config.get("gradient_accumulation_steps", AUTO),
     }
-    training = preset.training | {key: size for key, size in stated.items() if size != "auto"}
+    training = preset.training | {key: size for key, size in stated.items() if size != AUTO}
+    if training["activation_checkpointing"] == AUTO:
+        training["activation_checkpointing"] = True
     sizes = solve_batch(f"preset {args.preset}", training | {"gpus": args.num_gpus})
+    if sizes["micro_batch_size"] == AUTO:
+        raise InputError(f"preset {args.preset}: neither it nor the DeepSpeed configuration states micro_batch_size")
     common = {"seed": 0, "cpu_threads": None, "template": "plain"}
     return TrainingSettings(**training | sizes | common | {"deepspeed": with_batch(config, sizes)})
 

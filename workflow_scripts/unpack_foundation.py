@@ -1,4 +1,4 @@
-"""Unpacks the trained tiny models that come with the workflow: their weights in float32, as they were trained.
+"""Unpacks the trained tiny models that come with the workflow: weights stored in bfloat16, written in float32.
 
     python workflow_scripts/unpack_foundation.py --input-dir config/foundation/tiny --output-dir results/foundation/tiny
 

@@ -6,7 +6,7 @@ from accelerate.data_loader import SeedableRandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dj2mgm.training.batches import WIDTHS, StepBatches, padded_width
+from dj2mgm.training.batches import CROWDED, WIDTHS, StepBatches, padded_width
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 SHAPES = st.integers(1, 5), st.integers(1, 20), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2)
@@ -49,7 +49,7 @@ def test_micro_batches_keep_to_the_budget_and_processes_in_step(lengths, rows, g
         for batch in (batch for mine in step for batch in mine):
             if batch != [None]:
                 widths = [padded_width(lengths[sample], max(lengths)) for sample in batch]
-                assert batch and max(widths) * len(batch) <= budget
+                assert batch and max(widths) * len(batch) <= budget and len(batch) <= CROWDED * rows
 
 
 @settings(max_examples=200, deadline=None)
@@ -63,7 +63,11 @@ def test_one_processs_micro_batches_are_few_and_have_the_least_padding(lengths, 
 
     cuts = (cut for count in range(len(ordered)) for cut in combinations(range(1, len(ordered)), count))
     every = [pieces(ordered, cut) for cut in cuts]
-    possible = [parts for parts in every if all(max(part) * len(part) <= budget for part in parts)]
+
+    def fits(part: list[int]) -> bool:
+        return max(part) * len(part) <= budget and len(part) <= CROWDED * rows
+
+    possible = [parts for parts in every if all(map(fits, parts))]
     fewest = min(len(parts) for parts in possible)
     least = min(tokens(parts) for parts in possible if len(parts) == fewest)
     assert len(batches) == fewest

@@ -1,5 +1,8 @@
 """What a training stage does with its memory plan, on a tiny model."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from places import PROJECT
@@ -9,7 +12,17 @@ from tiny_models import mgm_config
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json
 from dj2mgm.memory.prediction import Machine, predict
-from dj2mgm.training.memory_plan import arrangement_of, check_memory, choose_arrangement, halve_micro_batch, workload_of
+from dj2mgm.memory.step import trace_memory
+from dj2mgm.training.batches import CROWDED
+from dj2mgm.training.checkpoints import MARK
+from dj2mgm.training.memory_plan import (
+    arrangement_of,
+    check_memory,
+    choose_arrangement,
+    halve_micro_batch,
+    keep_arrangement,
+    workload_of,
+)
 from dj2mgm.training.settings import LoraSettings, TrainingSettings
 
 NAMES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
@@ -85,7 +98,7 @@ ALL_AUTO = {
 def test_auto_takes_the_largest_micro_batch_before_it_recomputes(workload):
     chosen = choose_arrangement(settings(**ALL_AUTO), workload, ROOM)
     assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (16, 1)
-    assert chosen.activation_checkpointing is False and not chosen.for_the_plan
+    assert chosen.activation_checkpointing is False and not chosen.has_auto
 
 
 def test_less_memory_makes_auto_recompute_and_then_take_less_at_a_time(workload):
@@ -102,20 +115,81 @@ def test_less_memory_makes_auto_recompute_and_then_take_less_at_a_time(workload)
     assert chosen[3][0] < chosen[2][0] < 16
 
 
-def test_a_stage_that_goes_on_keeps_its_choice_on_another_machine(workload, tmp_path, capsys):
-    kept = tmp_path / "arrangement.json"
-    first = choose_arrangement(settings(**ALL_AUTO), workload, Machine(0, None, 1.2), kept)
-    assert choose_arrangement(settings(**ALL_AUTO), workload, ROOM, kept) == first
+@pytest.fixture
+def start(workload, tmp_path):
+    """Choose as a stage does that starts, and keep it."""
+
+    def choose(machine: Machine, **changes) -> TrainingSettings:
+        requested = settings(**ALL_AUTO | changes)
+        chosen = choose_arrangement(requested, workload, machine, tmp_path / "arrangement.json")
+        keep_arrangement(requested, chosen, workload, tmp_path / "arrangement.json")
+        return chosen
+
+    return choose
+
+
+def save_checkpoint(folder: Path) -> None:
+    (folder / "checkpoint-1").mkdir()
+    (folder / "checkpoint-1" / MARK).touch()
+
+
+SMALL = Machine(0, None, 0.602)
+
+
+def test_a_stage_that_goes_on_keeps_its_choice_on_another_machine(start, tmp_path, capsys):
+    first = start(SMALL)
+    save_checkpoint(tmp_path)
+    assert start(ROOM) == first != settings(**ALL_AUTO)
     assert "as this stage chose before" in capsys.readouterr().err
-    other = ALL_AUTO | {"activation_checkpointing": False}
-    assert choose_arrangement(settings(**other), workload, ROOM, kept).micro_batch_size == 16
 
 
-def test_after_running_out_of_memory_half_of_the_micro_batch_is_taken_once(workload, tmp_path):
+def test_without_a_checkpoint_or_for_another_model_the_choice_is_made_again(start, tmp_path):
+    assert start(SMALL).micro_batch_size < start(ROOM).micro_batch_size == 16
+    save_checkpoint(tmp_path)
+    assert start(SMALL).micro_batch_size == 16
+    lora = LoraSettings(**LORA | {"r": 2})
+    other = replace(settings(**ALL_AUTO), lora=lora)
+    workload = replace(workload_of("lora", other, mgm_config(), Conversations()), lora=lora)
+    assert choose_arrangement(other, workload, SMALL, tmp_path / "arrangement.json").micro_batch_size < 16
+
+
+def test_checkpoints_keep_their_deepspeed_configuration_when_the_batch_is_stated(start, tmp_path):
+    offload = {"zero2_offload": CHOICES["zero2_offload"]}
+    assert start(ROOM, deepspeed_choices=offload).deepspeed == CHOICES["zero2_offload"]
+    save_checkpoint(tmp_path)
+    stated = start(ROOM, micro_batch_size=2)
+    assert stated.deepspeed == CHOICES["zero2_offload"] and stated.micro_batch_size == 2
+
+
+def test_after_running_out_of_memory_half_of_the_micro_batch_is_taken_once(start, tmp_path):
     kept = tmp_path / "arrangement.json"
     assert not halve_micro_batch(kept)
-    choose_arrangement(settings(**ALL_AUTO), workload, ROOM, kept)
+    assert start(ROOM).micro_batch_size == 16
     assert halve_micro_batch(kept)
-    again = choose_arrangement(settings(**ALL_AUTO), workload, ROOM, kept)
+    again = start(ROOM)
     assert (again.micro_batch_size, again.gradient_accumulation_steps) == (8, 2)
     assert not halve_micro_batch(kept)
+
+
+def test_8_bit_states_are_chosen_only_where_nothing_else_fits(workload):
+    choices = CHOICES | {"adamw_8bit": read_json(PROJECT / "config/deepspeed/adamw_8bit.json")}
+    chosen = choose_arrangement(settings(**ALL_AUTO | {"deepspeed_choices": choices}), workload, SMALL)
+    assert chosen.deepspeed != choices["adamw_8bit"]
+
+
+def test_images_of_shorter_conversations_are_planned_for():
+    short = Conversations()
+    short.lengths = [18, 40]
+    crowded = workload_of("lora", settings(), mgm_config(), short)
+    assert crowded.images == CROWDED
+    peaks = [trace_memory(case, 0, 4).sizes.sum(1).max() for case in (replace(crowded, images=1.0), crowded)]
+    assert peaks[0] < peaks[1]
+
+
+def test_a_deepspeed_file_with_fixed_sizes_is_taken_with_those_or_not_at_all(workload):
+    fixed = CHOICES["zero2"] | {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}
+    chosen = choose_arrangement(settings(**ALL_AUTO | {"deepspeed_choices": {"fixed": fixed}}), workload, ROOM)
+    assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (2, 8)
+    other = {"fixed": fixed | {"gradient_accumulation_steps": 3}}
+    with pytest.raises(InputError, match="cannot be made of micro batches"):
+        choose_arrangement(settings(**ALL_AUTO | {"deepspeed_choices": other}), workload, ROOM)

@@ -18,9 +18,7 @@ from dj2mgm.training.memory_plan import arrangement_of, choose_arrangement, work
 from dj2mgm.training.settings import TrainingSettings, training_settings
 
 FOLDER = Path("results/doctor")
-REMEDY = (
-    "snakemake plan names what fits; set it as the stage's deepspeed, micro_batch_size and activation_checkpointing"
-)
+REMEDY = "snakemake plan names what fits; auto in deepspeed, micro_batch_size and activation_checkpointing takes it"
 
 
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
@@ -67,7 +65,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
         if best is None:
             yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` says what would help"
             continue
-        arrangement = best.arrangement
+        arrangement, recomputation = best.arrangement, best.arrangement.recomputation
         sizes = {
             "global_batch_size": settings.global_batch_size,
             "micro_batch_size": arrangement.micro_batch,
@@ -78,7 +76,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
         yield (
             f"wrote {path}: {describe(arrangement)}; to use it, set {stage}'s deepspeed: {arrangement.deepspeed}, "
             f"micro_batch_size: {arrangement.micro_batch}, gradient_accumulation_steps: {arrangement.accumulation} and "
-            f"activation_checkpointing: {str(bool(arrangement.recomputation)).lower()}"
+            f"activation_checkpointing: {recomputation if recomputation > 1 else str(bool(recomputation)).lower()}"
         )
 
 

@@ -14,7 +14,10 @@ WEIGHTS = "model.safetensors"
 
 def copy_part(source: Path, target: Path, dtype: torch.dtype) -> None:
     """Copy a `from_pretrained` folder, its weights as `dtype`; the target is whole or not there."""
-    weights = {name: tensor.to(dtype) for name, tensor in load_file(source / WEIGHTS).items()}
+    weights = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in load_file(source / WEIGHTS).items()
+    }
     with replace_folder(target) as folder:
         for file in sorted(source.iterdir()):
             if file.name != WEIGHTS:

@@ -112,13 +112,15 @@ def _batches(
     config: dict, machine: Machine, global_batch_size: int | None, micro_batches: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Micro batches with their accumulation."""
-    fixed = config.get("train_micro_batch_size_per_gpu", "auto"), config.get("gradient_accumulation_steps", "auto")
-    if "auto" not in fixed:
-        return [fixed]
+    micro, accumulation = (
+        config.get(key, "auto") for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+    micro_batches = micro_batches if micro == "auto" else [micro]
     if global_batch_size is None:
-        return [(micro_batch, ACCUMULATION) for micro_batch in micro_batches]
-    units = {micro_batch: micro_batch * machine.processes for micro_batch in micro_batches}
-    return [(micro, global_batch_size // unit) for micro, unit in units.items() if global_batch_size % unit == 0]
+        return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in micro_batches]
+    units = {size: size * machine.processes for size in micro_batches}
+    batches = [(size, global_batch_size // unit) for size, unit in units.items() if global_batch_size % unit == 0]
+    return [batch for batch in batches if accumulation in ("auto", batch[1])]
 
 
 def judge(workload: Workload, arrangement: Arrangement, machine: Machine) -> Candidate:
@@ -128,12 +130,14 @@ def judge(workload: Workload, arrangement: Arrangement, machine: Machine) -> Can
 
 
 def fastest(found: Sequence[Candidate]) -> Candidate | None:
-    """The fastest that fits; of equals one with float32 states, then ZeRO-2, which is measured most, then the one that
-    needs less of the GPU."""
+    """The fastest that fits with float32 states, else with 8-bit ones.
 
-    def rank(candidate: Candidate) -> tuple[float, bool, bool, float]:
+    Of equals it is ZeRO-2, which is measured most, then the one that needs less of the GPU.
+    """
+
+    def rank(candidate: Candidate) -> tuple[bool, float, bool, float]:
         zero = candidate.arrangement.zero
-        return candidate.samples_per_second, not zero.adam_8bit, zero.stage == 2, -candidate.prediction.gpu_gib
+        return not zero.adam_8bit, candidate.samples_per_second, zero.stage == 2, -candidate.prediction.gpu_gib
 
     return max((candidate for candidate in found if candidate.fits), key=rank, default=None)
 

@@ -4,6 +4,7 @@ The model's own code runs, forward and backward, with its real shapes (memory/tr
 a GPU are stood in for (memory/trace.py).
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -32,6 +33,7 @@ class Workload:
         tuning: stage1 (projector and mining), lora (those and LoRA matrices) or full (those and the language model).
         sequence: tokens of a sample, its image's included.
         answers: those of them that carry loss.
+        images: for each such sample, in a micro batch: more than one where shorter samples take its place.
         precision: torch dtype of the weights.
         fused: whether layers and loss are compiled, so that what is elementwise keeps nothing in between.
         lora: for the tuning `lora`.
@@ -44,6 +46,7 @@ class Workload:
     precision: torch.dtype = torch.bfloat16
     fused: bool = False
     lora: LoraSettings | None = None
+    images: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ def _loss(model: PreTrainedModel, workload: Workload, batch: int) -> torch.Tenso
     language_model = _language_model(model)
     if isinstance(model, MGMForConditionalGeneration):
         side = model.config.image_size_aux
-        image = model.model.get_image_features(torch.empty(batch, 3, side, side, device=meta))
+        images = torch.empty(math.ceil(batch * workload.images), 3, side, side, device=meta)
+        image = model.model.get_image_features(images)[:batch]
         embeddings = torch.cat([image * 1.0, embeddings], dim=1)  # scaled, as Gemma's words are
         read = torch.empty(batch * workload.answers, dtype=torch.long, device=meta)
         select_positions(language_model.layers[-1], read, embeddings)

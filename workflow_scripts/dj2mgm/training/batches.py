@@ -1,6 +1,7 @@
 """Which samples each process computes at each step, and which of them together in a micro batch."""
 
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -8,6 +9,7 @@ import torch
 from torch.utils.data import Sampler
 
 WIDTHS = 32  # of all micro batches, at most: a GPU's kernels are planned once for each width
+CROWDED = 2  # times as many samples as of the greatest length, at most: each brings an image, which takes memory
 
 
 class StepBatches(Sampler[list[int | None]]):
@@ -15,23 +17,29 @@ class StepBatches(Sampler[list[int | None]]):
 
     A step takes the next `global_batch` samples of the shuffled epoch, on whatever number of processes. Its loss is a
     sum over their tokens, so it does not matter in which order and company they are computed: those of similar length
-    share a micro batch, with as many tokens, padding included, as `rows` samples of the greatest length have. All
-    processes take equally many micro batches in a step, and of about the same lengths; who has no sample left takes
-    `[None]`, which carries no loss.
+    share a micro batch. It has as many tokens, padding included, as `micro_batch_size` samples of the greatest length
+    at most, and at most `CROWDED` times as many samples. All processes take equally many micro batches in a step, and
+    of about the same lengths; who has no sample left takes `[None]`, which carries no loss.
 
     Args:
         lengths: (N,) tokens of each sample.
-        rows: samples of the greatest length in a micro batch.
+        micro_batch_size: samples of the greatest length in a micro batch.
         global_batch: samples of a step, over all processes; the epoch's last step may have fewer.
         seed: of the order, which is another one in each `epoch`.
     """
 
     def __init__(
-        self, lengths: Sequence[int], rows: int, global_batch: int, seed: int, processes: int = 1, process: int = 0
+        self,
+        lengths: Sequence[int],
+        micro_batch_size: int,
+        global_batch: int,
+        seed: int,
+        processes: int = 1,
+        process: int = 0,
     ):
         longest = max(lengths)
-        self.widths = [padded_width(length, longest) for length in lengths]
-        self.budget = rows * longest
+        self.widths = array("i", (padded_width(length, longest) for length in lengths))
+        self.tokens, self.samples = micro_batch_size * longest, micro_batch_size * CROWDED
         self.global_batch, self.seed = global_batch, seed
         self.processes, self.process = processes, process
         self.epoch, self.first_step = 0, 0
@@ -66,20 +74,24 @@ class StepBatches(Sampler[list[int | None]]):
         count, free = 0, 0
         for sample in samples:
             if not free:
-                count, free = count + 1, self.budget // self.widths[sample]
+                count, free = count + 1, self._fitting(self.widths[sample])
             free -= 1
         return count
+
+    def _fitting(self, width: int) -> int:
+        """Samples of this width that a micro batch may have."""
+        return min(self.samples, self.tokens // width)
 
     def _split(self, samples: list[int], count: int) -> list[list[int | None]]:
         """Samples, the longest first, in `count` micro batches with the least padding."""
         widths, blank = [self.widths[sample] for sample in samples], max(0, count - len(samples))
-        # tokens[end] of the first `end` samples in the micro batches so far, and where the last of these begins
+        # tokens[end]: of the first `end` samples in the micro batches so far, and where the last of these begins
         tokens, begins = [0.0] + [float("inf")] * len(samples), []
         for _ in range(count - blank):
             before, tokens = tokens, [float("inf")] * (len(samples) + 1)
             begin_at = [0] * (len(samples) + 1)
             for begin, width in enumerate(widths):
-                for end in range(begin + 1, min(len(samples), begin + self.budget // width) + 1):
+                for end in range(begin + 1, min(len(samples), begin + self._fitting(width)) + 1):
                     if (total := before[begin] + width * (end - begin)) < tokens[end]:
                         tokens[end], begin_at[end] = total, begin
             begins.append(begin_at)

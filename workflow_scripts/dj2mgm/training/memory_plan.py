@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from dj2mgm.memory.step import Workload
 from dj2mgm.memory.zero import Zero
 from dj2mgm.messages import note
 from dj2mgm.mgm import MGMConfig
+from dj2mgm.training.batches import CROWDED
+from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
@@ -24,8 +27,11 @@ CONFIGURED = "the configured DeepSpeed file"
 
 
 def workload_of(tuning: str, settings: TrainingSettings, config: MGMConfig, dataset: ConversationDataset) -> Workload:
-    """What the stage trains, on its longest conversation."""
-    return workload_at(tuning, settings, Architecture("the model", config), max(dataset.lengths), max(dataset.answers))
+    """What the stage trains, on its longest conversation, with as many images as shorter ones bring along."""
+    longest = max(dataset.lengths)
+    workload = workload_at(tuning, settings, Architecture("the model", config), longest, max(dataset.answers))
+    shortest = max(min(dataset.lengths), workload.architecture.image_tokens)
+    return replace(workload, images=min(CROWDED, longest / shortest))
 
 
 def workload_at(
@@ -49,20 +55,22 @@ def choose_arrangement(
     """What is "auto" decided: the fastest arrangement that fits. Settings without "auto" stay as they are.
 
     Args:
-        machine: as a whole, not what happens to be free, so that every process chooses the same.
-        kept: the file that keeps the choice for a resumed run, which may be on another machine.
+        kept: the file of `keep_arrangement`, for a resumed run, which may be on another machine.
 
     Raises:
         InputError: none fits; with what would help.
     """
-    if not settings.for_the_plan:
+    if not settings.has_auto:
         return settings
-    request = _request(settings, workload)
-    if before := kept and _read_kept(kept, request):
+    request, choices = _request(settings, workload), settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
+    before = kept and _read_kept(kept)
+    if before and before["request"] == request:
         _note(f"auto: micro batch {before['arrangement']['micro_batch']} and the rest as this stage chose before")
         return arranged(settings, before["arrangement"])
+    if before and before["request"]["trained"] == request["trained"] and before["arrangement"]["deepspeed"] in choices:
+        # its checkpoints go with this configuration
+        choices = {name: choices[name] for name in [before["arrangement"]["deepspeed"]]}
     hidden_size = workload.architecture.hidden_size
-    choices = settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
     given = settings.micro_batch_size, settings.activation_checkpointing
     found = candidates(
         workload,
@@ -76,10 +84,24 @@ def choose_arrangement(
     if best is None:
         raise InputError(f"auto: nothing fits; what would help: {'; '.join(remedies(workload, found, machine))}")
     _note(f"auto: {describe(best.arrangement)} is the fastest arrangement that fits")
-    chosen = {key: value for key, value in vars(best.arrangement).items() if key != "zero"}
-    if kept and _is_first():
-        write_json(kept, {"request": request, "arrangement": chosen, "halved": False})
-    return arranged(settings, chosen)
+    return arranged(settings, {key: value for key, value in vars(best.arrangement).items() if key != "zero"})
+
+
+def keep_arrangement(requested: TrainingSettings, settings: TrainingSettings, workload: Workload, kept: Path) -> None:
+    """For a stage that goes on: what was chosen for `requested`."""
+    request = _request(requested, workload)
+    before = _read_kept(kept)
+    if not requested.has_auto or (before and before["request"] == request):
+        return
+    choices = requested.deepspeed_choices or {CONFIGURED: requested.deepspeed}
+    [name] = [name for name, config in choices.items() if config == settings.deepspeed][:1]
+    arrangement = {
+        "deepspeed": name,
+        "micro_batch": settings.micro_batch_size,
+        "accumulation": settings.gradient_accumulation_steps,
+        "recomputation": int(settings.activation_checkpointing),
+    }
+    write_json(kept, {"request": request, "arrangement": arrangement, "halved": False})
 
 
 def halve_micro_batch(kept: Path) -> bool:
@@ -98,20 +120,28 @@ def halve_micro_batch(kept: Path) -> bool:
 
 
 def _request(settings: TrainingSettings, workload: Workload) -> dict:
-    """What a choice depends on beside the machine."""
+    """What a choice depends on beside the machine; `trained` is what its checkpoints depend on, too."""
     return {
+        "trained": [
+            workload.tuning,
+            str(workload.precision),
+            vars(settings.lora) if settings.lora else None,
+            sha256(workload.architecture.config.to_json_string(use_diff=False).encode()).hexdigest(),
+        ],
         "deepspeed": sorted(settings.deepspeed_choices) if settings.deepspeed_choices else settings.deepspeed,
         "batch": [settings.global_batch_size, settings.micro_batch_size, settings.gpus, settings.nodes],
-        "activation_checkpointing": settings.activation_checkpointing,
-        "tokens": [workload.sequence, workload.answers],
+        "recomputation": settings.activation_checkpointing,
+        "compile": workload.fused,
+        "tokens": [workload.sequence, workload.answers, workload.images],
     }
 
 
-def _read_kept(kept: Path, request: dict) -> dict | None:
-    """What an earlier start chose for the same request; None if nothing usable is there."""
+def _read_kept(kept: Path) -> dict | None:
+    """What an earlier start chose, if a checkpoint goes with it, or the GPU ran out of memory; None otherwise."""
     try:
         values = read_json(kept)
-        return values if values["request"] == request else None
+        values["request"]["trained"], values["arrangement"]["deepspeed"]
+        return values if values["halved"] or any(kept.parent.glob(f"checkpoint-*/{MARK}")) else None
     except (OSError, InputError, KeyError, TypeError):
         return None
 

@@ -51,7 +51,7 @@ class TrainingSettings:
         solve_batch("config.yaml", vars(self))
 
     @property
-    def for_the_plan(self) -> bool:
+    def has_auto(self) -> bool:
         """Whether something is left for the memory plan to decide."""
         return bool(self.deepspeed_choices) or AUTO in (self.micro_batch_size, self.activation_checkpointing)
 

@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 from dj2mgm.code import modules_of
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.config.training import AUTO
+from dj2mgm.errors import InputError
 from dj2mgm.files import sha256_of, write_json, write_jsonl
 from dj2mgm.memory.prediction import machine_in_use, whole_machine
 from dj2mgm.memory.records import joined_seconds, read_rows
@@ -26,7 +27,13 @@ from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import Collator, ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, engine_record
-from dj2mgm.training.memory_plan import check_memory, choose_arrangement, halve_micro_batch, workload_of
+from dj2mgm.training.memory_plan import (
+    check_memory,
+    choose_arrangement,
+    halve_micro_batch,
+    keep_arrangement,
+    workload_of,
+)
 from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers
 from dj2mgm.training.optimizer import optimizer_of
 from dj2mgm.training.processes import agree, join_process_group, leave_process_group, start_process_again
@@ -65,13 +72,21 @@ def run_stage(
     workload = workload_of(tuning, settings, config, dataset)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     kept, requested = checkpoints / "arrangement.json", settings
-    settings = choose_arrangement(settings, workload, whole_machine(settings.gpus, settings.nodes), kept)
-    plan = check_memory(settings, workload, machine_in_use(settings.gpus, settings.nodes))
+    free = machine_in_use(settings.gpus, settings.nodes)
+    # several processes must choose alike, and may find different amounts to be free
+    machine = whole_machine(settings.gpus, settings.nodes) if settings.gpus > 1 else free
+    settings = choose_arrangement(requested, workload, machine, kept)
+    plan = check_memory(settings, workload, free)
 
     fingerprint = fingerprint_of(settings, inputs)
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
     join_process_group()
+    if agree(lambda: settings) != settings:
+        raise InputError(
+            "auto: the processes chose differently, because their nodes do; state deepspeed, micro_batch_size and "
+            "activation_checkpointing"
+        )
     checkpoint, reason = agree(lambda: find_checkpoint(checkpoints, fingerprint, settings.gpus))
     attention, remark = attention_of(settings)
     memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
@@ -83,6 +98,7 @@ def run_stage(
             note(sentence)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, newest=checkpoint)
+        keep_arrangement(requested, settings, workload, kept)
         if checkpoint is None:
             progress_file.unlink(missing_ok=True)
 
@@ -122,9 +138,10 @@ def run_stage(
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except torch.OutOfMemoryError:
         if requested.micro_batch_size == AUTO and halve_micro_batch(kept):
-            note("the GPU ran out of memory: going on from the last checkpoint with half of the micro batch")
             if arguments.world_size == 1:
+                note("the GPU ran out of memory: going on from the last checkpoint with half of the micro batch")
                 start_process_again()
+            note("the GPU ran out of memory: the same command goes on with half of the micro batch")
         raise
 
     memory.phase = "saving"
@@ -146,7 +163,7 @@ def run_stage(
 def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
     recomputed, workers = settings.activation_checkpointing, settings.loader_workers
     # a step asks for all of its micro batches at once: they are decoded while the step before is computed
-    prefetched = max(2, math.ceil(settings.gradient_accumulation_steps / workers)) if workers else None
+    prefetched = max(1, math.ceil(settings.gradient_accumulation_steps / workers)) if workers else None
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.parent / "tensorboard")
     return TrainingArguments(
         output_dir=str(folder),
