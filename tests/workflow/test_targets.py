@@ -8,6 +8,8 @@ import pytest
 import torch
 from better_synth_kit import QUESTION, save_kit
 from forked_snakemake import run_snakemake
+from places import PROJECT
+from safetensors.torch import load_file
 from small_project import count_jobs
 from transformers import get_scheduler
 
@@ -140,3 +142,28 @@ def test_planning_needs_the_embedded_models_alone(fresh):
     foundation = {"train_clip", "train_language_model"}
     assert set(fresh.job_counts("plan")) == foundation
     assert set(fresh.job_counts("deepspeed_configs")) == foundation
+
+
+def test_the_tiny_model_comes_trained_unless_it_is_asked_for_or_changed(fresh):
+    trained = {"train_clip", "train_language_model"}
+    wanted = [f"results/foundation/tiny/{part}/model.safetensors" for part in ("clip", "language_model")]
+
+    def jobs(*config: str) -> set[str]:
+        return set(count_jobs(fresh.run(*wanted, "--dry-run", config=("model=tiny", *config)), "baseline"))
+
+    assert jobs() == {"unpack_foundation"}
+    assert jobs("foundation=train") == trained
+    path = fresh.folder / "config/models/tiny.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace("steps: 260", "steps: 250"), encoding="utf-8")
+    assert jobs() == trained
+
+
+def test_unpacked_models_are_the_shipped_ones_in_float32(fresh):
+    fresh.run("results/foundation/tiny/clip/model.safetensors", config=("model=tiny",))
+    for part in ("clip", "convnext", "language_model"):
+        shipped = load_file(PROJECT / f"config/foundation/tiny/{part}/model.safetensors")
+        unpacked = load_file(fresh.folder / f"results/foundation/tiny/{part}/model.safetensors")
+        assert shipped.keys() == unpacked.keys()
+        for name, tensor in unpacked.items():
+            assert tensor.dtype in (torch.float32, torch.int64)
+            assert torch.equal(tensor.to(shipped[name].dtype), shipped[name])
