@@ -129,7 +129,7 @@ def test_training_went_on_from_its_checkpoint(run, stage, experiment):
 
 
 def test_a_killed_snakemake_picks_up_its_jobs_and_submits_none_again(run):
-    assert "waiting for what the killed run left in Slurm" in run.printed()
+    assert "waiting for the jobs of the killed run in Slurm" in run.printed()
     assert [job["JobState"] for job in run.jobs("finetune", "baseline")] == ["COMPLETED"]
     assert "resuming from step" not in run.logs("finetune", "baseline")
 
