@@ -30,6 +30,7 @@ TARGETS = ("baseline", "dj_synth")
 SAVE_STEPS = 5  # of tests/fixtures/small/models_small.yaml
 TOO_LITTLE_MB = 120  # for Snakemake's own two processes in a job; two and a half times as much is enough
 RESUMED = [("pretrain", "baseline"), ("pretrain", "dj_synth"), ("finetune", "dj_synth")]
+WAITING = "waiting for the jobs of the killed run in Slurm"
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,12 @@ def run(slurm_runs, tmp_path_factory) -> Iterator[ClusterRun]:
     with closing(ClusterRun(project, (*TARGETS, *SLURM_PROFILE))) as run:
         run.start()
         slurm("scancel", run.wait_for_checkpoint("pretrain", "baseline"))
-        run.wait_for_checkpoint("finetune", "baseline")
+        job = run.wait_for_checkpoint("finetune", "baseline")
+        slurm("scontrol", "suspend", job)  # or it may be done before the next Snakemake looks
         run.kill()
         run.start()
+        wait_until(lambda: WAITING in run.printed(), "the run that takes over", STAGE_TIMEOUT_S)
+        slurm("scontrol", "resume", job)
         run.wait_for_checkpoint("pretrain", "dj_synth")
         fail_node()
         end_at_time_limit(run.wait_for_checkpoint("finetune", "dj_synth"))
@@ -129,7 +133,7 @@ def test_training_went_on_from_its_checkpoint(run, stage, experiment):
 
 
 def test_a_killed_snakemake_picks_up_its_jobs_and_submits_none_again(run):
-    assert "waiting for the jobs of the killed run in Slurm" in run.printed()
+    assert WAITING in run.printed()
     assert [job["JobState"] for job in run.jobs("finetune", "baseline")] == ["COMPLETED"]
     assert "resuming from step" not in run.logs("finetune", "baseline")
 

@@ -28,7 +28,8 @@ STATE = Path(".snakemake")
 OWNER = STATE / "owner.json"
 LOCK = STATE / "owner.lock"
 # %i is a job's number, %Z the folder it was submitted from, %k a comment: both cluster profiles have the rule there
-LIST_JOBS = ["squeue", "--me", "--noheader", "--format=%i|%Z|%k"]
+# every state of a job that has not ended; by itself squeue leaves out what an administrator suspended
+LIST_JOBS = ["squeue", "--me", "--noheader", "--states=PD,CF,R,S,ST,CG,RQ,SI", "--format=%i|%Z|%k"]
 COMMENT = "rule_"
 POLL_S = 5
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
