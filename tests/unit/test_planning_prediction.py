@@ -107,7 +107,7 @@ def test_every_configuration_of_the_benchmark_was_measured():
 def test_on_the_storys_machine_lora_fits_and_full_lacks_memory(mgm_2b):
     full, lora = workload(mgm_2b, "full", 1024, 448), workload(mgm_2b, "lora", 1024, 448)
     zero2, zero3 = ({name: deepspeed(name)} for name in ("zero2_offload", "zero3_offload"))
-    for candidate in candidates(full, STORY, zero2, 128, [1, 2, 4]):
+    for candidate in candidates(full, STORY, zero2, 128, [1, 2, 4], [0, 1]):
         assert candidate.prediction.host_gib > 65
         assert "GiB of host memory are needed, 62.6 GiB are there" in candidate.shortage
     [fits] = candidates(lora, STORY, zero3, 128, [1], [1])
@@ -118,11 +118,11 @@ def test_when_nothing_fits_the_advice_names_amounts_that_would_do(mgm_2b):
     small = Machine(gpus=1, gpu_gib=4.0, host_gib=62.6)
     case = workload(mgm_2b, "lora", 1024, 448)
     configs = {"zero3_offload": deepspeed("zero3_offload")}
-    found = candidates(case, small, configs, 128, [1, 2])
+    found = candidates(case, small, configs, 128, [1, 2], [0, 1])
     assert fastest(found) is None
     [needed] = [advice for advice in remedies(case, found, small) if "of the GPU's memory would do" in advice]
     enough = Machine(1, float(needed.split(" GiB")[0]) + 0.05, 62.6)
-    assert fastest(candidates(case, enough, configs, 128, [1, 2]))
+    assert fastest(candidates(case, enough, configs, 128, [1, 2], [0, 1]))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def mamba_on_six_gpus():
 
 def test_a_7b_mamba_is_refused_with_zero_2_and_fits_with_zero_3(mamba_on_six_gpus):
     case, machine = mamba_on_six_gpus
-    for candidate in candidates(case, machine, {"zero2": deepspeed("zero2", 4096)}, None, [4]):
+    for candidate in candidates(case, machine, {"zero2": deepspeed("zero2", 4096)}, None, [4], [0, 1]):
         assert "of GPU memory are needed, 32.0 GiB are there" in candidate.shortage
     [accepted] = candidates(case, machine, {"zero3_offload": deepspeed("zero3_offload", 4096)}, 48, [1], [1])
     assert accepted.fits and accepted.arrangement.accumulation == 8
