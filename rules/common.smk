@@ -3,6 +3,7 @@ import json
 from glob import escape, glob
 
 from dj2mgm.code import modules_of
+from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.reading import config_file
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format
@@ -117,9 +118,7 @@ def shipped_foundation_files(model):
 
 def foundation_files(model):
     """The parts of a tiny model; nothing where its parts are somebody else's folders or hub ids."""
-    parts = (
-        ("clip", "convnext", "language_model") if "foundation" in MODELS[model] else ()
-    )
+    parts = PARTS if "foundation" in MODELS[model] else ()
     return [f"results/foundation/{model}/{part}/model.safetensors" for part in parts]
 
 

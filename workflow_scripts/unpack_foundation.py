@@ -9,7 +9,8 @@ is unpacked here, and compares it with what training gives.
 import torch
 
 from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.foundation.parts import PARTS, copy_part
+from dj2mgm.config.foundation import PARTS
+from dj2mgm.foundation.parts import copy_part
 
 
 @command_line

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from dj2mgm.config.reading import config_file, read_json_config
 
+PARTS = ("clip", "convnext", "language_model")  # a folder each
 SETTINGS = "settings.json"  # what they were trained with
 
 

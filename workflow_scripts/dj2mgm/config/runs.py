@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ class Runs:
         """Model files' keys by name."""
         return {run.config["model"]["name"]: run.config["model"] for run in self}
 
-    @property
+    @cached_property
     def shipped_foundations(self) -> dict[str, Path]:
         """By model, the folder of the parts that come with the workflow; nothing if they are to be trained."""
         shipped = {name: shipped_foundation(model) for name, model in self.models.items()}

@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from dj2mgm.files import replace_folder
 
-PARTS = ("clip", "convnext", "language_model")
 WEIGHTS = "model.safetensors"
 
 

@@ -76,7 +76,7 @@ class Generator:
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.model = load_trained(base, stage, dtype).to(self.device)
         self.processor = MGMProcessor.from_pretrained(base)
-        self._kept: dict[str | int, torch.Tensor] = {}  # visual tokens, by path
+        self._kept: dict[str, torch.Tensor] = {}  # visual tokens, by path
 
     @torch.inference_mode()
     def answer(

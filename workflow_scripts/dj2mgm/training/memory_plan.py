@@ -67,9 +67,9 @@ def choose_arrangement(
     if before and before["request"] == request:
         _note(f"auto: micro batch {before['arrangement']['micro_batch']} and the rest as this stage chose before")
         return arranged(settings, before["arrangement"])
-    if before and before["request"]["trained"] == request["trained"] and before["arrangement"]["deepspeed"] in choices:
-        # its checkpoints go with this configuration
-        choices = {name: choices[name] for name in [before["arrangement"]["deepspeed"]]}
+    if before and before["request"]["trained"] == request["trained"]:
+        name = before["arrangement"]["deepspeed"]  # its checkpoints go with this configuration
+        choices = {name: choices[name]} if name in choices else choices
     hidden_size = workload.architecture.hidden_size
     given = settings.micro_batch_size, settings.activation_checkpointing
     found = candidates(
