@@ -6,18 +6,14 @@ Writes clip/, convnext/ and language_model/, ordinary `from_pretrained` folders.
 is unpacked here, and compares it with what training gives.
 """
 
-import torch
-
 from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.config.foundation import PARTS
-from dj2mgm.foundation.parts import copy_part
+from dj2mgm.foundation.parts import unpack_parts
 
 
 @command_line
 def main() -> None:
     args = path_arguments(__doc__, "--input-dir", "--output-dir")
-    for part in PARTS:
-        copy_part(args.input_dir / part, args.output_dir / part, torch.float32)
+    unpack_parts(args.input_dir, args.output_dir)
 
 
 if __name__ == "__main__":

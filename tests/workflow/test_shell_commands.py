@@ -79,13 +79,19 @@ class HostileProject:
         self.model, self.parts = self.write("models", model), self.write("models", parts)
         del parts["foundation"]
         self.write("models", parts, self.parts)
+        self.shipped = self.write("models", model)
+        self.ship(model["foundation"])
         self.dataset = self.folder_with("captions.jsonl", "instructions.json", text=RUN)
         recipe = yaml.safe_load((folder / "config/recipes/dj_synth.yaml").read_text())
         recipe["process"].append({"text_length_filter": {"text_key": self.hostile.value(VALUE)}})
         self.recipe = self.write("recipes", recipe)
         self.deepspeed = self.hostile.name()
         shutil.copy(folder / "config/deepspeed/zero3.json", folder / f"config/deepspeed/{self.deepspeed}.json")
-        self.experiments = [self.other_parts(), self.own_data_and_model()]
+        self.experiments = [
+            self.other_parts(),
+            self.own_data_and_model(),
+            self.write("experiments", {"model": self.shipped}),
+        ]
         self.defaults()
 
     def write(self, kind: str, values: dict, name: str = "") -> str:
@@ -99,6 +105,15 @@ class HostileProject:
             (self.project.folder / name).mkdir(exist_ok=True)
             (self.project.folder / name / file).touch()
         return name
+
+    def ship(self, foundation: dict) -> None:
+        """Parts that come with the workflow, for the model that has them."""
+        folder = self.project.folder / "config/foundation" / self.shipped
+        folder.mkdir(parents=True)
+        (folder / "settings.json").write_text(json.dumps(foundation), encoding="utf-8")
+        for part in ("clip", "convnext", "language_model"):
+            (folder / part).mkdir()
+            (folder / part / self.hostile.name()).touch()
 
     def other_parts(self) -> str:
         synthesize = {"recipe": self.recipe, "captioner": "blip2"}

@@ -6,9 +6,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from dj2mgm.config.foundation import PARTS
 from dj2mgm.files import replace_folder
 
 WEIGHTS = "model.safetensors"
+
+
+def unpack_parts(source: Path, target: Path) -> None:
+    """Copy the parts that come with the workflow, with weights in float32, as training computes."""
+    for part in PARTS:
+        copy_part(source / part, target / part, torch.float32)
 
 
 def copy_part(source: Path, target: Path, dtype: torch.dtype) -> None:
