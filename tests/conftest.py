@@ -10,13 +10,22 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 import dj2mgm  # noqa: E402, F401  (before a test imports torch)
 
 FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished runs of the small project
+# groups that take a minute and more: first, so that no process is left alone with one
+LONG = ("test_several_processes", "test_training_resume", "test_juicer_stage", "test_doctor", "test_formats_fuzz")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups for `--dist loadgroup`: tests on a finished run, which comes first; otherwise those of a file."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group("finished" if on_finished_run(item) else item.path.stem))
-    items.sort(key=lambda item: (not on_finished_run(item), item.path.stem == "test_kill_and_resume"))
+    items.sort(key=place)
+
+
+def place(item: pytest.Item) -> tuple[bool, int, bool]:
+    """What it is sorted by: the longest groups come first, and tests that kill a finished run last in theirs."""
+    long = LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG)
+    return not on_finished_run(item), long, item.path.stem == "test_kill_and_resume"
 
 
 def on_finished_run(item: pytest.Item) -> bool:
