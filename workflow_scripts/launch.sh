@@ -1,5 +1,6 @@
 #!/bin/bash
-# Start a training script once for each GPU: under DeepSpeed's launcher on one node, on several under srun, as a job of Slurm.
+# Start a training script once for each GPU: one by itself, several under DeepSpeed's launcher, on several nodes under srun, as a
+# job of Slurm.
 #
 #     bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]
 set -euo pipefail
@@ -8,6 +9,13 @@ shift 2
 # a port that is free now, so that two trainings on one node do not meet
 port=$(python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 
+if ((gpus == 1)); then
+    # what DeepSpeed's launcher would say to it, without the seconds in which that imports DeepSpeed
+    visible=${CUDA_VISIBLE_DEVICES-0}
+    export CUDA_VISIBLE_DEVICES=${visible%%,*} MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+    export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_SIZE=1 CROSS_RANK=0 CROSS_SIZE=1
+    exec python -u "$@"
+fi
 if ((nodes == 1)); then
     # the devices that a scheduler or the user chose; the `deepspeed` command would take the machine's first instead
     devices=$(python - "$gpus" << 'PYTHON'

@@ -1,5 +1,6 @@
 """memory.csv of a training stage: what is in it, what a kill and a resume leave of it, and what sampling costs."""
 
+import os
 import threading
 import time
 from itertools import pairwise
@@ -10,7 +11,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.memory.cgroups import CgroupMemory
 from dj2mgm.memory.readings import GIB, GpuMemory, Reading, read_memory
 from dj2mgm.memory.records import LEADING, read_rows, start_file
-from dj2mgm.memory.sampler import REST, MemorySampler, warn
+from dj2mgm.memory.sampler import REST, MemorySampler, job, warn
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ def test_other_gpus_after_a_resume_get_columns_of_their_own(tmp_path):
     assert file.read_text() == f"{leading},job_gib,gpu0_gib,gpu1_gib\n1,now,4.0,training,2.0,3.0,\n"
 
 
+def test_a_process_alone_is_its_job_and_several_have_that_of_their_launcher(monkeypatch):
+    """Alone it may have been started by hand: its parent is then a shell with other processes."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    jobs = {}
+    for processes in ("1", "2"):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        jobs[processes] = job().pid
+    assert jobs == {"1": os.getpid(), "2": os.getppid()}
+
+
 @pytest.mark.parametrize(("rank", "local_rank", "named"), [("1", "1", None), ("4", "0", "memory-node7.csv")])
 def test_only_the_first_process_of_a_node_samples_and_other_nodes_have_files_of_their_own(
     often, tmp_path, monkeypatch, rank, local_rank, named
@@ -81,7 +92,7 @@ def test_only_the_first_process_of_a_node_samples_and_other_nodes_have_files_of_
 def test_a_slow_reading_is_followed_by_a_longer_rest_so_that_sampling_takes_less_than_a_hundredth(
     often, tmp_path, monkeypatch
 ):
-    took = 0.005
+    took, rest = 0.005, 20
     read = read_memory
     readings = []
 
@@ -91,7 +102,7 @@ def test_a_slow_reading_is_followed_by_a_longer_rest_so_that_sampling_takes_less
         return read(process)
 
     monkeypatch.setattr("dj2mgm.memory.sampler.read_memory", slow_read)
-    monkeypatch.setattr("dj2mgm.memory.sampler.REST", REST)
+    monkeypatch.setattr("dj2mgm.memory.sampler.REST", rest)
     sampler = MemorySampler(tmp_path / "memory.csv", resumed=False)
     sampler.start()
     deadline = time.monotonic() + 60
@@ -100,7 +111,7 @@ def test_a_slow_reading_is_followed_by_a_longer_rest_so_that_sampling_takes_less
     sampler.finish(tmp_path / "out")
     _, *regular, _ = readings  # the first is for the columns, the last is of the end
     gaps = [later - earlier for earlier, later in pairwise(regular)]
-    assert len(gaps) >= 2 and min(gaps) > REST * took
+    assert len(gaps) >= 2 and min(gaps) > rest * took and REST > 100
 
 
 def test_finishing_at_once_still_leaves_a_row_and_no_thread(often, tmp_path):

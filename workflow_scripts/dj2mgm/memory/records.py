@@ -12,7 +12,7 @@ from dj2mgm.files import readable, replace_file
 # memory.csv: one row for each reading of a training stage's memory.
 #
 # Columns: `attempt`, counted from 1 where a run was resumed; `time`, UTC; `seconds` of the attempt; `phase`, one of
-# loading, training and saving; then GiB: `job_gib`, of the processes that the launcher started on this node;
+# loading, training and saving; then GiB: `job_gib`, of the stage's processes on this node;
 # `host_gib`, of the whole machine; `cgroup_gib`, where a limit is set; `gpu<i>_gib` for each GPU.
 
 LEADING = ("attempt", "time", "seconds", "phase")

@@ -24,6 +24,11 @@ REST = 200  # a reading is followed by a rest this many times as long: well belo
 GPU_WARNING, HOST_WARNING = 0.8, 0.7  # shares in use
 
 
+def job() -> psutil.Process:
+    """This process where it trains alone, with others the launcher that started them on this node."""
+    return psutil.Process(os.getppid() if int(os.environ.get("WORLD_SIZE", 1)) > 1 else None)
+
+
 class MemorySampler:
     """Samples from `start` to `finish`, in the first process of a node only. `phase` is what the stage is doing now.
 
@@ -64,8 +69,7 @@ class MemorySampler:
         }
 
     def _sample(self) -> None:
-        # under a launcher, its processes on this node are the job
-        process = psutil.Process(os.getppid() if "LOCAL_RANK" in os.environ else None)
+        process = job()
         columns = [*LEADING, *read_memory(process).columns()]
         attempt = start_file(self.file, columns, self.resumed)
         warned: set[str] = set()
