@@ -80,7 +80,8 @@ def build(workload: Workload) -> nn.Module:
     model = workload.architecture.build(workload.precision)
     model.requires_grad_(False)
     if workload.tuning == "lora":
-        return wrap_with_lora(model, workload.lora).to(workload.precision)
+        with torch.device("meta"):
+            return wrap_with_lora(model, workload.lora).to(workload.precision)
     if workload.tuning == "full":
         _language_model(model).requires_grad_(True)
         model.get_output_embeddings().requires_grad_(True)
@@ -119,9 +120,10 @@ def trace_memory(workload: Workload, recomputation: int, micro_batch: int) -> Me
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shapes = {parameter.shape for parameter in trained}
+    words = (workload.architecture.vocab_size,)
 
     def kind_of(tensor: torch.Tensor) -> str:
-        if tensor.shape[-1:] == (workload.architecture.vocab_size,):
+        if tensor.shape[-1:] == words:
             return "logits"
         return "gradients" if tensor.shape in shapes else "activations"
 

@@ -1,12 +1,13 @@
 """How much memory a computation holds from moment to moment, and its FLOPs, counted on the meta device."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.nn.functional import silu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -120,6 +121,48 @@ FLOPS_OF = flop_registry | {
 }
 
 
+# What an operation allocates depends on the shapes it is given. PyTorch derives it in Python, which takes most of the
+# time of a trace. Layers are alike, so it is remembered: of operations that return new tensors only, no views.
+_remembered: dict[Hashable, tuple | None] = {}  # None: not of this kind
+
+
+def _run(function: OpOverload, args: tuple, kwargs: dict) -> object:
+    """The result of an operation on the meta device."""
+    key = function, _described(args), _described(tuple(kwargs.items()))
+    if known := _remembered.get(key):
+        results = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in known[1:]]
+        return results[0] if known[0] is torch.Tensor else known[0](results)
+    result = function(*args, **kwargs)
+    if key not in _remembered:
+        _remembered[key] = _allocated(function, (args, kwargs), result)
+    return result
+
+
+def _described(value: object) -> Hashable:
+    """What of an operation's arguments decides what it allocates."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.storage_offset(), value.device.type
+    if isinstance(value, list | tuple):
+        return tuple(map(_described, value))
+    return type(value), value
+
+
+def _allocated(function: OpOverload, given: object, result: object) -> tuple | None:
+    """The result's type, and size, stride and dtype of each new tensor in it; None where it is not made of such."""
+    tensors = [result] if isinstance(result, torch.Tensor) else result
+    if function._schema.is_mutable or not isinstance(tensors, list | tuple):
+        return None
+    old = {id(tensor.untyped_storage()) for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)}
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
+            return None
+        alike = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if id(tensor.untyped_storage()) in old or alike.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
+            return None
+    kind = torch.Tensor if isinstance(result, torch.Tensor) else type(result)
+    return kind, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+
+
 class LiveMemory(TorchDispatchMode):
     """Inside the context, records after each allocation what is live, in bytes by kind.
 
@@ -156,7 +199,7 @@ class LiveMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result = function(*args, **kwargs)
+        result = _run(function, args, kwargs)
         if count := FLOPS_OF.get(function.overloadpacket):
             self.flops += count(*args, **kwargs, out_val=result)
         for tensor in tree_leaves(result):
