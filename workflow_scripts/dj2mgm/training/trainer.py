@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
+import cpuinfo
 import torch
 import transformers.masking_utils
 import transformers.trainer
@@ -42,6 +44,9 @@ transformers.trainer.skip_first_batches = lambda loader, steps: loader
 
 # Batches are padded, never packed. To find that out, transformers waits for the GPU at every micro batch.
 transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
+
+# It starts a Python to ask the processor; DeepSpeed asks three times for its optimizer on the CPU.
+cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
 
 class ResumableTrainer(Trainer):
