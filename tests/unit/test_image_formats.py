@@ -266,8 +266,8 @@ def filter_with(operator: str, root: Path) -> None:
 
 def answer_about(path: Path) -> None:
     generator = Generator.__new__(Generator)  # its model is not needed for this
-    generator.processor, generator._kept = tiny_processor(), {}
-    generator._visual_tokens([path])
+    generator.processor = tiny_processor()
+    generator._decode(path)
 
 
 OPENERS = {

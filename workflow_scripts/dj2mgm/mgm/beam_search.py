@@ -19,7 +19,7 @@ Hypothesis = list[
 def beam_search(
     model: MGMForConditionalGeneration,
     input_ids: torch.Tensor,
-    pixel_values: torch.Tensor,
+    visual_tokens: torch.Tensor,
     num_beams: int,
     stops: list[int],
     max_new_tokens: int,
@@ -28,12 +28,12 @@ def beam_search(
 
     Args:
         input_ids: (B, T) prompts of equal length, so without padding.
-        pixel_values: (B, 3, S', S').
+        visual_tokens: (B, N, H), of the prompts' images.
         stops: tokens that end a continuation; one that reaches `max_new_tokens` is cut there.
     """
     batch, device = len(input_ids), input_ids.device
     ends = torch.tensor(stops, device=device)
-    output = model(input_ids=input_ids, pixel_values=pixel_values, use_cache=True, logits_to_keep=1)
+    output = model(input_ids=input_ids, visual_tokens=visual_tokens, use_cache=True, logits_to_keep=1)
     cache = output.past_key_values
     cache.batch_repeat_interleave(num_beams)  # the prompt and its image are computed once for all beams
 

@@ -5,9 +5,9 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from multiprocessing import connection
 from pathlib import Path
@@ -27,6 +27,8 @@ from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
 from dj2mgm.mgm.weights import load_language_model, load_projector
 
+SORTED = 16  # batches whose prompts are sorted by length
+AHEAD = 2  # batches whose images are decoded meanwhile
 VISUAL_BYTES = 2**31  # of host memory for visual tokens: 900 images at MGM-2B's shape
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
 
@@ -89,26 +91,39 @@ class Generator:
     ) -> Iterator[str]:
         """One answer for each (image, question); an empty question asks for a plain caption.
 
+        Prompts of about the same length are answered together, within `SORTED` batches.
+
         Args:
             template: the name of a chat format, or its content (config/chat_templates.py).
         """
-        tokenizer = self.processor.tokenizer
-        chat = ChatTemplate.of(template, tokenizer)
+        chat = ChatTemplate.of(template, self.processor.tokenizer)
         pairs = iter(zip(images, questions, strict=True))
-        while batch := list(islice(pairs, batch_size)):
-            shown, asked = zip(*batch, strict=True)
-            inputs = self.processor.prompts([chat.prompt(question) for question in asked]).items()
-            inputs = {name: tensor.to(self.device) for name, tensor in inputs}
-            output = self.model.generate(
-                **inputs,
-                visual_tokens=self._visual_tokens(shown),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                eos_token_id=self._stops(chat),
-                pad_token_id=tokenizer.pad_token_id,
-            )
-            answers = output[:, inputs["input_ids"].shape[1] :]
-            yield from (text.strip() for text in tokenizer.batch_decode(answers, skip_special_tokens=True))
+        while pairs_ahead := list(islice(pairs, SORTED * batch_size)):
+            prompts = [self.processor.prompt(chat.prompt(question)) for _, question in pairs_ahead]
+            order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+            batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+            shown = [[pairs_ahead[number][0] for number in batch] for batch in batches]
+            answers: dict[int, str] = {}
+            for batch, visual_tokens in zip(batches, self._visual_tokens(shown), strict=True):
+                texts = self._answers(visual_tokens, [prompts[number] for number in batch], chat, max_new_tokens)
+                answers |= zip(batch, texts, strict=True)
+            yield from (answers[number] for number in range(len(prompts)))
+
+    def _answers(
+        self, visual_tokens: torch.Tensor, prompts: list[list[int]], chat: ChatTemplate, max_new_tokens: int
+    ) -> list[str]:
+        tokenizer = self.processor.tokenizer
+        inputs = {name: tensor.to(self.device) for name, tensor in self.processor.left_padded(prompts).items()}
+        output = self.model.generate(
+            **inputs,
+            visual_tokens=visual_tokens,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=self._stops(chat),
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        return [text.strip() for text in texts]
 
     def candidates(
         self,
@@ -125,17 +140,11 @@ class Generator:
         its tokens and of the one that ends it.
         """
         chat = ChatTemplate.of(template, self.processor.tokenizer)
-        images = iter(images)
-        while batch := list(islice(images, batch_size)):
-            input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"]
-            found = beam_search(
-                self.model,
-                input_ids.to(self.device),
-                self.processor.pixels([load_image(image) for image in batch]).to(self.device),
-                num_beams,
-                self._stops(chat),
-                max_new_tokens,
-            )
+        batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
+        prompt = self.processor.prompt(chat.prompt(question))
+        for batch, visual_tokens in zip(batches, self._visual_tokens(batches), strict=True):
+            input_ids = torch.tensor([prompt] * len(batch), device=self.device)
+            found = beam_search(self.model, input_ids, visual_tokens, num_beams, self._stops(chat), max_new_tokens)
             yield from map(self._captions, found)
 
     def _captions(self, found: list[tuple[list[int], float]]) -> Candidates:
@@ -145,14 +154,28 @@ class Generator:
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
-    def _visual_tokens(self, images: Sequence[str | Path | BinaryIO]) -> torch.Tensor:
+    def _visual_tokens(self, batches: Sequence[Sequence[str | Path | BinaryIO]]) -> Iterator[torch.Tensor]:
+        """(B, N, H) for each batch of images. While one is answered, threads decode the next ones."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            decoded: dict[object, Future] = {}
+            for number, batch in enumerate(batches):
+                for image in chain(*batches[number : number + 1 + AHEAD]):
+                    key = _key(image)
+                    if key not in self._kept and key not in decoded:
+                        decoded[key] = threads.submit(self._decode, image)
+                yield self._encode([_key(image) for image in batch], decoded)
+
+    def _decode(self, image: str | Path | BinaryIO) -> torch.Tensor:
+        """(3, S', S') uint8"""
+        return self.processor.resized([load_image(image)])[0]
+
+    def _encode(self, keys: list, decoded: dict[object, Future]) -> torch.Tensor:
         """(B, N, H). Those of images at paths are kept for more questions, on the host, as far as `VISUAL_BYTES` go."""
-        keys = [str(image) if isinstance(image, str | Path) else id(image) for image in images]
-        new = {key: image for key, image in zip(keys, images, strict=True) if key not in self._kept}
+        new = {key: decoded.pop(key).result() for key in dict.fromkeys(keys) if key in decoded}
         known = dict(self._kept)
         if new:
-            pixels = self.processor.pixels([load_image(image) for image in new.values()])
-            known |= zip(new, self.model.model.get_image_features(pixels.to(self.device)).cpu(), strict=True)
+            pixels = self.processor.normalized(torch.stack(list(new.values())).to(self.device))
+            known |= zip(new, self.model.model.get_image_features(pixels).cpu(), strict=True)
         tokens = torch.stack([known[key] for key in keys])
         paths = [key for key in known if isinstance(key, str)]  # an open file is read once
         self._kept = {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
@@ -169,6 +192,10 @@ class Generator:
                 )
             stops += ids
         return stops
+
+
+def _key(image: str | Path | BinaryIO) -> object:
+    return str(image) if isinstance(image, str | Path) else id(image)
 
 
 @contextmanager
