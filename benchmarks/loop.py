@@ -1,0 +1,181 @@
+"""From pairs to scores at the shape of MGM-2B, with the workflow's default settings: seconds of each phase.
+
+    python benchmarks/loop.py                    # on one GPU, of which 22 GiB are left free
+    python benchmarks/loop.py --shape tiny       # without one, to try the script
+
+Random weights, 10 000 pairs, 12 000 instructions whose lengths are distributed as in real ones, 500 held-out images
+with three questions each, 5000 questions in TextVQA's files and 4000 in MMBench's. Each phase is the command that
+Snakemake gives, loading and compiling included; of training, `training` are the seconds from the model in place to
+the last step. A random model does not know where an answer ends: all have eight tokens, as many as TextVQA's longest
+usually have.
+"""
+
+import argparse
+import base64
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+SCRIPTS = PROJECT / "workflow_scripts"
+sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, write_conversations  # noqa: E402
+
+from dj2mgm.config.runs import REFERENCE, Run, Runs  # noqa: E402
+from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml  # noqa: E402
+
+COUNTS = {  # what there is of each
+    "mgm-2b": {"pairs": 10_000, "instructions": 12_000, "held_out": 500, "textvqa": 5000, "mmbench": 4000},
+    "tiny": {"pairs": 1024, "instructions": 512, "held_out": 6, "textvqa": 12, "mmbench": 12},
+}
+CAPTION_WORDS = (5, 31)
+ANSWER_TOKENS = 8
+QUESTIONS_PER_IMAGE = 3166 / 5000  # TextVQA's validation images and questions
+
+
+@contextmanager
+def gpu_of(gib: float | None) -> Iterator[None]:
+    """Leave so much of the GPU's memory free, as on a smaller card: this process holds the rest."""
+    held = None
+    if gib is not None and torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+        held = torch.empty(max(0, free - int(gib * 2**30)), dtype=torch.uint8, device="cuda")
+    yield
+    del held
+
+
+def make_inputs(shape: str, folder: Path) -> Run:
+    """Models, data and benchmarks in FOLDER, and the settings that the workflow's defaults give its stages."""
+    counts, random = COUNTS[shape], np.random.default_rng(2)
+    make_random_mgm(shape, folder)
+    captions = [(0, int(words)) for words in random.integers(*CAPTION_WORDS, counts["pairs"])]
+    write_conversations(folder / "pairs.jsonl", captions)
+    write_conversations(folder / "instructions.jsonl", instruction_lengths(counts["instructions"]))
+    words = iter(lambda: " ".join(random.choice(WORDS, 6)), None)
+    question = {"type": "word", "question": next(words), "answer": WORDS[0]}
+    held_out = [
+        {"id": str(n), "image": f"{n % IMAGES}.jpg", "captions": [next(words)], "questions": [question] * 3}
+        for n in range(counts["held_out"])
+    ]
+    write_jsonl(folder / "evaluation.jsonl", held_out)
+    benchmarks = {
+        "textvqa": write_textvqa(folder, counts["textvqa"], words),
+        "mmbench": write_mmbench(folder, counts["mmbench"], words),
+    }
+    shutil.copytree(PROJECT / "config", folder / "config")
+    templates = {"pretrain_template": "gemma", "template": "gemma"}
+    write_yaml(folder / "config/models/random.yaml", {"assembled": "mgm", "clip_score": "mgm"} | templates)
+    split = {"file": "captions.jsonl", "images": "images"}
+    write_yaml(folder / "config/datasets/random.yaml", {"pretrain": split, "finetune": split, "evaluation": split})
+    decoding = {"max_new_tokens": ANSWER_TOKENS}
+    os.chdir(folder)
+    runs = Runs({"model": "random", "dataset": "random", "evaluate": decoding, "benchmarks": benchmarks})
+    return runs.first(REFERENCE)
+
+
+def write_textvqa(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
+    """In LLaVA's and TextVQA's formats; as many questions to an image as there."""
+    names = [f"textvqa-{n}" for n in range(max(1, int(count * QUESTIONS_PER_IMAGE)))]
+    for number, name in enumerate(names):
+        os.link(folder / "images" / f"{number % IMAGES}.jpg", folder / "images" / f"{name}.jpg")
+    asked = [(names[n % len(names)], f"{next(words)} {n}?") for n in range(count)]
+    instruction = "Answer the question using a single word or phrase."
+    write_jsonl(
+        folder / "textvqa.jsonl",
+        (
+            {
+                "question_id": image,
+                "image": f"{image}.jpg",
+                "text": f"{question}\nReference OCR token: {next(words)}\n{instruction}",
+            }
+            for image, question in asked
+        ),
+    )
+    truth = [
+        {"question_id": n, "image_id": image, "question": question, "answers": [WORDS[0]] * 10}
+        for n, (image, question) in enumerate(asked)
+    ]
+    write_json(folder / "textvqa.json", {"data": truth})
+    return {"questions": "textvqa.jsonl", "answers": "textvqa.json", "images": "images"}
+
+
+def write_mmbench(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
+    """In MMBench's format, each question with an image of its own."""
+    images = [base64.b64encode((folder / f"images/{n}.jpg").read_bytes()).decode() for n in range(IMAGES)]
+    columns = ["index", "question", "A", "B", "C", "D", "answer", "category", "image"]
+    with open(folder / "mmbench.tsv", "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, dialect="excel-tab", lineterminator="\n")
+        table.writerow(columns)
+        for n in range(count):
+            table.writerow([n, *(next(words) for _ in "?ABCD"), "A", "category", images[n % IMAGES]])
+    return {"questions": "mmbench.tsv"}
+
+
+def phases(run: Run, folder: Path) -> dict[str, tuple[str, dict[str, Path]]]:
+    """By the phase's name: its script and the files it is given."""
+    model, projector = {"--model": folder / "mgm"}, folder / "pretrain/projector.safetensors"
+    stages = {"--pretrained": folder / "pretrain", "--finetuned": folder / "finetune"}
+    finetuned = model | {"--finetuned": folder / "finetune"}
+    return {
+        "pretrain": ("pretrain.py", model | {"--data": folder / "pairs.jsonl"}),
+        "finetune": ("finetune.py", model | {"--data": folder / "instructions.jsonl", "--projector": projector}),
+        "generate": ("generate_answers.py", model | stages | {"--evaluation": folder / "evaluation.jsonl"}),
+        "benchmarks/textvqa": ("answer_benchmark.py", finetuned),
+        "benchmarks/mmbench": ("answer_benchmark.py", finetuned),
+    }
+
+
+def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: Path) -> dict:
+    """Run a phase; its log is printed if it fails."""
+    output = folder / name
+    output.mkdir(parents=True)
+    write_yaml(output / "config.yaml", run.settings[name])
+    given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
+    trains = script in ("pretrain.py", "finetune.py")
+    launcher = ["bash", SCRIPTS / "launch.sh", "1", "1"] if trains else [sys.executable]
+    start = time.monotonic()
+    with open(output / "log", "w", encoding="utf-8") as log:
+        command = [*launcher, SCRIPTS / script, *(word for flag in given.items() for word in flag)]
+        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+    row: dict = {"phase": name, "seconds": round(time.monotonic() - start, 1)}
+    if status:
+        raise SystemExit((output / "log").read_text(encoding="utf-8")[-5000:] + f"\n{name} ended with status {status}")
+    if trains:
+        metrics = read_json(output / "metrics.json")
+        *_, last = read_jsonl(output / "metrics.jsonl")
+        row |= {"training": last["seconds"], "engine": metrics["engine"]}
+        row |= {"gpu_gib": metrics["peak_gpu_reserved_gib"], "host_gib": metrics["peak_host_rss_gib"]}
+        row["samples_per_second"] = round(metrics["samples"] / last["seconds"], 1)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=COUNTS, default="mgm-2b")
+    parser.add_argument("--gpu-gib", type=float, default=22.0, help="of GPU memory that is left free (default: 22)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, total = Path(temporary), 0.0
+        run = make_inputs(arguments.shape, folder)
+        with gpu_of(arguments.gpu_gib):
+            for name, (script, inputs) in phases(run, folder).items():
+                row = measure(name, script, inputs, run, folder)
+                total += row["seconds"]
+                print(json.dumps(row), flush=True)
+        print(json.dumps({"phase": "all", "seconds": round(total, 1)}))
+        os.chdir(PROJECT)
+
+
+if __name__ == "__main__":
+    main()
