@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 from browser import find_browser, open_browser
+from forked_python import forked_python
 from PIL import Image
 from places import PROJECT
 from tiny_clip import save_tiny_clip
@@ -264,7 +264,7 @@ def test_the_script_writes_the_same_outputs_with_one_or_two_processes(data, tmp_
     outputs = []
     for processes in (1, 2):
         write_yaml(tmp_path / "config.yaml", values | {"processes": processes})
-        script = [sys.executable, "workflow_scripts/analyze_data.py", "--config", str(tmp_path / "config.yaml")]
+        script = [forked_python(), "workflow_scripts/analyze_data.py", "--config", str(tmp_path / "config.yaml")]
         script += ["--data", str(data), "--output-dir", str(tmp_path / "out")]
         subprocess.run(script, cwd=PROJECT, check=True, capture_output=True)
         outputs.append({path.name: path.read_bytes() for path in sorted((tmp_path / "out").iterdir())})

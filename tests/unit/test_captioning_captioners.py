@@ -5,11 +5,11 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from data_juicer.utils.lazy_loader import LazyLoader
+from forked_python import forked_python
 from places import PROJECT
 from tiny_captioners import save_tiny_blip2, save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
@@ -231,7 +231,7 @@ def test_data_juicer_loads_the_operators_by_their_path(mgm, images, tmp_path):
         "print(json.dumps(dataset.to_list()))\n"
     )
     environment = os.environ | {"PYTHONPATH": "workflow_scripts"}
-    arguments = [sys.executable, "-c", code, json.dumps(process), images[0]]
+    arguments = [forked_python(), "-c", code, json.dumps(process), images[0]]
     done = subprocess.run(arguments, cwd=PROJECT, env=environment, capture_output=True, text=True)
     [row] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else pytest.fail(done.stderr)
     [first] = caption_all(Captioner(mgm, 0), images[:1])

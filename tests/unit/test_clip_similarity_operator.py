@@ -1,12 +1,12 @@
 """The batched CLIP similarity filter against Data-Juicer's own, with a random CLIP that is built in a second."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forked_python import forked_python
 from PIL import Image
 from places import PROJECT
 from tiny_clip import save_tiny_clip
@@ -190,7 +190,7 @@ def run_recipe(folder: Path, rows: list[dict], arguments: dict, processes: int) 
     write_yaml(folder / "config.yaml", {"image_root": str(folder), "processes": processes, "recipe": recipe})
     script = PROJECT / "workflow_scripts/filter_data.py"
     flags = ["--config", folder / "config.yaml", "--data", folder / "data.jsonl", "--output-dir", folder / "out"]
-    return subprocess.run([sys.executable, script, *flags], capture_output=True, text=True)
+    return subprocess.run([forked_python(), script, *flags], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

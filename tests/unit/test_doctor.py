@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
+from forked_python import forked_python
 from places import PROJECT
 from tiny_models import mgm_config
 
@@ -478,7 +478,7 @@ def test_a_probe_that_hangs_or_crashes_says_so(tmp_path, monkeypatch):
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "workflow_scripts/doctor.py", *arguments]
+    command = [forked_python(), "workflow_scripts/doctor.py", *arguments]
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forked_python import forked_python
 from places import PROJECT
 
 from dj2mgm.data.shapes.dataset import ShapesSpec, write_shapes
@@ -35,7 +36,7 @@ def filter_data(folder: Path, settings: object, output: Path) -> subprocess.Comp
     write_yaml(config, settings)
     script = PROJECT / "workflow_scripts/filter_data.py"
     arguments = ["--config", config, "--data", folder / "pretrain.jsonl", "--output-dir", output]
-    return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+    return subprocess.run([forked_python(), script, *arguments], capture_output=True, text=True)
 
 
 def test_the_baseline_recipe_finds_the_planted_faults_and_spares_the_rest(shapes, tmp_path):

@@ -18,7 +18,8 @@ from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 
-many = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+many, some = settings(max_examples=2000, **ANY), settings(max_examples=600, **ANY)  # more than 2000 for each reader
 
 TOKENS = ["<image>", "<__dj__image>", "<|__dj__eoc|>", "<start_of_turn>", "<|im_end|>", "</s>", "<|image_pad|>"]
 PIECES = [*TOKENS, "a", " ", "\n", "\r", "\u2028", "\x00", "\\u", '"', "é", "🏔", "\ud800", "~2", "#2", "../", "."]
@@ -130,7 +131,7 @@ json_scalars = st.sampled_from(
 json_values = json_scalars | st.lists(json_scalars, max_size=2) | st.dictionaries(st.just("k"), json_scalars)
 
 
-@many
+@some
 @given(
     items=st.lists(json_values, max_size=4), indented=st.booleans(), cut=st.integers(0, 30), chunk=st.integers(1, 40)
 )
@@ -152,7 +153,7 @@ def test_a_list_is_read_in_pieces_as_json_reads_it_at_once(folder, items, indent
     assert json.dumps(found) == json.dumps(expected if isinstance(expected, list) else None)
 
 
-@many
+@some
 @given(rows=FORMATS["llava"][1])
 @example([{"id": i, "conversations": good_turns(["Q", "A"])} for i in ("1", "1", "1~2", 1)])
 def test_numbered_ids_are_different_and_nothing_else_changes(folder, rows):
@@ -176,7 +177,7 @@ def chain(tmp_path_factory) -> Path:
     return folder
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, **ANY)
 @given(
     captions=st.lists(texts, min_size=6, max_size=6),
     said=st.lists(st.lists(texts, min_size=2, max_size=2), max_size=4),

@@ -13,7 +13,7 @@ from dj2mgm.config.schema import check_format, is_of
 from dj2mgm.errors import InputError
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from(string.punctuation + " \n"), min_size=1, max_size=8))
 def test_a_name_that_passes_reaches_a_job_on_a_cluster_whole(name):
     assume(is_of("folder", name))

@@ -4,10 +4,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_python import forked_python
 from places import PROJECT
 from tiny_models import save_image
 
@@ -42,7 +42,7 @@ def run_filter(scripts: Path, folder: Path, captions: list[str], **arguments) ->
     settings = {"image_root": str(folder), "processes": 2, "recipe": {"process": [{NAME: arguments}]}}
     write_yaml(folder / "config.yaml", settings)
     flags = ["--config", folder / "config.yaml", "--data", folder / "pairs.jsonl", "--output-dir", folder / "out"]
-    return subprocess.run([sys.executable, scripts / "filter_data.py", *flags], capture_output=True, text=True)
+    return subprocess.run([forked_python(), scripts / "filter_data.py", *flags], capture_output=True, text=True)
 
 
 def test_a_new_operator_with_fraction_report_and_model_is_one_file(scripts, model, tmp_path):
@@ -80,7 +80,7 @@ def test_a_new_operators_file_and_model_are_inputs_of_the_work(scripts, model, t
         "(model / 'frequencies.json').write_text('{}')\n"
         "assert fingerprint(process, settings, data) != before\n"
     )
-    arguments = [sys.executable, "-c", code, NAME, model, tmp_path / "pairs.jsonl", scripts]
+    arguments = [forked_python(), "-c", code, NAME, model, tmp_path / "pairs.jsonl", scripts]
     environment = os.environ | {"PYTHONPATH": str(scripts)}
     done = subprocess.run(arguments, cwd=PROJECT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

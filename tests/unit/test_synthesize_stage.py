@@ -5,12 +5,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from forked_python import forked_python
 from places import PROJECT
 from tiny_captioners import save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
@@ -96,7 +96,7 @@ def command(project: Path, folder: Path, settings: dict, captioner: bool = True)
     flags = ["--config", folder / "config.yaml", "--data", project / "data/pairs.jsonl", "--output-dir", folder / "out"]
     if captioner:
         flags += ["--captioner-model", project / "base", "--captioner-stage", project / "pretrain"]
-    return [str(word) for word in (sys.executable, script, *flags)]
+    return [str(word) for word in (forked_python(), script, *flags)]
 
 
 def rows_of(path: Path) -> dict[str, dict]:
@@ -153,7 +153,7 @@ def test_killed_while_captioning_the_same_command_ends_with_the_same_bytes(proje
         "from synthesize_captions import main; main()\n"
     )
     arguments = command(project, tmp_path, settings)
-    killed = subprocess.run([sys.executable, "-c", dies_in_third_batch, PROJECT / "workflow_scripts", *arguments[2:]])
+    killed = subprocess.run([forked_python(), "-c", dies_in_third_batch, PROJECT / "workflow_scripts", *arguments[2:]])
     assert killed.returncode == -signal.SIGKILL
     assert not [name for name in OUTPUTS if (tmp_path / "out" / name).exists()]
     [captions] = (tmp_path / "captions").rglob("*.jsonl")

@@ -3,11 +3,10 @@
 import json
 import os
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from forked_python import programs
 from in_process import Outcome, run_main
 from places import PROJECT
 from tiny_models import tiny_tokenizer
@@ -50,7 +49,7 @@ def project(tmp_path):
 def run(project, monkeypatch, capfd):
     """Run the script in the project with these flags."""
     monkeypatch.chdir(project)
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", programs(), prepend=os.pathsep)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def main(*flags: str, preset: str = "tiny_mamba") -> Outcome:

@@ -126,7 +126,7 @@ def test_a_mark_with_a_changed_byte_does_not_count_unless_it_says_the_same(tmp_p
 VALUES = st.none() | st.integers(0, 9) | st.sampled_from(["", "mine", [], {}])
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=30) | (VALUES | st.dictionaries(KEYS, VALUES, max_size=3)).map(json.dumps).map(str.encode))
 @example(b'{"seal": null}')
 def test_whatever_else_stands_in_the_mark_is_no_mark(tmp_path, contents):

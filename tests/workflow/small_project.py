@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked_python import programs
 from forked_snakemake import run_snakemake
 from places import PROJECT
 
@@ -30,9 +31,10 @@ class Project:
         small = [value for value in SMALL if value.split("=")[0] not in keys]
         return ["--cores", "1", *arguments, "--config", *small, *config]
 
-    def environment(self) -> dict[str, str]:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return os.environ | {"PATH": path, "COLUMNS": "200"}
+    def environment(self, forked: bool = True) -> dict[str, str]:
+        """`forked`: jobs' scripts run in processes that are forked from one that has imported torch."""
+        folders = [*([programs()] if forked else []), str(Path(sys.executable).parent), os.environ["PATH"]]
+        return os.environ | {"PATH": os.pathsep.join(folders), "COLUMNS": "200"}
 
     def run(self, *arguments: str, ok: bool = True, config: tuple[str, ...] = ()) -> str:
         """Run Snakemake; return what it printed. `ok` says whether it must succeed or must fail."""

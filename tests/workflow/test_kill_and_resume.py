@@ -27,8 +27,9 @@ def kill_midway(
 ) -> None:
     """Start Snakemake, wait until the stage is at work, and kill -9 it (with or without Snakemake itself)."""
     with open(project.folder / "killed.log", "w") as log:
+        environment = project.environment(forked=False)
         process = subprocess.Popen(
-            project.command(*arguments), cwd=project.folder, env=project.environment(), stdout=log, stderr=log
+            project.command(*arguments), cwd=project.folder, env=environment, stdout=log, stderr=log
         )
         deadline = time.monotonic() + TIMEOUT_S
         while not until():
@@ -87,6 +88,7 @@ def undo(project, first: str) -> None:
 EITHER = [pytest.param(False, id="the stage", marks=pytest.mark.slow), pytest.param(True, id="snakemake too")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_tree", EITHER)
 def test_killed_foundation_completes_on_the_same_command(fresh, finished, whole_tree):
     weights = "results/foundation/small/clip/model.safetensors"
@@ -160,7 +162,7 @@ def test_a_stage_that_ended_without_snakemake_is_not_retrained(finished):
 @pytest.mark.parametrize(
     ("stage", "weights", "whole_tree"),
     [
-        ("pretrain", "projector.safetensors", True),
+        pytest.param("pretrain", "projector.safetensors", True, marks=pytest.mark.slow),
         pytest.param("pretrain", "projector.safetensors", False, marks=pytest.mark.slow),
         ("finetune", "adapter/adapter_model.safetensors", False),
         pytest.param("finetune", "adapter/adapter_model.safetensors", True, marks=pytest.mark.slow),

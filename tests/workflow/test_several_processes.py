@@ -22,6 +22,7 @@ from chain import training_settings  # noqa: E402
 from random_mgm import make_random_mgm, write_conversations  # noqa: E402
 
 SAMPLES, TEXT_TOKENS, TIMEOUT_S = 80, 40, 300
+KILL_AT = 3  # steps: after the first checkpoint, before the second
 ENVIRONMENT = Project(PROJECT).environment()
 TEMPLATES = {"pretrain": "plain", "finetune": "gemma"}
 
@@ -81,13 +82,19 @@ def stays(left: set[Path]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def alone(inputs):
+def forks(tmp_path_factory):
+    with Forks(tmp_path_factory.mktemp("runs")) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def alone(inputs, forks):
     """The losses of one process, as a function of the stage."""
 
     @cache
     def train_alone(stage: str) -> list[float]:
-        completed = train(inputs, stage, 1, inputs / stage)
-        assert completed.returncode == 0, completed.stderr[-3000:]
+        ended = forks.run(f"{stage}.py", flags(inputs, stage, 1, inputs / stage))
+        assert ended.ok, ended.printed[-3000:]
         return losses(inputs / stage)
 
     return train_alone
@@ -102,7 +109,7 @@ def test_two_launched_processes_have_the_losses_of_one(inputs, alone, tmp_path):
     assert losses(tmp_path) == pytest.approx(alone("pretrain"), rel=1e-4)
 
 
-def test_micro_batches_without_an_image_change_nothing(inputs, tmp_path):
+def test_micro_batches_without_an_image_change_nothing(inputs, forks, tmp_path):
     """DeepSpeed takes the gradient of the step before for what a micro-batch gives none. Every second row is a text: so
     is many a micro-batch of one."""
     rows = list(read_jsonl(inputs / "conversations.jsonl"))[:12]
@@ -111,17 +118,16 @@ def test_micro_batches_without_an_image_change_nothing(inputs, tmp_path):
         del row["image"]
     write_jsonl(inputs / "mixed.jsonl", rows)
     found = {}
-    with Forks(tmp_path) as forks:
-        for micro_batch, processes in ((4, 1), (1, 1), (1, 2)):
-            accumulation = 4 // micro_batch // processes
-            sizes = {"global_batch_size": 4, "micro_batch_size": micro_batch}
-            sizes["gradient_accumulation_steps"] = accumulation
-            output = tmp_path / f"{micro_batch} {processes}"
-            write_yaml(inputs / "mixed.yaml", read_yaml(inputs / f"finetune-{processes}.yaml") | sizes)
-            mixed = {"--config": inputs / "mixed.yaml", "--data": inputs / "mixed.jsonl"}
-            ended = forks.run("finetune.py", flags(inputs, "finetune", processes, output) | mixed, processes)
-            assert ended.ok, ended.printed[-3000:]
-            found[micro_batch, processes] = losses(output), load_file(output / "projector.safetensors")
+    for micro_batch, processes in ((4, 1), (1, 1), (1, 2)):
+        accumulation = 4 // micro_batch // processes
+        sizes = {"global_batch_size": 4, "micro_batch_size": micro_batch}
+        sizes["gradient_accumulation_steps"] = accumulation
+        output = tmp_path / f"{micro_batch} {processes}"
+        write_yaml(inputs / "mixed.yaml", read_yaml(inputs / f"finetune-{processes}.yaml") | sizes)
+        mixed = {"--config": inputs / "mixed.yaml", "--data": inputs / "mixed.jsonl"}
+        ended = forks.run("finetune.py", flags(inputs, "finetune", processes, output) | mixed, processes)
+        assert ended.ok, ended.printed[-3000:]
+        found[micro_batch, processes] = losses(output), load_file(output / "projector.safetensors")
     before = load_file(inputs / "projector.safetensors")
     wanted_losses, wanted = found.pop((4, 1))
     # softmax takes no notice of a key's bias: its gradient is rounding
@@ -133,27 +139,35 @@ def test_micro_batches_without_an_image_change_nothing(inputs, tmp_path):
             assert (weights[key] - wanted[key]).norm() < 0.01 * moved, key
 
 
-def test_two_killed_processes_resume_and_one_cannot(inputs, alone, tmp_path):
-    before = shared_memory()
-    with open(tmp_path / "killed.log", "w") as log:
-        killed = subprocess.Popen(
-            command(inputs, "finetune", 2, tmp_path), env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
-        )
+def launch_and_kill(words: list[str], output: Path) -> None:
+    """After its first checkpoint."""
+    with open(output / "killed.log", "w") as log:
+        killed = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + TIMEOUT_S
-    while not list(tmp_path.glob("checkpoints/checkpoint-*/complete.json")):
-        assert killed.poll() is None and time.monotonic() < deadline, (tmp_path / "killed.log").read_text()[-3000:]
+    while not list(output.glob("checkpoints/checkpoint-*/complete.json")):
+        assert killed.poll() is None and time.monotonic() < deadline, (output / "killed.log").read_text()[-3000:]
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
+
+
+@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_path, launched):
+    before = shared_memory()
+    if launched:
+        launch_and_kill(command(inputs, "finetune", 2, tmp_path), tmp_path)
+    else:
+        killed = forks.run("finetune.py", flags(inputs, "finetune", 2, tmp_path), processes=2, kill_at=KILL_AT)
+        assert killed.statuses == [-signal.SIGKILL] * 2, killed.printed[-3000:]
     assert not stays(shared_memory() - before)
 
-    refused = train(inputs, "finetune", 1, tmp_path)
-    assert refused.returncode != 0
-    assert "was written by 2 processes" in refused.stderr + refused.stdout
-    assert "set gpus: 2 to resume from step" in refused.stderr + refused.stdout
+    refused = forks.run("finetune.py", flags(inputs, "finetune", 1, tmp_path))
+    assert not refused.ok
+    assert "was written by 2 processes" in refused.printed
+    assert "set gpus: 2 to resume from step" in refused.printed
 
-    resumed = train(inputs, "finetune", 2, tmp_path)
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    resumed = forks.run("finetune.py", flags(inputs, "finetune", 2, tmp_path), processes=2)
+    assert resumed.ok, resumed.printed[-3000:]
     metrics = read_json(tmp_path / "metrics.json")
     assert metrics["resumed_from"] and metrics["engine"]["world_size"] == 2 and metrics["engine"]["zero_stage"] == 3
     assert losses(tmp_path) == pytest.approx(alone("finetune"), rel=1e-3)
@@ -161,7 +175,13 @@ def test_two_killed_processes_resume_and_one_cannot(inputs, alone, tmp_path):
 
 @pytest.mark.parametrize(
     ("visible", "processes", "seen"),
-    [(None, 2, "0,1"), ("GPU-8f2e,GPU-11ab,GPU-4c07", 2, "GPU-8f2e,GPU-11ab"), ("", 1, "")],
+    [
+        (None, 2, "0,1"),
+        ("GPU-8f2e,GPU-11ab,GPU-4c07", 2, "GPU-8f2e,GPU-11ab"),
+        (None, 1, "0"),
+        ("GPU-8f2e,GPU-11ab", 1, "GPU-8f2e"),
+        ("", 1, ""),
+    ],
 )
 def test_processes_see_the_devices_that_were_chosen_for_them(tmp_path, visible, processes, seen):
     (tmp_path / "script.py").write_text("import os; print('sees ' + repr(os.environ['CUDA_VISIBLE_DEVICES']))")

@@ -1,0 +1,158 @@
+"""A `python` whose scripts run in processes that are forked from one that has imported torch.
+
+    subprocess.run([forked_python(), "workflow_scripts/filter_data.py", ...])
+    environment["PATH"] = f"{programs()}{os.pathsep}{environment['PATH']}"  # for Snakemake's jobs
+
+The parent has imported libraries and none of the project's modules: each process reads those of its own folder. A
+process ends with the `python` that asked for it.
+"""
+
+import array
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+# asks the parent for a script that it may have imported libraries for; is Python itself for anything else
+CLIENT = """#!{python} -IS
+import array, json, os, socket, sys
+words = [word for word in sys.argv[1:] if word != "-u"]
+if not words or words[0] != "-c" and os.path.basename(words[0]) not in {scripts!r}:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+parent = socket.socket(socket.AF_UNIX)
+parent.connect({address!r})
+request = json.dumps({{"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}}).encode()
+parent.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+parent.shutdown(socket.SHUT_WR)
+status = parent.recv(10)
+if not status:  # it was killed
+    os.kill(os.getpid(), 9)
+sys.exit(int(status))
+"""
+SCRIPTS = [
+    *("train_clip.py", "train_language_model.py", "unpack_foundation.py", "assemble_model.py", "filter_data.py"),
+    *("synthesize_captions.py", "pretrain.py", "finetune.py", "generate_answers.py", "answer_benchmark.py"),
+    *("evaluate_clip.py", "evaluate_vqa.py", "analyze_data.py", "doctor.py", "train_text_model.py"),
+]
+
+
+def forked_python() -> str:
+    return f"{programs()}/python"
+
+
+@cache
+def programs() -> str:
+    """A folder with a `python`, and the parent started, which ends with this process."""
+    folder = tempfile.mkdtemp(prefix="python-")
+    address = f"{folder}/socket"
+    client = Path(folder) / "python"
+    client.write_text(CLIENT.format(python=sys.executable, scripts=SCRIPTS, address=address))
+    client.chmod(0o755)
+    subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE)
+    while not Path(address).exists():
+        time.sleep(0.05)
+    return folder
+
+
+def serve(address: str) -> None:
+    import_everything()
+    threading.Thread(target=end_with_input, daemon=True).start()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a process ended but its `python`
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{address}.new")
+        listener.listen()
+        os.rename(f"{address}.new", address)  # now it can be connected to
+        while True:
+            asker, _ = listener.accept()
+            if not os.fork():
+                run(asker)
+            asker.close()
+
+
+def end_with_input() -> None:
+    os.read(0, 1)  # not through sys.stdin, whose lock each fork would inherit
+    os._exit(0)
+
+
+def import_everything() -> None:
+    os.environ.setdefault("GOMP_SPINCOUNT", "300")  # as the project's own modules say before they import torch
+    import accelerate  # noqa: F401
+    import cpuinfo
+    import datasets  # noqa: F401
+    import deepspeed  # noqa: F401
+    import peft  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
+    import torchao.optim  # noqa: F401
+    from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401
+    from transformers import Trainer  # noqa: F401
+
+    cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
+    cpuinfo.get_cpu_info()
+    gc.collect()
+    gc.freeze()
+
+
+def run(asker: socket.socket) -> None:
+    """In the new process: the script, with the streams, the folder and the environment of who asked."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        request, streams = receive(asker)
+        for stream, descriptor in enumerate(streams):
+            os.dup2(descriptor, stream)
+        threading.Thread(target=end_with_asker, args=(asker,), daemon=True).start()
+        os.chdir(request["folder"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        sys.argv = request["words"]
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        if sys.argv[0] == "-c":
+            exec(sys.argv.pop(1), {"__name__": "__main__"})
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(bool(end.code))
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        asker.send(str(status).encode())
+        os._exit(status)
+
+
+def receive(asker: socket.socket) -> tuple[dict, list[int]]:
+    descriptors = array.array("i")
+    request, ancillary, _, _ = asker.recvmsg(1 << 20, socket.CMSG_LEN(3 * descriptors.itemsize))
+    for _, _, data in ancillary:
+        descriptors.frombytes(data)
+    while part := asker.recv(1 << 20):
+        request += part
+    return json.loads(request), list(descriptors)
+
+
+def end_with_asker(asker: socket.socket) -> None:
+    """The `python` that asked was killed."""
+    poller = select.poll()
+    poller.register(asker, select.POLLHUP)
+    poller.poll()
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
