@@ -8,9 +8,11 @@ process ends with the `python` that asked for it.
 """
 
 import array
+import atexit
 import gc
 import json
 import os
+import random
 import runpy
 import select
 import signal
@@ -23,6 +25,8 @@ import time
 from functools import cache
 from pathlib import Path
 
+import numpy
+
 # asks the parent for a script that it may have imported libraries for; is Python itself for anything else
 CLIENT = """#!{python} -IS
 import array, json, os, socket, sys
@@ -34,10 +38,10 @@ parent.connect({address!r})
 request = json.dumps({{"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}}).encode()
 parent.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
 parent.shutdown(socket.SHUT_WR)
-status = parent.recv(10)
-if not status:  # it was killed
-    os.kill(os.getpid(), 9)
-sys.exit(int(status))
+status = int(parent.recv(10))
+if status < 0:  # a signal ended it
+    os.kill(os.getpid(), -status)
+sys.exit(status)
 """
 SCRIPTS = [
     *("train_clip.py", "train_language_model.py", "unpack_foundation.py", "assemble_model.py", "filter_data.py"),
@@ -58,8 +62,9 @@ def programs() -> str:
     client = Path(folder) / "python"
     client.write_text(CLIENT.format(python=sys.executable, scripts=SCRIPTS, address=address))
     client.chmod(0o755)
-    subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE)
+    parent = subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE)
     while not Path(address).exists():
+        assert parent.poll() is None, "the parent of forked scripts ended"
         time.sleep(0.05)
     return folder
 
@@ -103,18 +108,35 @@ def import_everything() -> None:
 
 
 def run(asker: socket.socket) -> None:
-    """In the new process: the script, with the streams, the folder and the environment of who asked."""
+    """In the new process: the script in another one, its exit status to who asked."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgid(0, 0)
+    request, streams = receive(asker)
+    script = os.fork()
+    if not script:
+        asker.close()
+        run_script(request, streams)
+    for descriptor in streams:
+        os.close(descriptor)
+    threading.Thread(target=end_with_asker, args=(asker,), daemon=True).start()
+    status = os.waitstatus_to_exitcode(os.waitpid(script, 0)[1])
+    asker.send(str(status).encode())
+    os._exit(0)
+
+
+def run_script(request: dict, streams: list[int]) -> None:
+    """With the streams, the folder and the environment of who asked."""
     status = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setpgid(0, 0)
-        request, streams = receive(asker)
         for stream, descriptor in enumerate(streams):
             os.dup2(descriptor, stream)
-        threading.Thread(target=end_with_asker, args=(asker,), daemon=True).start()
+            os.close(descriptor)
+        sys.stdin = open(0)
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
+        random.seed()
+        numpy.random.seed()
         sys.argv = request["words"]
         sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
         sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -130,9 +152,10 @@ def run(asker: socket.socket) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
+        threading._shutdown()  # as an interpreter ends: it waits for threads, then runs what is registered for its exit
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-        asker.send(str(status).encode())
         os._exit(status)
 
 

@@ -9,7 +9,7 @@ shift 2
 # a port that is free now, so that two trainings on one node do not meet
 port=$(python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 
-if ((gpus == 1)); then
+if ((gpus == 1 && nodes == 1)); then
     # what DeepSpeed's launcher would say to it, without the seconds in which that imports DeepSpeed
     visible=${CUDA_VISIBLE_DEVICES-0}
     export CUDA_VISIBLE_DEVICES=${visible%%,*} MASTER_ADDR=127.0.0.1 MASTER_PORT=$port

@@ -146,6 +146,23 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
     assert sum(encoded) == 4 and len(generator._kept) == 2
 
 
+def test_batches_to_caption_are_encoded_as_given_without_gradients(trained, tmp_path, monkeypatch):
+    """A repeated image fills a batch: the batch's size moves the last bits of what is said about the others."""
+    generator, encoded = Generator(trained[0] / "base", trained[0] / "pretrain"), []
+    encode = generator.model.model.get_image_features
+
+    def observed(pixels):
+        encoded.append((len(pixels), encode(pixels).requires_grad))
+        return encode(pixels)
+
+    monkeypatch.setattr(generator.model.model, "get_image_features", observed)
+    images = color_images(tmp_path, 3)
+    given = [*images, images[2], images[0], images[1]]
+    said = list(generator.candidates(given, "", "plain", num_beams=2, max_new_tokens=4, batch_size=4))
+    assert encoded == [(4, False), (2, False)] and not generator._kept
+    assert len(said) == 6 and [text for text, _ in said[3]] == [text for text, _ in said[2]]
+
+
 def test_no_images_no_answers(trained):
     root, _ = trained
     generator = Generator(root / "base", root / "pretrain")
@@ -349,7 +366,8 @@ def test_two_processes_answer_no_question_with_nothing(tmp_path):
         assert list(generator.answer([], [], "gemma", max_new_tokens=6, batch_size=2)) == []
 
 
-def test_processes_end_when_what_started_them_is_killed(tmp_path):
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_processes_end_when_what_started_them_is_killed(tmp_path, method):
     """Each holds a model on a GPU, and nobody else knows of them."""
     script = tmp_path / "parent.py"
     script.write_text(
@@ -359,7 +377,7 @@ def test_processes_end_when_what_started_them_is_killed(tmp_path):
         "    threading.Thread(target=_end_with_parent, daemon=True).start()\n"
         "    time.sleep(600)\n"
         "if __name__ == '__main__':\n"
-        "    child = multiprocessing.get_context('fork').Process(target=work)\n"
+        f"    child = multiprocessing.get_context('{method}').Process(target=work)\n"
         "    child.start()\n"
         "    print(child.pid, flush=True)\n"
         "    child.join()\n"

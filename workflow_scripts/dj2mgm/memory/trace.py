@@ -128,7 +128,7 @@ _remembered: dict[Hashable, tuple | None] = {}  # None: not of this kind
 
 def _run(function: OpOverload, args: tuple, kwargs: dict) -> object:
     """The result of an operation on the meta device."""
-    key = function, _described(args), _described(tuple(kwargs.items()))
+    key = function, torch.get_default_dtype(), _described(args), _described(tuple(kwargs.items()))
     if known := _remembered.get(key):
         results = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in known[1:]]
         return results[0] if known[0] is torch.Tensor else known[0](results)
@@ -152,7 +152,10 @@ def _allocated(function: OpOverload, given: object, result: object) -> tuple | N
     tensors = [result] if isinstance(result, torch.Tensor) else result
     if function._schema.is_mutable or not isinstance(tensors, list | tuple):
         return None
-    old = {id(tensor.untyped_storage()) for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)}
+    arguments = [tensor for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)]
+    if any(tensor.device.type != "meta" for tensor in arguments):  # their values may decide
+        return None
+    old = {id(tensor.untyped_storage()) for tensor in arguments}
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
             return None

@@ -4,10 +4,10 @@ their log-likelihoods."""
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain
 from math import ceil
 from multiprocessing import connection
 from pathlib import Path
@@ -80,7 +80,6 @@ class Generator:
         self.processor = MGMProcessor.from_pretrained(base)
         self._kept: dict[str, torch.Tensor] = {}  # visual tokens, by path
 
-    @torch.inference_mode()
     def answer(
         self,
         images: Sequence[str | Path | BinaryIO],
@@ -91,23 +90,23 @@ class Generator:
     ) -> Iterator[str]:
         """One answer for each (image, question); an empty question asks for a plain caption.
 
-        Prompts of about the same length are answered together, within `SORTED` batches.
-
         Args:
             template: the name of a chat format, or its content (config/chat_templates.py).
         """
+        batches = batches_of(questions, batch_size)
+        asked = [([images[number] for number in batch], [questions[number] for number in batch]) for batch in batches]
+        yield from in_order(batches, self.answer_batches(asked, template, max_new_tokens))
+
+    @torch.inference_mode()
+    def answer_batches(
+        self, batches: list[tuple[list, list[str]]], template: str | dict, max_new_tokens: int
+    ) -> Iterator[list[str]]:
+        """The answers of each batch of images and questions."""
         chat = ChatTemplate.of(template, self.processor.tokenizer)
-        pairs = iter(zip(images, questions, strict=True))
-        while pairs_ahead := list(islice(pairs, SORTED * batch_size)):
-            prompts = [self.processor.prompt(chat.prompt(question)) for _, question in pairs_ahead]
-            order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-            batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-            shown = [[pairs_ahead[number][0] for number in batch] for batch in batches]
-            answers: dict[int, str] = {}
-            for batch, visual_tokens in zip(batches, self._visual_tokens(shown), strict=True):
-                texts = self._answers(visual_tokens, [prompts[number] for number in batch], chat, max_new_tokens)
-                answers |= zip(batch, texts, strict=True)
-            yield from (answers[number] for number in range(len(prompts)))
+        shown = [images for images, _ in batches]
+        for (images, questions), new in zip(batches, self._decoded(shown, self._is_kept), strict=True):
+            prompts = [self.processor.prompt(chat.prompt(question)) for question in questions]
+            yield self._answers(self._visual_tokens(list(map(_key, images)), new), prompts, chat, max_new_tokens)
 
     def _answers(
         self, visual_tokens: torch.Tensor, prompts: list[list[int]], chat: ChatTemplate, max_new_tokens: int
@@ -125,6 +124,7 @@ class Generator:
         texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return [text.strip() for text in texts]
 
+    @torch.inference_mode()
     def candidates(
         self,
         images: Sequence[str | Path],
@@ -142,8 +142,10 @@ class Generator:
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
         prompt = self.processor.prompt(chat.prompt(question))
-        for batch, visual_tokens in zip(batches, self._visual_tokens(batches), strict=True):
+        for batch, decoded in zip(batches, self._decoded(batches, lambda key: False), strict=True):
             input_ids = torch.tensor([prompt] * len(batch), device=self.device)
+            # as many as are given, also where one repeats: a batch's size moves the last bits
+            visual_tokens = self._encoded([decoded[_key(image)] for image in batch])
             found = beam_search(self.model, input_ids, visual_tokens, num_beams, self._stops(chat), max_new_tokens)
             yield from map(self._captions, found)
 
@@ -154,28 +156,35 @@ class Generator:
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
-    def _visual_tokens(self, batches: Sequence[Sequence[str | Path | BinaryIO]]) -> Iterator[torch.Tensor]:
-        """(B, N, H) for each batch of images. While one is answered, threads decode the next ones."""
+    def _decoded(
+        self, batches: Sequence[Sequence[str | Path | BinaryIO]], is_known: Callable[[object], bool]
+    ) -> Iterator[dict[object, torch.Tensor]]:
+        """For each batch, (3, S', S') uint8 by key of those images that are not known. While one batch is in use,
+        threads decode the next ones."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            decoded: dict[object, Future] = {}
+            waiting: dict[object, Future] = {}
             for number, batch in enumerate(batches):
                 for image in chain(*batches[number : number + 1 + AHEAD]):
                     key = _key(image)
-                    if key not in self._kept and key not in decoded:
-                        decoded[key] = threads.submit(self._decode, image)
-                yield self._encode([_key(image) for image in batch], decoded)
+                    if key not in waiting and not is_known(key):
+                        waiting[key] = threads.submit(self._decode, image)
+                yield {key: waiting.pop(key).result() for key in dict.fromkeys(map(_key, batch)) if key in waiting}
 
     def _decode(self, image: str | Path | BinaryIO) -> torch.Tensor:
-        """(3, S', S') uint8"""
         return self.processor.resized([load_image(image)])[0]
 
-    def _encode(self, keys: list, decoded: dict[object, Future]) -> torch.Tensor:
+    def _encoded(self, pixels: list[torch.Tensor]) -> torch.Tensor:
+        """[(3, S', S') uint8] → (B, N, H)"""
+        return self.model.model.get_image_features(self.processor.normalized(torch.stack(pixels).to(self.device)))
+
+    def _is_kept(self, key: object) -> bool:
+        return key in self._kept
+
+    def _visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
         """(B, N, H). Those of images at paths are kept for more questions, on the host, as far as `VISUAL_BYTES` go."""
-        new = {key: decoded.pop(key).result() for key in dict.fromkeys(keys) if key in decoded}
         known = dict(self._kept)
         if new:
-            pixels = self.processor.normalized(torch.stack(list(new.values())).to(self.device))
-            known |= zip(new, self.model.model.get_image_features(pixels).cpu(), strict=True)
+            known |= zip(new, self._encoded(list(new.values())).cpu(), strict=True)
         tokens = torch.stack([known[key] for key in keys])
         paths = [key for key in known if isinstance(key, str)]  # an open file is read once
         self._kept = {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
@@ -196,6 +205,25 @@ class Generator:
 
 def _key(image: str | Path | BinaryIO) -> object:
     return str(image) if isinstance(image, str | Path) else id(image)
+
+
+def batches_of(questions: list[str], size: int) -> list[list[int]]:
+    """Numbers of questions that are answered together: of about one length, within `SORTED` batches."""
+    numbers, window = list(range(len(questions))), SORTED * size
+    windows = [numbers[start : start + window] for start in range(0, len(numbers), window)]
+    ordered = [number for part in windows for number in sorted(part, key=lambda number: len(questions[number]))]
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def in_order(batches: list[list[int]], answers: Iterable[list[str]]) -> Iterator[str]:
+    """Each answer as soon as it and all before it are there."""
+    waiting: dict[int, str] = {}
+    number = 0
+    for batch, texts in zip(batches, answers, strict=True):
+        waiting |= zip(batch, texts, strict=True)
+        while number in waiting:
+            yield waiting.pop(number)
+            number += 1
 
 
 @contextmanager
@@ -221,12 +249,12 @@ class _Pool:
         self.processes = processes
 
     def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
-        share = max(1, ceil(ceil(len(questions) / batch_size) / self.processes)) * batch_size
-        starts = range(0, len(questions), share)
-        shares = [(images[at : at + share], questions[at : at + share]) for at in starts]
-        jobs = [self.pool.submit(_answer, *each, template, max_new_tokens, batch_size) for each in shares]
-        for job in jobs:
-            yield from job.result()
+        batches = batches_of(questions, batch_size)
+        asked = [([images[number] for number in batch], [questions[number] for number in batch]) for batch in batches]
+        share = max(1, ceil(len(asked) / self.processes))
+        shares = [asked[start : start + share] for start in range(0, len(asked), share)]
+        jobs = [self.pool.submit(_answer, each, template, max_new_tokens) for each in shares]
+        yield from in_order(batches, (texts for job in jobs for texts in job.result()))
 
 
 def _start(base: Path, stage: Path, processes: int, ranks: multiprocessing.Queue) -> None:
@@ -247,5 +275,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _answer(*arguments) -> list[str]:
-    return list(_generator.answer(*arguments))
+def _answer(*arguments) -> list[list[str]]:
+    return list(_generator.answer_batches(*arguments))
