@@ -1,5 +1,6 @@
 """One Slurm for all these tests; they are skipped, with the reason, where it cannot be started."""
 
+import os
 import sys
 
 import pytest
@@ -7,6 +8,9 @@ from one_machine_slurm import running_slurm, why_not
 from places import PROJECT
 
 sys.path.append(str(PROJECT / "tests" / "workflow"))  # small_project
+from small_project import REAL_PYTHON  # noqa: E402
+
+os.environ[REAL_PYTHON] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from forked_snakemake import run_snakemake
 from places import PROJECT
 
 PARTS = ("Snakefile", "rules", "envs", "config", "profiles", "report", "workflow_scripts")
+REAL_PYTHON = "DJ2MGM_TESTS_REAL_PYTHON"  # tests of a cluster set it: its jobs must be Slurm's own processes
 SMALL = ("dataset=small", "model=small", "cpu_threads=1")  # tests share few cores
 
 
@@ -33,7 +34,11 @@ class Project:
 
     def environment(self, forked: bool = True) -> dict[str, str]:
         """`forked`: jobs' scripts run in processes that are forked from one that has imported torch."""
-        folders = [*([programs()] if forked else []), str(Path(sys.executable).parent), os.environ["PATH"]]
+        folders = [
+            *([programs()] if forked and REAL_PYTHON not in os.environ else []),
+            str(Path(sys.executable).parent),
+            os.environ["PATH"],
+        ]
         return os.environ | {"PATH": os.pathsep.join(folders), "COLUMNS": "200"}
 
     def run(self, *arguments: str, ok: bool = True, config: tuple[str, ...] = ()) -> str:
