@@ -27,7 +27,7 @@ import torch.nn.functional as F  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPProcessor  # noqa: E402
 
 from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
-from dj2mgm.config.foundation import PARTS, SETTINGS  # noqa: E402
+from dj2mgm.config.foundation import SETTINGS  # noqa: E402
 from dj2mgm.config.layers import merge_experiment  # noqa: E402
 from dj2mgm.data.shapes.dataset import scene_of  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
@@ -40,7 +40,7 @@ from dj2mgm.foundation.language_model import (  # noqa: E402
     train_language_model,
     training_text,
 )
-from dj2mgm.foundation.parts import copy_part  # noqa: E402
+from dj2mgm.foundation.parts import copy_parts  # noqa: E402
 
 SHIPPED = PROJECT / "config" / "foundation" / "tiny"
 SEEDS = (1234, 1, 2)  # the first is that of config/models/tiny.yaml
@@ -113,8 +113,7 @@ def main() -> None:
     given = settings()
     side = given["language_model"]["patches_per_side"]
     if arguments.ship:
-        for part in PARTS:
-            copy_part(arguments.ship / part, SHIPPED / part, torch.bfloat16)
+        copy_parts(arguments.ship, SHIPPED, torch.bfloat16)
         write_json(SHIPPED / SETTINGS, given)
     print(json.dumps({"shipped": scores(SHIPPED, side)}), flush=True)
     for seed in () if arguments.ship else arguments.seeds:

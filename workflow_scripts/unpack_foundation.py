@@ -7,13 +7,13 @@ is unpacked here, and compares it with what training gives.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.foundation.parts import unpack_parts
+from dj2mgm.foundation.parts import copy_parts
 
 
 @command_line
 def main() -> None:
     args = path_arguments(__doc__, "--input-dir", "--output-dir")
-    unpack_parts(args.input_dir, args.output_dir)
+    copy_parts(args.input_dir, args.output_dir)
 
 
 if __name__ == "__main__":

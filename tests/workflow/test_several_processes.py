@@ -23,7 +23,7 @@ from random_mgm import make_random_mgm, write_conversations  # noqa: E402
 
 SAMPLES, TEXT_TOKENS, TIMEOUT_S = 80, 40, 300
 KILL_AT = 3  # steps: after the first checkpoint, before the second
-ENVIRONMENT = Project(PROJECT).environment()
+ENVIRONMENT = Project(PROJECT).environment(forked=False)
 TEMPLATES = {"pretrain": "plain", "finetune": "gemma"}
 
 

@@ -12,10 +12,9 @@ from dj2mgm.files import replace_folder
 WEIGHTS = "model.safetensors"
 
 
-def unpack_parts(source: Path, target: Path) -> None:
-    """Copy the parts that come with the workflow, with weights in float32, as training computes."""
+def copy_parts(source: Path, target: Path, dtype: torch.dtype = torch.float32) -> None:
     for part in PARTS:
-        copy_part(source / part, target / part, torch.float32)
+        copy_part(source / part, target / part, dtype)
 
 
 def copy_part(source: Path, target: Path, dtype: torch.dtype) -> None:

@@ -30,6 +30,7 @@ from dj2mgm.mgm.weights import load_language_model, load_projector
 SORTED = 16  # batches whose prompts are sorted by length
 AHEAD = 2  # batches whose images are decoded meanwhile
 VISUAL_BYTES = 2**31  # of host memory for visual tokens: 900 images at MGM-2B's shape
+Batch = tuple[list, list[str]]  # images and their questions
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
 
 
@@ -93,26 +94,24 @@ class Generator:
         Args:
             template: the name of a chat format, or its content (config/chat_templates.py).
         """
-        batches = batches_of(questions, batch_size)
-        asked = [([images[number] for number in batch], [questions[number] for number in batch]) for batch in batches]
-        yield from in_order(batches, self.answer_batches(asked, template, max_new_tokens))
+        numbers, batches = batches_of(images, questions, batch_size)
+        yield from in_order(numbers, self.answer_batches(batches, template, max_new_tokens))
 
     @torch.inference_mode()
-    def answer_batches(
-        self, batches: list[tuple[list, list[str]]], template: str | dict, max_new_tokens: int
-    ) -> Iterator[list[str]]:
+    def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
         """The answers of each batch of images and questions."""
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         shown = [images for images, _ in batches]
         for (images, questions), new in zip(batches, self._decoded(shown, self._is_kept), strict=True):
-            prompts = [self.processor.prompt(chat.prompt(question)) for question in questions]
-            yield self._answers(self._visual_tokens(list(map(_key, images)), new), prompts, chat, max_new_tokens)
+            visual_tokens = self._visual_tokens(list(map(_key, images)), new)
+            yield self._answers(visual_tokens, questions, chat, max_new_tokens)
 
     def _answers(
-        self, visual_tokens: torch.Tensor, prompts: list[list[int]], chat: ChatTemplate, max_new_tokens: int
+        self, visual_tokens: torch.Tensor, questions: list[str], chat: ChatTemplate, max_new_tokens: int
     ) -> list[str]:
         tokenizer = self.processor.tokenizer
-        inputs = {name: tensor.to(self.device) for name, tensor in self.processor.left_padded(prompts).items()}
+        inputs = self.processor.prompts([chat.prompt(question) for question in questions]).items()
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs}
         output = self.model.generate(
             **inputs,
             visual_tokens=visual_tokens,
@@ -141,9 +140,8 @@ class Generator:
         """
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
-        prompt = self.processor.prompt(chat.prompt(question))
         for batch, decoded in zip(batches, self._decoded(batches, lambda key: False), strict=True):
-            input_ids = torch.tensor([prompt] * len(batch), device=self.device)
+            input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"].to(self.device)
             # as many as are given, also where one repeats: a batch's size moves the last bits
             visual_tokens = self._encoded([decoded[_key(image)] for image in batch])
             found = beam_search(self.model, input_ids, visual_tokens, num_beams, self._stops(chat), max_new_tokens)
@@ -207,12 +205,13 @@ def _key(image: str | Path | BinaryIO) -> object:
     return str(image) if isinstance(image, str | Path) else id(image)
 
 
-def batches_of(questions: list[str], size: int) -> list[list[int]]:
-    """Numbers of questions that are answered together: of about one length, within `SORTED` batches."""
-    numbers, window = list(range(len(questions))), SORTED * size
-    windows = [numbers[start : start + window] for start in range(0, len(numbers), window)]
+def batches_of(images: Sequence, questions: list[str], size: int) -> tuple[list[list[int]], list[Batch]]:
+    """What is answered together, questions of about one length within `SORTED` batches: their numbers, and they."""
+    pairs, window = list(zip(images, questions, strict=True)), SORTED * size
+    windows = [range(start, min(start + window, len(pairs))) for start in range(0, len(pairs), window)]
     ordered = [number for part in windows for number in sorted(part, key=lambda number: len(questions[number]))]
-    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    numbers = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    return numbers, [tuple(map(list, zip(*(pairs[number] for number in batch), strict=True))) for batch in numbers]
 
 
 def in_order(batches: list[list[int]], answers: Iterable[list[str]]) -> Iterator[str]:
@@ -249,12 +248,11 @@ class _Pool:
         self.processes = processes
 
     def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
-        batches = batches_of(questions, batch_size)
-        asked = [([images[number] for number in batch], [questions[number] for number in batch]) for batch in batches]
-        share = max(1, ceil(len(asked) / self.processes))
-        shares = [asked[start : start + share] for start in range(0, len(asked), share)]
+        numbers, batches = batches_of(images, questions, batch_size)
+        share = max(1, ceil(len(batches) / self.processes))
+        shares = [batches[start : start + share] for start in range(0, len(batches), share)]
         jobs = [self.pool.submit(_answer, each, template, max_new_tokens) for each in shares]
-        yield from in_order(batches, (texts for job in jobs for texts in job.result()))
+        yield from in_order(numbers, (texts for job in jobs for texts in job.result()))
 
 
 def _start(base: Path, stage: Path, processes: int, ranks: multiprocessing.Queue) -> None:

@@ -63,23 +63,16 @@ class MGMProcessor(ProcessorMixin):
             labels += ids if is_answer else [IGNORED] * len(ids)
         return {"input_ids": input_ids, "labels": labels}
 
-    def prompt(self, text: str) -> list[int]:
-        """A templated prompt → input_ids."""
-        return self.encode([(text, False)])["input_ids"]
-
-    def left_padded(self, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
-        """input_ids and attention_mask (B, T), ready for generation."""
-        width = max(map(len, prompts))
-        input_ids = torch.full((len(prompts), width), self.tokenizer.pad_token_id)
-        mask = torch.zeros_like(input_ids)
-        for index, prompt in enumerate(prompts):
-            input_ids[index, width - len(prompt) :] = torch.tensor(prompt)
-            mask[index, width - len(prompt) :] = 1
-        return {"input_ids": input_ids, "attention_mask": mask}
-
     def prompts(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        """Templated prompts → left-padded input_ids and attention_mask (B, T)."""
-        return self.left_padded([self.prompt(text) for text in texts])
+        """Prompts → left-padded input_ids and attention_mask (B, T), ready for generation."""
+        rows = [self.encode([(text, False)])["input_ids"] for text in texts]
+        width = max(map(len, rows))
+        input_ids = torch.full((len(rows), width), self.tokenizer.pad_token_id)
+        mask = torch.zeros_like(input_ids)
+        for index, row in enumerate(rows):
+            input_ids[index, width - len(row) :] = torch.tensor(row)
+            mask[index, width - len(row) :] = 1
+        return {"input_ids": input_ids, "attention_mask": mask}
 
     def _tokenize(self, texts: list[str]) -> Iterator[list[int]]:
         """Token ids of each text; no token spans two texts. One call for all: a call costs more than a text."""
