@@ -1,5 +1,6 @@
 """Nothing that is done to every row holds every row."""
 
+import os
 import random
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from dj2mgm.files import write_json_list, write_jsonl
 from dj2mgm.juicer.dataset import BATCH
 from dj2mgm.juicer.settings import StageSettings
 from dj2mgm.juicer.stage import FILTERED, run_recipe
-from dj2mgm.streaming import AHEAD, DiskMap, map_in_order
+from dj2mgm.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
 
 
 @pytest.mark.parametrize("processes", [1, 3])
@@ -57,6 +58,21 @@ def test_processes_end_with_the_one_that_they_work_for(tmp_path):
     assert parent.stdout.read() == b""  # until nobody has it open
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
+
+
+def test_a_process_whose_parent_is_dead_already_ends():
+    status = os.waitpid(_forked(lambda: end_with_parent(parent=os.getpid())), 0)[1]  # not its own parent
+    assert os.waitstatus_to_exitcode(status) == 1
+    parent = os.getpid()
+    assert os.waitstatus_to_exitcode(os.waitpid(_forked(lambda: end_with_parent(parent)), 0)[1]) == 0
+
+
+def _forked(function) -> int:
+    child = os.fork()
+    if not child:
+        function()
+        os._exit(0)
+    return child
 
 
 def test_a_map_on_disk_is_a_map():

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import signal
 import sqlite3
 from collections import deque
@@ -27,7 +28,7 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
         yield from map(function, items)
         return
     waiting: deque = deque()
-    with ProcessPoolExecutor(processes, get_context("fork"), _set_function, (function,)) as pool:
+    with ProcessPoolExecutor(processes, get_context("fork"), _start, (function, os.getpid())) as pool:
         gc.freeze()  # the collector, here and in the workers, would write to memory that they share, and so copy it
         try:
             for item in items:
@@ -41,17 +42,23 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
             gc.unfreeze()
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int | None = None) -> None:
     """In a forked process: have Linux kill it when its parent dies, however that dies. A pool's worker would wait for
-    ever, and with it whoever reads what it prints."""
+    ever, and with it whoever reads what it prints.
+
+    Args:
+        parent: its process id, where it is known: one that is dead already sends no signal.
+    """
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
-def _set_function(function: Callable) -> None:
+def _start(function: Callable, parent: int) -> None:
     global _function
+    end_with_parent(parent)
     _function = function
-    end_with_parent()
 
 
 def _call(item):
