@@ -23,6 +23,7 @@ from pathlib import Path
 from train_step import PROJECT, Configuration, launch, make_inputs, train
 
 from dj2mgm.files import write_json
+from dj2mgm.memory.prediction import BESIDE_ALLOCATIONS
 
 ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
@@ -47,7 +48,6 @@ CONFIGURATIONS = {
     "full_zero3_offload": replace(FULL, deepspeed="zero3_offload", micro_batch_size=4),
     "lora_too_large": replace(ONE_STEP, micro_batch_size=16),
 }
-BESIDE_ALLOCATIONS = ("CUDA context", "fragmentation")
 BARS = {"gpu": 0.10, "host": 0.15}
 
 

@@ -12,8 +12,11 @@ from dj2mgm.memory.zero import ModelStates, Zero, model_states, page_locked
 
 GIB = 2**30
 
-# Beside PyTorch's allocations: the CUDA context with the kernels of PyTorch and cuBLAS. An estimate.
-CUDA_CONTEXT = int(0.6 * GIB)
+# Beside PyTorch's allocations: the CUDA context that a process has once it asks a GPU for anything, and what training
+# adds to it, NCCL's buffers and loaded kernels. Both measured on an H100.
+CUDA_CONTEXT = int(0.65 * GIB)
+NCCL_AND_KERNELS = int(0.6 * GIB)
+BESIDE_ALLOCATIONS = ("CUDA context", "NCCL and kernels", "fragmentation")
 # Share of the allocated memory that PyTorch holds in blocks of sizes that nothing fits. An estimate.
 FRAGMENTATION = 0.05
 # Of the host's memory this share of what is needed has to be left: the machine runs other things too.
@@ -81,7 +84,7 @@ class Prediction:
     @property
     def allocated_gib(self) -> float:
         """What torch.cuda.max_memory_allocated() will say."""
-        return self.gpu_gib - self.gpu.get("CUDA context", 0) - self.gpu.get("fragmentation", 0)
+        return sum(size for part, size in self.gpu.items() if part not in BESIDE_ALLOCATIONS)
 
     def shortage(self, machine: Machine) -> str | None:
         """Why it does not fit, in words with the numbers; None if it does, as far as is known."""
@@ -115,8 +118,8 @@ def predict(workload: Workload, arrangement: Arrangement, machine: Machine) -> P
         "images": STEPS_OF_IMAGES * arrangement.accumulation * images * machine.processes_on_a_node,
         "weights being saved": sum(parameters.trained) * weight,  # by the first process
     }
-    overhead = {"CUDA context": CUDA_CONTEXT, "fragmentation": int(FRAGMENTATION * sum(gpu.values()))}
-    return Prediction(_gib(gpu | overhead), _gib(host))
+    beside = (CUDA_CONTEXT, NCCL_AND_KERNELS, int(FRAGMENTATION * sum(gpu.values())))
+    return Prediction(_gib(gpu | dict(zip(BESIDE_ALLOCATIONS, beside, strict=True))), _gib(host))
 
 
 def _trace_of_gpu(workload: Workload, arrangement: Arrangement, held: ModelStates) -> list[dict[str, int]]:
