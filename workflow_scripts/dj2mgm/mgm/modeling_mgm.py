@@ -50,6 +50,12 @@ def select_positions(layer: nn.Module, chosen: torch.LongTensor | None, hidden: 
     layer.mlp.elsewhere = None if chosen is None else hidden.new_zeros(()).expand(hidden.shape)
 
 
+def selection_of(layer: nn.Module) -> tuple[torch.Tensor, ...]:
+    """What the MLP of a layer reads beside its argument: nothing unless positions are selected in it."""
+    mlp = getattr(layer, "mlp", None)
+    return () if getattr(mlp, "chosen", None) is None else (mlp.chosen, mlp.elsewhere)
+
+
 def _take(mlp: nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor | None:
     """(B, T, H) → (chosen, H)"""
     return None if mlp.chosen is None else args[0].flatten(0, 1).index_select(0, mlp.chosen)

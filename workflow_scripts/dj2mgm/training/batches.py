@@ -83,7 +83,11 @@ class StepBatches(Sampler[list[int | None]]):
         return min(self.samples, self.tokens // width)
 
     def _split(self, samples: list[int], count: int) -> list[list[int | None]]:
-        """Samples, the longest first, in `count` micro batches with the least padding."""
+        """Samples, the longest first, in `count` micro batches with the least padding.
+
+        One that is alone counts as two, so that it stays so only where it must: PyTorch compiles layers once more for a
+        batch of one.
+        """
         widths, blank = [self.widths[sample] for sample in samples], max(0, count - len(samples))
         # tokens[end]: of the first `end` samples in the micro batches so far, and where the last of these begins
         tokens, begins = [0.0] + [float("inf")] * len(samples), []
@@ -92,7 +96,7 @@ class StepBatches(Sampler[list[int | None]]):
             begin_at = [0] * (len(samples) + 1)
             for begin, width in enumerate(widths):
                 for end in range(begin + 1, min(len(samples), begin + self._fitting(width)) + 1):
-                    if (total := before[begin] + width * (end - begin)) < tokens[end]:
+                    if (total := before[begin] + width * max(2, end - begin)) < tokens[end]:
                         tokens[end], begin_at[end] = total, begin
             begins.append(begin_at)
         batches, end = [], len(samples)

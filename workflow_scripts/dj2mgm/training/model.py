@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
 from dj2mgm.mgm import MGMForConditionalGeneration
+from dj2mgm.mgm.modeling_mgm import selection_of
 from dj2mgm.training.settings import TrainingSettings
 
 # The layers of an MGM, in which a training step spends its time.
@@ -70,29 +71,55 @@ def compile_layers(model: nn.Module) -> None:
 
     Patch info mining is matrix products and copies already; compiled, it was slower.
     """
-    # ConvNeXt's blocks have four widths, and a last batch is smaller
+    # ConvNeXt's blocks have four widths, and a batch may have one sample only
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     mgm = mgm_in(model)
-    tower = mgm.model.vision_tower_aux
+    tower, decoder = mgm.model.vision_tower_aux, set(mgm.model.language_model.layers)
     norms = [tower.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in tower.encoder.stages[1:])]
     for layer in (*layers_of(model), *norms):
-        layer.forward = _compiled(layer)
-    mgm.lm_head.loss_and_gradient = torch.compile(mgm.lm_head.loss_and_gradient)
+        layer.forward = _compiled(layer, SAMPLES_AND_TOKENS if layer in decoder else SAMPLES)
+    loss_and_gradient = torch.compile(mgm.lm_head.loss_and_gradient)
+    # a copy of the targets: code that is compiled for a slice depends on where that begins
+    mgm.lm_head.loss_and_gradient = lambda logits, targets: loss_and_gradient(
+        *(_varying(tensor, SAMPLES) for tensor in (logits, targets.clone()))
+    )
 
 
-def _compiled(layer: nn.Module) -> Callable:
+# Dimensions whose size differs from batch to batch, from the first on. Told so, PyTorch compiles once for any size; left
+# to itself, it compiles for the first size, and again when it has met a second one.
+SAMPLES, SAMPLES_AND_TOKENS = (0,), (0, 1)
+
+
+def _varying(value: object, dimensions: tuple[int, ...]) -> object:
+    if isinstance(value, tuple):
+        return tuple(_varying(each, dimensions) for each in value)
+    if isinstance(value, torch.Tensor):
+        for dimension in range(value.dim()):
+            mark = torch._dynamo.maybe_mark_dynamic if dimension in dimensions else torch._dynamo.mark_static
+            mark(value, dimension)
+    return value
+
+
+def _compiled(layer: nn.Module, varying: tuple[int, ...]) -> Callable:
     """The layer's forward, compiled; recomputation is around it, and runs a forward pass of its own (reentrant).
 
     transformers wraps recomputation around a layer's forward (`GradientCheckpointingLayer`). Compiled with it, batches
     of several widths end in "Node add_431 was invalid, but is output" (PyTorch 2.11). The other kind of recomputation
     wants the same compiled code in both passes, but autograd's thread may be given another.
     """
-    forward = type(layer).forward
+    forward, threads = type(layer).forward, torch.get_num_threads()
     compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
+
+    def marked(*args, **kwargs) -> torch.Tensor:
+        # Compiled code holds for one number of threads. The thread that pins batches sets another one, which threads
+        # that start later have too, such as autograd's.
+        torch.set_num_threads(threads)
+        _varying(selection_of(layer), varying)
+        return compiled(*_varying(args, varying), **{name: _varying(value, varying) for name, value in kwargs.items()})
 
     def recomputed_or_not(*args, **kwargs) -> torch.Tensor:
         if layer.training and getattr(layer, "gradient_checkpointing", False):
-            return checkpoint(partial(compiled, **kwargs), *args, use_reentrant=True)
-        return compiled(*args, **kwargs)
+            return checkpoint(partial(marked, **kwargs), *args, use_reentrant=True)
+        return marked(*args, **kwargs)
 
     return recomputed_or_not
