@@ -24,7 +24,7 @@ from dj2mgm.training.deepspeed_config import engine_record
 from dj2mgm.training.optimizer import optimizer_of
 from dj2mgm.training.processes import agree, join_process_group, leave_process_group
 from dj2mgm.training.settings import load_training_settings
-from dj2mgm.training.stage import fingerprint_of, training_arguments
+from dj2mgm.training.stage import digest_of, fingerprint_of, training_arguments
 from dj2mgm.training.trainer import ResumableTrainer
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     arguments = training_arguments(settings, checkpoints, hidden_size)
     join_process_group()
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
-    fingerprint = fingerprint_of(settings, {"data": args.data, "model": args.model})
+    fingerprint = fingerprint_of(settings, digest_of({"data": args.data, "model": args.model}))
     checkpoint, reason = agree(lambda: find_checkpoint(checkpoints, fingerprint, arguments.world_size))
     trainer = ResumableTrainer(
         model=AutoModelForCausalLM.from_pretrained(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dj2mgm.training.stage import fingerprint_of
+from dj2mgm.training.stage import digest_of, fingerprint_of
 
 SETTINGS = {"seed": 0, "learning_rate": 1e-3, "gpus": 1, "gradient_accumulation_steps": 8, "loader_workers": 4}
 
@@ -19,7 +19,7 @@ def fingerprint(tmp_path, monkeypatch):
     def compute(code: str = "1", rows: str = "{}", **changed) -> str:
         script.write_text(code)
         data.write_text(rows)
-        return fingerprint_of(SimpleNamespace(**SETTINGS | changed), {"data": data})
+        return fingerprint_of(SimpleNamespace(**SETTINGS | changed), digest_of({"data": data}))
 
     return compute
 

@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -66,6 +67,8 @@ def run_stage(
     if os.environ.get("LOCAL_RANK", "0") == "0":
         remove_stale_locks()
     set_seed(settings.seed)
+    hashing = ThreadPoolExecutor(1)  # some gigabytes of weights, while the stage is planned
+    digest = hashing.submit(digest_of, inputs)
     processor = MGMProcessor.from_pretrained(inputs["model"])
     dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
     config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
@@ -78,7 +81,7 @@ def run_stage(
     settings = choose_arrangement(requested, workload, machine, kept)
     plan = check_memory(settings, workload, free)
 
-    fingerprint = fingerprint_of(settings, inputs)
+    fingerprint = fingerprint_of(settings, digest.result())
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
     join_process_group()
@@ -197,16 +200,22 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
     )
 
 
-def fingerprint_of(settings: TrainingSettings, inputs: dict[str, Path]) -> str:
-    """Of settings, inputs and code: equal for two runs that must give the same weights, to rounding."""
-    files = modules_of(Path(sys.argv[0]))
-    for path in inputs.values():
-        files += model_files(path) if path.is_dir() else [path]
+def fingerprint_of(settings: TrainingSettings, digest: str) -> str:
+    """Of settings, and of inputs and code by their digest: equal for two runs that must give the same weights, to
+    rounding."""
     # how a step's samples are divided, and what of it is computed twice
     left_out = {"gpus", "nodes", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing"}
     left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps"}
     values = {key: value for key, value in vars(settings).items() if key not in left_out}
-    return f"{sha256_of(*files)}:{values!r}"
+    return f"{digest}:{values!r}"
+
+
+def digest_of(inputs: dict[str, Path]) -> str:
+    """Of everything that a stage's weights depend on beside its settings: its code, and what it is given."""
+    files = modules_of(Path(sys.argv[0]))
+    for path in inputs.values():
+        files += model_files(path) if path.is_dir() else [path]
+    return sha256_of(*files)
 
 
 def model_files(folder: Path) -> list[Path]:
