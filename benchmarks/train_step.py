@@ -102,17 +102,29 @@ CONFIGURATIONS = {
     "stage_1": Configuration(
         stage="pretrain", tuning="stage1", micro_batch_size=16, activation_checkpointing=18, learning_rate=1e-3
     ),
+    "lora_lengths_fp8": Configuration(real_lengths=True, steps=12, precision="fp8"),
+    "lora_zero2_fp8": Configuration(precision="fp8"),
+    "stage_1_fp8": Configuration(
+        stage="pretrain",
+        tuning="stage1",
+        micro_batch_size=16,
+        activation_checkpointing=18,
+        learning_rate=1e-3,
+        precision="fp8",
+    ),
     "full": FULL,
     "golden": GOLDEN,
     "golden_plain": replace(
         GOLDEN, plain=True, micro_batch_size=1, gradient_accumulation_steps=8, compile=False, deepspeed="zero2"
     ),
+    "golden_fp8": replace(GOLDEN, precision="fp8", steps=50),
+    "golden_bf16": replace(GOLDEN, steps=50),
     "golden_full": replace(FULL, gradient_accumulation_steps=1, steps=50, dropout=0.0),
     "golden_full_fp32": replace(
         FULL, precision="fp32", gradient_accumulation_steps=1, steps=50, deepspeed="zero0", gpu_gib=120, dropout=0.0
     ),
 }
-COMPARED = [("golden_plain", "golden"), ("golden_full_fp32", "golden_full")]
+COMPARED = [("golden_plain", "golden"), ("golden_bf16", "golden_fp8"), ("golden_full_fp32", "golden_full")]
 
 
 def configurations(shape: str) -> dict[str, Configuration]:

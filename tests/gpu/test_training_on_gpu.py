@@ -23,7 +23,7 @@ def measured(tmp_path_factory):
     return {row["configuration"]: row for row in json.loads(rows.read_text())}
 
 
-@pytest.mark.parametrize("name", ["plain", "lora_zero3", "lora_zero2", "stage_1", "full"])
+@pytest.mark.parametrize("name", ["plain", "lora_zero3", "lora_zero2", "stage_1", "lora_lengths_fp8", "full"])
 def test_a_configuration_trains(name, measured):
     row = measured[name]
     assert "failed" not in row, "\n".join(row["log"])
@@ -32,6 +32,10 @@ def test_a_configuration_trains(name, measured):
 
 def test_losses_are_those_of_the_plain_model(measured):
     assert measured["golden"]["losses"] == pytest.approx(measured["golden_plain"]["losses"], rel=5e-3)
+
+
+def test_losses_in_fp8_are_those_in_bf16(measured):
+    assert measured["golden_fp8"]["losses"] == pytest.approx(measured["golden_bf16"]["losses"], rel=0.02)
 
 
 def test_losses_of_the_8_bit_optimizer_are_those_of_adamw(measured):

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.config.recipes import needs_clip, read_recipes
-from dj2mgm.config.training import check_lora_targets, deepspeed_names, read_deepspeed, solve_batch
+from dj2mgm.config.training import (
+    check_lora_targets,
+    choices_in_fp8,
+    deepspeed_names,
+    read_deepspeed,
+    solve_batch,
+)
 from dj2mgm.errors import InputError
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a stage that a run shares: whose it is
@@ -186,10 +192,13 @@ def _training(config: dict, stage: str) -> dict:
         raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
     settings = _common(config) | {"gpus": gpus, "nodes": nodes} | config[stage]
     settings |= solve_batch(stage, settings)
+    named = deepspeed_names() if settings["deepspeed"] == "auto" else [settings["deepspeed"]]
+    choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}
+    if settings["precision"] == "fp8":
+        choices = choices_in_fp8(stage, settings, choices)
     if settings["deepspeed"] == "auto":
-        choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in deepspeed_names()}
         return settings | {"deepspeed": None, "deepspeed_choices": choices}
-    return settings | {"deepspeed": read_deepspeed(settings["deepspeed"], f"{stage}.deepspeed")}
+    return settings | {"deepspeed": choices[settings["deepspeed"]]}
 
 
 _TRAINED = ("metrics.jsonl", "memory.csv", "metrics.json")

@@ -73,6 +73,20 @@ def read_deepspeed(name: str, key: str) -> dict:
     return read_json_config(path)
 
 
+def choices_in_fp8(stage: str, settings: Mapping, choices: dict[str, dict]) -> dict[str, dict]:
+    """Those of the DeepSpeed configurations that leave frozen weights whole; in FP8 they cannot be divided.
+
+    Raises:
+        InputError: none of them does, or the stage freezes no layer of the language model.
+    """
+    if settings.get("lora", True) is None:
+        raise InputError(f"{stage}.precision: fp8 is for frozen layers, and lora: null trains them all; set bf16")
+    whole = {name: config for name, config in choices.items() if config["zero_optimization"]["stage"] < 3}
+    if not whole:
+        raise InputError(f"{stage}: precision: fp8 needs whole weights, which {', '.join(choices)} divides; set zero2")
+    return whole
+
+
 # Which projections LoRA can adapt, known before a model is loaded or even there.
 
 GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -28,6 +28,7 @@ from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import Collator, ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, engine_record
+from dj2mgm.training.fp8 import check_fp8, freeze_in_fp8
 from dj2mgm.training.memory_plan import (
     check_memory,
     choose_arrangement,
@@ -35,7 +36,7 @@ from dj2mgm.training.memory_plan import (
     keep_arrangement,
     workload_of,
 )
-from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers
+from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers, mgm_in
 from dj2mgm.training.optimizer import optimizer_of
 from dj2mgm.training.processes import agree, join_process_group, leave_process_group, start_process_again
 from dj2mgm.training.settings import TrainingSettings
@@ -64,6 +65,8 @@ def run_stage(
     # conversations differ in length; without it, memory that was reserved for one length is lost to the others
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     use_cpu_threads(settings.cpu_threads)
+    if settings.precision == "fp8":
+        check_fp8()
     if os.environ.get("LOCAL_RANK", "0") == "0":
         remove_stale_locks()
     set_seed(settings.seed)
@@ -113,6 +116,8 @@ def run_stage(
     )
     model = prepare(model)
     gather_whole_layers(model)
+    if settings.precision == "fp8":
+        freeze_in_fp8(mgm_in(model).model.language_model.layers)
     if settings.compile and torch.cuda.is_available():
         compile_layers(model)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
