@@ -34,28 +34,39 @@ def main() -> None:
     shown = {"own": paths, "shuffled": [paths[other] for other in others]}
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
     asked = [settings["question_prompt"].replace("{question}", question["question"]) for _, question in questions]
+
     decoding = settings["decoding"]
+    # own and other images together: each is encoded once, and one caption of it counts for both
+    shown_rows = [(images, index) for images in shown for index in range(len(rows))]
+    shown_questions = [(images, index, question) for images in shown for index, question in questions]
 
     captions, answers = [], []
     for stage in (args.pretrained, args.finetuned):
         name = stage.name
         caption = settings["captions"][name]
         with generators(args.model, stage, settings["gpus"]) as generator:
-            for images, files in shown.items():
-                texts = generator.answer(files, [caption["question"]] * len(rows), caption["template"], **decoding)
-                texts = Progress(f"captions, {name}, {images} images", len(rows)).follow(texts)
-                captions += [
-                    {"id": row["id"], "image": row["image"], "model": name, "images": images, "caption": text}
-                    for row, text in zip(rows, texts, strict=True)
-                ]
-                if stage != args.finetuned:
-                    continue
-                texts = generator.answer([files[i] for i, _ in questions], asked, settings["template"], **decoding)
-                texts = Progress(f"answers, {name}, {images} images", len(questions)).follow(texts)
-                answers += [
-                    {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
-                    for (index, question), text in zip(questions, texts, strict=True)
-                ]
+            files = [shown[images][index] for images, index in shown_rows]
+            texts = generator.answer(files, [caption["question"]] * len(files), caption["template"], **decoding)
+            texts = Progress(f"captions, {name}", len(files)).follow(texts)
+            captions += [
+                {
+                    "id": rows[index]["id"],
+                    "image": rows[index]["image"],
+                    "model": name,
+                    "images": images,
+                    "caption": text,
+                }
+                for (images, index), text in zip(shown_rows, texts, strict=True)
+            ]
+            if stage != args.finetuned:
+                continue
+            files = [shown[images][index] for images, index, _ in shown_questions]
+            texts = generator.answer(files, asked * len(shown), settings["template"], **decoding)
+            texts = Progress(f"answers, {name}", len(files)).follow(texts)
+            answers += [
+                {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
+                for (images, index, question), text in zip(shown_questions, texts, strict=True)
+            ]
     write_jsonl(args.output_dir / "answers.jsonl", answers)
     write_jsonl(args.output_dir / "captions.jsonl", captions)
 

@@ -1,4 +1,5 @@
 import os
+import random
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ import merge_adapter
 from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.evaluation.groups import image_paths, other_images
-from dj2mgm.mgm import generation
+from dj2mgm.mgm import generation, greedy_search
 from dj2mgm.mgm.assemble import assemble
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.generation import Generator, generators
@@ -133,13 +134,14 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
     )
     images = color_images(tmp_path, 3)
     arguments = {"template": "gemma", "max_new_tokens": 4, "batch_size": 4}
-    asked = [image for image in images for _ in range(3)]
-    answers = list(generator.answer(asked, ["How many?"] * 9, **arguments))
+    asked = [image for _ in range(3) for image in images]  # one after another, not next to each other
+    questions = [question for question in ("How many?", "Where?", "How many?") for _ in images]
+    answers = list(generator.answer(asked, questions, **arguments))
     assert encoded == [2, 1] and len(generator._kept) == 3
-    assert answers == [answer for answer in answers[::3] for _ in range(3)]
+    assert answers[:3] == answers[6:]  # asked twice, answered once
 
     monkeypatch.setattr(generation, "VISUAL_BYTES", 2 * next(iter(generator._kept.values())).nbytes)
-    assert list(generator.answer(images, ["How many?"] * 3, **arguments)) == answers[::3]
+    assert list(generator.answer(images, ["How many?"] * 3, **arguments)) == answers[:3]
     assert list(generator._kept) == [str(image) for image in images[1:]]
     with open(images[0], "rb") as file:
         assert list(generator.answer([file], ["How many?"], **arguments)) == answers[:1]
@@ -187,6 +189,50 @@ def asked(trained, tmp_path):
 def visual_tokens(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     with torch.inference_mode():
         return model.model.get_image_features(inputs["pixel_values"])
+
+
+@pytest.mark.parametrize("at_once", [2**14, 40], ids=["together", "in parts"])
+@pytest.mark.parametrize("template", ["plain", "gemma"])
+def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, at_once, monkeypatch):
+    """Prompts as a whole, padded on the left, and the image encoded for each; here once for all questions about it."""
+    monkeypatch.setattr(greedy_search, "TOKENS_AT_ONCE", at_once)
+    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    processor, chat = generator.processor, ChatTemplate.of(template, generator.processor.tokenizer)
+    about = [0, 1, 1, 2, 0, 3]
+    asked = (
+        [""] * 6 if template == "plain" else ["How many?", "", "What color is the circle?", "Where?", "a b c", "Who?"]
+    )
+    images = [color_images(tmp_path, 4)[number] for number in about]
+    inputs = processor.prompts([chat.prompt(question) for question in asked])
+    inputs["pixel_values"] = processor.pixels([load_image(path) for path in images])
+    first = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    monkeypatch.setattr(generator, "_stops", lambda chat: [processor.tokenizer.eos_token_id, first[0, -1].item()])
+    said = generator.model.generate(
+        **inputs, max_new_tokens=9, do_sample=False, eos_token_id=generator._stops(chat), pad_token_id=0
+    )
+    expected = processor.tokenizer.batch_decode(said[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    found = list(generator.answer(images, asked, template, max_new_tokens=9, batch_size=5))
+    last = processor.tokenizer.decode([first[0, -1].item()])  # generate leaves the token that ends an answer in it
+    assert found == [text.split(last)[0].strip() for text in expected]
+    assert len(set(map(len, found))) > 1, "some must end before the others"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
+def test_batches_keep_questions_about_an_image_together_and_lose_none(size):
+    rng = random.Random(size)
+    images = [f"{rng.randrange(6)}.png" for _ in range(20)]
+    questions = ["?" * rng.randrange(4) for _ in images]
+    numbers, batches = generation.batches_of(images, questions, size)
+    answers = [
+        [f"{batch.images[place]} {question}" for place, question in zip(batch.about, batch.questions, strict=True)]
+        for batch in batches
+    ]
+    assert list(generation.in_order(numbers, answers)) == [f"{i} {q}" for i, q in zip(images, questions, strict=True)]
+    said = [answer for batch in answers for answer in batch]
+    assert len(said) == len(set(said)), "what is asked twice is answered once"
+    assert all(len(batch.questions) == size for batch in batches[:-1]) and len(batches[-1].questions) <= size
+    order = [image for batch in batches for image in (batch.images[place] for place in batch.about)]
+    assert sum(a != b for a, b in zip(order, order[1:], strict=False)) == len(set(images)) - 1
 
 
 @pytest.mark.parametrize(("num_beams", "max_new_tokens"), [(2, 3), (4, 9), (5, 1)])

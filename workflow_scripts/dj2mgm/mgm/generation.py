@@ -4,34 +4,51 @@ their log-likelihoods."""
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from math import ceil
 from multiprocessing import connection
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 
 from dj2mgm.compute import default_device, use_cpu_threads
+from dj2mgm.config.training import AUTO
 from dj2mgm.data.images import load_image
-from dj2mgm.data.prompts import ChatTemplate
+from dj2mgm.data.prompts import REMEDY, ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, readable
 from dj2mgm.mgm import MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.mgm.beam_search import beam_search
+from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
 from dj2mgm.mgm.weights import load_language_model, load_projector
+from dj2mgm.streaming import map_in_order
 
-SORTED = 16  # batches whose prompts are sorted by length
-AHEAD = 2  # batches whose images are decoded meanwhile
-VISUAL_BYTES = 2**31  # of host memory for visual tokens: 900 images at MGM-2B's shape
-Batch = tuple[list, list[str]]  # images and their questions
+SORTED = 4  # batches whose questions are sorted by length
+# Questions that are answered together, where that is "auto": on a CPU, and at most on a GPU, which more keep no busier
+ON_CPU, AT_MOST = 64, 256
+QUESTION_TOKENS, FLOAT32 = 128, 4
+DECODING, DECODED_AT_ONCE = (
+    8,
+    8,
+)  # processes that decode images for a GPU, and how many images each hands over at a time
+VISUAL_BYTES = 2**31  # for visual tokens: 900 images at MGM-2B's shape
+T = TypeVar("T")
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
+
+
+class Batch(NamedTuple):
+    """Questions that are answered together, and which of the images each is about."""
+
+    images: list[str | Path | BinaryIO]
+    about: list[int]
+    questions: list[str]
 
 
 def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
@@ -87,41 +104,71 @@ class Generator:
         questions: list[str],
         template: str | dict,
         max_new_tokens: int,
-        batch_size: int,
+        batch_size: int | str,
     ) -> Iterator[str]:
         """One answer for each (image, question); an empty question asks for a plain caption.
 
         Args:
             template: the name of a chat format, or its content (config/chat_templates.py).
+            batch_size: questions that are answered together, or "auto": as many as the device has memory for.
         """
+        if batch_size == AUTO:
+            batch_size = self.batch_size(max_new_tokens)
         numbers, batches = batches_of(images, questions, batch_size)
         yield from in_order(numbers, self.answer_batches(batches, template, max_new_tokens))
 
     @torch.inference_mode()
     def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
-        """The answers of each batch of images and questions."""
+        """The answers of each batch."""
         chat = ChatTemplate.of(template, self.processor.tokenizer)
-        shown = [images for images, _ in batches]
-        for (images, questions), new in zip(batches, self._decoded(shown, self._is_kept), strict=True):
-            visual_tokens = self._visual_tokens(list(map(_key, images)), new)
-            yield self._answers(visual_tokens, questions, chat, max_new_tokens)
+        files = {_key(image): image for batch in batches for image in batch.images}
+        coming = dict.fromkeys(key for key in files if key not in self._kept)
+        pixels = self._decoded([files[key] for key in coming])
+        for batch in batches:
+            new = {}
+            for key in map(_key, batch.images):
+                if key in coming:
+                    del coming[key]
+                    new[key] = next(pixels)
+                elif key not in self._kept:  # not any more
+                    new[key] = self._decode([files[key]])[0]
+            yield self._answers(self._visual_tokens(list(map(_key, batch.images)), new), batch, chat, max_new_tokens)
 
-    def _answers(
-        self, visual_tokens: torch.Tensor, questions: list[str], chat: ChatTemplate, max_new_tokens: int
-    ) -> list[str]:
-        tokenizer = self.processor.tokenizer
-        inputs = self.processor.prompts([chat.prompt(question) for question in questions]).items()
-        inputs = {name: tensor.to(self.device) for name, tensor in inputs}
-        output = self.model.generate(
-            **inputs,
-            visual_tokens=visual_tokens,
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            eos_token_id=self._stops(chat),
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    def batch_size(self, max_new_tokens: int) -> int:
+        """Questions whose keys, values and logits take half of what is free on a GPU; the other half is for what the
+        layers compute."""
+        if self.device.type != "cuda":
+            return ON_CPU
+        config, dtype = self.model.config.get_text_config(), self.model.dtype
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize
+        tokens = self.processor.num_image_tokens + QUESTION_TOKENS + max_new_tokens
+        row = tokens * token + config.vocab_size * (dtype.itemsize + FLOAT32)
+        kept = sum(tokens.nbytes for tokens in self._kept.values())
+        fitting = (torch.cuda.mem_get_info(self.device)[0] - VISUAL_BYTES + kept) // 2 // row
+        return min(AT_MOST, 1 << max(0, fitting.bit_length() - 1))
+
+    def _answers(self, visual_tokens: torch.Tensor, batch: Batch, chat: ChatTemplate, max_new_tokens: int) -> list[str]:
+        prefixes, asked = zip(*(self._split(chat.prompt(question)) for question in batch.questions), strict=True)
+        if len(set(prefixes)) > 1:
+            raise InputError(f"template {chat.name}: what stands before the image depends on the question; {REMEDY}")
+        answers: list[list[int]] = [[]] * len(asked)
+        for bare in (False, True):  # nothing follows the image where nothing is asked
+            numbers = [number for number, ids in enumerate(asked) if bool(ids) != bare]
+            if numbers:
+                about, ids = zip(*((batch.about[number], asked[number]) for number in numbers), strict=True)
+                stops = self._stops(chat)
+                found = greedy_search(self.model, prefixes[0], visual_tokens, about, ids, stops, max_new_tokens)
+                for number, answer in zip(numbers, found, strict=True):
+                    answers[number] = answer
+        texts = self.processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return [text.strip() for text in texts]
+
+    def _split(self, prompt: str) -> tuple[tuple[int, ...], list[int]]:
+        """Tokens up to the end of the image, and those behind it."""
+        ids = self.processor.encode([(prompt, False)])["input_ids"]
+        end = len(ids) - ids[::-1].index(self.processor.image_token_id)
+        return tuple(ids[:end]), ids[end:]
 
     @torch.inference_mode()
     def candidates(
@@ -139,11 +186,12 @@ class Generator:
         its tokens and of the one that ends it.
         """
         chat = ChatTemplate.of(template, self.processor.tokenizer)
-        batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
-        for batch, decoded in zip(batches, self._decoded(batches, lambda key: False), strict=True):
+        # as many as are given, also where one repeats: a batch's size moves the last bits
+        pixels = self._decoded(images)
+        for count in map(len, _parts(images, batch_size)):
+            batch = list(islice(pixels, count))
             input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"].to(self.device)
-            # as many as are given, also where one repeats: a batch's size moves the last bits
-            visual_tokens = self._encoded([decoded[_key(image)] for image in batch])
+            visual_tokens = self._encoded(batch)
             found = beam_search(self.model, input_ids, visual_tokens, num_beams, self._stops(chat), max_new_tokens)
             yield from map(self._captions, found)
 
@@ -154,39 +202,32 @@ class Generator:
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
-    def _decoded(
-        self, batches: Sequence[Sequence[str | Path | BinaryIO]], is_known: Callable[[object], bool]
-    ) -> Iterator[dict[object, torch.Tensor]]:
-        """For each batch, (3, S', S') uint8 by key of those images that are not known. While one batch is in use,
-        threads decode the next ones."""
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            waiting: dict[object, Future] = {}
-            for number, batch in enumerate(batches):
-                for image in chain(*batches[number : number + 1 + AHEAD]):
-                    key = _key(image)
-                    if key not in waiting and not is_known(key):
-                        waiting[key] = threads.submit(self._decode, image)
-                yield {key: waiting.pop(key).result() for key in dict.fromkeys(map(_key, batch)) if key in waiting}
+    def _decoded(self, images: Sequence[str | Path | BinaryIO]) -> Iterator[torch.Tensor]:
+        """(3, S', S') uint8 of each image. A GPU has them decoded ahead by other processes: threads would keep this one
+        from giving the GPU work."""
+        cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
+        processes = min(DECODING, max(2, cores - 1)) if self.device.type == "cuda" else 1
+        yield from chain.from_iterable(map_in_order(self._decode, _parts(images, DECODED_AT_ONCE), processes))
 
-    def _decode(self, image: str | Path | BinaryIO) -> torch.Tensor:
-        return self.processor.resized([load_image(image)])[0]
+    def _decode(self, images: Sequence[str | Path | BinaryIO]) -> torch.Tensor:
+        if self.device.type == "cuda":
+            torch.set_num_threads(1)  # OpenMP's threads are not there in a forked process
+        return self.processor.resized([load_image(image) for image in images])
 
     def _encoded(self, pixels: list[torch.Tensor]) -> torch.Tensor:
         """[(3, S', S') uint8] → (B, N, H)"""
         return self.model.model.get_image_features(self.processor.normalized(torch.stack(pixels).to(self.device)))
 
-    def _is_kept(self, key: object) -> bool:
-        return key in self._kept
-
     def _visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
-        """(B, N, H). Those of images at paths are kept for more questions, on the host, as far as `VISUAL_BYTES` go."""
+        """(B, N, H). Those of images at paths are kept for more questions, as far as `VISUAL_BYTES` go."""
         known = dict(self._kept)
-        if new:
-            known |= zip(new, self._encoded(list(new.values())).cpu(), strict=True)
+        at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
+        for part in _parts(list(new), at_once):
+            known |= zip(part, map(torch.clone, self._encoded([new[key] for key in part])), strict=True)
         tokens = torch.stack([known[key] for key in keys])
         paths = [key for key in known if isinstance(key, str)]  # an open file is read once
         self._kept = {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
-        return tokens.to(self.device)
+        return tokens
 
     def _stops(self, chat: ChatTemplate) -> list[int]:
         tokenizer = self.processor.tokenizer
@@ -205,21 +246,59 @@ def _key(image: str | Path | BinaryIO) -> object:
     return str(image) if isinstance(image, str | Path) else id(image)
 
 
-def batches_of(images: Sequence, questions: list[str], size: int) -> tuple[list[list[int]], list[Batch]]:
-    """What is answered together, questions of about one length within `SORTED` batches: their numbers, and they."""
-    pairs, window = list(zip(images, questions, strict=True)), SORTED * size
-    windows = [range(start, min(start + window, len(pairs))) for start in range(0, len(pairs), window)]
-    ordered = [number for part in windows for number in sorted(part, key=lambda number: len(questions[number]))]
-    numbers = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    return numbers, [tuple(map(list, zip(*(pairs[number] for number in batch), strict=True))) for batch in numbers]
+def batches_of(
+    images: Sequence[str | Path | BinaryIO], questions: list[str], size: int
+) -> tuple[list[list[list[int]]], list[Batch]]:
+    """What is answered together: questions about one image, and of about one length within `SORTED` batches. What is
+    asked twice about an image is answered once.
+
+    Returns:
+        For each batch the numbers of the questions that its answers answer; and the batches.
+    """
+    numbers: dict[tuple, list[int]] = {}
+    groups: dict[object, list[tuple]] = {}  # by image
+    files = {_key(image): image for image in images}
+    for number, (image, question) in enumerate(zip(images, questions, strict=True)):
+        pair = _key(image), question
+        if pair not in numbers:
+            groups.setdefault(pair[0], []).append(pair)
+        numbers.setdefault(pair, []).append(number)
+    ordered: list[tuple] = []
+    for window in _windows(groups.values(), SORTED * size):
+        longest_last = sorted(window, key=lambda group: max(len(question) for _, question in group))
+        ordered += chain(*longest_last)
+    parts, batches = _parts(ordered, size), []
+    for part in parts:
+        places = {key: place for place, key in enumerate(dict.fromkeys(key for key, _ in part))}
+        shown = [files[key] for key in places]
+        batches.append(Batch(shown, [places[key] for key, _ in part], [question for _, question in part]))
+    return [[numbers[pair] for pair in part] for part in parts], batches
 
 
-def in_order(batches: list[list[int]], answers: Iterable[list[str]]) -> Iterator[str]:
+def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Of `size` items each, and the remaining ones."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _windows(groups: Iterable[list[tuple]], size: int) -> Iterator[list[list[tuple]]]:
+    """Groups one after another, in lists of about `size` members."""
+    window, count = [], 0
+    for group in groups:
+        window.append(group)
+        count += len(group)
+        if count >= size:
+            yield window
+            window, count = [], 0
+    yield window
+
+
+def in_order(batches: list[list[list[int]]], answers: Iterable[list[str]]) -> Iterator[str]:
     """Each answer as soon as it and all before it are there."""
     waiting: dict[int, str] = {}
     number = 0
     for batch, texts in zip(batches, answers, strict=True):
-        waiting |= zip(batch, texts, strict=True)
+        for numbers, text in zip(batch, texts, strict=True):
+            waiting |= dict.fromkeys(numbers, text)
         while number in waiting:
             yield waiting.pop(number)
             number += 1
@@ -248,9 +327,10 @@ class _Pool:
         self.processes = processes
 
     def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
+        if batch_size == AUTO:
+            batch_size = self.pool.submit(_batch_size, max_new_tokens).result()
         numbers, batches = batches_of(images, questions, batch_size)
-        share = max(1, ceil(len(batches) / self.processes))
-        shares = [batches[start : start + share] for start in range(0, len(batches), share)]
+        shares = _parts(batches, max(1, ceil(len(batches) / self.processes)))
         jobs = [self.pool.submit(_answer, each, template, max_new_tokens) for each in shares]
         yield from in_order(numbers, (texts for job in jobs for texts in job.result()))
 
@@ -271,6 +351,10 @@ def _end_with_parent() -> None:
     """A parent that is killed cannot end its processes, and each holds a model on a GPU."""
     connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
+
+
+def _batch_size(max_new_tokens: int) -> int:
+    return _generator.batch_size(max_new_tokens)
 
 
 def _answer(*arguments) -> list[list[str]]:

@@ -1,0 +1,118 @@
+"""Greedy answers to many questions about images. What stands before the questions, an image's tokens above all, is
+computed once for each image, whatever is asked about it; its keys and values serve all its questions."""
+
+from collections.abc import Sequence
+from copy import copy
+
+import torch
+from torch.nn.functional import pad
+from transformers import Cache
+
+from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
+
+TOKENS_AT_ONCE = 2**14  # that enter the model together: enough to keep a GPU busy, and their activations stay small
+
+
+@torch.inference_mode()
+def greedy_search(
+    model: MGMForConditionalGeneration,
+    prefix: Sequence[int],
+    visual_tokens: torch.Tensor,
+    images: Sequence[int],
+    questions: Sequence[Sequence[int]],
+    stops: Sequence[int],
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """The answer to each of B questions as token ids, up to the first of `stops`.
+
+    Args:
+        prefix: P tokens with which all prompts begin, an image's among them.
+        visual_tokens: (I, N, H), of the images that are asked about.
+        images: which of them each question is about.
+        questions: the tokens that follow the prefix; all of them have some, or none has.
+    """
+    device, rows = visual_tokens.device, torch.tensor(images, device=visual_tokens.device)
+    width = max(map(len, questions))
+    # padded on the left, between image and question, so that all questions end together
+    padded = [[stops[0]] * (width - len(ids)) + list(ids) for ids in questions]
+    mask = torch.tensor([[1] * len(prefix) + [0] * (width - len(ids)) + [1] * len(ids) for ids in questions])
+    mask = mask.to(device)
+    cache, logits = _read_images(model, torch.tensor(prefix, device=device), visual_tokens)
+    if width:
+        cache, logits = _read_questions(model, cache, rows, torch.tensor(padded, device=device), mask)
+    else:
+        cache.batch_select_indices(rows)
+        logits = logits.index_select(0, rows)
+
+    ends, answers = torch.tensor(stops, device=device), []
+    done = torch.zeros(len(rows), dtype=torch.bool, device=device)
+    while True:
+        answers.append(logits.argmax(dim=-1))
+        done |= torch.isin(answers[-1], ends)
+        if len(answers) == max_new_tokens or done.all():
+            return [_until(answer, set(stops)) for answer in torch.stack(answers, dim=1).tolist()]
+        mask = pad(mask, (0, 1), value=1)
+        logits = _read(model, cache, answers[-1].unsqueeze(1), mask)
+
+
+def _read_images(
+    model: MGMForConditionalGeneration, prefix: torch.Tensor, visual_tokens: torch.Tensor
+) -> tuple[Cache, torch.Tensor]:
+    """Keys and values of the prefix with each image, and what follows it: logits (I, V)."""
+    caches, logits = [], []
+    for images in visual_tokens.split(max(1, TOKENS_AT_ONCE // len(prefix))):
+        ids = prefix.expand(len(images), -1)
+        output = model(input_ids=ids, visual_tokens=images, use_cache=True, logits_to_keep=1)
+        caches.append(output.past_key_values)
+        logits.append(output.logits[:, -1])
+    return _joined(caches), torch.cat(logits)
+
+
+def _read_questions(
+    model: MGMForConditionalGeneration, of_images: Cache, rows: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
+) -> tuple[Cache, torch.Tensor]:
+    """rows (B,), ids (B, S), mask (B, P + S) → keys and values of image and question, and what follows: (B, V)."""
+    caches, logits = [], []
+    size = max(1, TOKENS_AT_ONCE // ids.shape[1])
+    for rows_, ids_, mask_ in zip(rows.split(size), ids.split(size), mask.split(size), strict=True):
+        caches.append(_selected(of_images, rows_))
+        logits.append(_read(model, caches[-1], ids_, mask_))
+    return _joined(caches), torch.cat(logits)
+
+
+def _read(model: MGMForConditionalGeneration, cache: Cache, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """More tokens ids (B, t) behind what is in the cache, of all of which mask (B, …) says what counts → (B, V)."""
+    positions = (mask.cumsum(dim=1) - 1)[:, -ids.shape[1] :]
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions.clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.logits[:, -1]
+
+
+def _selected(cache: Cache, rows: torch.Tensor) -> Cache:
+    """Of a cache that is kept."""
+    selected = copy(cache)
+    selected.layers = [copy(layer) for layer in cache.layers]
+    selected.batch_select_indices(rows)
+    return selected
+
+
+def _joined(caches: list[Cache]) -> Cache:
+    """Their rows one after another; the caches are used up, layer by layer, so that little is there twice."""
+    first, *others = caches
+    for layers in zip(*(cache.layers for cache in caches), strict=True) if others else ():
+        for name in ("keys", "values"):
+            setattr(layers[0], name, torch.cat([getattr(layer, name) for layer in layers]))
+            for layer in layers[1:]:
+                setattr(layer, name, None)
+    return first
+
+
+def _until(tokens: list[int], ends: set[int]) -> list[int]:
+    """The tokens before the first that ends an answer."""
+    return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
