@@ -1,0 +1,97 @@
+"""Answers and captions a second at the shape of MGM-2B, and what their parts take.
+
+    python benchmarks/answers.py                   # on one GPU, of which 22 GiB are left free
+    python benchmarks/answers.py --shape tiny      # without one, to try the script
+
+Random weights, images of 640×480 pixels, the workflow's default settings. A random model does not know where an answer
+ends: all are as long as they may be. Images are decoded meanwhile, as in every stage; loading the model does not count.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from loop import gpu_of  # noqa: E402
+from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
+
+from dj2mgm.mgm.generation import Generator  # noqa: E402
+
+ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
+QUESTION_WORDS = (5, 16)
+COUNTS = {"mgm-2b": 4 * IMAGES, "tiny": 12}  # questions of each measurement
+
+
+def timed(name: str, count: int, run: Callable[[], object]) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    start = time.monotonic()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds = time.monotonic() - start
+    row = {"measured": name, "count": count, "seconds": round(seconds, 2), "a_second": round(count / seconds, 1)}
+    if torch.cuda.is_available():
+        row["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
+    print(json.dumps(row), flush=True)
+
+
+def measure(folder: Path, count: int) -> None:
+    random, generator = np.random.default_rng(0), Generator(folder / "mgm", None)
+    distinct = []  # as many files as questions, so that each has an image of its own
+    for number in range(count):
+        path = folder / "images" / f"copy-{number}.jpg"
+        path.hardlink_to(folder / "images" / f"{number % IMAGES}.jpg")
+        distinct.append(path)
+    questions = [" ".join(random.choice(WORDS, random.integers(*QUESTION_WORDS))) for _ in range(count)]
+
+    def answer(images: list[Path], asked: list[str], tokens: int) -> None:
+        generator._kept.clear()
+        for _ in generator.answer(images, asked, "gemma", tokens, "auto"):
+            pass
+
+    sizes = {tokens: generator.batch_size(tokens) for tokens in (ANSWER_TOKENS, CAPTION_TOKENS)}
+    print(json.dumps({"batch_sizes": sizes}))
+    few = distinct[: min(count, 112)]
+    answer(few, questions[: len(few)], ANSWER_TOKENS)  # kernels are loaded
+    pixels = list(generator._decode(few))
+    timed("images decoded by one thread", len(few), lambda: generator._decode(few))
+    with torch.inference_mode():
+        timed(
+            "images encoded", len(few), lambda: [generator._encoded(pixels[n : n + 28]) for n in range(0, len(few), 28)]
+        )
+    timed("answers, an image each", count, lambda: answer(distinct, questions, ANSWER_TOKENS))
+    shared = [distinct[number // 6] for number in range(count)]
+    timed("answers, six to an image", count, lambda: answer(shared, questions, ANSWER_TOKENS))
+    captioned = distinct[: count // 2]
+    timed(
+        "captions", len(captioned), lambda: answer(captioned, ["Describe the image."] * len(captioned), CAPTION_TOKENS)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=COUNTS, default="mgm-2b")
+    parser.add_argument("--gpu-gib", type=float, default=22.0, help="of GPU memory that may be used (default: 22)")
+    parser.add_argument("--folder", type=Path, help="where there is a random model already")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        if not (folder / "mgm").exists():
+            make_random_mgm(arguments.shape, folder)
+        write_conversations(folder / "conversations.jsonl", [])
+        with gpu_of(arguments.gpu_gib):
+            measure(folder, COUNTS[arguments.shape])
+
+
+if __name__ == "__main__":
+    main()
