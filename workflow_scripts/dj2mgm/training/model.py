@@ -85,8 +85,8 @@ def compile_layers(model: nn.Module) -> None:
     )
 
 
-# Dimensions whose size differs from batch to batch, from the first on. Told so, PyTorch compiles once for any size; left
-# to itself, it compiles for the first size, and again when it has met a second one.
+# Dimensions whose size differs from batch to batch. Told so from the first batch on, PyTorch compiles once for any size;
+# left to itself, it compiles for the first size, and again when it meets a second one.
 SAMPLES, SAMPLES_AND_TOKENS = (0,), (0, 1)
 
 
