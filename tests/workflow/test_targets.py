@@ -125,6 +125,7 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
     printed = fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
     assert set(count_jobs(printed, "baseline")) == ALL - {"train_clip", "train_language_model", "assemble_model"}
     assert "--model=model_zoo/mgm-2b" in printed
+    assert fresh.job_counts("deepspeed_configs", config=config) == {}
 
 
 def test_of_two_datasets_of_one_name_the_second_is_refused(fresh):

@@ -160,8 +160,10 @@ def foundation_settings(model: dict, part: str) -> dict:
     return model["foundation"][part]
 
 
-def assemble_settings(model: dict) -> dict:
-    """Of a model that is not assembled yet."""
+def model_settings(model: dict) -> dict:
+    """The parts to assemble, or the folder of a model that is whole already."""
+    if "assembled" in model:
+        return {"assembled": model["assembled"]}
     keys = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token", "dtype")
     return {key: model[key] for key in keys}
 
