@@ -20,8 +20,16 @@ def several_nodes():
 
 
 def mem_with_retries(mem_mb):
-    """Resource function: half as much memory again at each further attempt, for jobs that ran out of it."""
-    return lambda wildcards, attempt: mem_mb * (attempt + 1) // 2
+    """Resource function: half as much memory again at each further attempt, for jobs that ran out of it.
+
+    `mem_mb` is a number, or a function of the wildcards that returns one.
+    """
+
+    def mem(wildcards, attempt):
+        first = mem_mb(wildcards) if callable(mem_mb) else mem_mb
+        return first * (attempt + 1) // 2
+
+    return mem
 
 
 def gpus(wildcards):
@@ -30,6 +38,11 @@ def gpus(wildcards):
 
 def gpus_of_a_node(wildcards):
     return gpus_on_one_node(RUNS.at(wildcards.run).config)
+
+
+def filter_gpus(wildcards):
+    """One where the filter's recipe judges by a CLIP, else none."""
+    return int("clip" in RUNS.at(wildcards.run).settings["filter"])
 
 
 def script_path(name):
