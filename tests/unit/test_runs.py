@@ -86,6 +86,21 @@ def test_the_captioner_is_the_baseline_of_the_same_seed_and_its_training_is_part
     assert Runs({}).at("other").captioner is None
 
 
+def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
+    recipe = yaml.safe_load((tmp_path / "config/recipes/dj_synth.yaml").read_text(encoding="utf-8"))
+    recipe["process"][0]["low_similarity_recaption_mapper"]["captioner"] = {"image_captioning_mapper": {}}
+    (tmp_path / "config/recipes/own.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    write(synthesize={"recipe": "own"})
+    runs = Runs({})
+    run = runs.at("mine")
+    assert (run.settings["synthesize"]["captioner"], runs.captioner_stage(run)) == (None, None)
+
+
+def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
+    write(synthesize={"recipe": "dj_synth"}, without=["low_similarity_recaption_mapper"])
+    assert Runs({}).at("mine").captioner is None
+
+
 def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
     write(finetune={"lora": {"r": 4}}, seeds=[0, 2])
     page = Runs({}).page(["baseline", "mine"])

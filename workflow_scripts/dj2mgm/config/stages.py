@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.chat_templates import read_chat_template
-from dj2mgm.config.recipes import needs_clip, read_recipes
+from dj2mgm.config.recipes import needs_captioner, needs_clip, read_recipes
 from dj2mgm.config.training import (
     check_lora_targets,
     choices_in_fp8,
@@ -68,20 +68,16 @@ def analysis_settings(config: dict, images: dict) -> dict:
 
 def synthesize_settings(config: dict, images: dict) -> dict | None:
     """None for an experiment that synthesizes nothing."""
-    recipe, synthesize = read_recipes(config)["synthesize"], config["synthesize"]
+    recipe = read_recipes(config)["synthesize"]
     if recipe is None:
         return None
-    # whose model it is, the rules say: they hand over its folders
-    captioner = {key: value for key, value in synthesize[synthesize["captioner"]].items() if key != "experiment"}
-    if synthesize["captioner"] == "mgm":
-        captioner |= _caption_prompt(config)
     return _common(config) | {
         "image_root": images["pretrain"],
         "processes": config["filter"]["processes"],
         "gpus": gpus_on_one_node(config),
         "recipe": recipe,
         "clip": config["model"]["clip_score"],
-        "captioner": {"name": synthesize["captioner"]} | captioner,
+        "captioner": _captioner(config) if needs_captioner(recipe) else None,
         "captions": CAPTIONS,
     }
 
@@ -166,6 +162,13 @@ def model_settings(model: dict) -> dict:
         return {"assembled": model["assembled"]}
     keys = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token", "dtype")
     return {key: model[key] for key in keys}
+
+
+def _captioner(config: dict) -> dict:
+    name = config["synthesize"]["captioner"]
+    # whose model it is, the rules say: they hand over its folders
+    keys = {key: value for key, value in config["synthesize"][name].items() if key != "experiment"}
+    return {"name": name} | keys | (_caption_prompt(config) if name == "mgm" else {})
 
 
 def _caption_prompt(config: dict) -> dict:

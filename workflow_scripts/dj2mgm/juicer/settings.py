@@ -50,7 +50,8 @@ def read_filter_settings(path: str | Path) -> StageSettings:
 
 
 def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> StageSettings:
-    """Read filter's keys and `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}`, and perhaps `writer`.
+    """Read filter's keys and `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}`, and perhaps `writer`;
+    `captioner: null` where the recipe names one itself.
 
     Args:
         output_dir: names this run's file of captions where `writer` does not.
@@ -62,7 +63,7 @@ def read_synthesize_settings(path: str | Path, output_dir: Path, model: Captione
     values = read_values(path, SYNTHESIZE_KEYS, {"writer"})
     recaption = {
         "hf_clip": values["clip"],
-        "captioner": _captioner(path, values["captioner"], model),
+        "captioner": None if values["captioner"] is None else _captioner(path, values["captioner"], model),
         "seed": values["seed"],
         "captions_folder": values["captions"],
         "writer": values.get("writer") or "-".join(output_dir.resolve().parts[-3:]),
