@@ -184,10 +184,10 @@ def test_ranks_are_swept_only_where_lora_is_trained(write):
 def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
     runs = Runs({"seeds": [3, 4]})
     run = runs.at("finetune_minimal")
-    finetune = run.settings["finetune"]
-    assert (run.seed, finetune["max_steps"], finetune["save_steps"]) == (3, 10, 5)
+    pretrain, finetune = run.settings["pretrain"], run.settings["finetune"]
+    assert run.seed == 3
+    assert [(stage["max_steps"], stage["save_steps"]) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
     assert finetune["global_batch_size"] == runs.first("baseline").settings["finetune"]["global_batch_size"]
-    assert run.settings["pretrain"]["max_steps"] == 10
     assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
 
 
