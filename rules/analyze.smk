@@ -32,7 +32,7 @@ rule analyze_data:
         mem_mb=mem_with_retries(8000),
         runtime=240,
     shell:
-        script(
+        stage_command(
             "analyze_data.py",
             "--config {input.config:q} --data {input.data:q}"
             " --output-dir results/datasets/{wildcards.dataset:q}/analyze",

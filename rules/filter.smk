@@ -23,7 +23,7 @@ rule filter_data:
         mem_mb=mem_with_retries(lambda w: 8000 if filter_gpus(w) else 4000),
         runtime=120,
     shell:
-        script(
+        stage_command(
             "filter_data.py",
             "--config {input.config:q} --data {input.data:q}"
             " --output-dir results/{wildcards.run:q}/filter",

@@ -51,9 +51,11 @@ def script_path(name):
     return shlex.quote(path).replace("{", "{{").replace("}", "}}")
 
 
-def script(name, arguments, launcher=""):
-    """A stage's shell command: its log keeps what it prints; when it fails, a diagnosis ends the log. The console shows what
-    it takes from the log; without one, everything is shown: STAGE_OUTPUT is then the descriptor to print to.
+def stage_command(name, arguments, launcher=""):
+    """A stage's shell command. Its log keeps what it prints; when it fails, a diagnosis ends the log.
+
+    The console shows what it takes from the log. Without a console, everything is shown: STAGE_OUTPUT is then the
+    descriptor to print to.
 
     `launcher` starts the script in several processes: the arguments of launch.sh.
     """

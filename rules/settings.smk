@@ -26,7 +26,7 @@ rule resolve_config:
     params:
         settings=settings,
     shell:
-        script(
+        stage_command(
             "resolve_config.py", "--settings {params.settings:q} --output {output:q}"
         )
 
