@@ -33,10 +33,11 @@ class Stage:
     Args:
         label: what people read.
         rule: what makes it.
-        upstream: stages whose output it reads; those that an experiment does not have are passed over.
+        upstream: the nearest stages before it; earlier ones follow from those. Those that an experiment does not have
+            are passed over.
         settings: (merged configuration, image folders) → the stage's config.yaml; None where an experiment does not
             have the stage.
-        outputs: the files that pages read; the last one is written last, and stands for all.
+        outputs: the files that pages read; the rule may write more. The last one is written last, and stands for all.
         trains: whether it is a training stage, with checkpoints, progress and memory.csv.
         optional: whether experiments may do without.
     """
