@@ -10,7 +10,7 @@ from dj2mgm.config.schema import check_format
 
 
 def wanted(target, *files):
-    """Input function: the files of a target, or the sentence that says which mistake is in its way."""
+    """Input function: returns the files of a target, or fails with the message that explains why it is invalid."""
 
     def files_or_sentence(wildcards):
         with user_errors():
