@@ -31,7 +31,7 @@ for name in EXPERIMENTS:
     rule:
         name:
             name
-        default_target: name == "baseline"
+        default_target: name == REFERENCE
         input:
             f"results/{RUNS.page_of(name)}/report.html",
         localrule: True
@@ -80,7 +80,7 @@ rule challenge:
     localrule: True
 
 
-# a mistake in an experiment's file is told to whoever asks for the experiment
+# a mistake in an experiment's file is reported only when that experiment is requested
 for name in RUNS.refused:
     if not workflow.is_rule(name):
 

@@ -1,7 +1,9 @@
 # Data-Juicer's statistics of a whole dataset, before anyone picks a threshold, and limits that they suggest.
 rule analyze_data:
     input:
-        lambda w: foundation_files(RUNS.analyzed(w.dataset).config["model"]["name"])[:1],
+        lambda w: foundation_files(
+            RUNS.analyzed(w.dataset).config["model"]["name"], ["clip"]
+        ),
         lambda w: own_files(
             files_named(RUNS.analyzed(w.dataset).settings["filter"]["recipe"])
         ),
@@ -32,7 +34,7 @@ rule analyze_data:
         mem_mb=mem_with_retries(8000),
         runtime=240,
     shell:
-        script(
+        stage_command(
             "analyze_data.py",
             "--config {input.config:q} --data {input.data:q}"
             " --output-dir results/datasets/{wildcards.dataset:q}/analyze",

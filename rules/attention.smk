@@ -29,7 +29,7 @@ rule benchmark_attention:
     params:
         model=lambda w: folder_of(RUNS.first(REFERENCE).config["model"]),
     shell:
-        script(
+        stage_command(
             "benchmark_attention.py",
             "--config {input.config:q} --model={params.model:q}"
             " --output-dir results/attention_benchmark",

@@ -29,7 +29,7 @@ rule answer_benchmark:
         model=model_folder,
         finetuned=subpath(input.finetuned, parent=True),
     shell:
-        script(
+        stage_command(
             "answer_benchmark.py",
             "--config {input.config:q} --model={params.model:q}"
             " --finetuned {params.finetuned:q}"
@@ -53,7 +53,7 @@ rule score_benchmark:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        script(
+        stage_command(
             "score_benchmark.py",
             "--answers {input.answers:q}"
             " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
@@ -78,7 +78,7 @@ rule write_submission:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        script(
+        stage_command(
             "write_submission.py",
             "--answers {input.answers:q}"
             " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
@@ -107,7 +107,7 @@ rule score_challenge:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        script(
+        stage_command(
             "score_challenge.py",
             "--config {input.config:q} --output-dir results/challenge",
         )

@@ -10,7 +10,7 @@ from dj2mgm.config.schema import check_format
 
 
 def wanted(target, *files):
-    """Input function: the files of a target, or the sentence that says which mistake is in its way."""
+    """Input function: returns the files of a target, or fails with the message that explains why it is invalid."""
 
     def files_or_sentence(wildcards):
         with user_errors():
@@ -116,10 +116,12 @@ def shipped_foundation_files(model):
     return sorted(glob(f"{escape(folder)}/*/*"))
 
 
-def foundation_files(model):
-    """The parts of a tiny model; nothing where its parts are somebody else's folders or hub ids."""
-    parts = PARTS if "foundation" in MODELS[model] else ()
-    return [f"results/foundation/{model}/{part}/model.safetensors" for part in parts]
+def foundation_files(model, parts=PARTS):
+    """These parts of a tiny model; nothing where its parts are somebody else's folders or hub ids."""
+    made_here = parts if "foundation" in MODELS[model] else ()
+    return [
+        f"results/foundation/{model}/{part}/model.safetensors" for part in made_here
+    ]
 
 
 def clip_files(stage):
@@ -128,7 +130,7 @@ def clip_files(stage):
     def files(wildcards):
         run = RUNS.at(wildcards.run)
         return (
-            foundation_files(run.config["model"]["name"])[:1]
+            foundation_files(run.config["model"]["name"], ["clip"])
             if "clip" in run.settings[stage]
             else []
         )

@@ -21,7 +21,7 @@ rule make_dataset:
     params:
         folder=subpath(output.summary, parent=True),
     shell:
-        script(
+        stage_command(
             "make_dataset.py",
             "--config {input.config:q} --output-dir {params.folder:q}",
         )

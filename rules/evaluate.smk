@@ -27,7 +27,7 @@ rule generate_answers:
         pretrained=subpath(input.pretrained, parent=True),
         finetuned=subpath(input.finetuned, parent=True),
     shell:
-        script(
+        stage_command(
             "generate_answers.py",
             "--config {input.config:q} --model={params.model:q}"
             " --evaluation {input.evaluation:q}"
@@ -58,7 +58,7 @@ rule evaluate_clip:
         mem_mb=mem_with_retries(16000),
         runtime=120,
     shell:
-        script(
+        stage_command(
             "evaluate_clip.py",
             "--config {input.config:q} --captions {input.captions:q}"
             " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip",
@@ -82,7 +82,7 @@ rule evaluate_vqa:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        script(
+        stage_command(
             "evaluate_vqa.py",
             "--answers {input.answers:q}"
             " --output-dir results/{wildcards.run:q}/evaluate_vqa",

@@ -17,11 +17,13 @@ rule filter_data:
         "results/{run}/filter/filter_data.benchmark.tsv"
     conda:
         "../envs/data_juicer.yaml"
+    threads: lambda w: GPU_STAGE_THREADS if filter_gpus(w) else 1
     resources:
-        mem_mb=mem_with_retries(4000),
+        gpu=filter_gpus,
+        mem_mb=mem_with_retries(lambda w: 8000 if filter_gpus(w) else 4000),
         runtime=120,
     shell:
-        script(
+        stage_command(
             "filter_data.py",
             "--config {input.config:q} --data {input.data:q}"
             " --output-dir results/{wildcards.run:q}/filter",

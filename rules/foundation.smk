@@ -35,7 +35,7 @@ rule unpack_foundation:
     params:
         folder=lambda w: os.path.relpath(RUNS.shipped_foundations[w.model]),
     shell:
-        script(
+        stage_command(
             "unpack_foundation.py",
             "--input-dir {params.folder:q}"
             " --output-dir results/foundation/{wildcards.model:q}",
@@ -71,7 +71,7 @@ rule train_clip:
         mem_mb=mem_with_retries(6000),
         runtime=60,
     shell:
-        script(
+        stage_command(
             "train_clip.py",
             "--config {input.config:q}"
             " --output-dir results/foundation/{wildcards.model:q}",
@@ -104,7 +104,7 @@ rule train_language_model:
         mem_mb=mem_with_retries(6000),
         runtime=60,
     shell:
-        script(
+        stage_command(
             "train_language_model.py",
             "--config {input.config:q}"
             " --output-dir results/foundation/{wildcards.model:q}/language_model",
@@ -135,7 +135,7 @@ rule assemble_model:
         mem_mb=mem_with_retries(16000),
         runtime=60,
     shell:
-        script(
+        stage_command(
             "assemble_model.py",
             "--config {input.config:q}"
             " --output-dir results/models/{wildcards.model:q}/mgm",

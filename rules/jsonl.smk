@@ -25,7 +25,7 @@ rule write_jsonl:
             ["--same-samples-as", input.budget] if input.budget else []
         ),
     shell:
-        script(
+        stage_command(
             "write_jsonl.py",
             "--config {input.config:q} --pairs {input.pairs:q}"
             " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q}"

@@ -24,7 +24,7 @@ rule deepspeed_configs:
     conda:
         "../envs/train.yaml"
     shell:
-        script(
+        stage_command(
             "write_deepspeed_configs.py",
             "--config {input.config:q}" " --output-dir results/deepspeed_configs",
         )

@@ -25,7 +25,7 @@ rule compare_experiments:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        script(
+        stage_command(
             "compare_experiments.py",
             "--config {input.config:q}" " --output-dir results/{wildcards.page:q}",
         )
@@ -55,7 +55,7 @@ rule tabulate_ablation:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        script(
+        stage_command(
             "tabulate_ablation.py",
             "--config {input.config:q} --output-dir results/ablation",
         )
@@ -87,7 +87,7 @@ rule compare_tunings:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     shell:
-        script(
+        stage_command(
             "compare_tunings.py",
             "--config {input.config:q}" " --output-dir results/{wildcards.variants:q}",
         )

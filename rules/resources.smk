@@ -20,8 +20,16 @@ def several_nodes():
 
 
 def mem_with_retries(mem_mb):
-    """Resource function: half as much memory again at each further attempt, for jobs that ran out of it."""
-    return lambda wildcards, attempt: mem_mb * (attempt + 1) // 2
+    """Resource function: half as much memory again at each further attempt, for jobs that ran out of it.
+
+    `mem_mb` is a number, or a function of the wildcards that returns one.
+    """
+
+    def mem(wildcards, attempt):
+        first = mem_mb(wildcards) if callable(mem_mb) else mem_mb
+        return first * (attempt + 1) // 2
+
+    return mem
 
 
 def gpus(wildcards):
@@ -32,15 +40,22 @@ def gpus_of_a_node(wildcards):
     return gpus_on_one_node(RUNS.at(wildcards.run).config)
 
 
+def filter_gpus(wildcards):
+    """One where the filter's recipe judges by a CLIP, else none."""
+    return int("clip" in RUNS.at(wildcards.run).settings["filter"])
+
+
 def script_path(name):
     """A script, as a word of a shell line that Snakemake formats."""
     path = os.path.relpath(SCRIPTS / name)
     return shlex.quote(path).replace("{", "{{").replace("}", "}}")
 
 
-def script(name, arguments, launcher=""):
-    """A stage's shell command: its log keeps what it prints; when it fails, a diagnosis ends the log. The console shows what
-    it takes from the log; without one, everything is shown: STAGE_OUTPUT is then the descriptor to print to.
+def stage_command(name, arguments, launcher=""):
+    """A stage's shell command. Its log keeps what it prints; when it fails, a diagnosis ends the log.
+
+    The console shows what it takes from the log. Without a console, everything is shown: STAGE_OUTPUT is then the
+    descriptor to print to.
 
     `launcher` starts the script in several processes: the arguments of launch.sh.
     """

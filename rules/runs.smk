@@ -22,7 +22,7 @@ from dj2mgm.training.checkpoints import discard_finished
 
 @contextmanager
 def user_errors():
-    """Around what may find a user's mistake: Snakemake prints the sentence that says so."""
+    """Wraps code that may raise InputError: Snakemake prints its sentence."""
     try:
         yield
     except InputError as error:

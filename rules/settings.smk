@@ -1,5 +1,5 @@
 # Every stage is handed its slice of the configuration as one file, from which it can also be run by hand.
-from dj2mgm.config.stages import assemble_settings, foundation_settings
+from dj2mgm.config.stages import foundation_settings, model_settings
 
 
 localrules:  # `use rule` does not take this over
@@ -26,7 +26,7 @@ rule resolve_config:
     params:
         settings=settings,
     shell:
-        script(
+        stage_command(
             "resolve_config.py", "--settings {params.settings:q} --output {output:q}"
         )
 
@@ -55,7 +55,7 @@ use rule resolve_config as configure_model with:
     log:
         "results/models/{model}/config.log",
     params:
-        settings=lambda w: json.dumps(assemble_settings(MODELS[w.model])),
+        settings=lambda w: json.dumps(model_settings(MODELS[w.model])),
 
 
 use rule resolve_config as configure_page with:

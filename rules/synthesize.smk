@@ -26,7 +26,7 @@ rule synthesize_captions:
     params:
         captioner=captioner_flags,
     shell:
-        script(
+        stage_command(
             "synthesize_captions.py",
             "--config {input.config:q} --data {input.data:q} {params.captioner:q}"
             " --output-dir results/{wildcards.run:q}/synthesize",

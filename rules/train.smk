@@ -27,7 +27,7 @@ rule pretrain:
         nodes=NODES,
         model=model_folder,
     shell:
-        script(
+        stage_command(
             "pretrain.py",
             "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
             " --output-dir results/{wildcards.run:q}/pretrain",
@@ -73,7 +73,7 @@ rule finetune:
         nodes=NODES,
         model=model_folder,
     shell:
-        script(
+        stage_command(
             "finetune.py",
             "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
             " --projector {input.projector:q} --output-dir results/{wildcards.run:q}/finetune",

@@ -1,9 +1,15 @@
 #!/bin/bash
-# Start a training script once for each GPU: one by itself, several under DeepSpeed's launcher, on several nodes under srun, as a
-# job of Slurm.
+# Starts a training script, one process for each GPU:
+# - one GPU: the script by itself;
+# - several GPUs of one node: under DeepSpeed's launcher;
+# - several nodes: in a job of Slurm, under srun and torchrun.
 #
 #     bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]
 set -euo pipefail
+if (($# < 3)); then
+    echo "usage: bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]" >&2
+    exit 2
+fi
 gpus=$1 nodes=$2
 shift 2
 # a port that is free now, so that two trainings on one node do not meet
@@ -29,18 +35,20 @@ elif visible == "":
 else:
     devices = visible.split(",")[:gpus]
 if len(devices) < gpus:
-    sys.exit(f"error: gpus: {gpus}, and CUDA_VISIBLE_DEVICES names {len(devices)} only ({visible}): set gpus: {len(devices)}")
+    named = len(devices)
+    sys.exit(f"error: gpus: {gpus}, but CUDA_VISIBLE_DEVICES lists only {named} ({visible}): set gpus: {named}")
 print(base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode())
 PYTHON
     )
     exec python -m deepspeed.launcher.launch --world_info "$devices" --master_port "$port" "$@"
 fi
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
-    echo "error: nodes: $nodes needs Slurm (snakemake --profile profiles/slurm), and this is no job of it" >&2
+    echo "error: nodes: $nodes needs Slurm (snakemake --profile profiles/slurm), but this is not a Slurm job" >&2
     exit 2
 fi
 read -r names processors <<< "$(squeue --noheader --jobs "$SLURM_JOB_ID" --format="%N %C")"
 first=$(scontrol show hostnames "$names" | head -n 1)
-exec srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=$((processors / nodes)) --kill-on-bad-exit \
+exec srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
+    --cpus-per-task=$((processors / nodes)) --kill-on-bad-exit \
     python -m torch.distributed.run --nnodes="$nodes" --nproc_per_node=$((gpus / nodes)) \
     --rdzv_backend=c10d --rdzv_id="$SLURM_JOB_ID" --rdzv_endpoint="$first:$port" "$@"

@@ -4,7 +4,8 @@
     python workflow_scripts/plan_memory.py --model mgm-2b --gpus 1 --gpu-memory 23.63 --host-memory 62.6 --tuning lora
     python workflow_scripts/plan_memory.py --model 7b_mamba --gpus 6 --gpu-memory 32 --host-memory 512
 
-Memory is in GiB and this machine's where it is not given. Nothing is loaded: the model runs without data or weights.
+Memory is in GiB and this machine's where it is not given. No weights are loaded: the model runs without them, and
+without data.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python workflow_scripts/train_deepspeed.py --preset 7b_mamba --num-gpus 6
 
 With --dry-run everything up to the first step is looked at: configuration, batch sizes, memory, and data if there is
-any. For a machine
-other than this one, --gpu-memory and --host-memory say what it has, in GiB. Results go to results/presets/<preset>.
+any. For a machine other than this one, --gpu-memory and --host-memory say what it has, in GiB. Results go to
+results/presets/<preset>.
 """
 
 import argparse

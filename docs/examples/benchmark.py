@@ -55,16 +55,16 @@ def read(questions: str, images: str) -> Iterator[dict]:
 
 def measure(rows: Rows) -> Metrics:
     """`score`: accuracy in per cent."""
-    scores = [100.0 * (_normalised(row["prediction"]) == row["answer"]) for row in rows]
+    scores = [100.0 * (_normalized(row["prediction"]) == row["answer"]) for row in rows]
     return {"score": Measurements.of(scores, [row["id"] for row in rows])}
 
 
 def count(rows: Rows) -> dict[str, int]:
     """`unreadable`: answers that are neither yes nor no."""
-    return {"unreadable": sum(_normalised(row["prediction"]) not in ANSWERS for row in rows)}
+    return {"unreadable": sum(_normalized(row["prediction"]) not in ANSWERS for row in rows)}
 
 
-def _normalised(prediction: str) -> str:
+def _normalized(prediction: str) -> str:
     return prediction.strip().rstrip(".!").lower()
 
 

@@ -1,4 +1,4 @@
-"""A captioner that names the strongest of an image's three colour channels.
+"""A captioner that names the strongest of an image's three color channels.
 
 Copied to workflow_scripts/dj2mgm/juicer/operators/color_captioning_mapper.py, it works in a recipe of synthesis:
 

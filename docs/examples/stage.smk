@@ -15,7 +15,7 @@ rule count_words:
         mem_mb=mem_with_retries(1000),
         runtime=30,
     shell:
-        script(
+        stage_command(
             "count_words.py",
             "--data {input.data:q} --output-dir results/{wildcards.run:q}/count_words",
         )

@@ -6,7 +6,7 @@ import pytest
 
 from dj2mgm.evaluation.benchmarks.mmbench import chosen_option
 from dj2mgm.evaluation.benchmarks.mmbench import measure as measure_mmbench
-from dj2mgm.evaluation.benchmarks.textvqa import CONTRACTIONS, normalise, vqa_accuracy
+from dj2mgm.evaluation.benchmarks.textvqa import CONTRACTIONS, normalize, vqa_accuracy
 from dj2mgm.evaluation.benchmarks.textvqa import measure as measure_textvqa
 
 
@@ -22,7 +22,7 @@ def test_vqa_accuracy_is_the_mean_over_all_leave_one_out_subsets(agreeing):
     assert vqa_accuracy("Red.", answers) == pytest.approx(by_definition("red", answers), abs=1e-12)
 
 
-def test_both_sides_are_normalised():
+def test_both_sides_are_normalized():
     assert vqa_accuracy("the 2 cats!", ["Two cats"] * 2 + ["two, cats?"] * 2 + ["dog"] * 6) == 1.0
 
 
@@ -48,18 +48,18 @@ def test_both_sides_are_normalised():
         ("", ""),
     ],
 )
-def test_answers_are_normalised_as_the_server_does(raw, expected):
-    assert normalise(raw) == expected
+def test_answers_are_normalized_as_the_server_does(raw, expected):
+    assert normalize(raw) == expected
 
 
 def test_each_contraction_is_repaired_where_one_apostrophe_is_missing():
     assert len(CONTRACTIONS) == len(set(CONTRACTIONS))
     for word in CONTRACTIONS:
         if "'s" not in word:  # these are parted: she's → she 's
-            assert normalise(word) == word
+            assert normalize(word) == word
             for place, letter in enumerate(word):
                 if letter == "'":
-                    assert normalise(word[:place] + word[place + 1 :]) == word
+                    assert normalize(word[:place] + word[place + 1 :]) == word
 
 
 def test_textvqa_counts_questions_and_groups_them_by_image():

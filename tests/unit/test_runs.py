@@ -86,6 +86,21 @@ def test_the_captioner_is_the_baseline_of_the_same_seed_and_its_training_is_part
     assert Runs({}).at("other").captioner is None
 
 
+def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
+    recipe = yaml.safe_load((tmp_path / "config/recipes/dj_synth.yaml").read_text(encoding="utf-8"))
+    recipe["process"][0]["low_similarity_recaption_mapper"]["captioner"] = {"image_captioning_mapper": {}}
+    (tmp_path / "config/recipes/own.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    write(synthesize={"recipe": "own"})
+    runs = Runs({})
+    run = runs.at("mine")
+    assert (run.settings["synthesize"]["captioner"], runs.captioner_stage(run)) == (None, None)
+
+
+def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
+    write(synthesize={"recipe": "dj_synth"}, without=["low_similarity_recaption_mapper"])
+    assert Runs({}).at("mine").captioner is None
+
+
 def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
     write(finetune={"lora": {"r": 4}}, seeds=[0, 2])
     page = Runs({}).page(["baseline", "mine"])
@@ -169,10 +184,10 @@ def test_ranks_are_swept_only_where_lora_is_trained(write):
 def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
     runs = Runs({"seeds": [3, 4]})
     run = runs.at("finetune_minimal")
-    finetune = run.settings["finetune"]
-    assert (run.seed, finetune["max_steps"], finetune["save_steps"]) == (3, 10, 5)
+    pretrain, finetune = run.settings["pretrain"], run.settings["finetune"]
+    assert run.seed == 3
+    assert [(stage["max_steps"], stage["save_steps"]) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
     assert finetune["global_batch_size"] == runs.first("baseline").settings["finetune"]["global_batch_size"]
-    assert run.settings["pretrain"]["max_steps"] == 10
     assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
 
 

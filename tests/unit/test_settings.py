@@ -12,7 +12,7 @@ from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.config.datasets import resolve_dataset
 from dj2mgm.config.layers import experiment_names, merge_experiment
 from dj2mgm.config.schema import check_merged
-from dj2mgm.config.stages import STAGES, assemble_settings
+from dj2mgm.config.stages import STAGES, model_settings
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.errors import InputError
 
@@ -43,8 +43,7 @@ def test_every_model_in_the_repository_is_valid_and_resolves_for_every_stage(pro
     images = resolve_dataset(config["dataset"])["images"]
     for stage in STAGES.values():
         json.dumps(stage.settings(config, images))
-    if "assembled" not in config["model"]:
-        json.dumps(assemble_settings(config["model"]))
+    json.dumps(model_settings(config["model"]))
 
 
 def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):

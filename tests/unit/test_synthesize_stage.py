@@ -288,6 +288,12 @@ def test_bad_settings_name_the_file_and_the_key(project, tmp_path, change, messa
         read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
 
 
+def test_a_recipes_own_captioner_needs_none_of_the_settings(project, tmp_path):
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, []) | {"captioner": None})
+    settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
+    assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] is None
+
+
 def test_blip2_needs_no_folders_and_becomes_data_juicers_operator(project, tmp_path):
     captioner = {"name": "blip2", "model": "Salesforce/blip2-opt-2.7b", "batch_size": 8}
     write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, []) | {"captioner": captioner})

@@ -5,8 +5,12 @@ import sys
 import pytest
 from deepspeed.runtime.activation_checkpointing.config import DeepSpeedActivationCheckpointingConfig
 from deepspeed.runtime.config import DeepSpeedConfig
+from in_process import run_main
 from places import PROJECT
+from tiny_models import mgm_config
 
+import write_deepspeed_configs
+from dj2mgm.config.stages import model_settings
 from dj2mgm.files import read_json, write_yaml
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
@@ -37,6 +41,15 @@ def written(tmp_path_factory):
         check=True,
     )
     return {path.stem: read_json(path) for path in (folder / "out").iterdir()}
+
+
+def test_a_model_that_is_whole_already_is_sized_by_its_own_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mgm_config().save_pretrained("mgm")
+    write_yaml("config.yaml", model_settings({"assembled": "mgm", "clip_score": "clip"}))
+    done = run_main(write_deepspeed_configs, "--config", "config.yaml", "--output-dir", "out", capture=capsys)
+    assert done.status == 0, done.stderr
+    assert read_json("out/zero3.json")["zero_optimization"]["reduce_bucket_size"] == 32**2
 
 
 def in_world_of(gpus, monkeypatch):

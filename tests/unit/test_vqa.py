@@ -5,7 +5,7 @@ import pytest
 
 import evaluate_vqa
 from dj2mgm.evaluation.groups import read_pairs
-from dj2mgm.evaluation.vqa import evaluate_answers, normalise
+from dj2mgm.evaluation.vqa import evaluate_answers, normalize
 from dj2mgm.files import read_json, read_jsonl, write_jsonl
 
 
@@ -27,9 +27,9 @@ def answer(identifier, kind, prediction, truth="red", model="finetune", images="
         ("", ""),
     ],
 )
-def test_normalisation(raw, expected):
-    assert normalise(raw) == expected
-    assert normalise(normalise(raw)) == expected
+def test_normalization(raw, expected):
+    assert normalize(raw) == expected
+    assert normalize(normalize(raw)) == expected
 
 
 def run(tmp_path, monkeypatch, rows) -> dict:

@@ -193,7 +193,7 @@ def test_processes_see_the_devices_that_were_chosen_for_them(tmp_path, visible, 
 def test_fewer_devices_than_processes_are_refused(tmp_path):
     refused = launched(tmp_path / "script.py", 4, "0,1")
     assert refused.returncode == 1
-    assert refused.stderr == "error: gpus: 4, and CUDA_VISIBLE_DEVICES names 2 only (0,1): set gpus: 2\n"
+    assert refused.stderr == "error: gpus: 4, but CUDA_VISIBLE_DEVICES lists only 2 (0,1): set gpus: 2\n"
 
 
 def launched(script, processes: int, visible: str | None) -> subprocess.CompletedProcess:
@@ -203,12 +203,20 @@ def launched(script, processes: int, visible: str | None) -> subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
+def test_the_launcher_without_arguments_says_what_it_takes():
+    launch = ["bash", PROJECT / "workflow_scripts/launch.sh"]
+    told = subprocess.run(launch, capture_output=True, text=True)
+    usage = "usage: bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]\n"
+    assert (told.returncode, told.stderr) == (2, usage)
+
+
 def test_several_nodes_without_slurm_are_refused():
     launch = ["bash", PROJECT / "workflow_scripts/launch.sh", "2", "2", "script.py"]
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     refused = subprocess.run(launch, env=environment, capture_output=True, text=True)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: nodes: 2 needs Slurm (snakemake --profile profiles/slurm)")
+    expected = "error: nodes: 2 needs Slurm (snakemake --profile profiles/slurm), but this is not a Slurm job\n"
+    assert refused.stderr == expected
 
 
 def test_gpus_that_nodes_cannot_share_are_refused(tmp_path):

@@ -41,6 +41,16 @@ def test_a_stage_on_the_gpu_claims_every_core(fresh):
     assert "threads: 16" in blocks["pretrain"] and "threads: 16" not in blocks["train_clip"]
 
 
+def test_a_filter_asks_for_a_gpu_where_its_recipe_judges_by_a_clip(fresh):
+    target = ("results/baseline/filter/filtered.jsonl", "--dry-run", "--cores", "16")
+    plain = fresh.run(*target).split("rule filter_data:")[1]
+    assert "threads: 16" not in plain and "gpu=0" in plain and "mem_mb=4000" in plain
+    with (fresh.folder / "config/recipes/baseline.yaml").open("a", encoding="utf-8") as recipe:
+        recipe.write("\n  - batched_image_text_similarity_filter: {keep_fraction: 0.9}\n")
+    judging = fresh.run(*target).split("rule filter_data:")[1]
+    assert "threads: 16" in judging and "gpu=1" in judging and "mem_mb=8000" in judging
+
+
 def test_on_a_cluster_gpu_jobs_are_not_limited_to_one(fresh):
     submit = ("--executor", "cluster-generic", "--cluster-generic-submit-cmd", "bash", "--jobs", "5", "--verbose")
     printed = fresh.run("results/datasets/small/config.yaml", *submit)
@@ -125,6 +135,7 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
     printed = fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
     assert set(count_jobs(printed, "baseline")) == ALL - {"train_clip", "train_language_model", "assemble_model"}
     assert "--model=model_zoo/mgm-2b" in printed
+    assert fresh.job_counts("deepspeed_configs", config=config) == {}
 
 
 def test_of_two_datasets_of_one_name_the_second_is_refused(fresh):

@@ -23,7 +23,7 @@ FIX = "fix the file"  # of the user's own
 
 @contextmanager
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
-    """Open a temporary neighbour of `path` for writing; rename it to `path` only if the block succeeds."""
+    """Open a temporary neighbor of `path` for writing; rename it to `path` only if the block succeeds."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -160,7 +160,7 @@ def sha256_of(*paths: str | Path) -> str:
 
 @contextmanager
 def replace_folder(folder: str | Path) -> Iterator[Path]:
-    """Fill a temporary neighbour of `folder`; put it in the folder's place only if the block succeeds."""
+    """Fill a temporary neighbor of `folder`; put it in the folder's place only if the block succeeds."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.tmp")

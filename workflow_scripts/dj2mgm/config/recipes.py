@@ -7,6 +7,7 @@ from dj2mgm.config.reading import read_config
 from dj2mgm.config.recipe_check import check_operator, check_shape, check_steps
 from dj2mgm.errors import InputError
 
+RECAPTION = "low_similarity_recaption_mapper"
 STATED_BY_THE_STAGE = {"captions_folder", "writer"}  # where captions are kept
 
 
@@ -34,6 +35,12 @@ def read_recipes(config: dict) -> dict[str, dict | None]:
 
 def needs_clip(recipe: dict) -> bool:
     return any("image_text_similarity" in operator for operator in _operators_of(recipe))
+
+
+def needs_captioner(recipe: dict) -> bool:
+    """Whether captions are wanted of a captioner that the recipe does not name itself."""
+    steps = [step[RECAPTION] for step in recipe["process"] if RECAPTION in step]
+    return any((arguments or {}).get("captioner") is None for arguments in steps)
 
 
 def _read(path: Path) -> dict:

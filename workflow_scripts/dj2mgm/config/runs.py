@@ -39,7 +39,8 @@ class Run:
     @property
     def captioner(self) -> str | None:
         """The experiment whose stage-1 model writes captions for this run."""
-        if "synthesize" not in self.settings or self.config["synthesize"]["captioner"] != "mgm":
+        captioner = self.settings["synthesize"]["captioner"] if "synthesize" in self.settings else None
+        if captioner is None or captioner["name"] != "mgm":
             return None
         return self.config["synthesize"]["mgm"]["experiment"]
 

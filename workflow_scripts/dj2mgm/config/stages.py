@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.chat_templates import read_chat_template
-from dj2mgm.config.recipes import needs_clip, read_recipes
+from dj2mgm.config.recipes import needs_captioner, needs_clip, read_recipes
 from dj2mgm.config.training import (
     check_lora_targets,
     choices_in_fp8,
@@ -33,10 +33,11 @@ class Stage:
     Args:
         label: what people read.
         rule: what makes it.
-        upstream: stages whose output it reads; those that an experiment does not have are passed over.
+        upstream: the nearest stages before it; earlier ones follow from those. Those that an experiment does not have
+            are passed over.
         settings: (merged configuration, image folders) → the stage's config.yaml; None where an experiment does not
             have the stage.
-        outputs: the files that pages read; the last one is written last, and stands for all.
+        outputs: the files that pages read; the rule may write more. The last one is written last, and stands for all.
         trains: whether it is a training stage, with checkpoints, progress and memory.csv.
         optional: whether experiments may do without.
     """
@@ -68,20 +69,16 @@ def analysis_settings(config: dict, images: dict) -> dict:
 
 def synthesize_settings(config: dict, images: dict) -> dict | None:
     """None for an experiment that synthesizes nothing."""
-    recipe, synthesize = read_recipes(config)["synthesize"], config["synthesize"]
+    recipe = read_recipes(config)["synthesize"]
     if recipe is None:
         return None
-    # whose model it is, the rules say: they hand over its folders
-    captioner = {key: value for key, value in synthesize[synthesize["captioner"]].items() if key != "experiment"}
-    if synthesize["captioner"] == "mgm":
-        captioner |= _caption_prompt(config)
     return _common(config) | {
         "image_root": images["pretrain"],
         "processes": config["filter"]["processes"],
         "gpus": gpus_on_one_node(config),
         "recipe": recipe,
         "clip": config["model"]["clip_score"],
-        "captioner": {"name": synthesize["captioner"]} | captioner,
+        "captioner": _captioner(config) if needs_captioner(recipe) else None,
         "captions": CAPTIONS,
     }
 
@@ -160,10 +157,19 @@ def foundation_settings(model: dict, part: str) -> dict:
     return model["foundation"][part]
 
 
-def assemble_settings(model: dict) -> dict:
-    """Of a model that is not assembled yet."""
+def model_settings(model: dict) -> dict:
+    """The parts to assemble, or the folder of a model that is whole already."""
+    if "assembled" in model:
+        return {"assembled": model["assembled"]}
     keys = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token", "dtype")
     return {key: model[key] for key in keys}
+
+
+def _captioner(config: dict) -> dict:
+    name = config["synthesize"]["captioner"]
+    # whose model it is, the rules say: they hand over its folders
+    keys = {key: value for key, value in config["synthesize"][name].items() if key != "experiment"}
+    return {"name": name} | keys | (_caption_prompt(config) if name == "mgm" else {})
 
 
 def _caption_prompt(config: dict) -> dict:

@@ -60,8 +60,8 @@ def lora_vs_full(settings: dict, parent: dict) -> list[Variant]:
 
 def finetune_minimal(settings: dict, parent: dict) -> list[Variant]:
     """A few steps of both stages."""
-    finetune = {key: settings[key] for key in ("max_steps", "save_steps")}
-    changes = {"pretrain": {"max_steps": settings["max_steps"]}, "finetune": finetune}
+    steps = {key: settings[key] for key in ("max_steps", "save_steps")}
+    changes = {"pretrain": steps, "finetune": steps}
     return [Variant("finetune_minimal", settings["experiment"], "finetune_minimal", changes)]
 
 

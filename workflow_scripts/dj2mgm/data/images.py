@@ -81,7 +81,7 @@ def load_image(source: str | Path | bytes | BinaryIO) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """A grey image of 16 bits in 256 levels, from the whole range of its type; Pillow would cut off all above 255."""
+    """A gray image of 16 bits in 256 levels, from the whole range of its type; Pillow would cut off all above 255."""
     if image.mode not in SIXTEEN_BITS and (image.mode, image.format) != PGM:
         raise ValueError(f"its numbers (Pillow's mode {image.mode}) have no known range; convert the image to 8 bits")
     tags = getattr(image, "tag_v2", {})  # of a TIFF, which may have 12 bits a pixel, and zero for white

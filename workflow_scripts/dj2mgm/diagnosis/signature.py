@@ -15,7 +15,7 @@ HEADING = "diagnosis: "
 @dataclass(frozen=True)
 class StageLog:
     path: Path
-    text: str  # plain lines: no colours, no overwritten progress bars, no earlier diagnosis
+    text: str  # plain lines: no colors, no overwritten progress bars, no earlier diagnosis
 
     def line_of(self, position: int) -> int:
         """The number, from 1, of the line that holds this character."""

@@ -1,4 +1,4 @@
-"""What a caption of a scene gets right: colour, shape and position of each object, against the known objects."""
+"""What a caption of a scene gets right: color, shape and position of each object, against the known objects."""
 
 import re
 
@@ -8,7 +8,7 @@ from dj2mgm.evaluation.groups import Metrics
 from dj2mgm.evaluation.intervals import Measurements
 
 ATTRIBUTES = ("color", "shape", "position")
-# The grammar of data/shapes/scenes.py:describe, for one object; the vocabulary is left open, for any colour or shape.
+# The grammar of data/shapes/scenes.py:describe, for one object; the vocabulary is left open, for any color or shape.
 OBJECT = re.compile(r"\ban? (\w+) (\w+) at the (\w+ \w+)")
 
 

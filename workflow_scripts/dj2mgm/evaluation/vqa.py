@@ -1,4 +1,4 @@
-"""Accuracy of short answers: exact match after normalisation, overall and per question type."""
+"""Accuracy of short answers: exact match after normalization, overall and per question type."""
 
 from dj2mgm.evaluation.groups import Metrics, Rows, estimate_groups
 from dj2mgm.evaluation.intervals import Measurements
@@ -6,7 +6,7 @@ from dj2mgm.evaluation.intervals import Measurements
 ARTICLES = {"a", "an", "the"}
 
 
-def normalise(answer: str) -> str:
+def normalize(answer: str) -> str:
     """Lower case, single spaces, no final full stop, no articles ("The top left." is "top left").
 
     An answer that is nothing but an article stays, so that option A of a multiple choice is not emptied.
@@ -16,7 +16,7 @@ def normalise(answer: str) -> str:
 
 
 def is_correct(row: dict) -> bool:
-    return normalise(row["prediction"]) == normalise(row["answer"])
+    return normalize(row["prediction"]) == normalize(row["answer"])
 
 
 def accuracy(rows: Rows) -> Metrics:

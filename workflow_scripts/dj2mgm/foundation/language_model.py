@@ -34,7 +34,7 @@ def scene_words() -> list[str]:
 def board_of(scene: Scene, side: int, rng: random.Random, confusion: float = 0.15) -> list[str]:
     """side × side scene words in reading order, as an imperfect eye would report them.
 
-    With probability `confusion` a patch of an object is reported as empty or as another colour or shape, so that the
+    With probability `confusion` a patch of an object is reported as empty or as another color or shape, so that the
     model learns to weigh its evidence as it must with projected visual tokens.
     """
     patch = IMAGE_SIZE / side

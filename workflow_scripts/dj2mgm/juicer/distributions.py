@@ -149,7 +149,7 @@ class _Normals:
 
 
 def _fit(at: np.ndarray, rows: np.ndarray, parts: np.ndarray, smallest_variance: float) -> _Normals:
-    """Expectation maximisation on a histogram, from the parts (bins, K) of each bin that belong to each normal."""
+    """Expectation maximization on a histogram, from the parts (bins, K) of each bin that belong to each normal."""
     for _ in range(ITERATIONS if parts.shape[1] > 1 else 1):
         mass = parts * rows[:, None]
         total = mass.sum(axis=0) + 1e-12

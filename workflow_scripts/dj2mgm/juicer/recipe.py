@@ -48,7 +48,7 @@ def check_process(process: object) -> None:
     """Check the shape of a `process` list, its operators' names, and their arguments' names and types.
 
     Raises:
-        InputError: names the step, and for a misspelt name the nearest known one.
+        InputError: names the step, and for a misspelled name the nearest known one.
     """
     for place, name, arguments in check_steps("recipe", process):
         _check_operator(place, name, arguments)

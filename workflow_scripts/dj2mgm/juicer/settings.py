@@ -10,10 +10,6 @@ from dj2mgm.files import read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
-CAPTIONER_KEYS = {
-    "mgm": {"template", "question", "num_beams", "batch_size", "max_new_tokens"},
-    "blip2": {"model", "batch_size"},
-}
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
 
 
@@ -54,7 +50,8 @@ def read_filter_settings(path: str | Path) -> StageSettings:
 
 
 def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> StageSettings:
-    """Read filter's keys and `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}`, and perhaps `writer`.
+    """Read filter's keys and `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}`, and perhaps `writer`;
+    `captioner: null` where the recipe names one itself.
 
     Args:
         output_dir: names this run's file of captions where `writer` does not.
@@ -66,7 +63,7 @@ def read_synthesize_settings(path: str | Path, output_dir: Path, model: Captione
     values = read_values(path, SYNTHESIZE_KEYS, {"writer"})
     recaption = {
         "hf_clip": values["clip"],
-        "captioner": _captioner(path, values["captioner"], model),
+        "captioner": None if values["captioner"] is None else _captioner(path, values["captioner"], model),
         "seed": values["seed"],
         "captions_folder": values["captions"],
         "writer": values.get("writer") or "-".join(output_dir.resolve().parts[-3:]),
@@ -112,14 +109,21 @@ def clip_arguments(clip: str) -> dict[str, dict]:
 def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -> dict:
     """The operator that captions, as in a recipe."""
     name = values.get("name") if isinstance(values, dict) else None
-    if name not in CAPTIONER_KEYS:
-        known = " or ".join(CAPTIONER_KEYS)
-        raise InputError(f"{path}: 'captioner.name' must be {known}, found {name!r}")
-    _check_keys(path, values, CAPTIONER_KEYS[name] | {"name"}, set(), "captioner.")
-    if name == "blip2":
-        arguments = {"hf_img2seq": values["model"], "keep_original_sample": False}
-        sizes = {"gpu_batch_size": values["batch_size"], "batch_size": values["batch_size"]}
-        return {"image_captioning_mapper": arguments | sizes}
+    if name not in CAPTIONERS:
+        raise InputError(f"{path}: 'captioner.name' must be {' or '.join(CAPTIONERS)}, found {name!r}")
+    return CAPTIONERS[name](path, values, model)
+
+
+def _blip2(path: str | Path, values: dict, _: CaptionerModel | None) -> dict:
+    _check_keys(path, values, {"name", "model", "batch_size"}, set(), "captioner.")
+    arguments = {"hf_img2seq": values["model"], "keep_original_sample": False}
+    sizes = {"gpu_batch_size": values["batch_size"], "batch_size": values["batch_size"]}
+    return {"image_captioning_mapper": arguments | sizes}
+
+
+def _mgm(path: str | Path, values: dict, model: CaptionerModel | None) -> dict:
+    keys = {"template", "question", "num_beams", "batch_size", "max_new_tokens"}
+    _check_keys(path, values, keys | {"name"}, set(), "captioner.")
     if model is None:
         raise InputError(
             f"{path}: the captioner mgm is a model that this workflow has trained; name its folders with "
@@ -128,8 +132,11 @@ def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -
     for folder, file in ((model.base, "config.json"), (model.stage, "projector.safetensors")):
         if not (folder / file).is_file():
             raise InputError(f"{folder} has no {file}, so it is no folder of a captioner; run its rules first")
-    arguments = {key: values[key] for key in CAPTIONER_KEYS[name]}
+    arguments = {key: values[key] for key in keys}
     return {"mgm_captioning_mapper": {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
+
+
+CAPTIONERS = {"mgm": _mgm, "blip2": _blip2}  # by their names in the configuration
 
 
 def _check_keys(path: str | Path, values: dict, required: set[str], optional: set[str], prefix: str) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 class PatchInfoMining(nn.Module):
     """Attention of each CLIP patch over its own sub-patches (Li et al. 2024, arXiv:2403.18814, eq. 1).
 
-    Query, key and value are a LayerNorm and a linear layer each; scores are scaled by 1/√C and normalised over the
+    Query, key and value are a LayerNorm and a linear layer each; scores are scaled by 1/√C and normalized over the
     M² sub-patches, which are all ConvNeXt stages, bilinearly upsampled to the finest one's resolution and joined.
 
     None of sub-patches, keys and values is ever made, since scores and sums are linear in all three. The query is
@@ -43,8 +43,8 @@ class PatchInfoMining(nn.Module):
 
         query = _linear_after_norm(self.query, patches)  # (B, N, C)
         back = (query @ key.weight) * key_norm.weight  # (B, N, C')
-        centred = back - back.mean(dim=-1, keepdim=True)  # instead of every sub-patch, which the norm centres
-        by_stage = centred.split([cells.shape[-1] for cells, _ in seen], dim=-1)
+        centered = back - back.mean(dim=-1, keepdim=True)  # instead of every sub-patch, which the norm centers
+        by_stage = centered.split([cells.shape[-1] for cells, _ in seen], dim=-1)
         products = [
             torch.einsum("nmk,bnk->bnm", upsample, (cells @ part.unsqueeze(-1)).squeeze(-1).to(upsample.dtype))
             for part, (cells, upsample) in zip(by_stage, seen, strict=True)
@@ -120,5 +120,5 @@ def _inverse_deviation(seen: list[tuple[torch.Tensor, torch.Tensor]], eps: float
 
 def _linear_after_norm(layers: nn.Sequential, features: torch.Tensor) -> torch.Tensor:
     norm, linear = layers
-    normalised = F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-    return F.linear(normalised, linear.weight, linear.bias)
+    normalized = F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return F.linear(normalized, linear.weight, linear.bias)

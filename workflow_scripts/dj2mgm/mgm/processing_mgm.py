@@ -39,7 +39,7 @@ class MGMProcessor(ProcessorMixin):
         return self.normalized(self.resized(images))
 
     def resized(self, images: list[Image.Image]) -> torch.Tensor:
-        """RGB images of any shape → (B, 3, S', S') uint8, padded to squares with the mean colour."""
+        """RGB images of any shape → (B, 3, S', S') uint8, padded to squares with the mean color."""
         color = tuple(int(255 * mean) for mean in self.image_processor.image_mean)
         squares = [_pad_to_square(image, color) for image in images]
         bytes_only = {"do_rescale": False, "do_normalize": False}

@@ -17,7 +17,7 @@ COLUMNS = [
 LOWER_IS_BETTER = {"extra_objects"}
 HEADLINES = {  # metric: title, what it means
     "vqa_accuracy": ("VQA accuracy", "held-out questions answered correctly"),
-    "attribute_accuracy": ("Attribute accuracy", "colours, shapes and places that captions state correctly"),
+    "attribute_accuracy": ("Attribute accuracy", "colors, shapes and places that captions state correctly"),
     "clip_score": ("CLIPScore", "how well captions fit their images"),
     "ref_clip_score": ("RefCLIPScore", "how well they fit images and reference captions"),
 }

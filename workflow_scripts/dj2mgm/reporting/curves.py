@@ -18,7 +18,7 @@ POINTS = 240  # of a line; more cannot be told apart
 
 @dataclass(frozen=True)
 class LossLine:
-    index: int  # of the experiment, for its colour
+    index: int  # of the experiment, for its color
     kind: str  # seed: one run as it was; mean: the mean over the seeds, smoothed
     path: str
 
@@ -181,7 +181,7 @@ def _lines(x: Scale, y: Scale, stage: StageMemory, start: float, end: float) -> 
 
 
 def _peaks(seconds: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[float, float]]:
-    """At most POINTS of the readings: the largest of each group of neighbours, so that no peak is lost."""
+    """At most POINTS of the readings: the largest of each group of neighbors, so that no peak is lost."""
     for group in np.array_split(np.arange(len(sizes)), min(POINTS, len(sizes))):
         largest = group[sizes[group].argmax()]
         yield float(seconds[largest]), float(sizes[largest])

@@ -134,7 +134,7 @@ Edges = tuple[float, float]  # left and right, in rows
 
 @dataclass(frozen=True)
 class Shape:
-    lane: str  # original, recaptioned, repeated or dropped: its colour
+    lane: str  # original, recaptioned, repeated or dropped: its color
     path: str
     title: str = ""
 

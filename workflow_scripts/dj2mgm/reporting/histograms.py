@@ -153,7 +153,7 @@ def _series(dropped_by: str, operator: str) -> str:
 def bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
     """Edges of the bins, and whether they are logarithmic: so where a few values are far above all others.
 
-    Whole numbers get bins of equal whole width, so that no bin holds more of them than its neighbour.
+    Whole numbers get bins of equal whole width, so that no bin holds more of them than its neighbor.
     """
     low, high = float(values.min()), float(values.max())
     if low > 0 and high / float(np.median(values)) > 12 or low > 0 and float(np.median(values)) / low > 12:

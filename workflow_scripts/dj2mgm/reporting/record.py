@@ -68,7 +68,7 @@ def judge_note(experiments: list[Experiment]) -> str:
     if not chosen:
         return ""
     return (
-        f"The CLIP that judges here has also selected the data of {listed(chosen)}, which favours what this CLIP "
+        f"The CLIP that judges here has also selected the data of {listed(chosen)}, which favors what this CLIP "
         "likes: see whether scores without CLIP say the same."
     )
 

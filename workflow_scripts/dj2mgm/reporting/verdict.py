@@ -29,7 +29,7 @@ class Mark:
 @dataclass(frozen=True)
 class Level:
     experiment: str
-    index: int  # of the experiment, for its colour
+    index: int  # of the experiment, for its color
     mark: Mark
     shuffled: float | None  # the same model shown other images
     shuffled_text: str

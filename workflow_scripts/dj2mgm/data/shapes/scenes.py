@@ -1,6 +1,6 @@
-"""Scenes of one to three coloured shapes: what is in them, how they are drawn, how they are described.
+"""Scenes of one to three colored shapes: what is in them, how they are drawn, how they are described.
 
-A scene is a 2×2 board. Each object has its own quadrant, colour and shape, so that every question about a scene has
+A scene is a 2×2 board. Each object has its own quadrant, color and shape, so that every question about a scene has
 exactly one right answer.
 """
 
@@ -50,7 +50,7 @@ class Scene:
 
 
 def draw_scene(rng: random.Random) -> Scene:
-    """Draw a scene at random: distinct colours, shapes and quadrants, jittered in place, size and tilt."""
+    """Draw a scene at random: distinct colors, shapes and quadrants, jittered in place, size and tilt."""
     count = rng.choices((1, 2, 3), COUNT_ODDS)[0]
     colors, shapes = rng.sample(list(COLORS), count), rng.sample(SHAPES, count)
     quadrants = sorted(rng.sample(range(4), count))
@@ -124,7 +124,7 @@ QUESTION_TYPES = ("color", "shape", "count", "position", "yes_no")
 
 
 def _ask_yes_no(scene: Scene, item: SceneObject, rng: random.Random) -> tuple[str, str]:
-    """Half the answers are no; a 'no' asks for a pairing of colour and shape that the scene does not have."""
+    """Half the answers are no; a 'no' asks for a pairing of color and shape that the scene does not have."""
     if rng.random() < 0.5:
         return f"Is there a {item.name()}?".replace("a orange", "an orange"), "yes"
     present = {(o.color, o.shape) for o in scene.objects}

@@ -1,6 +1,7 @@
 """Published benchmarks, one a file, which is named as the benchmark and holds:
 
-    FILES             the keys of its files under `benchmarks.<name>`, as a literal tuple
+    FILES             the keys of its files under `benchmarks.<name>`, as a literal tuple. Its questions are answered
+                      again after a change of one of these files. Only `images` is a folder, whose files are not watched
     VARIANTS          names for its prompts' forms, as a literal tuple: scores of two forms are never compared
     read              (**files) → its questions, each {"variant", "id", "image": path or bytes, "prompt", and its truth}
     measure           (answers) → metrics in per cent, among them `score`; {} where the truth is withheld

@@ -117,7 +117,7 @@ def _read_answers(path: Path) -> dict[Key, dict]:
     return truth
 
 
-# Both sides of a comparison are normalised as EvalAI's server does it, oddities included, since every published figure
+# Both sides of a comparison are normalized as EvalAI's server does it, oddities included, since every published figure
 # rests on them.
 
 ARTICLES = {"a", "an", "the"}
@@ -145,7 +145,7 @@ REPAIRED = {
 } | {"somebody'd": "somebodyd"}  # the server's table has this one the wrong way round
 
 
-def normalise(answer: str) -> str:
+def normalize(answer: str) -> str:
     """Lower case, digits for small numbers, no articles and hardly any punctuation ("The two cats." is "2 cats")."""
     text = answer.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
     words = [NUMBERS.get(word, word) for word in _without_marks(text).split()]
@@ -167,8 +167,8 @@ def vqa_accuracy(prediction: str, answers: list[str]) -> float:
     It is the mean over the ten subsets of nine answers of min(1, n / 3), n counted within the subset: the definition of
     Antol et al. 2015 (VQA), which TextVQA (Singh et al. 2019) takes over.
     """
-    said = normalise(prediction)
-    return min(1.0, 3 * sum(normalise(answer) == said for answer in answers) / 10)
+    said = normalize(prediction)
+    return min(1.0, 3 * sum(normalize(answer) == said for answer in answers) / 10)
 
 
 def measure(rows: Rows) -> Metrics:

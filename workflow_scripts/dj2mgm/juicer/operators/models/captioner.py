@@ -27,7 +27,7 @@ LOG_LIKELIHOODS = "caption_log_likelihoods"
 
 @dataclass(frozen=True)
 class Captions:
-    """A captioner's captions of one image, its own favourite first; no log-likelihoods where it tells none."""
+    """A captioner's captions of one image, its own favorite first; no log-likelihoods where it tells none."""
 
     candidates: list[str]
     log_likelihoods: list[float] | None

@@ -105,7 +105,7 @@ class ClipSimilarity:
 class PixelBatches:
     """What a CLIP image processor makes of many images, bit for bit, without its cost for each image.
 
-    The usual pipeline (shortest edge resized by PIL, centre cropped, rescaled, normalized) stays in uint8 up to the
+    The usual pipeline (shortest edge resized by PIL, center cropped, rescaled, normalized) stays in uint8 up to the
     end; there a table of 256 values a channel, which the processor itself has filled, replaces its arithmetic. Any
     other pipeline is left to the processor.
     """
