@@ -7,7 +7,7 @@
 Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.
 
 The configuration holds `clip` (folder or hub id), `prompt` (put before every caption: "A photo depicts " in the paper),
-`image_root`, `batch_size` and `cpu_threads` (null: all cores this process may use).
+`image_root` and `cpu_threads` (null: all cores this process may use).
 """
 
 import platform
@@ -37,7 +37,7 @@ def main() -> None:
 
     models = read_pairs(paths.captions, key=("id",))
     rows = rows_of_captions(models, list(read_evaluation(paths.evaluation)))
-    embedder = ClipEmbedder(config["clip"], config["batch_size"])
+    embedder = ClipEmbedder(config["clip"])
     judge = CaptionJudge(rows, config["image_root"], embedder, config["prompt"])
     measured, counts = measure_captions(models, judge)
     groups = estimate_groups(measured)

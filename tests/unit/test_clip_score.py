@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import evaluate_clip
+from dj2mgm.evaluation import caption_metrics
 from dj2mgm.evaluation.caption_metrics import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
 from dj2mgm.files import read_json, read_jsonl, write_jsonl
 
@@ -55,9 +56,10 @@ def caption_rows(own: list[str], shuffled: list[str], model: str = "finetune") -
     ]
 
 
-def evaluate(dataset, clip, rows, monkeypatch, **changes) -> dict:
+def evaluate(dataset, clip, rows, monkeypatch, at_once: int = 2, **changes) -> dict:
+    monkeypatch.setattr(caption_metrics, "AT_ONCE", at_once)
     write_jsonl(dataset / "captions.jsonl", rows)
-    config = {"clip": str(clip), "prompt": PROMPT, "image_root": str(dataset), "batch_size": 2}
+    config = {"clip": str(clip), "prompt": PROMPT, "image_root": str(dataset)}
     config |= {"cpu_threads": 1} | changes
     (dataset / "config.yaml").write_text(yaml.safe_dump(config))
     flags = {"config": "config.yaml", "captions": "captions.jsonl", "evaluation": "evaluation.jsonl"}
@@ -120,7 +122,7 @@ def test_scores_of_images_add_up_to_the_metrics(clip_folder, dataset, monkeypatc
 
 def test_batch_size_changes_nothing(clip_folder, dataset, monkeypatch):
     rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
-    one, many = (evaluate(dataset, clip_folder, rows, monkeypatch, batch_size=size) for size in (1, 64))
+    one, many = (evaluate(dataset, clip_folder, rows, monkeypatch, at_once=size) for size in (1, 64))
     for group, estimates in one["groups"].items():
         for name, estimate in estimates.items():
             assert estimate == pytest.approx(many["groups"][group][name], abs=1e-5)
@@ -193,8 +195,9 @@ def test_formulas_on_vectors_with_known_angles():
     assert ref_clip_score(score, similarity) == pytest.approx([2 * 1.5 * 0.8 / 2.3, 0, 0])
 
 
-def test_texts_keep_their_order_and_repeat(clip_folder):
-    embedder = ClipEmbedder(str(clip_folder), batch_size=2)
+def test_texts_keep_their_order_and_repeat(clip_folder, monkeypatch):
+    monkeypatch.setattr(caption_metrics, "AT_ONCE", 2)
+    embedder = ClipEmbedder(str(clip_folder))
     texts = ["b", "a", "b", "cc", "a"]
     features = embedder.embed_texts(texts)
     alone = np.concatenate([embedder.embed_texts([text]) for text in texts])

@@ -124,7 +124,6 @@ def evaluate_clip_settings(config: dict, images: dict) -> dict:
         "clip": config["model"]["clip_score"],
         "prompt": evaluate["clip_prompt"],
         "image_root": images["evaluation"],
-        "batch_size": evaluate["batch_size"],
     }
 
 

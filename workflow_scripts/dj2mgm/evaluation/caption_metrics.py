@@ -18,12 +18,13 @@ from dj2mgm.messages import Progress
 # CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv:2104.08718, section 3) with any CLIP of transformers.
 
 RESCALE = 2.5  # w of the paper
+AT_ONCE = 64  # images or texts that are embedded together
 
 
 class ClipEmbedder:
     """CLIP's joint space: images and texts as float32 vectors of unit length. On the GPU if there is one."""
 
-    def __init__(self, clip: str, batch_size: int):
+    def __init__(self, clip: str):
         """`clip` is a local folder or a hub id with safetensors weights; remote code is never run.
 
         Raises:
@@ -42,7 +43,6 @@ class ClipEmbedder:
             ) from None
         self.device = default_device()
         self.model.to(self.device).eval()
-        self.batch_size = batch_size
         self.token_limit = self.model.config.text_config.max_position_embeddings
 
     @torch.inference_mode()
@@ -82,7 +82,7 @@ class ClipEmbedder:
         return sum(len(ids) > self.token_limit for ids in tokens)
 
     def _batches(self, items: Sequence) -> list[list]:
-        return [list(items[start : start + self.batch_size]) for start in range(0, len(items), self.batch_size)]
+        return [list(items[start : start + AT_ONCE]) for start in range(0, len(items), AT_ONCE)]
 
 
 def unit_length(features: list[torch.Tensor]) -> np.ndarray:
