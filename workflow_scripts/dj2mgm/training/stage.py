@@ -62,8 +62,6 @@ def run_stage(
         prepare: freezes and wraps the base model so that exactly what is trained requires gradients.
         save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
     """
-    # conversations differ in length; without it, memory that was reserved for one length is lost to the others
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     use_cpu_threads(settings.cpu_threads)
     if settings.precision == "fp8":
         check_fp8()
