@@ -15,6 +15,7 @@ from transformers import (
     ConvNextModel,
     GemmaConfig,
     GemmaTokenizer,
+    MistralConfig,
     Qwen2Config,
     Qwen2Tokenizer,
 )
@@ -46,7 +47,7 @@ def tiny_qwen_tokenizer() -> Qwen2Tokenizer:
     return trained
 
 
-def text_config(family: str) -> GemmaConfig | Qwen2Config:
+def text_config(family: str) -> GemmaConfig | MistralConfig | Qwen2Config:
     tokenizer = tiny_tokenizer()
     sizes = {
         "vocab_size": len(tokenizer),
@@ -60,7 +61,12 @@ def text_config(family: str) -> GemmaConfig | Qwen2Config:
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    return GemmaConfig(**sizes, head_dim=8) if family == "gemma" else Qwen2Config(**sizes, tie_word_embeddings=False)
+    match family:
+        case "gemma":
+            return GemmaConfig(**sizes, head_dim=8)
+        case "mistral":  # its attention slides over less than an image
+            return MistralConfig(**sizes, head_dim=8, sliding_window=12)
+    return Qwen2Config(**sizes, tie_word_embeddings=False)
 
 
 def vision_config() -> CLIPVisionConfig:

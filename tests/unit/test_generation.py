@@ -3,6 +3,8 @@ import random
 import subprocess
 import sys
 import time
+from io import BytesIO
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -10,6 +12,7 @@ import torch
 from places import PROJECT
 from safetensors.torch import load_file
 from tiny_models import (
+    NUM_IMAGE_TOKENS,
     pixels,
     randomize,
     save_image,
@@ -143,8 +146,8 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
     monkeypatch.setattr(generation, "VISUAL_BYTES", 2 * next(iter(generator._kept.values())).nbytes)
     assert list(generator.answer(images, ["How many?"] * 3, **arguments)) == answers[:3]
     assert list(generator._kept) == [str(image) for image in images[1:]]
-    with open(images[0], "rb") as file:
-        assert list(generator.answer([file], ["How many?"], **arguments)) == answers[:1]
+    content = BytesIO(images[0].read_bytes())
+    assert list(generator.answer([content], ["How many?"], **arguments)) == answers[:1]
     assert sum(encoded) == 4 and len(generator._kept) == 2
 
 
@@ -215,6 +218,36 @@ def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, a
     last = processor.tokenizer.decode([first[0, -1].item()])  # generate leaves the token that ends an answer in it
     assert found == [text.split(last)[0].strip() for text in expected]
     assert len(set(map(len, found))) > 1, "some must end before the others"
+
+
+def test_where_attention_slides_answers_do_not_depend_on_their_batch(tmp_path):
+    """Padding would take places in a window that is shorter than a prompt."""
+    model = tiny_mgm("mistral")
+    assert model.config.text_config.sliding_window < NUM_IMAGE_TOKENS + 8
+    model.save_pretrained(tmp_path / "mgm")
+    tiny_processor().save_pretrained(tmp_path / "mgm")
+    generator = Generator(tmp_path / "mgm", None, "cpu")
+    images = [color_images(tmp_path, 3)[number] for number in (0, 1, 1, 2, 0, 2)]
+    asked = ["How many?", "", "What color is the circle?", "Where?", "a b c", "How many are there?"]
+    one, many = (list(generator.answer(images, asked, "gemma", 9, batch_size=size)) for size in (1, 6))
+    assert one == many and len(set(one)) > 1
+
+
+@pytest.mark.parametrize(
+    ("free", "size"), [(-0.5, 1), (0.25, 1), (2.1, 2), (3.0, 32), (8.0, 128), (20.0, 256), (70.0, 256)]
+)
+def test_batches_are_as_large_as_the_gpu_has_memory_for(free, size, trained, monkeypatch):
+    """At the shape of MGM-2B; of what is free, 2 GiB are for visual tokens, and half of the rest for a batch."""
+    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    shape = {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256_000}
+    text = SimpleNamespace(**shape)
+    generator.model = SimpleNamespace(dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: text))
+    generator.processor, generator.device = SimpleNamespace(num_image_tokens=576), torch.device("cuda")
+    reserved = 2**30  # by PyTorch's allocator, and not in use: the driver does not count it as free
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * 2**30) - reserved, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * reserved)
+    assert generator.batch_size(max_new_tokens=64) == size
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])

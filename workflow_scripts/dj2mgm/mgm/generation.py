@@ -7,15 +7,18 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, islice
+from io import BytesIO
+from itertools import chain, groupby, islice, repeat
 from math import ceil
 from multiprocessing import connection
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
+from transformers import DynamicCache
 
 from dj2mgm.compute import default_device, use_cpu_threads
 from dj2mgm.config.training import AUTO
@@ -46,7 +49,7 @@ Candidates = list[tuple[str, float]]  # captions of one image, with their log-li
 class Batch(NamedTuple):
     """Questions that are answered together, and which of the images each is about."""
 
-    images: list[str | Path | BinaryIO]
+    images: list[str | Path | BytesIO]
     about: list[int]
     questions: list[str]
 
@@ -100,7 +103,7 @@ class Generator:
 
     def answer(
         self,
-        images: Sequence[str | Path | BinaryIO],
+        images: Sequence[str | Path | BytesIO],
         questions: list[str],
         template: str | dict,
         max_new_tokens: int,
@@ -131,7 +134,7 @@ class Generator:
                     del coming[key]
                     new[key] = next(pixels)
                 elif key not in self._kept:  # not any more
-                    new[key] = self._decode([files[key]])[0]
+                    new[key] = next(self._decoded([files[key]]))
             yield self._answers(self._visual_tokens(list(map(_key, batch.images)), new), batch, chat, max_new_tokens)
 
     def batch_size(self, max_new_tokens: int) -> int:
@@ -144,25 +147,33 @@ class Generator:
         token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize
         tokens = self.processor.num_image_tokens + QUESTION_TOKENS + max_new_tokens
         row = tokens * token + config.vocab_size * (dtype.itemsize + FLOAT32)
+        reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         kept = sum(tokens.nbytes for tokens in self._kept.values())
-        fitting = (torch.cuda.mem_get_info(self.device)[0] - VISUAL_BYTES + kept) // 2 // row
-        return min(AT_MOST, 1 << max(0, fitting.bit_length() - 1))
+        free = torch.cuda.mem_get_info(self.device)[0] + reserved - (VISUAL_BYTES - kept)
+        fitting = max(1, free // 2 // row)
+        return min(AT_MOST, 1 << (fitting.bit_length() - 1))
 
     def _answers(self, visual_tokens: torch.Tensor, batch: Batch, chat: ChatTemplate, max_new_tokens: int) -> list[str]:
         prefixes, asked = zip(*(self._split(chat.prompt(question)) for question in batch.questions), strict=True)
         if len(set(prefixes)) > 1:
             raise InputError(f"template {chat.name}: what stands before the image depends on the question; {REMEDY}")
         answers: list[list[int]] = [[]] * len(asked)
-        for bare in (False, True):  # nothing follows the image where nothing is asked
-            numbers = [number for number, ids in enumerate(asked) if bool(ids) != bare]
-            if numbers:
-                about, ids = zip(*((batch.about[number], asked[number]) for number in numbers), strict=True)
-                stops = self._stops(chat)
-                found = greedy_search(self.model, prefixes[0], visual_tokens, about, ids, stops, max_new_tokens)
-                for number, answer in zip(numbers, found, strict=True):
-                    answers[number] = answer
+        stops, kind = self._stops(chat), len if self._slides(len(prefixes[0]), asked, max_new_tokens) else bool
+        for which in sorted({kind(ids) for ids in asked}):  # nothing follows the image where nothing is asked
+            numbers = [number for number, ids in enumerate(asked) if kind(ids) == which]
+            about, ids = zip(*((batch.about[number], asked[number]) for number in numbers), strict=True)
+            found = greedy_search(self.model, prefixes[0], visual_tokens, about, ids, stops, max_new_tokens)
+            for number, answer in zip(numbers, found, strict=True):
+                answers[number] = answer
         texts = self.processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return [text.strip() for text in texts]
+
+    def _slides(self, prefix: int, asked: Sequence[list[int]], max_new_tokens: int) -> bool:
+        """Whether an attention window is shorter than a prompt with its answer. Padding would take places in it: only
+        questions of one length can then be answered together."""
+        layers = DynamicCache(config=self.model.config.get_text_config()).layers
+        longest = prefix + max(map(len, asked)) + max_new_tokens
+        return any(layer.is_sliding and layer.sliding_window < longest for layer in layers)
 
     def _split(self, prompt: str) -> tuple[tuple[int, ...], list[int]]:
         """Tokens up to the end of the image, and those behind it."""
@@ -202,17 +213,23 @@ class Generator:
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
-    def _decoded(self, images: Sequence[str | Path | BinaryIO]) -> Iterator[torch.Tensor]:
-        """(3, S', S') uint8 of each image. A GPU has them decoded ahead by other processes: threads would keep this one
-        from giving the GPU work."""
+    def _decoded(self, images: Sequence[str | Path | BytesIO]) -> Iterator[torch.Tensor]:
+        """(3, S', S') uint8 of each image, of which one that follows itself is decoded once. A GPU has them decoded
+        ahead by other processes: threads would keep this one from giving the GPU work."""
         cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
         processes = min(DECODING, max(2, cores - 1)) if self.device.type == "cuda" else 1
-        yield from chain.from_iterable(map_in_order(self._decode, _parts(images, DECODED_AT_ONCE), processes))
+        runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(images, key=_key)]
+        parts = _parts([image for image, _ in runs], DECODED_AT_ONCE)
+        pixels = chain.from_iterable(map_in_order(self._decode, parts, processes))
+        for (_, times), image in zip(runs, pixels, strict=True):
+            yield from repeat(torch.from_numpy(image), times)
 
-    def _decode(self, images: Sequence[str | Path | BinaryIO]) -> torch.Tensor:
+    def _decode(self, images: Sequence[str | Path | BytesIO]) -> np.ndarray:
+        """(B, 3, S', S') uint8. Not as tensors, which would come from other processes through shared memory, of which
+        containers have little."""
         if self.device.type == "cuda":
             torch.set_num_threads(1)  # OpenMP's threads are not there in a forked process
-        return self.processor.resized([load_image(image) for image in images])
+        return self.processor.resized([load_image(image) for image in images]).numpy()
 
     def _encoded(self, pixels: list[torch.Tensor]) -> torch.Tensor:
         """[(3, S', S') uint8] → (B, N, H)"""
@@ -242,12 +259,12 @@ class Generator:
         return stops
 
 
-def _key(image: str | Path | BinaryIO) -> object:
+def _key(image: str | Path | BytesIO) -> object:
     return str(image) if isinstance(image, str | Path) else id(image)
 
 
 def batches_of(
-    images: Sequence[str | Path | BinaryIO], questions: list[str], size: int
+    images: Sequence[str | Path | BytesIO], questions: list[str], size: int
 ) -> tuple[list[list[list[int]]], list[Batch]]:
     """What is answered together: questions about one image, and of about one length within `SORTED` batches. What is
     asked twice about an image is answered once.
@@ -308,7 +325,12 @@ def in_order(batches: list[list[list[int]]], answers: Iterable[list[str]]) -> It
 def generators(base: Path, stage: Path, processes: int) -> Iterator["Generator | _Pool"]:
     """One generator in this process, or several processes with one each, which together say what one would."""
     if processes == 1:
-        yield Generator(base, stage)
+        generator = Generator(base, stage)
+        try:
+            yield generator
+        finally:  # whoever still holds it: its memory is for the next one
+            del generator.model
+            generator._kept.clear()
         return
     spawn = multiprocessing.get_context("spawn")
     ranks = spawn.Queue()

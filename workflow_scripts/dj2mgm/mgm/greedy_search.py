@@ -29,7 +29,8 @@ def greedy_search(
         prefix: P tokens with which all prompts begin, an image's among them.
         visual_tokens: (I, N, H), of the images that are asked about.
         images: which of them each question is about.
-        questions: the tokens that follow the prefix; all of them have some, or none has.
+        questions: the tokens that follow the prefix; all of them have some, or none has. Of one length, if attention
+            slides over a window shorter than a prompt with its answer.
     """
     device, rows = visual_tokens.device, torch.tensor(images, device=visual_tokens.device)
     width = max(map(len, questions))
@@ -39,7 +40,7 @@ def greedy_search(
     mask = mask.to(device)
     cache, logits = _read_images(model, torch.tensor(prefix, device=device), visual_tokens)
     if width:
-        cache, logits = _read_questions(model, cache, rows, torch.tensor(padded, device=device), mask)
+        cache, logits = _read_questions(model, cache, len(logits), rows, torch.tensor(padded, device=device), mask)
     else:
         cache.batch_select_indices(rows)
         logits = logits.index_select(0, rows)
@@ -69,11 +70,18 @@ def _read_images(
 
 
 def _read_questions(
-    model: MGMForConditionalGeneration, of_images: Cache, rows: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
+    model: MGMForConditionalGeneration,
+    of_images: Cache,
+    images: int,
+    rows: torch.Tensor,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
 ) -> tuple[Cache, torch.Tensor]:
-    """rows (B,), ids (B, S), mask (B, P + S) → keys and values of image and question, and what follows: (B, V)."""
-    caches, logits = [], []
+    """rows (B,) of the cache of so many images, ids (B, S), mask (B, P + S) → keys and values of image and question, and what follows: (B, V)."""
     size = max(1, TOKENS_AT_ONCE // ids.shape[1])
+    if len(ids) <= size and rows.tolist() == list(range(images)):  # an image each: no copies
+        return of_images, _read(model, of_images, ids, mask)
+    caches, logits = [], []
     for rows_, ids_, mask_ in zip(rows.split(size), ids.split(size), mask.split(size), strict=True):
         caches.append(_selected(of_images, rows_))
         logits.append(_read(model, caches[-1], ids_, mask_))

@@ -31,6 +31,8 @@ LESS = (
     "activation_checkpointing: true, or deepspeed: zero3_offload"
 )
 
+FEWER_ANSWERS = "set evaluate.batch_size to a number, such as 16; auto takes up to 256 questions at a time"
+
 
 @dataclass(frozen=True)
 class TrainingStage:
@@ -64,7 +66,7 @@ def explain_out_of_memory(evidence: Evidence) -> Explanation:
     stage = read_stage(evidence)
     if tensor := name_tensor(wanted, stage):
         cause += f". {evidence.match['wanted']} is {tensor}"
-    remedy = LESS
+    remedy = FEWER_ANSWERS if "greedy_search.py" in evidence.before else LESS
     others = sum(map(parse_size, re.findall(OTHERS, evidence.match["rest"])))
     if "own" in numbers and others > MUCH:
         cause += f". Other processes held {gib(others)} of this GPU"
