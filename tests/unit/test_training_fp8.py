@@ -58,13 +58,21 @@ def test_only_frozen_layers_of_even_sizes_are_replaced():
     )
     layers.requires_grad_(False)
     layers["trained"].requires_grad_(True)
-    assert freeze_in_fp8(nn.ModuleList([layers])) == 1
+    freeze_in_fp8(nn.ModuleList([layers]))
     assert {name: type(layer).__name__ for name, layer in layers.items()} == {
         "frozen": "FrozenFP8Linear",
         "trained": "Linear",
         "odd": "Linear",
         "norm": "LayerNorm",
     }
+
+
+def test_a_model_without_a_frozen_layer_and_divided_weights_are_refused(linear):
+    with pytest.raises(InputError, match="finds no frozen layer"):
+        freeze_in_fp8(nn.ModuleList([linear.requires_grad_(True)]))
+    linear.requires_grad_(False).weight.ds_id = 0  # as ZeRO-3 marks it
+    with pytest.raises(InputError, match="which ZeRO-3 divides"):
+        freeze_in_fp8(nn.ModuleList([linear]))
 
 
 @pytest.mark.parametrize(

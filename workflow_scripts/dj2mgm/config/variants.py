@@ -53,6 +53,8 @@ def lora_sweep(settings: dict, parent: dict) -> list[Variant]:
 def lora_vs_full(settings: dict, parent: dict) -> list[Variant]:
     """The whole language model trained."""
     changes = {"lora": None, "deepspeed": settings["deepspeed"]}
+    if parent["finetune"]["precision"] == "fp8":  # which is for frozen layers
+        changes["precision"] = "bf16"
     if settings["learning_rate"]:
         changes["learning_rate"] = settings["learning_rate"]
     return [Variant(f"{settings['experiment']}-full", settings["experiment"], "lora_vs_full", {"finetune": changes})]

@@ -5,8 +5,9 @@ import math
 import os
 import resource
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -68,8 +69,7 @@ def run_stage(
     if os.environ.get("LOCAL_RANK", "0") == "0":
         remove_stale_locks()
     set_seed(settings.seed)
-    hashing = ThreadPoolExecutor(1)  # some gigabytes of weights, while the stage is planned
-    digest = hashing.submit(digest_of, inputs)
+    digest = in_background(digest_of, inputs)  # of some gigabytes of weights, while the stage is planned
     processor = MGMProcessor.from_pretrained(inputs["model"])
     dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
     config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
@@ -211,6 +211,20 @@ def fingerprint_of(settings: TrainingSettings, digest: str) -> str:
     left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps"}
     values = {key: value for key, value in vars(settings).items() if key not in left_out}
     return f"{digest}:{values!r}"
+
+
+def in_background(function: Callable, *args) -> Future:
+    """What a thread will have computed. Where the process ends before, nobody waits for it."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def digest_of(inputs: dict[str, Path]) -> str:
