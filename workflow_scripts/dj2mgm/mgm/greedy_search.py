@@ -77,7 +77,13 @@ def _read_questions(
     ids: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[Cache, torch.Tensor]:
-    """rows (B,) of the cache of so many images, ids (B, S), mask (B, P + S) → keys and values of image and question, and what follows: (B, V)."""
+    """Keys and values of image and question, and what follows: (B, V).
+
+    Args:
+        of_images: the cache of so many images' prefixes.
+        rows: (B,), which of them each question is about.
+        ids: (B, S), and mask (B, P + S).
+    """
     size = max(1, TOKENS_AT_ONCE // ids.shape[1])
     if len(ids) <= size and rows.tolist() == list(range(images)):  # an image each: no copies
         return of_images, _read(model, of_images, ids, mask)
