@@ -22,7 +22,7 @@ from transformers import (
 
 from dj2mgm.foundation.tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
-from dj2mgm.mgm.modeling_mgm import IGNORED
+from dj2mgm.vision_language import IGNORED
 
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 

@@ -6,7 +6,7 @@ from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 from transformers import AutoModelForCausalLM
 
 from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient
-from dj2mgm.mgm.modeling_mgm import IGNORED
+from dj2mgm.vision_language import IGNORED
 
 
 def full_logits_loss(model, inputs: dict) -> torch.Tensor:

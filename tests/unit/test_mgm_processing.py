@@ -3,7 +3,7 @@ import torch
 from PIL import Image
 from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, tiny_processor
 
-from dj2mgm.mgm.processing_mgm import IGNORED
+from dj2mgm.vision_language import IGNORED
 
 
 @pytest.fixture(scope="module")

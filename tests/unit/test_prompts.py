@@ -11,8 +11,10 @@ from dj2mgm.data.formats import conversation
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
-from dj2mgm.mgm.processing_mgm import IGNORED, MGMProcessor
+from dj2mgm.mgm.family import MGMEncoder
+from dj2mgm.mgm.processing_mgm import MGMProcessor
 from dj2mgm.training.datasets import ConversationDataset
+from dj2mgm.vision_language import IGNORED
 
 TURNS = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": "two"}]
 MORE = [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": "left"}]
@@ -193,7 +195,7 @@ def test_a_fourth_format_is_one_file_from_labels_to_stop_tokens(phi3, tmp_path):
     processor = phi3_processor()
     row = conversation("1", str(save_image(tmp_path / "a.png")), "How many?", "two")
     write_jsonl(tmp_path / "data.jsonl", [row | {"conversations": row["conversations"] + MORE}])
-    item = ConversationDataset(tmp_path / "data.jsonl", processor, phi3, 256)[0]
+    item = ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(processor, phi3, 256))[0]
     template = ChatTemplate.of(phi3, processor.tokenizer)
     mask = readable_mask(template.segments(row["conversations"] + MORE), processor)
     assert mask == (
@@ -217,7 +219,7 @@ def test_control_tokens_of_a_format_are_refused_in_data_and_questions(tmp_path):
     template = read_chat_template("chatml") | {"control_tokens": ["[INST]"]}
     write_jsonl(tmp_path / "data.jsonl", [conversation("1", "a.png", "Q [INST]", "A")])
     with pytest.raises(InputError, match=r"row 1: its text holds the control token \[INST\]; fix or delete"):
-        ConversationDataset(tmp_path / "data.jsonl", tiny_qwen_processor(), template, 256)
+        ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(tiny_qwen_processor(), template, 256))
     with pytest.raises(InputError, match=r"holds the control token \[INST\]; ask without it"):
         ChatTemplate.of(template, tiny_qwen_tokenizer()).prompt("Q [INST]")
 

@@ -5,8 +5,10 @@ from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, save_image, tiny_mgm, tiny
 from dj2mgm.data.formats import conversation
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
+from dj2mgm.mgm.family import MGMEncoder
 from dj2mgm.training.batches import padded_width
-from dj2mgm.training.datasets import IGNORED, Collator, ConversationDataset
+from dj2mgm.training.datasets import Collator, ConversationDataset
+from dj2mgm.vision_language import IGNORED
 
 TEXT_ONLY = {"id": "t", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
 
@@ -15,7 +17,7 @@ TEXT_ONLY = {"id": "t", "conversations": [{"from": "human", "value": "Hi"}, {"fr
 def dataset(tmp_path):
     def dataset(*rows: dict, template: str = "gemma", max_length: int = 256) -> ConversationDataset:
         write_jsonl(tmp_path / "data.jsonl", rows)
-        return ConversationDataset(tmp_path / "data.jsonl", tiny_processor(), template, max_length)
+        return ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(tiny_processor(), template, max_length))
 
     return dataset
 
@@ -91,7 +93,7 @@ def test_a_batch_is_padded_on_the_right_where_labels_are_ignored(dataset, image)
     items = [data[0], data[1]]
     pad = tiny_processor().tokenizer.pad_token_id
     longest = len(items[0]["input_ids"])
-    batch = Collator(pad, tiny_processor().image_token_id, longest=200)(items)
+    batch = Collator(data.encoder, longest=200)(items)
     width = batch["input_ids"].shape[1]
     assert len(items[1]["input_ids"]) < longest < width == padded_width(longest, 200)
     for key, filler in (("input_ids", pad), ("labels", IGNORED)):
@@ -103,7 +105,7 @@ def test_images_of_a_mixed_batch_keep_the_order_of_their_rows(dataset, tmp_path)
     red = conversation("1", str(save_image(tmp_path / "r.png", (255, 0, 0))), "Q", "A")
     blue = conversation("2", str(save_image(tmp_path / "b.png", (0, 0, 255))), "Q", "A")
     data = dataset(red, TEXT_ONLY, blue)
-    batch = Collator(0, tiny_processor().image_token_id, longest=99)([data[index] for index in range(3)])
+    batch = Collator(data.encoder, longest=99)([data[index] for index in range(3)])
     assert batch["pixel_values"].shape[0] == 2
     centre = batch["pixel_values"][:, :, IMAGE_SIDE // 2, IMAGE_SIDE // 2]
     assert centre[0, 0] > centre[0, 2] and centre[1, 2] > centre[1, 0]
@@ -113,4 +115,5 @@ def test_images_of_a_mixed_batch_keep_the_order_of_their_rows(dataset, tmp_path)
 
 
 def test_a_batch_of_text_alone_has_no_pixel_values(dataset):
-    assert "pixel_values" not in Collator(0, tiny_processor().image_token_id, longest=99)([dataset(TEXT_ONLY)[0]])
+    data = dataset(TEXT_ONLY)
+    assert "pixel_values" not in Collator(data.encoder, longest=99)([data[0]])

@@ -8,16 +8,24 @@ from transformers import TrainerState, TrainingArguments
 from transformers.masking_utils import create_causal_mask
 
 from dj2mgm.errors import InputError
-from dj2mgm.training.trainer import MGMTrainer, ProgressLines
+from dj2mgm.mgm import MGMProcessor
+from dj2mgm.mgm.family import MGM
+from dj2mgm.training.trainer import ProgressLines, StageTrainer
+
+
+def mgm(processor: MGMProcessor) -> MGM:
+    family = object.__new__(MGM)
+    family.processor = processor
+    return family
 
 
 def test_images_reach_the_model_normalised_and_in_float32_under_a_bf16_engine():
     """transformers' Trainer casts them to the engine's dtype; the model scales them down in float32 first."""
-    trainer = object.__new__(MGMTrainer)
+    trainer = object.__new__(StageTrainer)
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     trainer.is_deepspeed_enabled = True
     processor, image = tiny_processor(), Image.effect_noise((IMAGE_SIDE, IMAGE_SIDE), 80).convert("RGB")
-    trainer.normalize = processor.normalized
+    trainer.inputs_of = mgm(processor).inputs
     batch = {"pixel_values": processor.resized([image]), "input_ids": torch.ones(1, 2, dtype=torch.long)}
     assert batch["pixel_values"].dtype == torch.uint8
     prepared = trainer._prepare_inputs(batch)
@@ -36,7 +44,8 @@ def test_steps_that_are_all_warm_up_are_refused_with_the_remedy(tmp_path):
 
 
 def test_a_batch_of_text_alone_is_prepared_without_images():
-    trainer = object.__new__(MGMTrainer)
+    trainer = object.__new__(StageTrainer)
+    trainer.inputs_of = mgm(tiny_processor()).inputs
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     assert set(trainer._prepare_inputs({"input_ids": torch.ones(1, 2)})) == {"input_ids"}
 

@@ -11,10 +11,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.loss import LanguageModelHead
 from dj2mgm.mgm.mining import PatchInfoMining
+from dj2mgm.vision_language import IGNORED
 
 # Which of a batch's tokens stand for images, and which predict an answer.
-
-IGNORED = -100  # label of tokens that carry no loss
 
 
 def positions_of_images(input_ids: torch.LongTensor, image_token_id: int) -> torch.LongTensor:

@@ -8,7 +8,7 @@ from transformers import ProcessorMixin
 
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.data.prompts import Segments
-from dj2mgm.mgm.modeling_mgm import IGNORED
+from dj2mgm.vision_language import IGNORED
 
 
 class MGMProcessor(ProcessorMixin):

@@ -6,6 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
+from transformers import PretrainedConfig
 
 from dj2mgm.config.training import AUTO
 from dj2mgm.errors import InputError
@@ -16,7 +17,6 @@ from dj2mgm.memory.search import MICRO_BATCHES, RECOMPUTATIONS, candidates, desc
 from dj2mgm.memory.step import Workload
 from dj2mgm.memory.zero import Zero
 from dj2mgm.messages import note
-from dj2mgm.mgm import MGMConfig
 from dj2mgm.training.batches import CROWDED
 from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.datasets import ConversationDataset
@@ -26,7 +26,9 @@ from dj2mgm.training.settings import TrainingSettings
 CONFIGURED = "the configured DeepSpeed file"
 
 
-def workload_of(tuning: str, settings: TrainingSettings, config: MGMConfig, dataset: ConversationDataset) -> Workload:
+def workload_of(
+    tuning: str, settings: TrainingSettings, config: PretrainedConfig, dataset: ConversationDataset
+) -> Workload:
     """What the stage trains, on its longest conversation, with as many images as shorter ones bring along."""
     longest = max(dataset.lengths)
     workload = workload_at(tuning, settings, Architecture("the model", config), longest, max(dataset.answers))

@@ -11,35 +11,20 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
-from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.modeling_mgm import selection_of
 from dj2mgm.training.settings import TrainingSettings
-
-# The layers of an MGM, in which a training step spends its time.
-
-
-def mgm_in(model: nn.Module) -> MGMForConditionalGeneration:
-    """The MGM in a model, whatever wraps it."""
-    [mgm] = [module for module in model.modules() if isinstance(module, MGMForConditionalGeneration)]
-    return mgm
+from dj2mgm.vision_language import Parts
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Layers of both towers and of the decoder, in the order in which they run."""
-    mgm = mgm_in(model).model
-    blocks = [block for stage in mgm.vision_tower_aux.encoder.stages for block in stage.layers]
-    return [*mgm.vision_tower.encoder.layers, *blocks, *mgm.language_model.layers]
-
-
-def gather_whole_layers(model: nn.Module) -> None:
+def gather_whole_layers(model: nn.Module, parts: Parts) -> None:
     """Let ZeRO-3 gather and release whole layers: its hooks around each of the hundreds of modules in them take longer
     than a GPU computes."""
-    set_z3_leaf_modules(model, list({type(layer) for layer in layers_of(model)}))
-    # Not a leaf: the gradients of a leaf count as complete once those of its inputs are, and its inputs have none.
-    mining = mgm_in(model).model.patch_info_mining
-    for parameter in mining.parameters():
-        if is_zero_param(parameter):
-            register_external_parameter(mining, parameter)
+    set_z3_leaf_modules(model, list({type(layer) for layer in (*parts.towers, *parts.decoder)}))
+    # Not leaves: the gradients of a leaf count as complete once those of its inputs are, and its inputs may have none.
+    for module in parts.called:
+        for parameter in module.parameters():
+            if is_zero_param(parameter):
+                register_external_parameter(module, parameter)
 
 
 # The attention kernels that the language model is trained with.
@@ -66,21 +51,17 @@ def attention_of(settings: TrainingSettings) -> tuple[str, str | None]:
 # outside of it: only what a layer's own `forward` computes is compiled, once for each shape it meets.
 
 
-def compile_layers(model: nn.Module) -> None:
-    """Compile, in place, the layers of an MGM's towers and decoder, ConvNeXt's norms between them, and its loss.
-
-    Patch info mining is matrix products and copies already; compiled, it was slower.
-    """
+def compile_layers(parts: Parts) -> None:
+    """Compile, in place, the layers of towers and decoder, what else of the towers is worth it, and the loss."""
     # ConvNeXt's blocks have four widths, and a batch may have one sample only
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
-    mgm = mgm_in(model)
-    tower, decoder = mgm.model.vision_tower_aux, set(mgm.model.language_model.layers)
-    norms = [tower.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in tower.encoder.stages[1:])]
-    for layer in (*layers_of(model), *norms):
-        layer.forward = _compiled(layer, SAMPLES_AND_TOKENS if layer in decoder else SAMPLES)
-    loss_and_gradient = torch.compile(mgm.lm_head.loss_and_gradient)
+    for layer in (*parts.towers, *parts.between):
+        layer.forward = _compiled(layer, SAMPLES)
+    for layer in parts.decoder:
+        layer.forward = _compiled(layer, SAMPLES_AND_TOKENS)
+    loss_and_gradient = torch.compile(parts.head.loss_and_gradient)
     # a copy of the targets: code that is compiled for a slice depends on where that begins
-    mgm.lm_head.loss_and_gradient = lambda logits, targets: loss_and_gradient(
+    parts.head.loss_and_gradient = lambda logits, targets: loss_and_gradient(
         *(_varying(tensor, SAMPLES) for tensor in (logits, targets.clone()))
     )
 

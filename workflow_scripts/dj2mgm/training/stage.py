@@ -18,12 +18,12 @@ from dj2mgm.code import modules_of
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.config.training import AUTO
 from dj2mgm.errors import InputError
+from dj2mgm.families import family_of
 from dj2mgm.files import sha256_of, write_json, write_jsonl
 from dj2mgm.memory.prediction import machine_in_use, whole_machine
 from dj2mgm.memory.records import joined_seconds, read_rows
 from dj2mgm.memory.sampler import MemorySampler
 from dj2mgm.messages import note
-from dj2mgm.mgm import MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.mgm.weights import full_shapes
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
@@ -37,12 +37,12 @@ from dj2mgm.training.memory_plan import (
     keep_arrangement,
     workload_of,
 )
-from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers, mgm_in
+from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers
 from dj2mgm.training.optimizer import optimizer_of
 from dj2mgm.training.processes import agree, join_process_group, leave_process_group, start_process_again
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trained_weights import check_weights, gather
-from dj2mgm.training.trainer import MGMTrainer
+from dj2mgm.training.trainer import StageTrainer
 
 VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
 
@@ -52,7 +52,7 @@ def run_stage(
     settings: TrainingSettings,
     inputs: dict[str, Path],
     output_dir: Path,
-    prepare: Callable[[MGMForConditionalGeneration], nn.Module],
+    prepare: Callable[[nn.Module], nn.Module],
     save: Callable[[nn.Module, dict[str, torch.Tensor], Path], None],
 ) -> None:
     """Train and write the declared outputs last.
@@ -70,10 +70,9 @@ def run_stage(
         remove_stale_locks()
     set_seed(settings.seed)
     digest = in_background(digest_of, inputs)  # of some gigabytes of weights, while the stage is planned
-    processor = MGMProcessor.from_pretrained(inputs["model"])
-    dataset = ConversationDataset(inputs["data"], processor, settings.template, settings.max_length)
-    config = MGMForConditionalGeneration.config_class.from_pretrained(inputs["model"])
-    workload = workload_of(tuning, settings, config, dataset)
+    family = family_of(inputs["model"])
+    dataset = ConversationDataset(inputs["data"], family.encoder(settings.template, settings.max_length))
+    workload = workload_of(tuning, settings, family.config, dataset)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     kept, requested = checkpoints / "arrangement.json", settings
     free = machine_in_use(settings.gpus, settings.nodes)
@@ -84,7 +83,7 @@ def run_stage(
 
     fingerprint = fingerprint_of(settings, digest.result())
     # before the model: transformers then loads it straight into ZeRO-3's partitions
-    arguments = training_arguments(settings, checkpoints, config.text_config.hidden_size)
+    arguments = training_arguments(settings, checkpoints, family.config.get_text_config().hidden_size)
     join_process_group()
     if agree(lambda: settings) != settings:
         raise InputError(
@@ -106,18 +105,13 @@ def run_stage(
         if checkpoint is None:
             progress_file.unlink(missing_ok=True)
 
-    model = MGMForConditionalGeneration.from_pretrained(
-        inputs["model"],
-        dtype=settings.dtype,
-        attn_implementation={"text_config": attention},
-        trust_remote_code=False,
-    )
-    model = prepare(model)
-    gather_whole_layers(model)
+    model = prepare(family.load(settings.dtype, attention))
+    parts = family.parts(model)
+    gather_whole_layers(model, parts)
     if settings.precision == "fp8":
-        freeze_in_fp8(mgm_in(model).model.language_model.layers)
+        freeze_in_fp8(parts.decoder)
     if settings.compile and torch.cuda.is_available():
-        compile_layers(model)
+        compile_layers(parts)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     shapes = full_shapes(trained)
 
@@ -127,12 +121,12 @@ def run_stage(
             check_weights(weights, shapes, trainer.state.global_step)
             save(model, weights, folder)
 
-    trainer = MGMTrainer(
+    trainer = StageTrainer(
         model=model,
         args=arguments,
         train_dataset=dataset,
-        data_collator=Collator(processor.tokenizer.pad_token_id, processor.image_token_id, max(dataset.lengths)),
-        normalize=processor.normalized,
+        data_collator=Collator(dataset.encoder, max(dataset.lengths)),
+        inputs_of=family.inputs,
         save_checked=save_checked,
         fingerprint=fingerprint,
         progress_file=progress_file,
@@ -240,7 +234,7 @@ def model_files(folder: Path) -> list[Path]:
     return [file for suffix in ("safetensors", "json", "jinja") for file in sorted(folder.rglob(f"*.{suffix}"))]
 
 
-def _write_records(settings: TrainingSettings, trainer: MGMTrainer, record: dict, output_dir: Path) -> None:
+def _write_records(settings: TrainingSettings, trainer: StageTrainer, record: dict, output_dir: Path) -> None:
     history = [row for row in trainer.state.log_history if "loss" in row]
     kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
     write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))

@@ -124,11 +124,11 @@ class ResumableTrainer(Trainer):
             discard_checkpoints(folder, newest=folder / f"checkpoint-{step}")
 
 
-class MGMTrainer(ResumableTrainer):
+class StageTrainer(ResumableTrainer):
     """Saves checkpoints without the frozen base, after `save_checked` approved their weights.
 
     Args:
-        normalize: pixels as the loader hands them over → as the model takes them, on the device.
+        inputs_of: a batch as the loader hands it over → as the model takes it, on the device.
         save_checked: called on every rank with the checkpoint folder; writes the trained weights and raises if they
             must not count as saved.
         progress_file: where the newest progress is, for watch.py.
@@ -138,7 +138,7 @@ class MGMTrainer(ResumableTrainer):
     def __init__(
         self,
         *args,
-        normalize: Callable[[torch.Tensor], torch.Tensor],
+        inputs_of: Callable[[dict[str, torch.Tensor], torch.device], dict[str, torch.Tensor]],
         save_checked: Callable[[Path], None],
         progress_file: Path,
         projector_learning_rate: float | None = None,
@@ -146,7 +146,7 @@ class MGMTrainer(ResumableTrainer):
     ):
         super().__init__(*args, **kwargs)
         self.projector_learning_rate = projector_learning_rate
-        self.normalize = normalize
+        self.inputs_of = inputs_of
         self.save_checked = save_checked
         self.start = time.monotonic()
         for callback in (PrinterCallback, ProgressCallback):
@@ -179,11 +179,9 @@ class MGMTrainer(ResumableTrainer):
         super().log(logs | {"seconds": round(time.monotonic() - self.start, 3)}, start_time)
 
     def _prepare_inputs(self, inputs: dict) -> dict:
-        # not by Trainer, which would cast what is float to the engine's bf16; the model scales images down in float32
-        inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
-        if "pixel_values" in inputs:
-            inputs["pixel_values"] = self.normalize(inputs["pixel_values"])
-        return inputs
+        return self.inputs_of(
+            inputs, self.args.device
+        )  # not by Trainer, which casts what is float to the engine's bf16
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or self.args.output_dir)

@@ -1,0 +1,116 @@
+"""MGM as training sees it (dj2mgm/vision_language.py)."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dj2mgm.data.images import load_image
+from dj2mgm.data.prompts import ChatTemplate
+from dj2mgm.errors import InputError
+from dj2mgm.mgm.configuration_mgm import MGMConfig
+from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, positions_of_answers, positions_of_images
+from dj2mgm.mgm.processing_mgm import MGMProcessor
+from dj2mgm.vision_language import IGNORED, Parts
+
+
+class MGM:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.processor = MGMProcessor.from_pretrained(folder)
+        self.config = MGMConfig.from_pretrained(folder)
+
+    def encoder(self, template: str | dict, max_length: int) -> "MGMEncoder":
+        return MGMEncoder(self.processor, template, max_length)
+
+    def load(self, dtype: torch.dtype, attention: str) -> MGMForConditionalGeneration:
+        return MGMForConditionalGeneration.from_pretrained(
+            self.folder, dtype=dtype, attn_implementation={"text_config": attention}, trust_remote_code=False
+        )
+
+    def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+        """Pixels stay float32: the model scales images down in that."""
+        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        if "pixel_values" in batch:
+            batch["pixel_values"] = self.processor.normalized(batch["pixel_values"])
+        return batch
+
+    @staticmethod
+    def parts(model: nn.Module) -> Parts:
+        mgm = mgm_in(model)
+        clip, convnext = mgm.model.vision_tower, mgm.model.vision_tower_aux
+        blocks = [block for stage in convnext.encoder.stages for block in stage.layers]
+        norms = [convnext.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in convnext.encoder.stages[1:])]
+        return Parts(
+            towers=[*clip.encoder.layers, *blocks],
+            between=norms,
+            decoder=mgm.model.language_model.layers,
+            head=mgm.lm_head,
+            called=[mgm.model.patch_info_mining],
+        )
+
+
+def mgm_in(model: nn.Module) -> MGMForConditionalGeneration:
+    """The MGM in a model, whatever wraps it."""
+    [mgm] = [module for module in model.modules() if isinstance(module, MGMForConditionalGeneration)]
+    return mgm
+
+
+class MGMEncoder:
+    """One image to a conversation, or none.
+
+    Pixels are bytes, a quarter of what the model is given: normalised, images of a few steps would take gigabytes, and
+    their way to a GPU longer.
+    """
+
+    def __init__(self, processor: MGMProcessor, template: str | dict, max_length: int):
+        if max_length <= processor.num_image_tokens:
+            raise InputError(
+                f"max_length {max_length} leaves no room beside an image's "
+                f"{processor.num_image_tokens} tokens; raise it"
+            )
+        self.template = ChatTemplate.of(template, processor.tokenizer)
+        self.control_tokens = self.template.control_tokens
+        self.processor = processor
+        self.max_length = max_length
+
+    def tokens(self, row: dict) -> tuple[int, int]:
+        labels = self._encoded(row)["labels"]
+        return len(labels), len(labels) - labels.count(IGNORED)
+
+    def item(self, row: dict | None) -> dict:
+        """{input_ids, labels, pixel_values (3, S', S') uint8 or None}"""
+        if row is None:
+            return {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORED], "pixel_values": None}
+        item = self._encoded(row) | {"pixel_values": None}
+        if "image" in row:
+            item["pixel_values"] = self.processor.resized([load_image(row["image"])])[0]
+        return item
+
+    def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
+        """input_ids and labels (B, width), pixel_values (images, 3, S', S') uint8, and where both stand.
+
+        There is no attention mask: under causal attention nothing looks at what stands to its right, padding carries no
+        loss, and attention without a mask is what the fast kernels compute.
+        """
+        input_ids = torch.full((len(items), width), self.processor.tokenizer.pad_token_id)
+        labels = torch.full((len(items), width), IGNORED)
+        for row, item in enumerate(items):
+            length = len(item["input_ids"])
+            input_ids[row, :length] = torch.tensor(item["input_ids"])
+            labels[row, :length] = torch.tensor(item["labels"])
+        # counted here, where nothing has to wait for a GPU
+        batch = {"input_ids": input_ids, "labels": labels, "answer_positions": positions_of_answers(labels)}
+        images = [item["pixel_values"] for item in items if item["pixel_values"] is not None]
+        if images:
+            batch["pixel_values"] = torch.stack(images)
+            batch["image_positions"] = positions_of_images(input_ids, self.processor.image_token_id)
+        return batch
+
+    def _encoded(self, row: dict) -> dict[str, list[int]]:
+        segments = self.template.segments(row["conversations"])
+        item = {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
+        placeholders = item["input_ids"].count(self.processor.image_token_id)
+        if "image" in row and placeholders < self.processor.num_image_tokens:
+            raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
+        return item

@@ -1,0 +1,74 @@
+"""What training asks of a vision-language model, whichever it is: MGM (mgm/family.py) is one.
+
+Batches go from a model's encoder to its forward pass as they are. Of what is in them, only `input_ids`, `labels` and
+`answer_positions` are anybody else's business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+IGNORED = -100  # label of tokens that carry no loss
+
+
+class Encoder(Protocol):
+    """Conversations → tensors, in one chat format."""
+
+    control_tokens: tuple[str, ...]  # which no text may contain
+
+    def tokens(self, row: dict) -> tuple[int, int]:
+        """Tokens of a conversation, its images' included, and how many of them carry loss.
+
+        Raises:
+            InputError: the row cannot be trained on.
+        """
+
+    def item(self, row: dict | None) -> dict:
+        """`input_ids` and `labels`, equal in length, and whatever else the model reads. None: carries no loss."""
+
+    def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
+        """Right-padded: input_ids and labels (B, width), answer_positions (n,), and the rest as the model reads it."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of a loaded model, whatever wraps it.
+
+    Attributes:
+        towers: layers of what sees, in the order in which they run, without gradients.
+        between: modules of the towers beside these layers that are worth compiling.
+        decoder: layers of the language model.
+        head: hidden states → logits, or their loss (mgm/loss.py).
+        called: modules whose parameters are read outside of their own submodules' forward passes.
+    """
+
+    towers: Sequence[nn.Module]
+    between: Sequence[nn.Module]
+    decoder: nn.ModuleList
+    head: nn.Module
+    called: Sequence[nn.Module]
+
+
+class Family(Protocol):
+    """A model in a folder."""
+
+    config: PretrainedConfig
+
+    def encoder(self, template: str | dict, max_length: int) -> Encoder:
+        """
+        Args:
+            template: a chat format's name, or its content (config/chat_templates.py).
+            max_length: tokens after which a conversation is cut.
+        """
+
+    def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+        """The model with its weights; `attention` is transformers' name of the language model's implementation."""
+
+    def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+        """A batch as the forward pass takes it; a GPU is not waited for."""
+
+    def parts(self, model: nn.Module) -> Parts: ...
