@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data_juicer.utils import mm_utils
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -266,8 +267,8 @@ def filter_with(operator: str, root: Path) -> None:
 
 def answer_about(path: Path) -> None:
     generator = Generator.__new__(Generator)  # its model is not needed for this
-    generator.processor = tiny_processor()
-    generator._decode(path)
+    generator.processor, generator.device = tiny_processor(), torch.device("cpu")
+    list(generator._decoded([path]))
 
 
 OPENERS = {
