@@ -5,7 +5,8 @@
         --projector results/baseline/pretrain/projector.safetensors --output-dir results/baseline/finetune
 
 Writes adapter/ (PEFT) or, where `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl and
-metrics.json. Resumes from its own checkpoints.
+metrics.json. Resumes from its own checkpoints. Without --projector it adapts any other vision-language model of
+transformers (docs/models.md).
 """
 
 import shutil
@@ -21,6 +22,7 @@ from peft import PeftModel
 from torch import nn
 
 from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.errors import InputError
 from dj2mgm.files import replace_folder
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
@@ -28,23 +30,29 @@ from dj2mgm.mgm.weights import language_parameters, load_projector, projector_pa
 from dj2mgm.training.settings import LoraSettings, load_training_settings
 from dj2mgm.training.stage import run_stage
 from dj2mgm.training.trained_weights import save_projector, save_weights
+from dj2mgm.vision_language import Parts
 
 
-def add_lora(model: nn.Module, lora: LoraSettings, projector: Path) -> PeftModel:
-    """Load the stage-1 projector and wrap the language model's projections; everything else stays frozen."""
-    load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
-    return wrap_with_lora(model, lora)
+def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path | None) -> PeftModel:
+    """Load the stage-1 projector, if there was a stage 1, and wrap the language model's projections; everything else
+    stays frozen."""
+    if projector is None and projector_parameters(model):
+        raise InputError("this model has a projector, which stage 1 trains: name its file with --projector")
+    if projector:
+        load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
+    return wrap_with_lora(model, lora, parts.decoder)
 
 
 def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    save_projector(model, weights, folder)
+    if projector_parameters(model):
+        save_projector(model, weights, folder)
     (folder / LANGUAGE_MODEL).unlink(missing_ok=True)  # of a run that trained it; only one of the two may count
     lora = {name: tensor for name, tensor in weights.items() if "lora_" in name}
     with replace_folder(folder / "adapter") as adapter:
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
 
 
-def train_language_model(model: nn.Module, projector: Path) -> nn.Module:
+def train_language_model(model: nn.Module, parts: Parts, projector: Path) -> nn.Module:
     """Load the stage-1 projector; it and all of the language model are trained."""
     load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
     model.requires_grad_(False)
@@ -61,12 +69,19 @@ def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--data", "--model", "--projector", "--output-dir", launched=True)
+    required = ("--config", "--data", "--model", "--output-dir")
+    args = path_arguments(__doc__, *required, optional=("--projector",), launched=True)
     settings = load_training_settings(args.config)
-    inputs = {"data": args.data, "model": args.model, "projector": args.projector}
+    inputs = {"data": args.data, "model": args.model}
+    if args.projector:
+        inputs["projector"] = args.projector
     if settings.lora:
         prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
         run_stage("lora", settings, inputs, args.output_dir, prepare, save_adapter_and_projector)
+    elif args.projector is None:
+        raise InputError(
+            "lora: null trains a whole language model, for which stage 1's --projector is needed; set lora"
+        )
     else:
         prepare = partial(train_language_model, projector=args.projector)
         run_stage("full", settings, inputs, args.output_dir, prepare, save_language_model_and_projector)

@@ -17,9 +17,10 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.training.settings import load_training_settings
 from dj2mgm.training.stage import run_stage
 from dj2mgm.training.trained_weights import save_projector
+from dj2mgm.vision_language import Parts
 
 
-def train_projector_only(model: nn.Module) -> nn.Module:
+def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
     """Freeze everything but projector and mining, and give those fresh weights from the run's seed."""
     model.requires_grad_(False)
     for module in (model.model.projector, model.model.patch_info_mining):

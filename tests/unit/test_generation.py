@@ -33,6 +33,7 @@ from dj2mgm.evaluation.groups import image_paths, other_images
 from dj2mgm.mgm import generation, greedy_search
 from dj2mgm.mgm.assemble import assemble
 from dj2mgm.mgm.beam_search import beam_search
+from dj2mgm.mgm.family import MGM
 from dj2mgm.mgm.generation import Generator, generators
 from dj2mgm.training.settings import LoraSettings
 from dj2mgm.training.trained_weights import gather, save_projector
@@ -80,7 +81,7 @@ def trained(tmp_path_factory):
     tiny_processor().save_pretrained(root / "base")
     randomize(base.model.projector, seed=4)
     save_projector(base, gather(projector_of(base)), root / "pretrain")
-    wrapped = add_lora(base, LORA, root / "pretrain" / "projector.safetensors").eval()
+    wrapped = add_lora(base, MGM.parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
     moved = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():

@@ -3,14 +3,14 @@
 import argparse
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dj2mgm.errors import InputError
 
 
-def path_arguments(doc: str, *flags: str, launched: bool = False) -> argparse.Namespace:
-    """Parse required flags that each take one path.
+def path_arguments(doc: str, *flags: str, optional: Sequence[str] = (), launched: bool = False) -> argparse.Namespace:
+    """Parse flags that each take one path; all but the optional ones are required.
 
     Args:
         doc: the script's docstring, shown by --help.
@@ -19,6 +19,8 @@ def path_arguments(doc: str, *flags: str, launched: bool = False) -> argparse.Na
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag in flags:
         parser.add_argument(flag, type=Path, required=True)
+    for flag in optional:
+        parser.add_argument(flag, type=Path)
     if launched:
         parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

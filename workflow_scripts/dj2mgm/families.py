@@ -2,23 +2,28 @@
 
 from pathlib import Path
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.family import MGM
 from dj2mgm.vision_language import Family
-
-FAMILIES = {MGMConfig.model_type: MGM}  # by model type, as transformers names it
+from dj2mgm.vlm.family import TransformersVLM
 
 
 def family_of(folder: Path) -> Family:
     """
     Raises:
-        InputError: it holds no model, or one of another kind.
+        InputError: it holds no model, or one that is not of images and texts.
     """
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} holds no config.json, so it is no folder of a model; name another one")
     kind = read_json(folder / "config.json", remedy=FIX).get("model_type")
-    if kind not in FAMILIES:
-        raise InputError(f"{folder} holds a model of type {kind}; known are {', '.join(FAMILIES)}")
-    return FAMILIES[kind](folder)
+    if kind == MGMConfig.model_type:
+        return MGM(folder)
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        raise InputError(
+            f"{folder} holds a model of type {kind}, which transformers does not load for images and texts"
+        )
+    return TransformersVLM(folder)

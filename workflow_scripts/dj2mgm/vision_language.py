@@ -57,6 +57,7 @@ class Family(Protocol):
     """A model in a folder."""
 
     config: PretrainedConfig
+    can_be_planned: bool  # whether the memory plan knows its forward pass
 
     def encoder(self, template: str | dict, max_length: int) -> Encoder:
         """

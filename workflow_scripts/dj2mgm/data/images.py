@@ -57,6 +57,19 @@ def _real(root: str) -> str:
     return os.path.realpath(root)
 
 
+def image_size(source: str | Path) -> tuple[int, int]:
+    """Width and height, from the file's header.
+
+    Raises:
+        BadImage: `undecodable` for a file without the header of one of `FORMATS`.
+    """
+    try:
+        with Image.open(source, formats=FORMATS) as image:
+            return image.size
+    except (OSError, ValueError, SyntaxError) as error:
+        raise BadImage("undecodable", f"{source}: {error}") from None
+
+
 def load_image(source: str | Path | bytes | BinaryIO) -> Image.Image:
     """Decode the whole image, a file, its path or its bytes, into RGB, (height, width) as in the file.
 

@@ -81,7 +81,7 @@ def build(workload: Workload) -> nn.Module:
     model.requires_grad_(False)
     if workload.tuning == "lora":
         with torch.device("meta"):
-            return wrap_with_lora(model, workload.lora).to(workload.precision)
+            return wrap_with_lora(model, workload.lora, _language_model(model).layers).to(workload.precision)
     if workload.tuning == "full":
         _language_model(model).requires_grad_(True)
         model.get_output_embeddings().requires_grad_(True)

@@ -18,21 +18,22 @@ class LoraSettings:
     targets: list[str]  # projections of the language model's attention, as transformers names them
 
 
-def wrap_with_lora(model: nn.Module, lora: LoraSettings) -> PeftModel:
-    """LoRA matrices and projector require gradients, nothing else does.
+def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module) -> PeftModel:
+    """LoRA matrices within `decoder` and the projector, if there is one, require gradients, nothing else does.
 
     Raises:
         InputError: the language model has no projection that a target names. The memory plan wraps a model without
             weights first, so this comes before any is loaded.
     """
-    refuse_unknown_targets(lora.targets, projections_of(model))
+    refuse_unknown_targets(lora.targets, projections_of(decoder))
+    [within] = [name for name, module in model.named_modules() if module is decoder]
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         bias="none",
-        # CLIP has projections of the same names: only the language model's
-        target_modules=rf".*language_model.*\.({'|'.join(map(re.escape, lora.targets))})",
+        # towers have projections of the same names
+        target_modules=rf"{re.escape(within)}\..*\.({'|'.join(map(re.escape, lora.targets))})",
         task_type="CAUSAL_LM",
     )
     # in the model's own dtype: the optimizer has a copy in float32, and PEFT would compute in float32
@@ -42,7 +43,7 @@ def wrap_with_lora(model: nn.Module, lora: LoraSettings) -> PeftModel:
     return wrapped
 
 
-def projections_of(model: nn.Module) -> tuple[str, ...]:
-    """The names of the language model's linear modules, in the order of the first of each."""
-    linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return tuple(dict.fromkeys(name.rpartition(".")[2] for name in linear if re.match(r".*language_model.*\.", name)))
+def projections_of(decoder: nn.Module) -> tuple[str, ...]:
+    """The names of its linear modules, in the order of the first of each."""
+    linear = (name for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
+    return tuple(dict.fromkeys(name.rpartition(".")[2] for name in linear))

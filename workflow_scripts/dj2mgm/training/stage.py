@@ -43,6 +43,7 @@ from dj2mgm.training.processes import agree, join_process_group, leave_process_g
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trained_weights import check_weights, gather
 from dj2mgm.training.trainer import StageTrainer
+from dj2mgm.vision_language import Parts
 
 VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
 
@@ -52,7 +53,7 @@ def run_stage(
     settings: TrainingSettings,
     inputs: dict[str, Path],
     output_dir: Path,
-    prepare: Callable[[nn.Module], nn.Module],
+    prepare: Callable[[nn.Module, Parts], nn.Module],
     save: Callable[[nn.Module, dict[str, torch.Tensor], Path], None],
 ) -> None:
     """Train and write the declared outputs last.
@@ -72,14 +73,20 @@ def run_stage(
     digest = in_background(digest_of, inputs)  # of some gigabytes of weights, while the stage is planned
     family = family_of(inputs["model"])
     dataset = ConversationDataset(inputs["data"], family.encoder(settings.template, settings.max_length))
-    workload = workload_of(tuning, settings, family.config, dataset)
+    workload = workload_of(tuning, settings, family.config, dataset) if family.can_be_planned else None
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     kept, requested = checkpoints / "arrangement.json", settings
     free = machine_in_use(settings.gpus, settings.nodes)
     # several processes must choose alike, and may find different amounts to be free
     machine = whole_machine(settings.gpus, settings.nodes) if settings.gpus > 1 else free
-    settings = choose_arrangement(requested, workload, machine, kept)
-    plan = check_memory(settings, workload, free)
+    if workload:
+        settings = choose_arrangement(requested, workload, machine, kept)
+    elif settings.has_auto:
+        raise InputError(
+            f"there is no memory plan for models of type {family.config.model_type}: state deepspeed, "
+            "micro_batch_size, gradient_accumulation_steps and activation_checkpointing, none of them auto"
+        )
+    plan = check_memory(settings, workload, free) if workload else None
 
     fingerprint = fingerprint_of(settings, digest.result())
     # before the model: transformers then loads it straight into ZeRO-3's partitions
@@ -101,12 +108,14 @@ def run_stage(
             note(sentence)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, newest=checkpoint)
-        keep_arrangement(requested, settings, workload, kept)
+        if workload:
+            keep_arrangement(requested, settings, workload, kept)
         if checkpoint is None:
             progress_file.unlink(missing_ok=True)
 
-    model = prepare(family.load(settings.dtype, attention))
+    model = family.load(settings.dtype, attention)
     parts = family.parts(model)
+    model = prepare(model, parts)
     gather_whole_layers(model, parts)
     if settings.precision == "fp8":
         freeze_in_fp8(parts.decoder)
