@@ -1,0 +1,190 @@
+"""Models of seven families that transformers loads, trained as transformers and PEFT train them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from forked_training import Forks
+from peft import LoraConfig, PeftModel, get_peft_model
+from PIL import Image
+from safetensors.torch import load_file
+from test_training_resume import assert_equal_outcomes, flags
+from tiny_families import BUILDERS, save_tiny_family
+from tiny_models import save_image
+from transformers import AutoModelForImageTextToText
+
+from dj2mgm.config.training import read_deepspeed
+from dj2mgm.data.formats import conversation
+from dj2mgm.errors import InputError
+from dj2mgm.families import family_of
+from dj2mgm.files import read_json, write_jsonl
+from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
+from dj2mgm.training.datasets import Collator, ConversationDataset
+from dj2mgm.vision_language import IGNORED
+
+LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
+MORE = [{"from": "human", "value": "Which color?"}, {"from": "gpt", "value": "blue"}]
+ENDS = dict.fromkeys(BUILDERS, "<|im_end|>")
+ENDS |= {"llava": "</s>", "smolvlm": "<end_of_utterance>", "gemma3": "<end_of_turn>"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    for family in BUILDERS:
+        save_tiny_family(family, root / family)
+    return {family: root / family for family in BUILDERS}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """One image, one of another size with two turns, and a text."""
+    folder = tmp_path_factory.mktemp("data")
+    a, b = (str(save_image(folder / f"{w}.png", (w, 30, 90), (w, h))) for w, h in ((48, 40), (90, 60)))
+    two_turns = conversation("2", b, "How many shapes are there?", "two green triangles and one dog")
+    two_turns["conversations"] += MORE
+    text = {"id": "3", "conversations": MORE}
+    write_jsonl(
+        folder / "conversations.jsonl", [conversation("1", a, "What is shown?", "a red circle"), two_turns, text]
+    )
+    return folder / "conversations.jsonl"
+
+
+def rows_of(data: Path) -> list[dict]:
+    return [json.loads(line) for line in data.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_labels_are_the_answers_and_lengths_are_known_without_decoding(folders, data, family):
+    found = family_of(folders[family])
+    dataset = ConversationDataset(data, found.encoder("", 512))
+    items, decode = [dataset[number] for number in range(3)], found.processor.tokenizer.decode
+    assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
+    assert list(dataset.answers) == [sum(label != IGNORED for label in item["labels"]) for item in items]
+    labelled = [decode([label for label in item["labels"] if label != IGNORED]) for item in items]
+    answers = [["a red circle"], ["two green triangles and one dog", "blue"], ["blue"]]
+    for text, said in zip(labelled, answers, strict=True):
+        # LLaVA's template ends the last answer of a conversation only, and that is this workflow's doing
+        ends = [ENDS[family]] * len(said) if family != "llava" else [*[""] * (len(said) - 1), ENDS[family]]
+        assert text.replace(" ", "") == "".join(a + b for a, b in zip(said, ends, strict=True)).replace(" ", "")
+    assert all(item["input_ids"].count(found.config.image_token_id) > 3 for item in items[:2])
+
+
+def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int]:
+    """The model's own loss of one row as its processor gives it: summed, and over how many tokens."""
+    images = [Image.open(row["image"]).convert("RGB")] if "image" in row else []
+    batch = encoder._processed(row, images)
+    ids, labels = (torch.tensor([item[name]]) for name in ("input_ids", "labels"))
+    added = ids.shape[1] - batch.pop("input_ids").shape[1]  # the token that ends a conversation
+    for name in {"token_type_ids", "mm_token_type_ids"} & batch.keys():
+        batch[name] = torch.nn.functional.pad(batch[name], (0, added))
+    count = int((labels[:, 1:] != IGNORED).sum())
+    return model(input_ids=ids, labels=labels, attention_mask=torch.ones_like(ids), **batch).loss * count, count
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_five_steps_of_lora_have_the_losses_of_transformers_and_peft(folders, data, family):
+    """Padded together and with the loss in parts, against row by row with the model's own loss."""
+    found, rows = family_of(folders[family]), rows_of(data)
+    dataset = ConversationDataset(data, found.encoder("", 512))
+    model = found.load(torch.float32, "eager")
+    own = wrap_with_lora(model, LORA, found.parts(model).decoder).train()
+    stock = AutoModelForImageTextToText.from_pretrained(folders[family])
+    [within] = [name for name, module in stock.named_modules() if module is stock.get_decoder()]
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=rf"{within}\..*\.(q_proj|v_proj)")
+    plain = get_peft_model(stock, config).train()
+    plain.load_state_dict(own.state_dict())
+
+    def losses(wrapped, loss) -> list[float]:
+        optimizer = torch.optim.AdamW([p for p in wrapped.parameters() if p.requires_grad], lr=1e-2)
+        found = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            value = loss()
+            value.backward()
+            optimizer.step()
+            found.append(value.item())
+        return found
+
+    batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[number] for number in range(3)])
+
+    def one_by_one() -> torch.Tensor:
+        parts = [plain_loss(plain, dataset.encoder, row, dataset[number]) for number, row in enumerate(rows)]
+        return sum(loss for loss, _ in parts) / sum(count for _, count in parts)
+
+    wanted = losses(plain, one_by_one)
+    assert losses(own, lambda: own(**batch).loss) == pytest.approx(wanted, rel=1e-5)
+    assert wanted[-1] < wanted[0]
+    trained = {name for name, parameter in own.named_parameters() if parameter.requires_grad}
+    assert len(trained) == 8 and all(".layers." in name and "lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_with_labels_or_without_the_model_is_transformers(folders, data, family):
+    found = family_of(folders[family])
+    dataset = ConversationDataset(data, found.encoder("", 512))
+    batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[0]])
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "answer_positions")}
+    stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
+    with torch.inference_mode():
+        own = found.load(torch.float32, "eager").eval()(**inputs).logits
+        torch.testing.assert_close(own, stock(**inputs).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    with Forks(tmp_path_factory.mktemp("logs")) as forks:
+        yield forks
+
+
+@pytest.mark.parametrize(
+    ("family", "deepspeed"), [("qwen2_5_vl", "zero2"), ("smolvlm", "zero3_offload"), ("gemma3", "adamw_8bit")]
+)
+def test_a_killed_fine_tune_resumes_and_its_adapter_is_pefts(folders, data, forks, tmp_path, family, deepspeed):
+    given = {"deepspeed": read_deepspeed(deepspeed, "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
+    given["lora"] = {"r": 64, "alpha": 64, "dropout": 0.0, "targets": LORA.targets}
+    given |= {"projector_learning_rate": None, "global_batch_size": 3, "gradient_accumulation_steps": 3}
+
+    def command(output: Path) -> dict:
+        flagged = flags(folders[family], output, "LoRA", **given) | {"--data": data, "--model": folders[family]}
+        return {flag: value for flag, value in flagged.items() if flag != "--projector"}
+
+    ended = forks.run("finetune.py", command(tmp_path / "undisturbed"))
+    assert ended.ok, ended.printed[-3000:]
+    assert forks.run("finetune.py", command(tmp_path / "killed"), kill_at=3).statuses == [-9]
+    ended = forks.run("finetune.py", command(tmp_path / "killed"))
+    assert ended.ok and "resuming from step 2" in ended.printed, ended.printed[-3000:]
+    assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
+    stock = AutoModelForImageTextToText.from_pretrained(folders[family])
+    dataset = ConversationDataset(data, family_of(folders[family]).encoder("", 512))
+    with torch.no_grad():  # a step has all rows, each in a micro batch of its own: one loss over all of their tokens
+        parts = [plain_loss(stock, dataset.encoder, row, dataset[n]) for n, row in enumerate(rows_of(data))]
+    first = read_json(tmp_path / "killed/metrics.json")["loss_first"]
+    assert first == pytest.approx(float(sum(loss for loss, _ in parts) / sum(count for _, count in parts)), rel=1e-3)
+    assert not (tmp_path / "killed/projector.safetensors").exists()
+
+    adapted = PeftModel.from_pretrained(stock, tmp_path / "killed/adapter")
+    saved = load_file(tmp_path / "killed/adapter/adapter_model.safetensors")
+    loaded = {name.replace(".default", ""): value for name, value in adapted.state_dict().items() if "lora_" in name}
+    assert saved.keys() == loaded.keys()
+    assert all(torch.allclose(saved[name].float(), loaded[name].float()) for name in saved)
+
+
+def test_what_cannot_be_trained_is_refused_in_a_sentence(folders, data, tmp_path):
+    bare = tmp_path / "bare"
+    save_tiny_family("llava", bare)
+    for file in ("chat_template.jinja", "chat_template.json"):
+        (bare / file).unlink(missing_ok=True)
+    with pytest.raises(InputError, match="has no chat template"):
+        family_of(bare)
+    with pytest.raises(InputError, match="row 1: its image lies beyond max_length 8; raise it"):
+        ConversationDataset(data, family_of(folders["llava"]).encoder("", 8))
+    (tmp_path / "a.png").write_text("no image")
+    write_jsonl(tmp_path / "bad.jsonl", [conversation("7", str(tmp_path / "a.png"), "What?", "a")])
+    with pytest.raises(InputError, match="row 7: undecodable: .*a.png.*; replace the image, or delete the row"):
+        ConversationDataset(tmp_path / "bad.jsonl", family_of(folders["llava"]).encoder("", 512))
+    said = conversation("9", rows_of(data)[0]["image"], "What?", "a <|im_start|> b")
+    write_jsonl(tmp_path / "control.jsonl", [said])
+    with pytest.raises(InputError, match=r"holds the control token <\|im_start\|>"):
+        ConversationDataset(tmp_path / "control.jsonl", family_of(folders["qwen3_vl"]).encoder("", 512))

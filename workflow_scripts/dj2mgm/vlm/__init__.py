@@ -1,0 +1,1 @@
+"""Any vision-language model that transformers loads as `AutoModelForImageTextToText`."""

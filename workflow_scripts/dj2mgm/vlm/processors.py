@@ -1,0 +1,55 @@
+"""Processors of transformers without what only videos need: torchvision, and for SmolVLM num2words."""
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+
+import transformers
+from transformers import AutoConfig, AutoProcessor, ProcessorMixin
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.utils import is_torchvision_available
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import readable
+
+VIDEO = "video_processor"
+
+
+def load_processor(folder: Path) -> ProcessorMixin:
+    """The processor in a model's folder; images go through Pillow, so that pixels are the same on every machine.
+
+    Raises:
+        InputError: the folder's model has no processor, or this has no chat template.
+    """
+    kind = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
+    if kind not in PROCESSOR_MAPPING_NAMES:
+        raise InputError(f"{folder}: transformers knows no processor of images and texts for a model of type {kind}")
+    with readable(folder, OSError, ValueError, ImportError):
+        processor = _load(folder, getattr(transformers, PROCESSOR_MAPPING_NAMES[kind]))
+    if not processor.chat_template:
+        raise InputError(f"{folder}: its processor has no chat template, so it is not known how to ask it")
+    return processor
+
+
+def _load(folder: Path, stock: type[ProcessorMixin]) -> ProcessorMixin:
+    if VIDEO not in stock.get_attributes() or is_torchvision_available():
+        return AutoProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+    parameter = inspect.signature(stock.__init__).parameters.get(VIDEO)
+    required = parameter is not None and parameter.default is inspect.Parameter.empty
+    none = {VIDEO: None} if required else {}
+    return without_video(stock).from_pretrained(folder, trust_remote_code=False, **none)
+
+
+def without_video(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """A processor's class without its video processor: its parts are what `get_attributes` names."""
+    if VIDEO not in stock.get_attributes():
+        return stock
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # else SmolVLM's cannot be made
+    attributes = [name for name in stock.get_attributes() if name != VIDEO]
+    changes = {
+        "get_attributes": classmethod(lambda cls: attributes),
+        "__module__": stock.__module__,
+        VIDEO: SimpleNamespace(num_frames=None, fps=None, merge_size=2),  # for SmolVLM's chat template
+    }
+    return type(stock.__name__, (stock,), changes)
