@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dj2mgm.command_line import command_line
 from dj2mgm.config.chat_templates import chat_template_names
-from dj2mgm.data.images import BadImage
+from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.generation import Generator
 
@@ -29,11 +29,16 @@ def main() -> None:
     parser.add_argument("--template", choices=chat_template_names(), default="gemma")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     args = parser.parse_args()
-    generator = Generator(args.model, args.stage)
+    if args.max_new_tokens < 1:
+        raise InputError(f"--max-new-tokens {args.max_new_tokens}: an answer has one token at least")
+    if not args.image.is_file():
+        raise InputError(f"--image {args.image}: there is no such file")
     try:
-        [answer] = generator.answer([args.image], [args.question], args.template, args.max_new_tokens, batch_size=1)
+        load_image(args.image)  # before a model is loaded
     except BadImage as error:
-        raise InputError(f"--image: {error}") from None
+        raise InputError(f"--image: {error}; name another image") from None
+    generator = Generator(args.model, args.stage)
+    [answer] = generator.answer([args.image], [args.question], args.template, args.max_new_tokens, batch_size=1)
     print(answer)
 
 

@@ -13,7 +13,7 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import image_paths, other_images
+from dj2mgm.evaluation.groups import control_paths, image_paths
 from dj2mgm.files import read_yaml, write_jsonl
 from dj2mgm.messages import Progress
 from dj2mgm.mgm.generation import generators
@@ -27,11 +27,12 @@ def main() -> None:
     set_seed(settings["seed"])
 
     rows = list(read_evaluation(args.evaluation))
-    if len(rows) < 2:
-        raise InputError(f"{args.evaluation} has {len(rows)} images; at least 2 are needed for the shuffled control")
     paths = image_paths(settings["image_root"], rows)
-    others = other_images(len(rows), settings["seed"])
-    shown = {"own": paths, "shuffled": [paths[other] for other in others]}
+    if len(set(paths)) < 2:
+        raise InputError(
+            f"{args.evaluation} has {len(set(paths))} images; at least 2 are needed for the shuffled control"
+        )
+    shown = {"own": paths, "shuffled": control_paths(paths, settings["seed"])}
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
     asked = [settings["question_prompt"].replace("{question}", question["question"]) for _, question in questions]
 

@@ -1,8 +1,12 @@
+import os
 import re
+import stat
 import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from dj2mgm.code import SCRIPTS
 from dj2mgm.command_line import command_line
@@ -132,3 +136,15 @@ def test_the_base_library_needs_no_model_library():
     code = "import sys; sys.path[:0] = [sys.argv[1]]; from dj2mgm import errors, files; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code, SCRIPTS], capture_output=True, text=True, check=True).stdout
     assert not re.search(r"'(torch|numpy|transformers|data_juicer)'", loaded)
+
+
+def test_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
+    """safetensors writes files that only their owner can read."""
+    with replace_file(tmp_path / "a.safetensors", "wb") as file:
+        save_file({"a": torch.zeros(1)}, file.name)
+    with replace_folder(tmp_path / "folder") as folder:
+        save_file({"a": torch.zeros(1)}, folder / "b.safetensors")
+    umask = os.umask(0)
+    os.umask(umask)
+    for written in (tmp_path / "a.safetensors", tmp_path / "folder/b.safetensors"):
+        assert stat.S_IMODE(written.stat().st_mode) == 0o666 & ~umask

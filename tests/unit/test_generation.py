@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -27,9 +28,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import chat
 import merge_adapter
-from dj2mgm.data.images import BadImage, load_image
+from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
-from dj2mgm.evaluation.groups import image_paths, other_images
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
 from dj2mgm.mgm import generation, greedy_search
 from dj2mgm.mgm.assemble import assemble
 from dj2mgm.mgm.beam_search import beam_search
@@ -68,8 +70,17 @@ def test_image_paths_keep_their_order_and_refuse_missing_ones(tmp_path):
         save_image(tmp_path / name)
     rows = [{"image": "b.png"}, {"image": "a.png"}]
     assert image_paths(tmp_path, rows) == [tmp_path / "b.png", tmp_path / "a.png"]
-    with pytest.raises(BadImage, match="missing"):
-        image_paths(tmp_path, [{"image": "c.png"}])
+    with pytest.raises(InputError, match="evaluation row 7: missing: 'c.png'.*; fix the image or delete the row"):
+        image_paths(tmp_path, [{"id": "7", "image": "c.png"}])
+
+
+def test_rows_that_share_an_image_have_another_one_as_their_control():
+    paths = [Path(f"{number % 4}.png") for number in range(20)]
+    control = control_paths(paths, seed=0)
+    assert all(path != other for path, other in zip(paths, control, strict=True))
+    assert len(set(zip(paths, control, strict=True))) == 4 and set(control) == set(paths)
+    apart = [Path(f"{number}.png") for number in range(20)]
+    assert control_paths(apart, seed=3) == [apart[other] for other in other_images(20, seed=3)]
 
 
 @pytest.fixture(scope="module")
@@ -388,7 +399,7 @@ def test_one_question_about_one_image_is_answered(trained, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--image", "missing.png"), "--image: undecodable: missing.png: "),
+        (("--image", "missing.png"), "--image missing.png: there is no such file"),
         (("--model", "nowhere"), "nowhere holds no config.json, so it is no folder of a model"),
         (("--stage", "nowhere"), "nowhere holds no projector.safetensors, so it is no folder of a training stage"),
         (("--template", "chatml"), "template chatml: the model's tokenizer has no token <|im_end|>"),

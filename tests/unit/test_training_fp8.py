@@ -92,7 +92,7 @@ def test_a_gpu_without_fp8_is_refused(available, capability, problem, monkeypatc
 def test_divided_weights_and_a_full_fine_tune_are_refused():
     files = {f"zero{stage}": {"zero_optimization": {"stage": stage}} for stage in (0, 2, 3)}
     assert list(choices_in_fp8("finetune", {}, files)) == ["zero0", "zero2"]
-    with pytest.raises(InputError, match="zero3 divides; set zero2"):
+    with pytest.raises(InputError, match="zero3 divides; set finetune.deepspeed: zero2"):
         choices_in_fp8("finetune", {}, {"zero3": files["zero3"]})
     with pytest.raises(InputError, match="lora: null trains them all"):
         choices_in_fp8("finetune", {"lora": None}, files)

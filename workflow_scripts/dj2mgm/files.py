@@ -21,6 +21,15 @@ MAKE_AGAIN = "delete it and run the same command again, which makes it again"
 FIX = "fix the file"  # of the user's own
 
 
+UMASK = os.umask(0)  # which can only be read by setting it
+os.umask(UMASK)
+
+
+def _open_to_others(file: Path) -> None:
+    """As far as the user's umask lets new files be; safetensors writes files that only their owner can read."""
+    file.chmod(0o666 & ~UMASK)
+
+
 @contextmanager
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Open a temporary neighbor of `path` for writing; rename it to `path` only if the block succeeds."""
@@ -33,6 +42,7 @@ def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        _open_to_others(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -168,6 +178,8 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
+        for file in temporary.rglob("*.safetensors"):
+            _open_to_others(file)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
     finally:

@@ -80,10 +80,15 @@ def choices_in_fp8(stage: str, settings: Mapping, choices: dict[str, dict]) -> d
         InputError: none of them does, or the stage freezes no layer of the language model.
     """
     if settings.get("lora", True) is None:
-        raise InputError(f"{stage}.precision: fp8 is for frozen layers, and lora: null trains them all; set bf16")
+        raise InputError(
+            f"{stage}.precision: fp8 is for frozen layers, and lora: null trains them all; set {stage}.precision: bf16"
+        )
     whole = {name: config for name, config in choices.items() if config["zero_optimization"]["stage"] < 3}
     if not whole:
-        raise InputError(f"{stage}: precision: fp8 needs whole weights, which {', '.join(choices)} divides; set zero2")
+        raise InputError(
+            f"{stage}.precision: fp8 needs whole weights, which {', '.join(choices)} divides; "
+            f"set {stage}.deepspeed: zero2"
+        )
     return whole
 
 

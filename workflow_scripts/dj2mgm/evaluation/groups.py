@@ -1,10 +1,10 @@
 """The groups that every metric is reported for, and which image a model is shown in each."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from dj2mgm.data.images import locate_image
+from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
 from dj2mgm.files import read_jsonl
@@ -101,5 +101,22 @@ def other_images(count: int, seed: int) -> list[int]:
     return order
 
 
+def control_paths(paths: Sequence[Path], seed: int) -> list[Path]:
+    """For each row's image another one; rows that share an image share its control, too."""
+    images = list(dict.fromkeys(paths))
+    control = {image: images[other] for image, other in zip(images, other_images(len(images), seed), strict=True)}
+    return [control[path] for path in paths]
+
+
 def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
-    return [locate_image(root, row["image"]) for row in rows]
+    """
+    Raises:
+        InputError: a row's image cannot be found; with the row's id.
+    """
+    paths = []
+    for row in rows:
+        try:
+            paths.append(locate_image(root, row["image"]))
+        except BadImage as error:
+            raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
+    return paths

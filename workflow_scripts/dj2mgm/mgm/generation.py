@@ -26,7 +26,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import REMEDY, ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, readable
-from dj2mgm.mgm import MGMForConditionalGeneration, MGMProcessor
+from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
@@ -70,7 +70,9 @@ def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MG
             kind = "model" if folder == base else "training stage"
             raise InputError(f"{folder} holds no {file}, so it is no folder of a {kind}; name another one")
     remedy = "make or download its folder again"
-    read_json(base / "config.json", remedy=remedy)
+    kind = read_json(base / "config.json", remedy=remedy).get("model_type")
+    if kind != MGMConfig.model_type:
+        raise InputError(f"{base} holds a model of type {kind}, and no MGM; name an assembled, converted or merged one")
     with readable(base, SafetensorError, OSError, remedy=remedy):
         model = MGMForConditionalGeneration.from_pretrained(
             base, dtype=dtype, trust_remote_code=False, use_safetensors=True
