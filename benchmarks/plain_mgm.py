@@ -8,7 +8,7 @@ that one folder of weights serves both.
 import torch
 import torch.nn.functional as F
 
-from dj2mgm.memory.architecture import Architecture
+from dj2mgm.memory.architecture import MGMArchitecture
 from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.modeling_mgm import MGMCausalLMOutput
 
@@ -57,7 +57,7 @@ class PlainMGM(MGMForConditionalGeneration):
         return model.projector(patches + (weights @ value).squeeze(2))
 
 
-class PlainArchitecture(Architecture):
+class PlainArchitecture(MGMArchitecture):
     """Lets the memory plan count a plain MGM."""
 
     def build(self, dtype: torch.dtype) -> PlainMGM:

@@ -7,7 +7,7 @@ from tiny_models import mgm_config
 from torch.autograd.profiler import profile
 from transformers import MambaConfig
 
-from dj2mgm.memory.architecture import Architecture
+from dj2mgm.memory.architecture import Architecture, MGMArchitecture
 from dj2mgm.memory.step import Workload, build, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
 from dj2mgm.training.settings import LoraSettings
@@ -16,7 +16,7 @@ LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj"])
 
 
 def workload(tuning="lora", fused=False, family="gemma"):
-    architecture = Architecture("tiny", mgm_config(family))
+    architecture = MGMArchitecture("tiny", mgm_config(family))
     lora = LORA if tuning == "lora" else None
     return Workload(architecture, tuning, sequence=40, answers=12, precision=torch.float32, fused=fused, lora=lora)
 

@@ -80,29 +80,11 @@ def test_parts_of_a_model_that_is_not_trained_here_are_refused(name, monkeypatch
         merge_experiment("baseline", {"model": "tiny-smolvlm"})
 
 
-@pytest.mark.parametrize(
-    ("stage", "values", "message"),
-    [
-        (
-            "finetune",
-            {"micro_batch_size": "auto"},
-            "size: auto: there is no memory plan for tiny-llava; state",
-        ),
-        ("finetune", {"deepspeed": "auto"}, "deepspeed: auto: there is no memory plan"),
-        (
-            "pretrain",
-            {"activation_checkpointing": "auto"},
-            "pretrain.activation_checkpointing: auto",
-        ),
-        ("finetune", {"lora": None}, "lora: null is for models with a stage 1, and tiny-llava has none"),
-    ],
-)
-def test_what_these_models_cannot_have_is_refused_before_anything_runs(stage, values, message):
-    config = merge_experiment("baseline", {"model": "tiny-llava", stage: values}) | {"seed": 0}
-    if "lora" in values:
-        del config["model"]["pretrain"]
-    with pytest.raises(InputError, match=message):
-        STAGES[stage].settings(config, {})
+def test_the_whole_language_model_without_a_stage_1_is_refused_before_anything_runs():
+    config = merge_experiment("baseline", {"model": "tiny-llava", "finetune": {"lora": None}}) | {"seed": 0}
+    del config["model"]["pretrain"]
+    with pytest.raises(InputError, match="lora: null is for models with a stage 1, and tiny-llava has none"):
+        STAGES["finetune"].settings(config, {})
 
 
 def test_all_targets_of_variants_can_be_asked_for():

@@ -63,7 +63,6 @@ class Family(Protocol):
 
     config: PretrainedConfig
     processor: ProcessorMixin
-    can_be_planned: bool  # whether the memory plan knows its forward pass
 
     def encoder(self, template: str | dict, max_length: int) -> Encoder:
         """

@@ -17,7 +17,6 @@ from dj2mgm.config.training import (
     choices_in_fp8,
     deepspeed_names,
     read_deepspeed,
-    refuse_auto,
     solve_batch,
 )
 from dj2mgm.errors import InputError
@@ -211,8 +210,6 @@ def _training(config: dict, stage: str) -> dict:
     if gpus % nodes:
         raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
     settings = _common(config) | {"gpus": gpus, "nodes": nodes} | config[stage]
-    if "transformers" in config["model"] or "tiny" in config["model"]:
-        refuse_auto(stage, settings, config["model"]["name"])
     settings |= solve_batch(stage, settings)
     named = deepspeed_names() if settings["deepspeed"] == "auto" else [settings["deepspeed"]]
     choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}

@@ -61,20 +61,6 @@ def deepspeed_names() -> list[str]:
     return names_in("deepspeed", ".json")
 
 
-def refuse_auto(stage: str, settings: Mapping, model: str) -> None:
-    """
-    Raises:
-        InputError: the memory plan, which does not know the model, would have to choose.
-    """
-    keys = ("deepspeed", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing")
-    undecided = [key for key in keys if settings[key] == AUTO]
-    if undecided:
-        raise InputError(
-            f"{stage}.{undecided[0]}: auto: there is no memory plan for {model}; state {', '.join(undecided)} in its "
-            "file, under settings"
-        )
-
-
 def read_deepspeed(name: str, key: str) -> dict:
     """The content of config/deepspeed/<name>.json.
 

@@ -88,4 +88,5 @@ def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Worklo
     architecture = find_architecture(run.config["model"]["name"])
     tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
     length = settings.max_length
-    return workload_at(tuning, settings, architecture, length, length - architecture.image_tokens)
+    answers = length - architecture.image_tokens
+    return workload_at(tuning, settings, architecture, length, answers, projector="pretrain" in run.trains)

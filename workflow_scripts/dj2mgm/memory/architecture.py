@@ -3,28 +3,40 @@
 A part that is not on this machine is looked up by its folder's name in config/architectures, then on the hub.
 """
 
+import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, CLIPVisionConfig, ConvNextConfig, PretrainedConfig
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    CLIPVisionConfig,
+    ConvNextConfig,
+    PretrainedConfig,
+    PreTrainedModel,
 )
 
 from dj2mgm.config.reading import config_file, names_folder, read_config
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
+from dj2mgm.memory.trace import ValuesOfIntegers
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
+from dj2mgm.mgm.modeling_mgm import select_positions
+from dj2mgm.vision_language import IGNORED
+from dj2mgm.vlm.encoder import ProcessorEncoder
+from dj2mgm.vlm.family import TransformersVLM, make_trainable
 
-# models of images and texts, of which some text models share the type
-SEEING = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - {"mgm"}
+IMAGE = (640, 480)  # px: of what there is no data of yet
 
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """A model to plan for; `config` is an MGMConfig, or a causal language model's own configuration."""
+    """A model to plan for: here a causal language model, of texts only."""
 
     name: str
     config: PretrainedConfig
@@ -40,20 +52,120 @@ class Architecture:
     @property
     def image_tokens(self) -> int:
         """Tokens of a sample that its image takes; none for a text model."""
-        return getattr(self.config, "num_image_tokens", 0)
+        return 0
 
     @property
     def image_bytes(self) -> int:
-        """Of a sample's image as the loader hands it over: three channels of bytes."""
-        return 3 * self.config.image_size_aux**2 if isinstance(self.config, MGMConfig) else 0
+        """Of a sample's image as the loader hands it over."""
+        return 0
 
-    def build(self, dtype: torch.dtype) -> torch.nn.Module:
+    def build(self, dtype: torch.dtype) -> PreTrainedModel:
         """The model on the meta device: every parameter's shape and dtype, no memory."""
-        build = MGMForConditionalGeneration if isinstance(self.config, MGMConfig) else AutoModelForCausalLM.from_config
         with torch.device("meta"):
-            model = build(self.config).to(dtype)
+            model = self._make().to(dtype)
         model.tie_weights()
         return model
+
+    def _make(self) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_config(self.config)
+
+    def language_model(self, model: PreTrainedModel) -> nn.Module:
+        """Without its head; its layers are `layers`."""
+        return model.base_model
+
+    def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
+        """Forward and backward pass on data that is not there: `batch` samples of `sequence` tokens, of which the last
+        `answers` carry loss, and `images` for each sample."""
+        self._loss(model, sequence, answers, batch, images).backward()
+
+    def _loss(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> torch.Tensor:
+        hidden = self.language_model(model)(
+            inputs_embeds=self._embeddings(model, batch, sequence), use_cache=False
+        ).last_hidden_state
+        hidden = hidden[:, -answers:].flatten(0, 1)
+        return cross_entropy(model.get_output_embeddings()(hidden).float(), _targets(hidden))
+
+    def _embeddings(self, model: PreTrainedModel, batch: int, tokens: int) -> torch.Tensor:
+        return model.get_input_embeddings()(torch.empty(batch, tokens, dtype=torch.long, device="meta"))
+
+
+@dataclass(frozen=True, eq=False)
+class MGMArchitecture(Architecture):
+    config: MGMConfig
+
+    @property
+    def image_tokens(self) -> int:
+        return self.config.num_image_tokens
+
+    @property
+    def image_bytes(self) -> int:
+        return 3 * self.config.image_size_aux**2  # three channels of bytes
+
+    def _make(self) -> PreTrainedModel:
+        return MGMForConditionalGeneration(self.config)
+
+    def language_model(self, model: PreTrainedModel) -> nn.Module:
+        return model.base_model.language_model
+
+    def _loss(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> torch.Tensor:
+        text = self._embeddings(model, batch, sequence - self.image_tokens)
+        side, language_model = self.config.image_size_aux, self.language_model(model)
+        pixels = torch.empty(math.ceil(batch * images), 3, side, side, device="meta")
+        image = model.model.get_image_features(pixels)[:batch]
+        embeddings = torch.cat([image * 1.0, text], dim=1)  # scaled, as Gemma's words are
+        read = torch.empty(batch * answers, dtype=torch.long, device="meta")
+        select_positions(language_model.layers[-1], read, embeddings)
+        hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+        hidden = hidden[:, -answers:].flatten(0, 1)
+        return model.lm_head(hidden, _targets(hidden))
+
+
+def _targets(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.empty(len(hidden), dtype=torch.long, device="meta")
+
+
+@dataclass(frozen=True, eq=False)
+class VLMArchitecture(Architecture):
+    """Any vision-language model of transformers. Every sample has one image, that of `item`.
+
+    Args:
+        encoder: of its conversations.
+        item: what this makes of one with an image (vision_language.Encoder).
+    """
+
+    encoder: ProcessorEncoder
+    item: dict
+
+    @property
+    def image_tokens(self) -> int:
+        """With those of the chat template around it, and of a question and an answer of one letter."""
+        return len(self.item["input_ids"])
+
+    @property
+    def image_bytes(self) -> int:
+        values = (value for value in self.item.values() if isinstance(value, torch.Tensor))
+        return sum(value.numel() * value.element_size() for value in values)
+
+    def _make(self) -> PreTrainedModel:
+        return make_trainable(AutoModelForImageTextToText.from_config(self.config))
+
+    def language_model(self, model: PreTrainedModel) -> nn.Module:
+        return model.get_decoder()
+
+    def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
+        """The images that shorter samples bring along are left out: towers keep nothing of them."""
+        inputs = self.inputs(sequence, answers, batch)
+        for name, values in inputs.items():  # positions and numbers of tokens keep theirs, and decide shapes
+            if values.is_floating_point() or name == "labels":
+                inputs[name] = values.to("meta")
+        with ValuesOfIntegers():
+            model(**inputs).loss.backward()
+
+    def inputs(self, sequence: int, answers: int, batch: int) -> dict[str, torch.Tensor]:
+        more = [self.encoder.end_of_turn] * (sequence - len(self.item["input_ids"]))
+        ids = self.item["input_ids"] + more
+        labels = [IGNORED] * (len(ids) - answers) + ids[len(ids) - answers :]
+        return self.encoder.batch([self.item | {"input_ids": ids, "labels": labels}] * batch, sequence)
 
 
 def find_architecture(model: str) -> Architecture:
@@ -74,17 +186,36 @@ def load_architecture(name: str, model: dict | Path) -> Architecture:
     Raises:
         InputError: a part is neither on this machine nor in config/architectures nor on the hub.
     """
-    if isinstance(model, dict) and ("transformers" in model or "tiny" in model):
-        raise InputError(f"{name}: the memory plan knows MGM and language models only, and this is neither")
+    if isinstance(model, dict) and "tiny" in model:
+        raise InputError(f"{name}: the workflow has yet to make this model")
+    if isinstance(model, dict) and "transformers" in model:
+        model = Path(model["transformers"])
     if isinstance(model, Path) or "assembled" in model:
-        return Architecture(name, _config_of(str(model if isinstance(model, Path) else model["assembled"])))
+        return _architecture_in(name, str(model if isinstance(model, Path) else model["assembled"]))
     config = MGMConfig(
         text_config=_config_of(model["language_model"]),
         vision_config=_config_of(model["vision_tower"], CLIPVisionConfig),
         vision_aux_config=_config_of(model["vision_tower_aux"], ConvNextConfig),
         image_size_aux=model["image_size_aux"],
     )
-    return Architecture(name, config)
+    return MGMArchitecture(name, config)
+
+
+def _architecture_in(name: str, folder: str) -> Architecture:
+    config = _config_of(folder)
+    if isinstance(config, MGMConfig):
+        return MGMArchitecture(name, config)
+    if not hasattr(config, "vision_config"):
+        return Architecture(name, config)
+    if not Path(folder).is_dir():
+        raise InputError(f"{folder}: to plan for a model of images and texts takes its folder, with its processor")
+    return vlm_architecture(name, TransformersVLM(Path(folder)))
+
+
+def vlm_architecture(name: str, family: TransformersVLM) -> VLMArchitecture:
+    """With a blank image of IMAGE pixels in every sample."""
+    encoder = family.encoder("", sys.maxsize)
+    return VLMArchitecture(name, family.config, encoder, encoder.sample(IMAGE))
 
 
 def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> PretrainedConfig:
@@ -96,8 +227,6 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
     if not path.exists() and names_folder(part):
         remedy = "docs/models.md says where it comes from" if part.startswith("model_zoo/") else ""
         raise InputError(f"{part}: there is no such folder; {remedy or 'if the workflow makes it, it has yet to'}")
-    if kind is None and _model_type(path) in SEEING:
-        raise InputError(f"{part}: the memory plan knows MGM and language models only, and this is neither")
     kind = kind or (MGMConfig if _model_type(path) == MGMConfig.model_type else AutoConfig)
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)

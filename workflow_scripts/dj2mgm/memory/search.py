@@ -178,7 +178,9 @@ def describe(arrangement: Arrangement) -> str:
 def recomputed(arrangement: Arrangement) -> str:
     """Which layers are."""
     every = arrangement.recomputation
-    return {0: "no layer", 1: "every layer", 2: "every second layer", 3: "every third layer"}.get(every, f"every {every}th layer")
+    return {0: "no layer", 1: "every layer", 2: "every second layer", 3: "every third layer"}.get(
+        every, f"every {every}th layer"
+    )
 
 
 # The plan as a person reads it in a terminal.

@@ -4,21 +4,17 @@ The model's own code runs, forward and backward, with its real shapes (memory/tr
 a GPU are stood in for (memory/trace.py).
 """
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from dj2mgm.memory.architecture import Architecture
 from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse, scans_as_one_operation
-from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
-from dj2mgm.mgm.modeling_mgm import select_positions
 from dj2mgm.mgm.weights import projector_parameters
 
 TUNINGS = ("stage1", "lora", "full")
@@ -37,6 +33,7 @@ class Workload:
         precision: torch dtype of the weights.
         fused: whether layers and loss are compiled, so that what is elementwise keeps nothing in between.
         lora: for the tuning `lora`.
+        projector: whether LoRA also trains what connects towers and language model.
     """
 
     architecture: Architecture
@@ -47,6 +44,7 @@ class Workload:
     fused: bool = False
     lora: LoraSettings | None = None
     images: float = 1.0
+    projector: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,12 @@ def build(workload: Workload) -> nn.Module:
     model = workload.architecture.build(workload.precision)
     model.requires_grad_(False)
     if workload.tuning == "lora":
+        decoder = workload.architecture.language_model(model).layers
         with torch.device("meta"):
-            return wrap_with_lora(model, workload.lora, _language_model(model).layers).to(workload.precision)
+            wrapped = wrap_with_lora(model, workload.lora, decoder, projector=workload.projector)
+        return wrapped.to(workload.precision)
     if workload.tuning == "full":
-        _language_model(model).requires_grad_(True)
+        workload.architecture.language_model(model).requires_grad_(True)
         model.get_output_embeddings().requires_grad_(True)
     for parameter in projector_parameters(model).values():
         parameter.requires_grad_(True)
@@ -116,7 +116,7 @@ def trace_memory(workload: Workload, recomputation: int, micro_batch: int) -> Me
         kwargs = {"use_reentrant": False, "preserve_rng_state": False}
         model.activation_checkpointing_enable(kwargs, every_n_layers=recomputation)
     if workload.fused:
-        fuse(_language_model(model), model.get_output_embeddings())
+        fuse(workload.architecture.language_model(model), model.get_output_embeddings())
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shapes = {parameter.shape for parameter in trained}
@@ -141,34 +141,8 @@ def trace_memory(workload: Workload, recomputation: int, micro_batch: int) -> Me
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(hand_over)
     with memory, scans_as_one_operation():
-        _loss(model, workload, micro_batch).backward()
+        workload.architecture.compute(model, workload.sequence, workload.answers, micro_batch, workload.images)
     latest = np.zeros(memory.count, dtype=np.int64)
     for moment, elements in accumulated:
         latest[moment] += elements
     return MemoryTrace(memory.moments(), memory.flops, latest.cumsum(), latest)
-
-
-def _language_model(model: PreTrainedModel) -> nn.Module:
-    """Without its head."""
-    return model.base_model.language_model if isinstance(model, MGMForConditionalGeneration) else model.base_model
-
-
-def _loss(model: PreTrainedModel, workload: Workload, batch: int) -> torch.Tensor:
-    """The forward pass of `MGMForConditionalGeneration` or of a causal language model, on data that is not there."""
-    meta = torch.device("meta")
-    text = workload.sequence - workload.architecture.image_tokens
-    embeddings = model.get_input_embeddings()(torch.empty(batch, text, dtype=torch.long, device=meta))
-    language_model = _language_model(model)
-    if isinstance(model, MGMForConditionalGeneration):
-        side = model.config.image_size_aux
-        images = torch.empty(math.ceil(batch * workload.images), 3, side, side, device=meta)
-        image = model.model.get_image_features(images)[:batch]
-        embeddings = torch.cat([image * 1.0, embeddings], dim=1)  # scaled, as Gemma's words are
-        read = torch.empty(batch * workload.answers, dtype=torch.long, device=meta)
-        select_positions(language_model.layers[-1], read, embeddings)
-    hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
-    hidden = hidden[:, -workload.answers :].flatten(0, 1)
-    target = torch.empty(len(hidden), dtype=torch.long, device=meta)
-    if isinstance(model, MGMForConditionalGeneration):
-        return model.lm_head(hidden, target)
-    return cross_entropy(model.get_output_embeddings()(hidden).float(), target)

@@ -1,7 +1,7 @@
 """How much memory a computation holds from moment to moment, and its FLOPs, counted on the meta device."""
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,10 +10,12 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.nn.functional import silu
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 from transformers import AttentionInterface
 from transformers.models.mamba import modeling_mamba
+
+aten = torch.ops.aten
 
 # What stands on the meta device for kernels that only a GPU has: same shapes, and the same tensors kept for backward.
 #
@@ -105,13 +107,60 @@ def scans_as_one_operation() -> Iterator[None]:
         modeling_mamba.mamba_selective_scan = original
 
 
+# Vision-language models compute shapes from integers: how many patches an image has, and where its tokens stand.
+
+SPACED = (aten.arange, aten.linspace)  # makers of positions, even where these are fractions
+INDEXED = (aten.index, aten.index_put, aten.index_put_)
+
+
+class ValuesOfIntegers(TorchDispatchMode):
+    """Inside the context, a model on the meta device may compute shapes from integers on the CPU.
+
+    What counts and indexes stays there, with its values; what meets a tensor without values loses them.
+    """
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        args, kwargs, operation = tuple(args), dict(kwargs or {}), function.overloadpacket
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        device = kwargs.get("device")
+        if any(tensor.is_meta for tensor in tensors):
+            if operation is aten.ne and not tensors[0].is_floating_point():
+                # SmolVLM asks which of its tiles have as many black pixels as all: none has
+                return torch.ones(tensors[0].shape, dtype=torch.bool)
+            if operation in INDEXED:
+                args = (args[0], _positions(args[1]), *args[2:])
+            args, kwargs = tree_map_only(torch.Tensor, _meta, (args, kwargs))
+            device = device and torch.device("meta")
+        elif device is not None and device.type == "meta":
+            dtype = kwargs.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
+            if tensors or operation in SPACED or not dtype.is_floating_point:
+                device = torch.device("cpu")
+        if device is not None:
+            kwargs["device"] = device
+        return function(*args, **kwargs)
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _positions(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Masks as what they select, whose number decides the result's shape."""
+    positions = []
+    for index in indices:
+        is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
+        positions += index.nonzero().unbind(1) if is_mask else [index]
+    return positions
+
+
 # How much memory a computation holds from moment to moment, and its FLOPs, counted while it runs on the meta device.
 #
 # Every operation runs with its real shapes and without data. A tensor counts from the operation that allocates it until
 # nobody refers to it any more, which is what PyTorch's allocators see; so saved activations, what a backward pass
 # recomputes, and the temporaries in between are all counted as they occur, whatever the architecture.
 
-aten = torch.ops.aten
 # Attention's own: torch 2.6 counts no heads that share keys and values.
 FLOPS_OF = flop_registry | {
     aten._scaled_dot_product_flash_attention: lambda query, key, *_, **__: 4 * query.numel() * key.shape[-2],

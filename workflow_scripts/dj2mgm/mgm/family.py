@@ -16,8 +16,6 @@ from dj2mgm.vision_language import IGNORED, Parts
 
 
 class MGM:
-    can_be_planned = True
-
     def __init__(self, folder: Path):
         self.folder = folder
         self.processor = MGMProcessor.from_pretrained(folder)

@@ -6,38 +6,57 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig
 
 from dj2mgm.config.training import AUTO
+from dj2mgm.data.images import image_size
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
-from dj2mgm.memory.architecture import Architecture
+from dj2mgm.memory.architecture import IMAGE, Architecture, MGMArchitecture, VLMArchitecture
 from dj2mgm.memory.prediction import Arrangement, Machine, Prediction, predict
 from dj2mgm.memory.search import MICRO_BATCHES, RECOMPUTATIONS, candidates, describe, fastest, remedies
 from dj2mgm.memory.step import Workload
 from dj2mgm.memory.zero import Zero
 from dj2mgm.messages import note
+from dj2mgm.mgm.family import MGM
 from dj2mgm.training.batches import CROWDED
 from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.vision_language import Family
 
 CONFIGURED = "the configured DeepSpeed file"
 
 
 def workload_of(
-    tuning: str, settings: TrainingSettings, config: PretrainedConfig, dataset: ConversationDataset
+    tuning: str, settings: TrainingSettings, family: Family, dataset: ConversationDataset, projector: bool
 ) -> Workload:
-    """What the stage trains, on its longest conversation, with as many images as shorter ones bring along."""
-    longest = max(dataset.lengths)
-    workload = workload_at(tuning, settings, Architecture("the model", config), longest, max(dataset.answers))
+    """What the stage trains, on its longest conversation, with as many images as shorter ones bring along.
+
+    Args:
+        projector: whether LoRA also trains what connects towers and language model.
+    """
+    longest, architecture = max(dataset.lengths), architecture_of(family, dataset)
+    workload = workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
     shortest = max(min(dataset.lengths), workload.architecture.image_tokens)
     return replace(workload, images=min(CROWDED, longest / shortest))
 
 
+def architecture_of(family: Family, dataset: ConversationDataset) -> Architecture:
+    """With an image as large as that of the longest conversation that has one."""
+    if isinstance(family, MGM):
+        return MGMArchitecture("the model", family.config)
+    size = image_size(dataset.image_of_longest) if dataset.image_of_longest else IMAGE
+    return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.sample(size))
+
+
 def workload_at(
-    tuning: str, settings: TrainingSettings, architecture: Architecture, sequence: int, answers: int
+    tuning: str,
+    settings: TrainingSettings,
+    architecture: Architecture,
+    sequence: int,
+    answers: int,
+    projector: bool = True,
 ) -> Workload:
     """What a stage with these settings trains, on conversations of `sequence` tokens of which `answers` carry loss."""
     return Workload(
@@ -48,6 +67,7 @@ def workload_at(
         precision=settings.dtype,
         fused=settings.compile and torch.cuda.is_available(),
         lora=settings.lora,
+        projector=projector,
     )
 
 

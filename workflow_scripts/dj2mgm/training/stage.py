@@ -74,20 +74,15 @@ def run_stage(
     family = family_of(inputs["model"])
     files = [inputs[name] for name in ("pairs", "data") if name in inputs]
     dataset = ConversationDataset(files, family.encoder(settings.template, settings.max_length))
-    workload = workload_of(tuning, settings, family.config, dataset) if family.can_be_planned else None
+    projector = tuning != "lora" or "projector" in inputs
+    workload = workload_of(tuning, settings, family, dataset, projector)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     kept, requested = checkpoints / "arrangement.json", settings
     free = machine_in_use(settings.gpus, settings.nodes)
     # several processes must choose alike, and may find different amounts to be free
     machine = whole_machine(settings.gpus, settings.nodes) if settings.gpus > 1 else free
-    if workload:
-        settings = choose_arrangement(requested, workload, machine, kept)
-    elif settings.has_auto:
-        raise InputError(
-            f"there is no memory plan for models of type {family.config.model_type}: state deepspeed, "
-            "micro_batch_size, gradient_accumulation_steps and activation_checkpointing, none of them auto"
-        )
-    plan = check_memory(settings, workload, free) if workload else None
+    settings = choose_arrangement(requested, workload, machine, kept)
+    plan = check_memory(settings, workload, free)
 
     fingerprint = fingerprint_of(settings, digest.result())
     # before the model: transformers then loads it straight into ZeRO-3's partitions
@@ -109,8 +104,7 @@ def run_stage(
             note(sentence)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, newest=checkpoint)
-        if workload:
-            keep_arrangement(requested, settings, workload, kept)
+        keep_arrangement(requested, settings, workload, kept)
         if checkpoint is None:
             progress_file.unlink(missing_ok=True)
 

@@ -35,7 +35,7 @@ class ProcessorEncoder:
         self.special = {token.content: number for number, token in added.items() if token.special}
         self.control_tokens = self._control_tokens()
         self._placeholders = lru_cache(maxsize=4096)(self._replacement)
-        blank = self._item(conversation("", "", "a", "a"), [Image.new("RGB", BLANK)])
+        blank = self.sample(BLANK)
         self._blank = blank | {"labels": [IGNORED] * len(blank["labels"])}
         self.max_length = max_length
 
@@ -51,6 +51,10 @@ class ProcessorEncoder:
         if row is None:
             return self._blank
         return self._item(row, [load_image(row["image"])] if "image" in row else [])
+
+    def sample(self, size: tuple[int, int]) -> dict:
+        """The item of a question and an answer of one letter about a blank image of `size` pixels."""
+        return self._item(conversation("", "", "a", "a"), [Image.new("RGB", size)])
 
     def _item(self, row: dict, images: list[Image.Image]) -> dict:
         item = self._encoded(row, [self._placeholders(image.size) for image in images])

@@ -29,8 +29,6 @@ from dj2mgm.vlm.processors import load_processor
 
 
 class TransformersVLM:
-    can_be_planned = False
-
     def __init__(self, folder: Path):
         check_folder(folder)
         self.folder = folder
@@ -49,11 +47,7 @@ class TransformersVLM:
         if attention == "flash_attention_2" and sees_images_both_ways(self.config.model_type):
             note(f"models of type {self.config.model_type} need a mask, which FlashAttention has not: they run by sdpa")
             attention = "sdpa"
-        model = self._loaded(dtype, attn_implementation={"text_config": attention})
-        compute_loss_in_parts(model)
-        # recomputation in a backward pass needs something whose gradient is asked for, and LoRA has nothing so early
-        model.enable_input_require_grads()
-        return model
+        return make_trainable(self._loaded(dtype, attn_implementation={"text_config": attention}))
 
     def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
         model = self._loaded(dtype)
@@ -107,6 +101,17 @@ def sees_images_both_ways(kind: str) -> bool:
     return "block_sequence_ids" in inspect.getsource(inspect.getmodule(getattr(transformers, stock)))
 
 
+def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
+    """In place: with the loss in parts, and with gradients for the language model's input.
+
+    Recomputation needs something whose gradient is asked for, and LoRA has nothing so early. Towers must not have it
+    (`enable_input_require_grads` would give it to them): they would then keep all that a backward pass needs.
+    """
+    compute_loss_in_parts(model)
+    model.get_input_embeddings().register_forward_hook(lambda module, given, output: output.requires_grad_(True))
+    return model
+
+
 # keys of configurations that scale logits, or what they are computed from
 SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale", "logits_mup_width_multiplier")
 
@@ -150,8 +155,9 @@ def compute_loss_in_parts(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _is_product(model: PreTrainedModel, head: nn.Linear) -> bool:
-    """Whether logits are the last hidden states times the head's weight. Where ZeRO-3 divides it, nobody looks."""
-    if hasattr(head.weight, "ds_id"):
+    """Whether logits are the last hidden states times the head's weight. Where ZeRO-3 divides it, or there are only
+    shapes, nobody looks."""
+    if hasattr(head.weight, "ds_id") or head.weight.is_meta:
         return True
     ids = torch.arange(1, 5, device=model.device)[None]
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
