@@ -23,6 +23,7 @@ from dj2mgm.files import read_json, write_jsonl
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.mgm.weights import language_parameters
 from dj2mgm.training.datasets import Collator, ConversationDataset
+from dj2mgm.training.model import compile_layers
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.family import compute_loss_in_parts
 from pretrain import train_projector_only
@@ -222,6 +223,27 @@ def test_a_killed_fine_tune_resumes_and_its_adapter_is_pefts(folders, data, fork
     loaded = {name.replace(".default", ""): value for name, value in adapted.state_dict().items() if "lora_" in name}
     assert saved.keys() == loaded.keys()
     assert all(torch.allclose(saved[name].float(), loaded[name].float()) for name in saved)
+
+
+def test_layers_are_compiled_once_for_batches_of_any_size(folders, data):
+    found, alike = family_of(folders["qwen3_vl"]), []
+    dataset = ConversationDataset(data, found.encoder("", 512))
+    for compiled in (False, True):
+        model = found.load(torch.float32, "sdpa")
+        parts = found.parts(model)
+        torch.manual_seed(0)
+        wrapped = wrap_with_lora(model, LORA, parts.decoder, projector=False).train()
+        if compiled:
+            torch._dynamo.utils.counters.clear()
+            compile_layers(parts)
+        for numbers in ([0, 1], [0, 1, 2], [1, 2]):
+            batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[number] for number in numbers])
+            wrapped(**batch).loss.backward()
+        alike.append({name: p.grad for name, p in wrapped.named_parameters() if p.grad is not None})
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3, (
+        "two layers alike but for their LoRA, and the loss"
+    )
+    torch.testing.assert_close(*alike)
 
 
 def test_a_model_that_scales_its_logits_is_refused(folders):

@@ -1,6 +1,7 @@
 """A model before its first step: its layers, their attention kernels, and compiling them."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
+from dj2mgm.messages import note
 from dj2mgm.mgm.modeling_mgm import selection_of
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.vision_language import Parts
@@ -56,37 +58,43 @@ def compile_layers(parts: Parts) -> None:
     # ConvNeXt's blocks have four widths, and a batch may have one sample only
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     for layer in (*parts.towers, *parts.between):
-        layer.forward = _compiled(layer, SAMPLES)
+        if "cu_seqlens" not in inspect.signature(layer.forward).parameters:
+            layer.forward = _compiled(layer, dimensions=1)
     for layer in parts.decoder:
-        layer.forward = _compiled(layer, SAMPLES_AND_TOKENS)
+        layer.forward = _compiled(layer, dimensions=2)
+    if any("cu_seqlens" in inspect.signature(layer.forward).parameters for layer in parts.towers):
+        note("the tower's layers are not compiled: their code depends on how large each image is")
     loss_and_gradient = torch.compile(parts.head.loss_and_gradient)
     # a copy of the targets: code that is compiled for a slice depends on where that begins
     parts.head.loss_and_gradient = lambda logits, targets: loss_and_gradient(
-        *(_varying(tensor, SAMPLES) for tensor in (logits, targets.clone()))
+        *(_varying(tensor, logits.shape[:1]) for tensor in (logits, targets.clone()))
     )
 
 
-# Dimensions whose size differs from batch to batch. Told so from the first on, PyTorch compiles once for any size;
-# left to itself, it compiles for the first size, and again when it meets a second one.
-SAMPLES, SAMPLES_AND_TOKENS = (0,), (0, 1)
+def _varying(value: object, sizes: Sequence[int]) -> object:
+    """Say that dimensions of these sizes differ from batch to batch.
 
-
-def _varying(value: object, dimensions: tuple[int, ...]) -> object:
+    Told so from the first on, PyTorch compiles once for any size; left to itself, it compiles for the first size, and
+    again when it meets a second one.
+    """
     if isinstance(value, tuple):
-        return tuple(_varying(each, dimensions) for each in value)
+        return tuple(_varying(each, sizes) for each in value)
     if isinstance(value, torch.Tensor):
-        for dimension in range(value.dim()):
-            mark = torch._dynamo.maybe_mark_dynamic if dimension in dimensions else torch._dynamo.mark_static
+        for dimension, size in enumerate(value.shape):
+            mark = torch._dynamo.maybe_mark_dynamic if size in sizes else torch._dynamo.mark_static
             mark(value, dimension)
     return value
 
 
-def _compiled(layer: nn.Module, varying: tuple[int, ...]) -> Callable:
+def _compiled(layer: nn.Module, dimensions: int) -> Callable:
     """The layer's forward, compiled; recomputation is around it, and runs a forward pass of its own (reentrant).
 
     transformers wraps recomputation around a layer's forward (`GradientCheckpointingLayer`). Compiled with it, batches
     of several widths end in "Node add_431 was invalid, but is output" (PyTorch 2.11). The other kind of recomputation
     wants the same compiled code in both passes, but autograd's thread may be given another.
+
+    Args:
+        dimensions: of the layer's input that differ from batch to batch, the first ones.
     """
     forward, threads = type(layer).forward, torch.get_num_threads()
     compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
@@ -95,11 +103,13 @@ def _compiled(layer: nn.Module, varying: tuple[int, ...]) -> Callable:
         # Compiled code holds for one number of threads. The thread that pins batches sets another one, which threads
         # that start later have too, such as autograd's.
         torch.set_num_threads(threads)
-        _varying(selection_of(layer), varying)
-        return compiled(*_varying(args, varying), **{name: _varying(value, varying) for name, value in kwargs.items()})
+        for tensor in selection_of(layer):
+            _varying(tensor, tensor.shape)
+        sizes = args[0].shape[:dimensions]
+        return compiled(*_varying(args, sizes), **{name: _varying(value, sizes) for name, value in kwargs.items()})
 
     def recomputed_or_not(*args, **kwargs) -> torch.Tensor:
-        if layer.training and getattr(layer, "gradient_checkpointing", False):
+        if layer.training and getattr(layer, "gradient_checkpointing", False) and args[0].requires_grad:
             return checkpoint(partial(marked, **kwargs), *args, use_reentrant=True)
         return marked(*args, **kwargs)
 
