@@ -104,11 +104,12 @@ def sees_images_both_ways(kind: str) -> bool:
 def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
     """In place: with the loss in parts, and with gradients for the language model's input.
 
-    Recomputation needs something whose gradient is asked for, and LoRA has nothing so early. Towers must not have it
-    (`enable_input_require_grads` would give it to them): they would then keep all that a backward pass needs.
+    Recomputation needs something whose gradient is asked for, and LoRA has nothing so early. transformers would ask for
+    those of the towers' inputs, too, whose layers would then keep all that a backward pass needs.
     """
     compute_loss_in_parts(model)
     model.get_input_embeddings().register_forward_hook(lambda module, given, output: output.requires_grad_(True))
+    model.enable_input_require_grads = lambda: None
     return model
 
 

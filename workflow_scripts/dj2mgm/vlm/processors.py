@@ -8,7 +8,6 @@ import transformers
 from transformers import AutoConfig, AutoProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.smolvlm import processing_smolvlm
-from transformers.utils import is_torchvision_available
 
 from dj2mgm.errors import InputError
 
@@ -31,12 +30,12 @@ def load_processor(folder: Path) -> ProcessorMixin:
 
 
 def _load(folder: Path, stock: type[ProcessorMixin]) -> ProcessorMixin:
-    if VIDEO not in stock.get_attributes() or is_torchvision_available():
+    if VIDEO not in stock.get_attributes():
         return AutoProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
     parameter = inspect.signature(stock.__init__).parameters.get(VIDEO)
     required = parameter is not None and parameter.default is inspect.Parameter.empty
     none = {VIDEO: None} if required else {}
-    return without_video(stock).from_pretrained(folder, trust_remote_code=False, **none)
+    return without_video(stock).from_pretrained(folder, backend="pil", trust_remote_code=False, **none)
 
 
 def without_video(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:

@@ -1,0 +1,187 @@
+"""Fine-tuning any vision-language model by this workflow and by transformers' Trainer: samples a second, memory, losses.
+
+    python benchmarks/vlm_step.py qwen3-vl-2b             # on one GPU, of which 22 GiB are left free
+    python benchmarks/vlm_step.py smolvlm2-2.2b --rows auto peer_4 peer_8_recomputed
+    python benchmarks/vlm_step.py tiny                    # without a GPU, to try the script
+
+Random weights, images of 640×480 pixels, instructions whose lengths are distributed as in real ones, a global batch of
+128. `auto` and `auto_fp8` are the workflow's default settings. `peer_4` is transformers' Trainer with PEFT and, where
+it is installed, Liger, four samples at a time; `_recomputed` recomputes every layer, `_grouped` puts samples of
+similar length together. All begin with the same weights, LoRA's excepted, and take the same samples at each step.
+Rates are medians over the later half of the steps.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+SCRIPTS = PROJECT / "workflow_scripts"
+sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+import torch  # noqa: E402
+import transformers as T  # noqa: E402
+from loop import gpu_of  # noqa: E402
+from peft import LoraConfig, get_peft_model  # noqa: E402
+from random_mgm import instruction_lengths, write_conversations  # noqa: E402
+from random_vlm import SHAPES  # noqa: E402
+
+from dj2mgm.config.runs import REFERENCE, Runs  # noqa: E402
+from dj2mgm.families import family_of  # noqa: E402
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_yaml  # noqa: E402
+from dj2mgm.training.batches import StepBatches  # noqa: E402
+from dj2mgm.training.datasets import ConversationDataset  # noqa: E402
+
+STEPS = 14
+ROWS = ("auto", "auto_fp8", "peer_4", "peer_8", "peer_8_recomputed", "peer_16_recomputed")
+
+
+def make_inputs(shape: str, folder: Path, steps: int) -> None:
+    subprocess.run([sys.executable, PROJECT / "benchmarks/random_vlm.py", shape, folder], check=True)
+    shutil.copytree(PROJECT / "config", folder / "config")
+    write_yaml(folder / "config/models/random.yaml", {"transformers": "model", "clip_score": "model"})
+    split = {"file": "captions.jsonl", "images": "images"}
+    write_yaml(folder / "config/datasets/random.yaml", dict.fromkeys(("pretrain", "finetune", "evaluation"), split))
+    settings = settings_in(folder)
+    write_conversations(folder / "data.jsonl", instruction_lengths(steps * settings["global_batch_size"]))
+
+
+def settings_in(folder: Path) -> dict:
+    os.chdir(folder)
+    try:
+        return Runs({"model": "random", "dataset": "random"}).first(REFERENCE).settings["finetune"] | {"epochs": 1}
+    finally:
+        os.chdir(PROJECT)
+
+
+def measure(row: str, folder: Path) -> dict:
+    output = folder / row
+    output.mkdir()
+    settings = settings_in(folder)
+    if row == "auto_fp8":
+        settings["precision"] = "fp8"
+        whole = {name: c for name, c in settings["deepspeed_choices"].items() if c["zero_optimization"]["stage"] < 3}
+        settings["deepspeed_choices"] = whole
+    write_yaml(output / "config.yaml", settings | {"log_steps": 1})
+    command = ["bash", SCRIPTS / "launch.sh", "1", "1", SCRIPTS / "finetune.py", "--config", output / "config.yaml"]
+    command += ["--data", folder / "data.jsonl", "--model", folder / "model", "--output-dir", output]
+    if row.startswith("peer"):
+        command = [sys.executable, __file__, "--peer", row, "--folder", folder]
+    start = time.monotonic()
+    with open(output / "log", "w", encoding="utf-8") as log:
+        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+    if status:
+        lines = (output / "log").read_text(encoding="utf-8").splitlines()
+        return {"row": row, "failed": status, "log": lines[-12:]}
+    steps, metrics = list(read_jsonl(output / "metrics.jsonl")), read_json(output / "metrics.json")
+    times = [after["seconds"] - before["seconds"] for before, after in zip(steps, steps[1:], strict=False)]
+    rate = settings["global_batch_size"] / statistics.median(times[len(times) // 2 :])
+    found = {"row": row, "samples_per_second": round(rate, 1), "step_seconds": [round(t, 2) for t in times]}
+    found |= {key: metrics[key] for key in ("peak_gpu_gib", "peak_gpu_reserved_gib", "peak_host_rss_gib")}
+    found |= {"seconds": round(time.monotonic() - start, 1), "losses": [round(step["loss"], 4) for step in steps]}
+    if plan := metrics.get("memory_plan"):
+        found |= {"planned_gpu_gib": plan["gpu_gib"], "micro_batch": metrics["engine"]["micro_batch_size"]}
+        found |= {"recomputed": metrics["activation_checkpointing"], "zero": metrics["engine"]["zero_stage"]}
+    return found
+
+
+class Steps(T.TrainerCallback):
+    def __init__(self):
+        self.rows, self.start = [], time.monotonic()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs:
+            self.rows.append({"loss": float(logs["loss"]), "seconds": time.monotonic() - self.start})
+
+
+def train_as_peers_do(row: str, folder: Path) -> None:
+    """What a careful user of transformers writes: processor, collator, labels at answers, bf16, PEFT, Liger."""
+    settings, output = read_yaml(folder / row / "config.yaml"), folder / row
+    micro_batch, lora = int(re.search(r"\d+", row)[0]), settings["lora"]
+    dataset = ConversationDataset(
+        folder / "data.jsonl", family_of(folder / "model").encoder("", settings["max_length"])
+    )
+    order = StepBatches(dataset.lengths, 1, settings["global_batch_size"], settings["seed"])._order(0)
+    model = T.AutoModelForImageTextToText.from_pretrained(
+        folder / "model", dtype=torch.bfloat16, attn_implementation="sdpa"
+    )
+    within = "|".join(lora["targets"])
+    [decoder] = [name for name, module in model.named_modules() if module is model.get_decoder()]
+    targets = rf"{re.escape(decoder)}\..*\.({within})"
+    lora = LoraConfig(r=lora["r"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"], target_modules=targets)
+    model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    arguments = T.TrainingArguments(
+        output_dir=str(output / "trainer"),
+        bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=settings["global_batch_size"] // micro_batch,
+        num_train_epochs=1,
+        learning_rate=settings["learning_rate"],
+        lr_scheduler_type=settings["lr_scheduler"],
+        warmup_steps=settings["warmup_ratio"],
+        gradient_checkpointing="recomputed" in row,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        use_liger_kernel=torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_num_workers=settings["loader_workers"],
+        train_sampling_strategy="group_by_length" if "grouped" in row else "sequential",
+        seed=settings["seed"],
+    )
+    steps = Steps()
+    samples = torch.utils.data.Subset(dataset, order)
+    try:
+        T.Trainer(model, arguments, partial(collate, dataset.encoder), samples, callbacks=[steps]).train()
+    except ImportError:  # Liger 0.8.5 names a class of Qwen3-VL that it does not have
+        arguments.use_liger_kernel = False
+        T.Trainer(model, arguments, partial(collate, dataset.encoder), samples, callbacks=[steps]).train()
+    with open(output / "metrics.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(step) + "\n" for step in steps.rows)
+    gib = {"peak_gpu_gib": torch.cuda.max_memory_allocated(), "peak_gpu_reserved_gib": torch.cuda.max_memory_reserved()}
+    write_json(output / "metrics.json", {k: round(v / 2**30, 2) for k, v in gib.items()} | {"peak_host_rss_gib": None})
+
+
+def collate(encoder, items: list[dict]) -> dict[str, torch.Tensor]:
+    batch = encoder.batch(items, max(len(item["input_ids"]) for item in items))
+    batch["attention_mask"] = torch.tensor(
+        [[n < len(item["input_ids"]) for n in range(batch["input_ids"].shape[1])] for item in items], dtype=torch.long
+    )
+    return {name: values for name, values in batch.items() if name != "answer_positions"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", nargs="?", choices=SHAPES)
+    parser.add_argument("--rows", nargs="+", default=ROWS, help=f"default: {' '.join(ROWS)}")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--gpu-gib", type=float, default=22.0, help="of GPU memory that is left free (default: 22)")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peer:
+        train_as_peers_do(arguments.peer, arguments.folder)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        make_inputs(arguments.shape, Path(temporary), arguments.steps)
+        with gpu_of(arguments.gpu_gib):
+            for row in arguments.rows:
+                print(json.dumps({"shape": arguments.shape} | measure(row, Path(temporary))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
