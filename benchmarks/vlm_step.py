@@ -1,4 +1,4 @@
-"""Fine-tuning any vision-language model by this workflow and by transformers' Trainer: samples a second, memory, losses.
+"""Fine-tuning vision-language models by this workflow and by transformers' Trainer: samples a second, memory, losses.
 
     python benchmarks/vlm_step.py qwen3-vl-2b             # on one GPU, of which 22 GiB are left free
     python benchmarks/vlm_step.py smolvlm2-2.2b --rows auto peer_4 peer_8_recomputed

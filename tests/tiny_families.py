@@ -65,7 +65,7 @@ def save_tiny_family(family: str, folder: Path) -> None:
     stock = getattr(T, T.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES[family])
     none = {"video_processor": None} if "video_processor" in inspect.signature(stock.__init__).parameters else {}
     processor = without_video(stock)(
-        image_processor=images, tokenizer=tokenizer, chat_template=TEMPLATES[family], **none, **given
+        image_processor=images, tokenizer=tokenizer, chat_template=TEMPLATES.get(family), **none, **given
     )
     processor.save_pretrained(folder)
 
@@ -203,8 +203,27 @@ def gemma3():
     return config, pixels, tokenizer, {"image_seq_length": 4}
 
 
+def paligemma():
+    first = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    pieces = pre_tokenizers.Split("▁", "merged_with_next")
+    vocab, merges = sentencepiece_like(first, pieces, normalizers.Replace(" ", "▁"))
+    tokenizer = T.GemmaTokenizer(vocab=vocab, merges=merges, add_bos_token=True, model_max_length=4096)
+    add_special(tokenizer, ["<image>"])
+    pixels = T.SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    pixels.image_seq_length = 16
+    text = {"head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0, "sliding_window": 16}
+    config = T.PaliGemmaConfig(
+        text_config=T.Gemma2Config(**TEXT, **text, vocab_size=len(tokenizer) + 1160),
+        vision_config=T.SiglipVisionConfig(**VIT, **SMALL, vision_use_head=False, projection_dim=64),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        projection_dim=64,
+    )
+    return config, pixels, tokenizer, {}
+
+
 BUILDERS = {
-    builder.__name__: builder for builder in (llava, llava_onevision, qwen2_5_vl, qwen3_vl, smolvlm, internvl, gemma3)
+    builder.__name__: builder
+    for builder in (llava, llava_onevision, qwen2_5_vl, qwen3_vl, smolvlm, internvl, gemma3, paligemma)
 }
 
 

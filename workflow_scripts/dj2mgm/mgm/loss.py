@@ -29,12 +29,22 @@ class LanguageModelHead(nn.Linear):
         return _LinearCrossEntropy.apply(hidden, self.weight, targets, self.loss_and_gradient)
 
 
-def loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits (n, V), targets (n,) → summed cross-entropy in float32, and its gradient (n, V) in the logits' dtype."""
-    log_probabilities = logits.float().log_softmax(dim=-1)
+def loss_and_gradient(
+    logits: torch.Tensor, targets: torch.Tensor, softcap: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits (n, V), targets (n,) → summed cross-entropy in float32, and its gradient (n, V) in the logits' dtype.
+
+    Args:
+        softcap: of logits, which are then softcap · tanh(logits / softcap) (Gemma 2, 2024, section 2).
+    """
+    given = logits.float()
+    bounded = given if softcap is None else (given / softcap).tanh()
+    log_probabilities = (bounded if softcap is None else bounded * softcap).log_softmax(dim=-1)
     loss = -log_probabilities.gather(1, targets.unsqueeze(1)).sum()
     words = torch.arange(logits.shape[1], device=logits.device)
     gradient = log_probabilities.exp() - (words == targets.unsqueeze(1)).float()
+    if softcap is not None:
+        gradient = gradient * (1 - bounded**2)
     return loss, gradient.to(logits.dtype)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from PIL import Image
@@ -25,6 +25,8 @@ BLANK = (56, 56)  # px
 class ProcessorEncoder:
     """One image to a conversation, or none, as the processor's own chat template puts it."""
 
+    fillers = dict.fromkeys(OF_TOKENS, 0) | {"labels": IGNORED}
+
     def __init__(self, processor: ProcessorMixin, image_token_id: int, max_length: int):
         self.processor, self.tokenizer = processor, processor.tokenizer
         if self.tokenizer.pad_token is None:
@@ -35,8 +37,8 @@ class ProcessorEncoder:
         self.special = {token.content: number for number, token in added.items() if token.special}
         self.control_tokens = self._control_tokens()
         self._placeholders = lru_cache(maxsize=4096)(self._replacement)
-        blank = self.sample(BLANK)
-        self._blank = blank | {"labels": [IGNORED] * len(blank["labels"])}
+        self._short = self.sample(BLANK)
+        self._blank = self._short | {"labels": [IGNORED] * len(self._short["labels"])}
         self.max_length = max_length
 
     def tokens(self, row: dict) -> tuple[int, int]:
@@ -76,7 +78,7 @@ class ProcessorEncoder:
         if not any(item.keys() - {"labels", *OF_TOKENS} for item in items):
             items = [*items, self._blank]
             width = max(width, len(self._blank["input_ids"]))
-        fillers = dict.fromkeys(OF_TOKENS, 0) | {"input_ids": self.tokenizer.pad_token_id or 0, "labels": IGNORED}
+        fillers = self.fillers | {"input_ids": self.tokenizer.pad_token_id or 0}
         batch = {}
         for name in dict.fromkeys(name for item in items for name in item):
             values = [item[name] for item in items if name in item]
@@ -92,12 +94,10 @@ class ProcessorEncoder:
         self.batch([self._blank], len(self._blank["input_ids"]))
         self.prompts([Image.new("RGB", BLANK)], ["a"])
 
-    @cached_property
+    @property
     def end_of_turn(self) -> int:
         """The token with which an answer ends."""
-        row = {"id": "", "conversations": conversation("", "", "a", "a")["conversations"]}
-        row["conversations"][0]["value"] = "a"
-        return next(label for label in reversed(self._encoded(row, [])["labels"]) if label != IGNORED)
+        return next(label for label in reversed(self._short["labels"]) if label != IGNORED)
 
     def _control_tokens(self) -> tuple[str, ...]:
         """What the tokenizer would take for more than text, as far as it is special or the chat template writes it."""
@@ -114,8 +114,7 @@ class ProcessorEncoder:
         for question in questions:
             if token := find_control(question, self.control_tokens):
                 raise InputError(f"the question {question!r} holds the control token {token}; ask without it")
-        asked = [conversation("", "", question, "")["conversations"][:1] for question in questions]
-        texts = [self._rendered(self._messages({"conversations": turns}), True) for turns in asked]
+        texts = [self._asked(question) for question in questions]
         side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"
         try:
             return self.processor(
@@ -130,6 +129,10 @@ class ProcessorEncoder:
             raise InputError(f"images of {sizes} pixels cannot be asked about: {error}; delete their rows") from None
         finally:
             self.tokenizer.padding_side = side
+
+    def _asked(self, question: str) -> str:
+        turns = conversation("", "", question, "")["conversations"][:1]
+        return self._rendered(self._messages({"conversations": turns}), True)
 
     def _messages(self, row: dict) -> list[dict]:
         messages = []

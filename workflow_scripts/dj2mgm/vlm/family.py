@@ -11,7 +11,7 @@ from types import MethodType
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel, ProcessorMixin
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
@@ -25,6 +25,7 @@ from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.folder import REMEDY, check_folder, faults_of
 from dj2mgm.vlm.generation import Generator
+from dj2mgm.vlm.prefix_encoder import PrefixEncoder
 from dj2mgm.vlm.processors import load_processor
 
 
@@ -39,7 +40,7 @@ class TransformersVLM:
     def encoder(self, template: str | dict, max_length: int) -> "ProcessorEncoder":
         """`template` is not looked at: the processor has its own."""
         with faults_of(self.folder):
-            encoder = ProcessorEncoder(self.processor, self.config.image_token_id, max_length)
+            encoder = encoder_class(self.processor)(self.processor, self.config.image_token_id, max_length)
             encoder.try_out()
         return encoder
 
@@ -90,6 +91,10 @@ class TransformersVLM:
         )
 
 
+def encoder_class(processor: ProcessorMixin) -> type[ProcessorEncoder]:
+    return ProcessorEncoder if processor.chat_template else PrefixEncoder
+
+
 def is_whole(model: PreTrainedModel) -> bool:
     """Whether it has a language model's head."""
     return isinstance(model.get_output_embeddings(), LanguageModelHead)
@@ -114,7 +119,7 @@ def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
 
 
 # keys of configurations that scale logits, or what they are computed from
-SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale", "logits_mup_width_multiplier")
+SCALES = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
 
 
 def compute_loss_in_parts(model: PreTrainedModel) -> None:
@@ -122,14 +127,15 @@ def compute_loss_in_parts(model: PreTrainedModel) -> None:
     all of them (mgm/loss.py). Names of parameters stay as they are.
 
     Raises:
-        InputError: its head does more than multiply.
+        InputError: its head does more than multiply, and bound the products.
     """
     head, text = model.get_output_embeddings(), model.config.get_text_config()
     scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALES)
-    if type(head) is not nn.Linear or head.bias is not None or scaled or not _is_product(model, head):
+    softcap = getattr(text, "final_logit_softcapping", None)
+    if type(head) is not nn.Linear or head.bias is not None or scaled or not _is_product(model, head, softcap):
         raise InputError(f"models of type {model.config.model_type} are not supported: their logits are not a product")
     head.__class__ = LanguageModelHead
-    head.loss_and_gradient = loss_and_gradient
+    head.loss_and_gradient = lambda logits, targets: loss_and_gradient(logits, targets, softcap)
     plain = model.forward
 
     def forward(
@@ -155,11 +161,15 @@ def compute_loss_in_parts(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _is_product(model: PreTrainedModel, head: nn.Linear) -> bool:
-    """Whether logits are the last hidden states times the head's weight. Where ZeRO-3 divides it, or there are only
-    shapes, nobody looks."""
+def _is_product(model: PreTrainedModel, head: nn.Linear, softcap: float | None) -> bool:
+    """Whether logits are the last hidden states times the head's weight, bounded by `softcap`.
+
+    Where ZeRO-3 divides it, or there are only shapes, nobody looks.
+    """
     if hasattr(head.weight, "ds_id") or head.weight.is_meta:
         return True
     ids = torch.arange(1, 5, device=model.device)[None]
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    return torch.allclose(model(input_ids=ids, use_cache=False).logits, head(hidden), rtol=1e-2, atol=1e-2)
+    product = head(hidden)
+    bounded = product if softcap is None else softcap * (product / softcap).tanh()
+    return torch.allclose(model(input_ids=ids, use_cache=False).logits, bounded, rtol=1e-2, atol=1e-2)

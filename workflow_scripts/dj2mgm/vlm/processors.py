@@ -12,6 +12,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from dj2mgm.errors import InputError
 
 VIDEO = "video_processor"
+WITHOUT_TEMPLATE = ("paligemma",)  # whose processors know prompts and answers, no chats (vlm/prefix_encoder.py)
 
 
 def load_processor(folder: Path) -> ProcessorMixin:
@@ -24,7 +25,7 @@ def load_processor(folder: Path) -> ProcessorMixin:
     if kind not in PROCESSOR_MAPPING_NAMES:
         raise InputError(f"{folder}: transformers knows no processor of images and texts for a model of type {kind}")
     processor = _load(folder, getattr(transformers, PROCESSOR_MAPPING_NAMES[kind]))
-    if not processor.chat_template:
+    if not processor.chat_template and kind not in WITHOUT_TEMPLATE:
         raise InputError(f"{folder}: its processor has no chat template, so it is not known how to ask it")
     return processor
 

@@ -1,0 +1,50 @@
+"""One question and one answer about an image, as processors put them that have no chat template: PaliGemma's.
+
+The question is a prefix in which every token sees every other, and the answer a suffix of it (Beyer et al., PaliGemma,
+2024, section 3.2).
+"""
+
+import torch
+from PIL import Image
+
+from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.errors import InputError
+from dj2mgm.vision_language import IGNORED
+from dj2mgm.vlm.encoder import ProcessorEncoder
+
+PREFIX, SUFFIX = 0, 1  # token_type_ids
+
+
+class PrefixEncoder(ProcessorEncoder):
+    fillers = ProcessorEncoder.fillers | {"token_type_ids": SUFFIX}  # no prefix may see what fills a row up
+
+    def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
+        question, answer = self._question_and_answer(row)
+        if not replacements:
+            raise InputError(f"row {row['id']}: this model takes no conversation without an image; delete the row")
+        prefix = f"{replacements[0]}{self.tokenizer.bos_token}{question}\n"
+        suffix = answer + self.tokenizer.eos_token
+        encoded = self.tokenizer(prefix, text_pair=suffix, return_token_type_ids=True)
+        ids, kinds = encoded["input_ids"][: self.max_length], encoded["token_type_ids"][: self.max_length]
+        if self.image_token_id in encoded["input_ids"][self.max_length :]:
+            raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
+        labels = [token_id if kind == SUFFIX else IGNORED for token_id, kind in zip(ids, kinds, strict=True)]
+        return {"input_ids": ids, "labels": labels}
+
+    def _processed(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+        question, answer = self._question_and_answer(row)
+        output = self.processor(
+            text=[self.processor.image_token + question], suffix=[answer], images=[images], return_tensors="pt"
+        )
+        return {name: values for name, values in output.items() if name not in ("attention_mask", "labels")}
+
+    def _asked(self, question: str) -> str:
+        return self.processor.image_token + question
+
+    def _control_tokens(self) -> tuple[str, ...]:
+        return tuple(sorted(token for token in set(self.special) - {IMAGE_TOKEN} if token.strip()))
+
+    def _question_and_answer(self, row: dict) -> tuple[str, str]:
+        if len(row["conversations"]) != 2:
+            raise InputError(f"row {row['id']}: this model takes one question and one answer; divide the conversation")
+        return tuple(turn["value"].replace(IMAGE_TOKEN, " ").strip() for turn in row["conversations"])
