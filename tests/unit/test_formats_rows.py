@@ -162,7 +162,8 @@ def test_a_caption_survives_data_juicers_text():
 BAD_TALKS = [
     (without(TALK, "id"), "'id' must be a string"),
     (TALK | {"id": 1}, "'id' must be a string"),
-    (TALK | {"image": ["a.png"]}, "leave it out for text-only rows"),
+    (TALK | {"image": ["a.png", 1]}, "leave it out for text-only rows"),
+    (TALK | {"image": []}, "leave it out for text-only rows"),
     (TALK | {"image": None}, "leave it out for text-only rows"),
     (without(TALK, "conversations"), "must alternate human and gpt turns"),
     (TALK | {"conversations": []}, "must alternate human and gpt turns"),

@@ -83,6 +83,12 @@ def test_a_text_that_the_model_would_misread_is_refused_by_row(dataset, image, s
         dataset(conversation("1", image, "Q", "A"), row)
 
 
+def test_a_conversation_with_two_images_is_refused_by_row(dataset, image):
+    row = conversation("two", "", "<image> Which is red?", "the first") | {"image": [str(image), str(image)]}
+    with pytest.raises(InputError, match="row two: it has 2 images, and MGM takes one"):
+        dataset(row)
+
+
 def test_an_empty_file_is_refused(dataset):
     with pytest.raises(InputError, match="data.jsonl holds no conversations"):
         dataset()

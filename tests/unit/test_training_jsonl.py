@@ -37,8 +37,10 @@ def rows_about(*images: str) -> list[dict]:
     return [conversation(f"r{index}", image, "Q", "A") for index, image in enumerate(images)]
 
 
-def write(rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None) -> dict:
-    rules = SampleRules(on_bad_row, max_samples, budget, seed)
+def write(
+    rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, several_images=False
+) -> dict:
+    rules = SampleRules(on_bad_row, max_samples, budget, seed, several_images=several_images)
     return write_training_jsonl(rows, root, held_out or HeldOut(), output, rules, processes=2)
 
 
@@ -249,6 +251,32 @@ def test_an_image_that_is_not_shown_once_in_a_question_makes_a_bad_row(root, tmp
         write([row], root, tmp_path / "out.jsonl")
     summary = write([row, TEXT_ONLY], root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert summary["rows_out"] == 1 and adds_up(summary)
+
+
+def row_about_both(images: list[str]) -> dict:
+    return conversation("both", "", "<image> Which is red?", "the first") | {"image": images}
+
+
+def test_several_images_become_absolute_for_models_that_take_them_and_are_refused_for_others(root, tmp_path):
+    rows = [row_about_both(["b.png", "a.png"]), *rows_about("a.png")]
+    assert write(rows, root, tmp_path / "out.jsonl", several_images=True)["rows_out"] == 2
+    first, second = read_llava(tmp_path / "out.jsonl")
+    assert first["image"] == [str(root / "b.png"), str(root / "a.png")] and second["image"] == str(root / "a.png")
+    with pytest.raises(InputError, match="row both: it has 2 images, and this model takes one"):
+        write(rows, root, tmp_path / "out.jsonl")
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert summary["dropped"] == {"several_images": 1} and adds_up(summary)
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [(["a.png", "zero.png"], "empty"), (["a.png", "e.png"], "held_out"), (["a.png", "b.png", "e.png"], "image_token")],
+)
+def test_one_bad_image_of_several_makes_a_bad_row(root, tmp_path, images, reason):
+    held_out = HeldOut([{"id": "e", "image": "e.png"}], root)
+    rows = [row_about_both(images), TEXT_ONLY]
+    summary = write(rows, root, tmp_path / "out.jsonl", "drop", held_out=held_out, several_images=True)
+    assert summary["dropped"] == {reason: 1} and adds_up(summary)
 
 
 def test_a_row_about_a_held_out_image_or_a_copy_of_it_is_a_bad_row(root, tmp_path):

@@ -16,7 +16,7 @@ from tiny_models import save_image
 from transformers import AutoModelForImageTextToText
 
 from dj2mgm.config.training import read_deepspeed
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import conversation, images_of
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
 from dj2mgm.files import read_json, write_jsonl
@@ -30,6 +30,7 @@ from pretrain import train_projector_only
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
 MORE = [{"from": "human", "value": "Which color?"}, {"from": "gpt", "value": "blue"}]
+SIZES = [(48, 40), (90, 60), (33, 77)]
 WITHOUT_CHAT = ("paligemma",)
 CHATTING = [family for family in BUILDERS if family not in WITHOUT_CHAT]
 ENDS = dict.fromkeys(BUILDERS, "<|im_end|>")
@@ -110,7 +111,7 @@ def test_a_batch_without_an_image_gets_a_blank_one_that_changes_no_loss(folders,
 
 def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int]:
     """The model's own loss of one row as its processor gives it: summed, and over how many tokens."""
-    images = [Image.open(row["image"]).convert("RGB")] if "image" in row else []
+    images = [Image.open(image).convert("RGB") for image in images_of(row)]
     batch = encoder._processed(row, images)
     ids, labels = (torch.tensor([item[name]]) for name in ("input_ids", "labels"))
     added = ids.shape[1] - batch.pop("input_ids").shape[1]  # the token that ends a conversation
@@ -155,6 +156,28 @@ def test_five_steps_of_lora_have_the_losses_of_transformers_and_peft(folders, da
     assert wanted[-1] < wanted[0]
     trained = {name for name, parameter in own.named_parameters() if parameter.requires_grad}
     assert len(trained) == 8 and all(".layers." in name and "lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("family", CHATTING)
+def test_several_images_stand_where_the_conversation_shows_them(folders, tmp_path, family):
+    """In one turn, and in the next; beside a conversation with one, against the model's own loss row by row."""
+    paths = [str(save_image(tmp_path / f"{n}.png", (80 * n, 30, 90), size)) for n, size in enumerate(SIZES)]
+    turns = conversation("", "", "of the picture, and <image> which color is it?", "blue")["conversations"]
+    more = conversation("", "", "How many shapes are there?", "two green triangles")["conversations"]
+    several = {"id": "1", "image": paths, "conversations": [*turns, *more]}
+    rows = [several, conversation("2", paths[1], "What is shown?", "a red circle")]
+    write_jsonl(tmp_path / "data.jsonl", rows)
+    found = family_of(folders[family])
+    dataset = ConversationDataset(tmp_path / "data.jsonl", found.encoder("", 2048))
+    items = [dataset[0], dataset[1]]
+    assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
+    text = found.processor.tokenizer.decode(items[0]["input_ids"])
+    assert text.index("picture") < text.index("color") < text.index("blue") < text.index("shapes are there")
+    batch = Collator(dataset.encoder, max(dataset.lengths))(items)
+    stock = AutoModelForImageTextToText.from_pretrained(folders[family])
+    parts = [plain_loss(stock, dataset.encoder, row, item) for row, item in zip(rows, items, strict=True)]
+    wanted = sum(loss for loss, _ in parts) / sum(count for _, count in parts)
+    assert found.load(torch.float32, "eager")(**batch).loss.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", BUILDERS)
@@ -263,7 +286,10 @@ def test_a_model_that_scales_its_logits_is_refused(folders):
 
 
 def test_what_a_model_without_a_chat_format_cannot_learn_is_refused_with_the_row(folders, data):
-    for row, message in (("2", "row 2: this model takes one question and one answer"), ("3", "row 3: .* without an")):
+    for row, message in (
+        ("2", "row 2: this model takes one question and one answer"),
+        ("3", "row 3: .* takes one image, found 0"),
+    ):
         [found] = [each for each in rows_of(data["llava"]) if each["id"] == row]
         with pytest.raises(InputError, match=message):
             family_of(folders["paligemma"]).encoder("", 512).tokens(found)
@@ -372,8 +398,7 @@ def as_the_processor_asks(processor, image: Image.Image, question: str):
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_of_a_batch_are_those_of_generate_one_by_one(folders, tmp_path, family):
-    sizes = [(48, 40), (90, 60), (33, 77)]
-    paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(sizes)]
+    paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
     about, asked = [0, 1, 1, 2], ["What is shown?", "Which color is it?", "", "How many shapes are there?"]
     found = family_of(folders[family])
     generator = found.generator(None, "cpu")

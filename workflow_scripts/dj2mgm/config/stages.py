@@ -89,6 +89,7 @@ def jsonl_settings(config: dict, images: dict) -> dict:
     # asked of a pair that comes with no question of its own
     settings = roots | config["jsonl"] | _common(config) | {"question": _caption_prompt(config)["question"]}
     settings |= {"one_stage": True} if not has_stage_1(config["model"]) else {}
+    settings |= {"several_images": True} if {"transformers", "tiny"} & config["model"].keys() else {}
     control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
     return settings | {"control_tokens": sorted(set(chain.from_iterable(control_tokens)))}
 

@@ -59,6 +59,8 @@ def read_dj_jsonl(path: str | Path) -> Iterator[dict]:
 #
 # {"id": "1", "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nWhat is this?"},
 #                                                 {"from": "gpt", "value": "A cat."}]}
+#
+# `image` may be a list: each <image> in what the human says then stands for the next of its paths.
 
 IMAGE_TOKEN = "<image>"
 
@@ -68,6 +70,12 @@ def conversation(identifier: str, image: str, question: str, answer: str) -> dic
     human = f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN
     turns = [{"from": "human", "value": human}, {"from": "gpt", "value": answer}]
     return {"id": identifier, "image": image, "conversations": turns}
+
+
+def images_of(row: dict) -> list[str]:
+    """Of a LLaVA row; none for a text."""
+    images = row.get("image", [])
+    return [images] if isinstance(images, str) else images
 
 
 def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
@@ -93,9 +101,10 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
             row = row | {"id": numbered.add(row["id"])}
         else:
             ids.add(row["id"], number)
-        if "image" in row and not isinstance(row["image"], str):
+        images = row.get("image", "")
+        if not isinstance(images, str | list) or images == [] or not all(isinstance(image, str) for image in images):
             raise InputError(
-                f"{where}: 'image' must be a path, found {row['image']!r}; leave it out for text-only rows"
+                f"{where}: 'image' must be a path or a list of paths, found {images!r}; leave it out for text-only rows"
             )
         _check_turns(where, row.get("conversations"))
         yield row
@@ -125,8 +134,8 @@ def check_no_control(text: str, where: str) -> None:
 
 
 def image_problem(row: dict) -> str | None:
-    """Why the model would not be shown a LLaVA row's image exactly once, in a question; None if it would."""
-    wanted = int("image" in row)
+    """Why the model would not be shown each of a LLaVA row's images exactly once, in questions; None if it would."""
+    wanted = len(images_of(row))
     tokens = sum(turn["value"].count(IMAGE_TOKEN) for turn in row["conversations"][::2])
     if tokens == wanted:
         return None

@@ -14,7 +14,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dj2mgm.data.formats import IMAGE_TOKEN, caption_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.formats import IMAGE_TOKEN, caption_of, images_of, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out import HeldOut
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
@@ -51,14 +51,14 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     evaluation, held_out = _evaluation_split(settings)
     apart = _HeldOutFilter(held_out)
 
-    pairs = apart.rows("pretrain", read_jsonl(source), images, lambda row: row["images"][0])
+    pairs = apart.rows("pretrain", read_jsonl(source), images, lambda row: row["images"])
     if "questions" in settings["pretrain"]:
         pairs = restore_questions(pairs, settings["pretrain"]["questions"])
     counts = {"pretrain": write_jsonl(output_dir / "pretrain.jsonl", pairs)}
     conversations: Iterable[dict] = ()
     if instructions:
         rows = read_llava(instructions["file"], number_ids=True)
-        conversations = apart.rows("finetune", rows, instructions["images"], lambda row: row.get("image"))
+        conversations = apart.rows("finetune", rows, instructions["images"], images_of)
     counts["finetune"] = write_json_list(output_dir / "finetune.json", conversations)
     for split, files in (("pretrain", settings["pretrain"]), ("finetune", instructions)):
         if files and not counts[split]:
@@ -80,20 +80,18 @@ class _HeldOutFilter:
         self.copies: Counter = Counter()
 
     def rows(
-        self, split: str, rows: Iterable[dict], root: str, image_of: Callable[[dict], str | None]
+        self, split: str, rows: Iterable[dict], root: str, images_of_row: Callable[[dict], list[str]]
     ) -> Iterator[dict]:
         for row in rows:
-            match = self.match(root, image_of(row))
-            if match is None:
+            matches = {self.match(root, image) for image in images_of_row(row)} - {None}
+            if not matches:
                 yield row
                 continue
             self.left_out[split] += 1
-            if match == "copy":
+            if matches == {"copy"}:
                 self.copies[split] += 1
 
-    def _match(self, root: str, image: str | None) -> str | None:
-        if image is None:
-            return None
+    def _match(self, root: str, image: str) -> str | None:
         try:
             return self.held_out.match(locate_image(root, image))
         except (BadImage, OSError):  # a later stage drops the row and says why

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from dj2mgm.data import formats
-from dj2mgm.data.formats import control_problem, image_problem
+from dj2mgm.data.formats import control_problem, image_problem, images_of
 from dj2mgm.data.held_out import HeldOut
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.rows import NumberedIds
@@ -43,6 +43,7 @@ class SampleRules:
         budget: exactly so many samples are written: too few rows are repeated; None: as many as there are.
         seed: of whatever is chosen at random.
         control_tokens: of the chat formats in use, beside those that no text may contain.
+        several_images: whether the model takes more than one in a conversation.
     """
 
     on_bad_row: str
@@ -50,6 +51,7 @@ class SampleRules:
     budget: int | None
     seed: int
     control_tokens: tuple[str, ...] = ()
+    several_images: bool = False
 
 
 def write_training_jsonl(
@@ -68,7 +70,7 @@ def write_training_jsonl(
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
-        rows_in, bad = _write_good(_checked_rows(rows, root, held_out, rules.control_tokens, processes), good)
+        rows_in, bad = _write_good(_checked_rows(rows, root, held_out, rules, processes), good)
         if bad.count and rules.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
             more = " …" if bad.count > SHOWN else ""
@@ -156,9 +158,9 @@ def _sample(items: Iterable[T], total: int, count: int, rng: random.Random) -> I
 
 
 def _checked_rows(
-    rows: Iterable[dict], root: str | Path, held_out: HeldOut, control_tokens: tuple[str, ...], processes: int
+    rows: Iterable[dict], root: str | Path, held_out: HeldOut, rules: SampleRules, processes: int
 ) -> Iterator[tuple[str, dict | BadRow]]:
-    """Each row's id, and the row with its image's absolute path or why it cannot be trained on.
+    """Each row's id, and the row with its images' absolute paths or why it cannot be trained on.
 
     Every image is opened once, however many rows it has.
     """
@@ -167,17 +169,19 @@ def _checked_rows(
     def jobs() -> Iterator[tuple[list[dict], list[str]]]:
         iterator = iter(rows)
         while batch := list(islice(iterator, BATCH)):
-            named = dict.fromkeys(row["image"] for row in batch if "image" in row)
+            named = dict.fromkeys(image for row in batch for image in images_of(row))
             new = [image for image in named if image not in images]
             images.fill((image, "") for image in new)
             yield batch, new
 
-    for batch, found in map_in_order(partial(_check_batch, root, held_out, control_tokens), jobs(), processes):
+    for batch, found in map_in_order(partial(_check_batch, root, held_out, rules), jobs(), processes):
         images.replace((image, json.dumps(result)) for image, result in found.items())
         for row, problem in batch:
             if problem is None and "image" in row:
-                path, problem = json.loads(images.get(row["image"]))
-                row = row | {"image": path}
+                found_images = [json.loads(images.get(image)) for image in images_of(row)]
+                problem = next((of_image for _, of_image in found_images if of_image), None)
+                paths = [path for path, _ in found_images]
+                row = row | {"image": paths[0] if isinstance(row["image"], str) else paths}
             yield row["id"], BadRow(*problem) if problem else row
 
 
@@ -185,16 +189,18 @@ Problem = tuple[str, str] | None  # reason and detail of a `BadRow`
 
 
 def _check_batch(
-    root: str | Path, held_out: HeldOut, control_tokens: tuple[str, ...], job: tuple[list[dict], list[str]]
+    root: str | Path, held_out: HeldOut, rules: SampleRules, job: tuple[list[dict], list[str]]
 ) -> tuple[list[tuple[dict, Problem]], dict[str, tuple[str, Problem]]]:
     """The rows, each with what is wrong with its text; the images, each with its absolute path or what is wrong."""
     rows, images = job
-    texts = [(row, _check_text(row, control_tokens)) for row in rows]
+    texts = [(row, _check_text(row, rules)) for row in rows]
     return texts, {image: _check_image(root, held_out, image) for image in images}
 
 
-def _check_text(row: dict, control_tokens: tuple[str, ...]) -> Problem:
-    problems = {"image_token": image_problem(row), "control_token": control_problem(row, control_tokens)}
+def _check_text(row: dict, rules: SampleRules) -> Problem:
+    problems = {"image_token": image_problem(row), "control_token": control_problem(row, rules.control_tokens)}
+    if len(images_of(row)) > 1 and not rules.several_images:
+        problems["several_images"] = f"it has {len(images_of(row))} images, and this model takes one"
     return next(((reason, detail) for reason, detail in problems.items() if detail), None)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from dj2mgm.data.formats import control_problem, image_problem, read_llava, read_texts
+from dj2mgm.data.formats import control_problem, image_problem, images_of, read_llava, read_texts
 from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.training.batches import padded_width
@@ -41,8 +41,8 @@ class ConversationDataset(Dataset):
             if problem := image_problem(row) or control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             length, answered = self.encoder.tokens(row)
-            if "image" in row and length > longest:
-                self.image_of_longest, longest = row["image"], length
+            if length > longest and (images := images_of(row)):
+                self.image_of_longest, longest = images[0], length
             self.lengths.append(length)
             self.answers.append(answered)
         return longest

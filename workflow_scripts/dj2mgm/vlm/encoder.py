@@ -3,6 +3,7 @@
 import copy
 import sys
 from functools import lru_cache
+from itertools import chain
 
 import torch
 from PIL import Image
@@ -10,7 +11,7 @@ from torch.nn.functional import pad
 from transformers import ProcessorMixin
 
 from dj2mgm.control_tokens import find_control
-from dj2mgm.data.formats import IMAGE_TOKEN, conversation
+from dj2mgm.data.formats import IMAGE_TOKEN, conversation, images_of
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.modeling_mgm import positions_of_answers
@@ -36,14 +37,14 @@ class ProcessorEncoder:
         added = self.tokenizer.added_tokens_decoder
         self.special = {token.content: number for number, token in added.items() if token.special}
         self.control_tokens = self._control_tokens()
-        self._placeholders = lru_cache(maxsize=4096)(self._replacement)
+        self._placeholders = lru_cache(maxsize=4096)(self._replacements)
         self._short = self.sample(BLANK)
         self._blank = self._short | {"labels": [IGNORED] * len(self._short["labels"])}
         self.max_length = max_length
 
     def tokens(self, row: dict) -> tuple[int, int]:
         try:
-            replacements = [self._placeholders(image_size(row["image"]))] if "image" in row else []
+            replacements = self._placeholders(*map(image_size, images_of(row)))
         except (BadImage, ValueError) as error:  # some processors take no image that is very long
             raise InputError(f"row {row['id']}: {error}; replace the image, or delete the row") from None
         item = self._encoded(row, replacements)
@@ -52,14 +53,14 @@ class ProcessorEncoder:
     def item(self, row: dict | None) -> dict:
         if row is None:
             return self._blank
-        return self._item(row, [load_image(row["image"])] if "image" in row else [])
+        return self._item(row, list(map(load_image, images_of(row))))
 
     def sample(self, size: tuple[int, int]) -> dict:
         """The item of a question and an answer of one letter about a blank image of `size` pixels."""
         return self._item(conversation("", "", "a", "a"), [Image.new("RGB", size)])
 
     def _item(self, row: dict, images: list[Image.Image]) -> dict:
-        item = self._encoded(row, [self._placeholders(image.size) for image in images])
+        item = self._encoded(row, self._placeholders(*(image.size for image in images)))
         output = self._processed(row, images)
         given = output.pop("input_ids")[0].tolist()[: len(item["input_ids"])]
         if given != item["input_ids"][: len(given)]:
@@ -138,10 +139,15 @@ class ProcessorEncoder:
         messages = []
         for turn in row["conversations"]:
             text = turn["value"]
+            shown = text.count(IMAGE_TOKEN) if turn["from"] == "human" else 0
             # by a blank, so that no control token arises
             content = [{"type": "text", "text": text.replace(IMAGE_TOKEN, " ").strip()}]
-            if turn["from"] == "human" and IMAGE_TOKEN in text:
+            if shown == 1:
                 content.insert(0, {"type": "image"})
+            elif shown:
+                texts = [{"type": "text", "text": part.strip()} for part in text.split(IMAGE_TOKEN)]
+                between = [[{"type": "image"}, *([part] if part["text"] else [])] for part in texts[1:]]
+                content = [*([texts[0]] if texts[0]["text"] else []), *chain.from_iterable(between)]
             messages.append({"role": ROLES[turn["from"]], "content": content})
         return messages
 
@@ -181,13 +187,13 @@ class ProcessorEncoder:
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         """Token ids, image tokens included, and labels, without an image being looked at."""
         text, spans = self._answers(row)
-        token = self.processor.image_token
-        if replacements:
-            begin = text.find(token)
+        token, after = self.processor.image_token, 0
+        for replacement in replacements:
+            begin = text.find(token, after)
             if begin < 0:
                 raise InputError(f"row {row['id']}: the model's chat template writes no {token} for its image")
-            text = text[:begin] + replacements[0] + text[begin + len(token) :]
-            grown = len(replacements[0]) - len(token)
+            text = text[:begin] + replacement + text[begin + len(token) :]
+            grown, after = len(replacement) - len(token), begin + len(replacement)
             spans = [(start + grown * (start > begin), end + grown * (end > begin)) for start, end in spans]
         encoded = self.tokenizer(text, add_special_tokens=self._adds_bos(text), return_offsets_mapping=True)
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
@@ -216,10 +222,12 @@ class ProcessorEncoder:
         bos = self.tokenizer.bos_token
         return not (bos and text.startswith(bos))
 
-    def _replacement(self, size: tuple[int, int]) -> str:
-        """What the processor makes of it for an image of this size (width, height)."""
+    def _replacements(self, *sizes: tuple[int, int]) -> list[str]:
+        """What the processor puts in the place of each image of a conversation; sizes are (width, height)."""
+        if not sizes:
+            return []
         kwargs = self.processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"]
-        return self.processor._process_images([[Image.new("RGB", size)]], **kwargs)[1][0]
+        return self.processor._process_images([[Image.new("RGB", size) for size in sizes]], **kwargs)[1]
 
 
 def _joined(values: list[torch.Tensor]) -> torch.Tensor:

@@ -20,8 +20,8 @@ class PrefixEncoder(ProcessorEncoder):
 
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         question, answer = self._question_and_answer(row)
-        if not replacements:
-            raise InputError(f"row {row['id']}: this model takes no conversation without an image; delete the row")
+        if len(replacements) != 1:
+            raise InputError(f"row {row['id']}: this model takes one image, found {len(replacements)}; delete the row")
         prefix = f"{replacements[0]}{self.tokenizer.bos_token}{question}\n"
         suffix = answer + self.tokenizer.eos_token
         encoded = self.tokenizer(prefix, text_pair=suffix, return_token_type_ids=True)
