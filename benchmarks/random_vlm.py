@@ -43,7 +43,7 @@ SHAPES = {
     "smolvlm2-2.2b": (
         "smolvlm",
         {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32}
-        | {"num_key_value_heads": 32, "vocab_size": 49280, "max_position_embeddings": 8192},
+        | {"num_key_value_heads": 32, "head_dim": 64, "vocab_size": 49280, "max_position_embeddings": 8192},
         {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
         | {"image_size": 384, "patch_size": 14},
         {"size": {"longest_edge": 1536}, "max_image_size": {"longest_edge": 384}},
@@ -61,7 +61,7 @@ SHAPES = {
     "llava-1.5-7b": (
         "llava",
         {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-        | {"num_key_value_heads": 32, "vocab_size": 32064},
+        | {"num_key_value_heads": 32, "head_dim": 128, "vocab_size": 32064},
         {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
         | {"image_size": 336, "patch_size": 14, "projection_dim": 768},
         {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}},

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.config.training import FROZEN
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json
 from dj2mgm.memory.architecture import load_architecture
@@ -33,8 +34,10 @@ from dj2mgm.training.trainer import ResumableTrainer
 def main() -> None:
     args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
     settings = load_training_settings(args.config)
-    if settings.precision == "fp8":
-        raise InputError("precision: fp8 is for frozen layers, and a text model is trained as a whole; set bf16")
+    if settings.precision in FROZEN:
+        raise InputError(
+            f"precision: {settings.precision} is for frozen layers, and a text model is trained as a whole; set bf16"
+        )
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
     hidden_size = load_architecture(args.model.name, args.model).hidden_size

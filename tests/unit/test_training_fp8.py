@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from dj2mgm.config.training import choices_in_fp8
+from dj2mgm.config.training import choices_of_whole_weights
 from dj2mgm.errors import InputError
-from dj2mgm.training.fp8 import FrozenFP8Linear, check_fp8, freeze_in_fp8, quantized
+from dj2mgm.training.fp8 import FrozenFP8Linear, check_fp8, quantized
+from dj2mgm.training.frozen import replace_frozen_layers
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_only_frozen_layers_of_even_sizes_are_replaced():
     )
     layers.requires_grad_(False)
     layers["trained"].requires_grad_(True)
-    freeze_in_fp8(nn.ModuleList([layers]))
+    replace_frozen_layers(nn.ModuleList([layers]), "fp8")
     assert {name: type(layer).__name__ for name, layer in layers.items()} == {
         "frozen": "FrozenFP8Linear",
         "trained": "Linear",
@@ -69,10 +70,10 @@ def test_only_frozen_layers_of_even_sizes_are_replaced():
 
 def test_a_model_without_a_frozen_layer_and_divided_weights_are_refused(linear):
     with pytest.raises(InputError, match="finds no frozen layer"):
-        freeze_in_fp8(nn.ModuleList([linear.requires_grad_(True)]))
+        replace_frozen_layers(nn.ModuleList([linear.requires_grad_(True)]), "fp8")
     linear.requires_grad_(False).weight.ds_id = 0  # as ZeRO-3 marks it
     with pytest.raises(InputError, match="which ZeRO-3 divides"):
-        freeze_in_fp8(nn.ModuleList([linear]))
+        replace_frozen_layers(nn.ModuleList([linear]), "fp8")
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,9 @@ def test_a_gpu_without_fp8_is_refused(available, capability, problem, monkeypatc
 
 def test_divided_weights_and_a_full_fine_tune_are_refused():
     files = {f"zero{stage}": {"zero_optimization": {"stage": stage}} for stage in (0, 2, 3)}
-    assert list(choices_in_fp8("finetune", {}, files)) == ["zero0", "zero2"]
+    fp8 = {"precision": "fp8"}
+    assert list(choices_of_whole_weights("finetune", fp8, files)) == ["zero0", "zero2"]
     with pytest.raises(InputError, match="zero3 divides; set finetune.deepspeed: zero2"):
-        choices_in_fp8("finetune", {}, {"zero3": files["zero3"]})
+        choices_of_whole_weights("finetune", fp8, {"zero3": files["zero3"]})
     with pytest.raises(InputError, match="lora: null trains them all"):
-        choices_in_fp8("finetune", {"lora": None}, files)
+        choices_of_whole_weights("finetune", fp8 | {"lora": None}, files)

@@ -13,8 +13,9 @@ from pathlib import Path
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, read_chat_template
 from dj2mgm.config.recipes import needs_captioner, needs_clip, read_recipes
 from dj2mgm.config.training import (
+    FROZEN,
     check_lora_targets,
-    choices_in_fp8,
+    choices_of_whole_weights,
     deepspeed_names,
     read_deepspeed,
     solve_batch,
@@ -214,8 +215,8 @@ def _training(config: dict, stage: str) -> dict:
     settings |= solve_batch(stage, settings)
     named = deepspeed_names() if settings["deepspeed"] == "auto" else [settings["deepspeed"]]
     choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}
-    if settings["precision"] == "fp8":
-        choices = choices_in_fp8(stage, settings, choices)
+    if settings["precision"] in FROZEN:
+        choices = choices_of_whole_weights(stage, settings, choices)
     if settings["deepspeed"] == "auto":
         return settings | {"deepspeed": None, "deepspeed_choices": choices}
     return settings | {"deepspeed": choices[settings["deepspeed"]]}

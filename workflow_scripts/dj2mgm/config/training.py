@@ -73,23 +73,32 @@ def read_deepspeed(name: str, key: str) -> dict:
     return read_json_config(path)
 
 
+FROZEN = ("fp8", "nf4")  # values of `precision` that are of frozen layers only
 FP8_CAPABILITY = (8, 9)  # of a GPU, as CUDA counts: Ada
+NF4_BYTES = 0.5 + 1 / 64  # of a weight: its code, and its share of a scale
+NF4_SCALES = 64 * 256  # weights of 64 have a scale, and 256 of these have one
 
 
-def choices_in_fp8(stage: str, settings: Mapping, choices: dict[str, dict]) -> dict[str, dict]:
-    """Those of the DeepSpeed configurations that leave frozen weights whole; in FP8 they cannot be divided.
+def takes_nf4(elements: int) -> bool:
+    return elements % NF4_SCALES == 0
+
+
+def choices_of_whole_weights(stage: str, settings: Mapping, choices: dict[str, dict]) -> dict[str, dict]:
+    """Those of the DeepSpeed configurations that leave frozen weights whole; in fewer bits they cannot be divided.
 
     Raises:
         InputError: none of them does, or the stage freezes no layer of the language model.
     """
+    precision = settings["precision"]
     if settings.get("lora", True) is None:
         raise InputError(
-            f"{stage}.precision: fp8 is for frozen layers, and lora: null trains them all; set {stage}.precision: bf16"
+            f"{stage}.precision: {precision} is for frozen layers, and lora: null trains them all; "
+            f"set {stage}.precision: bf16"
         )
     whole = {name: config for name, config in choices.items() if config["zero_optimization"]["stage"] < 3}
     if not whole:
         raise InputError(
-            f"{stage}.precision: fp8 needs whole weights, which {', '.join(choices)} divides; "
+            f"{stage}.precision: {precision} needs whole weights, which {', '.join(choices)} divides; "
             f"set {stage}.deepspeed: zero2"
         )
     return whole

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dj2mgm.config.training import FROZEN
 from dj2mgm.errors import InputError
 
 
@@ -52,10 +53,8 @@ def lora_sweep(settings: dict, parent: dict) -> list[Variant]:
 
 def lora_vs_full(settings: dict, parent: dict) -> list[Variant]:
     """The whole language model trained."""
-    changes = {"lora": None}
-    if settings["deepspeed"] != "auto" or {"transformers", "tiny"}.isdisjoint(parent["model"]):
-        changes["deepspeed"] = settings["deepspeed"]  # else there is no plan to choose one: it stays the parent's
-    if parent["finetune"]["precision"] == "fp8":  # which is for frozen layers
+    changes = {"lora": None, "deepspeed": settings["deepspeed"]}
+    if parent["finetune"]["precision"] in FROZEN:
         changes["precision"] = "bf16"
     if settings["learning_rate"]:
         changes["learning_rate"] = settings["learning_rate"]

@@ -1,11 +1,12 @@
 """Peak memory of a training stage, on a GPU and on the host, part by part; and what this machine has."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
 
+from dj2mgm.config.training import NF4_BYTES
 from dj2mgm.memory.cgroups import read_cgroup_memory
 from dj2mgm.memory.step import Workload, count_parameters, trace_memory
 from dj2mgm.memory.zero import ModelStates, Zero, model_states, page_locked
@@ -33,6 +34,9 @@ STEPS_OF_IMAGES = 3
 # What a CPU's kernels copy to work on and its allocator keeps, as a share of everything else. Fitted, with the process,
 # to both training stages of the embedded default (docs/memory.md).
 CPU_COPIES = 0.8
+# Bytes for each weight of a frozen layer in 4 bits that is made whole on a CPU: codes as indices, and two copies. On a
+# GPU this is compiled, and takes a weight only.
+WHOLE_ON_CPU = 1 + 4 + 4 + 4
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,10 @@ def predict(workload: Workload, arrangement: Arrangement, machine: Machine) -> P
     saving, when what is trained is there once more."""
     parameters, weight = count_parameters(workload), workload.precision.itemsize
     held = model_states(arrangement.zero, parameters, weight, machine.processes, arrangement.accumulation > 1)
+    if parameters.in_4_bits:
+        saved = int(sum(parameters.in_4_bits) * (weight - NF4_BYTES))
+        whole = max(parameters.in_4_bits) * (weight if machine.gpus else WHOLE_ON_CPU)
+        held = replace(held, gpu=held.gpu | {"weights": held.gpu["weights"] - saved, "a whole layer": whole})
     gpu = max(_trace_of_gpu(workload, arrangement, held), key=lambda parts: sum(parts.values()))
     host = {part: size * machine.processes_on_a_node for part, size in held.host.items()}
     if machine.gpus == 0:

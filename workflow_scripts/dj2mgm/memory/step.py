@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from dj2mgm.config.training import takes_nf4
 from dj2mgm.memory.architecture import Architecture
 from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse, scans_as_one_operation
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
@@ -33,6 +34,7 @@ class Workload:
         precision: torch dtype of the weights.
         fused: whether layers and loss are compiled, so that what is elementwise keeps nothing in between.
         lora: for the tuning `lora`.
+        nf4: whether frozen layers of the language model are in 4 bits.
         projector: whether LoRA also trains what connects towers and language model.
     """
 
@@ -45,6 +47,7 @@ class Workload:
     lora: LoraSettings | None = None
     images: float = 1.0
     projector: bool = True
+    nf4: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,13 @@ class Parameters:
     """Numbers of elements: of every parameter, and of every one that is trained.
 
     `tied` is how many exist twice while the model is made: those of a head that is then tied to the word embeddings.
+    `in_4_bits` are those of each frozen layer that is held so.
     """
 
     every: tuple[int, ...]
     trained: tuple[int, ...]
     tied: int = 0
+    in_4_bits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,14 @@ def count_parameters(workload: Workload) -> Parameters:
     model = build(workload)
     parameters = list(model.parameters())
     head = model.get_output_embeddings().weight
+    [whole] = [m for m in model.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
+    layers = workload.architecture.language_model(whole).layers.modules() if workload.nf4 else ()
+    frozen = [layer.weight for layer in layers if type(layer) is nn.Linear and not layer.weight.requires_grad]
     return Parameters(
         every=tuple(p.numel() for p in parameters),
         trained=tuple(p.numel() for p in parameters if p.requires_grad),
         tied=head.numel() if head is model.get_input_embeddings().weight else 0,
+        in_4_bits=tuple(weight.numel() for weight in frozen if takes_nf4(weight.numel())),
     )
 
 

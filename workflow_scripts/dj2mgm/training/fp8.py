@@ -7,7 +7,6 @@ that is scaled for it. Two copies of one byte are as large as one in bf16.
 """
 
 import torch
-from deepspeed.runtime.zero.utils import is_zero_param
 from torch import nn
 
 from dj2mgm.compute import default_device
@@ -35,35 +34,15 @@ def check_fp8() -> None:
         )
 
 
-def freeze_in_fp8(model: nn.Module) -> None:
-    """Replace, in place, all linear layers within `model` whose weight is frozen and of a size that FP8 takes.
-
-    Raises:
-        InputError: there is none, or ZeRO-3 divides them.
-    """
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear and not child.weight.requires_grad and _is_aligned(child.weight)
-    ]
-    if not found:
-        raise InputError("precision: fp8 finds no frozen layer whose sizes are multiples of 16; set precision: bf16")
-    if any(is_zero_param(child.weight) for *_, child in found):
-        raise InputError("precision: fp8 needs whole weights, which ZeRO-3 divides; set deepspeed: zero2")
-    for parent, name, child in found:
-        setattr(parent, name, FrozenFP8Linear(child))
-
-
-def _is_aligned(weight: torch.Tensor) -> bool:
-    return all(size % ALIGNMENT == 0 for size in weight.shape)
-
-
 class FrozenFP8Linear(nn.Module):
     """x (…, I) → x Wᵀ + b (…, O) in x's dtype; gradients reach x only.
 
     Its buffers are of integers, since DeepSpeed casts all that are not to bf16.
     """
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        return all(size % ALIGNMENT == 0 for size in weight.shape)
 
     def __init__(self, linear: nn.Linear):
         super().__init__()

@@ -68,6 +68,7 @@ def workload_at(
         fused=settings.compile and torch.cuda.is_available(),
         lora=settings.lora,
         projector=projector,
+        nf4=settings.precision == "nf4",
     )
 
 
@@ -154,6 +155,7 @@ def _request(settings: TrainingSettings, workload: Workload) -> dict:
         "batch": [settings.global_batch_size, settings.micro_batch_size, settings.gpus, settings.nodes],
         "recomputation": settings.activation_checkpointing,
         "compile": workload.fused,
+        "nf4": workload.nf4,
         "tokens": [workload.sequence, workload.answers, workload.images],
     }
 

@@ -33,7 +33,7 @@ class TrainingSettings:
     weight_decay: float
     max_grad_norm: float
     max_length: int
-    precision: str  # bf16, fp8 (of frozen layers, the rest bf16), fp32, or auto: bf16 on a GPU, fp32 on a CPU
+    precision: str  # bf16, fp32, fp8 or nf4 (of frozen layers, the rest as in auto), auto: bf16 on a GPU, fp32 on a CPU
     activation_checkpointing: bool | int | str  # every layer, or every n-th
     attn_implementation: str  # of the language model: flash_attention_2, sdpa, or auto
     compile: bool  # on a GPU; never on a CPU
@@ -57,7 +57,7 @@ class TrainingSettings:
 
     @property
     def bf16(self) -> bool:
-        return self.precision in ("bf16", "fp8") or (self.precision == "auto" and torch.cuda.is_available())
+        return self.precision == "bf16" or (self.precision != "fp32" and torch.cuda.is_available())
 
     @property
     def dtype(self) -> torch.dtype:

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 
 from dj2mgm.code import modules_of
 from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.config.training import AUTO
+from dj2mgm.config.training import AUTO, FROZEN
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
 from dj2mgm.files import sha256_of, write_json, write_jsonl
@@ -29,7 +29,8 @@ from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import Collator, ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, engine_record
-from dj2mgm.training.fp8 import check_fp8, freeze_in_fp8
+from dj2mgm.training.fp8 import check_fp8
+from dj2mgm.training.frozen import replace_frozen_layers
 from dj2mgm.training.memory_plan import (
     check_memory,
     choose_arrangement,
@@ -112,8 +113,8 @@ def run_stage(
     parts = family.parts(model)
     model = prepare(model, parts)
     gather_whole_layers(model, parts)
-    if settings.precision == "fp8":
-        freeze_in_fp8(parts.decoder)
+    if settings.precision in FROZEN:
+        replace_frozen_layers(parts.decoder, settings.precision)
     if settings.compile and torch.cuda.is_available():
         compile_layers(parts)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
