@@ -65,11 +65,11 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
 
     original = dj2mgm.training.stage.workload_of
 
-    def workload_of(tuning, settings, config, dataset):
-        workload = original(tuning, settings, config, dataset)
+    def workload_of(tuning, settings, architecture, dataset, projector):
+        workload = original(tuning, settings, architecture, dataset, projector)
         if configuration.plain:  # which computes logits for every token
-            architecture = PlainArchitecture(workload.architecture.name, config)
-            workload = replace(workload, architecture=architecture, answers=workload.sequence)
+            plain = PlainArchitecture(architecture.name, architecture.config)
+            workload = replace(workload, architecture=plain, answers=workload.sequence)
         return workload
 
     def remember(settings, workload, machine):

@@ -11,6 +11,7 @@ from tiny_models import mgm_config
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json
+from dj2mgm.memory.architecture import MGMArchitecture
 from dj2mgm.memory.prediction import Machine, predict
 from dj2mgm.memory.step import trace_memory
 from dj2mgm.training.batches import CROWDED
@@ -43,7 +44,7 @@ def settings(**changes) -> TrainingSettings:
 
 @pytest.fixture
 def workload():
-    return workload_of("lora", settings(), mgm_config(), Conversations())
+    return workload_of("lora", settings(), MGMArchitecture("a", mgm_config()), Conversations())
 
 
 def test_the_workload_is_the_stages_own(workload):
@@ -149,7 +150,7 @@ def test_without_a_checkpoint_or_for_another_model_the_choice_is_made_again(star
     assert start(SMALL).micro_batch_size == 16
     lora = LoraSettings(**LORA | {"r": 2})
     other = replace(settings(**ALL_AUTO), lora=lora)
-    workload = replace(workload_of("lora", other, mgm_config(), Conversations()), lora=lora)
+    workload = replace(workload_of("lora", other, MGMArchitecture("a", mgm_config()), Conversations()), lora=lora)
     assert choose_arrangement(other, workload, SMALL, tmp_path / "arrangement.json").micro_batch_size < 16
 
 
@@ -180,7 +181,7 @@ def test_8_bit_states_are_chosen_only_where_nothing_else_fits(workload):
 def test_images_of_shorter_conversations_are_planned_for():
     short = Conversations()
     short.lengths = [18, 40]
-    crowded = workload_of("lora", settings(), mgm_config(), short)
+    crowded = workload_of("lora", settings(), MGMArchitecture("a", mgm_config()), short)
     assert crowded.images == CROWDED
     peaks = [trace_memory(case, 0, 4).sizes.sum(1).max() for case in (replace(crowded, images=1.0), crowded)]
     assert peaks[0] < peaks[1]

@@ -29,14 +29,18 @@ CONFIGURED = "the configured DeepSpeed file"
 
 
 def workload_of(
-    tuning: str, settings: TrainingSettings, family: Family, dataset: ConversationDataset, projector: bool
+    tuning: str,
+    settings: TrainingSettings,
+    architecture: Architecture,
+    dataset: ConversationDataset,
+    projector: bool = True,
 ) -> Workload:
     """What the stage trains, on its longest conversation, with as many images as shorter ones bring along.
 
     Args:
         projector: whether LoRA also trains what connects towers and language model.
     """
-    longest, architecture = max(dataset.lengths), architecture_of(family, dataset)
+    longest = max(dataset.lengths)
     workload = workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
     shortest = max(min(dataset.lengths), workload.architecture.image_tokens)
     return replace(workload, images=min(CROWDED, longest / shortest))

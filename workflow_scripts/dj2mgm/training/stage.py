@@ -32,6 +32,7 @@ from dj2mgm.training.deepspeed_config import complete_deepspeed_config, engine_r
 from dj2mgm.training.fp8 import check_fp8
 from dj2mgm.training.frozen import replace_frozen_layers
 from dj2mgm.training.memory_plan import (
+    architecture_of,
     check_memory,
     choose_arrangement,
     halve_micro_batch,
@@ -76,7 +77,7 @@ def run_stage(
     files = [inputs[name] for name in ("pairs", "data") if name in inputs]
     dataset = ConversationDataset(files, family.encoder(settings.template, settings.max_length))
     projector = tuning != "lora" or "projector" in inputs
-    workload = workload_of(tuning, settings, family, dataset, projector)
+    workload = workload_of(tuning, settings, architecture_of(family, dataset), dataset, projector)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     kept, requested = checkpoints / "arrangement.json", settings
     free = machine_in_use(settings.gpus, settings.nodes)
