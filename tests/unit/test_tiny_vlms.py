@@ -3,11 +3,12 @@
 import pytest
 import torch
 from places import PROJECT
+from tiny_families import save_tiny_family
 from tiny_models import save_image
 from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 import make_tiny_vlm
-from dj2mgm.config.layers import merge_experiment
+from dj2mgm.config.layers import Layer, merge_experiment
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import STAGES, model_settings
@@ -85,6 +86,15 @@ def test_the_whole_language_model_without_a_stage_1_is_refused_before_anything_r
     del config["model"]["pretrain"]
     with pytest.raises(InputError, match="lora: null is for models with a stage 1, and tiny-llava has none"):
         STAGES["finetune"].settings(config, {})
+
+
+def test_special_tokens_of_a_models_own_tokenizer_may_not_stand_in_a_text(tmp_path, monkeypatch):
+    save_tiny_family("smolvlm", tmp_path / "vlm")
+    model = {"transformers": str(tmp_path / "vlm"), "clip_score": "clip"}
+    monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model | {"name": name}, Layer("", {})))
+    config = merge_experiment("baseline", {"model": "mine"}) | {"seed": 0}
+    settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
+    assert {"<end_of_utterance>", "<fake_token_around_image>", "<row_1_col_2>"} <= set(settings["control_tokens"])
 
 
 def test_all_targets_of_variants_can_be_asked_for():

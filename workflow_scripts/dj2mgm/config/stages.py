@@ -4,9 +4,10 @@ A stage re-runs when its slice changes, so a slice holds what the stage uses and
 configurations are handed over by content, so that a comment in them re-runs nothing; so are chat formats.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -92,7 +93,18 @@ def jsonl_settings(config: dict, images: dict) -> dict:
     settings |= {"one_stage": True} if not has_stage_1(config["model"]) else {}
     settings |= {"several_images": True} if {"transformers", "tiny"} & config["model"].keys() else {}
     control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
+    control_tokens.append(_special_tokens(config["model"].get("transformers", "")))
     return settings | {"control_tokens": sorted(set(chain.from_iterable(control_tokens)))}
+
+
+@cache
+def _special_tokens(folder: str) -> set[str]:
+    """Of the tokenizer in a model's own folder: a text may not hold any."""
+    try:
+        added = json.loads((Path(folder) / "tokenizer.json").read_bytes())["added_tokens"]
+        return {token["content"] for token in added if token["special"] and token["content"].strip()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # what is wrong with it, the stages say
+        return set()
 
 
 def pretrain_settings(config: dict, images: dict) -> dict | None:
