@@ -7,10 +7,18 @@ import pickle
 
 import pytest
 
-from dj2mgm.data.formats import caption_of, conversation, read_dj_jsonl, read_evaluation, read_llava, text_of
+from dj2mgm.data.formats import (
+    caption_of,
+    conversation,
+    read_dj_jsonl,
+    read_evaluation,
+    read_llava,
+    read_pairs,
+    text_of,
+)
 from dj2mgm.data.rows import LineIndex, _read, read_json_list
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_json_list
+from dj2mgm.files import write_json_list, write_jsonl
 
 PAIR = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]
@@ -149,6 +157,37 @@ def test_a_pairs_question_is_text(tmp_path):
     write_lines(path, PAIR | {"question": 3})
     with pytest.raises(InputError, match="line 1: 'question' must be text, found 3"):
         list(read_dj_jsonl(path))
+
+
+def test_a_row_of_several_images_becomes_a_pair_for_each(tmp_path):
+    text = f"{text_of('a red circle')}\n{text_of('two dogs')}"
+    rows = [{"id": "7", "images": ["a.png", "b.png"], "text": text, "source": "web"}, PAIR | {"id": "8"}]
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    first, second, third = read_pairs(tmp_path / "pairs.jsonl")
+    assert [row["id"] for row in (first, second, third)] == ["7", "7~2", "8"] and third == rows[1]
+    assert [caption_of(row["text"]) for row in (first, second)] == ["a red circle", "two dogs"]
+    assert [row["images"] for row in (first, second)] == [["a.png"], ["b.png"]] and second["source"] == "web"
+    write_jsonl(tmp_path / "made.jsonl", [first, second])
+    assert list(read_dj_jsonl(tmp_path / "made.jsonl")) == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"text": "<__dj__image> <__dj__image> two dogs <|__dj__eoc|>"}, "2 images must stand in as many chunks"),
+        ({"text": text_of("a red circle")}, "once for each of its 2 images, found 1"),
+        ({"images": []}, "exactly one path"),
+        ({"images": ["a.png", 3]}, "exactly one path"),
+        ({"id": "8~2"}, "8~2"),
+    ],
+)
+def test_a_row_of_several_images_that_cannot_be_divided_is_named(tmp_path, changes, fault):
+    several = {"id": "8", "images": ["a.png", "b.png"], "text": text_of("a") + text_of("b")}
+    write_jsonl(
+        tmp_path / "pairs.jsonl", [PAIR, several, several | changes] if "id" in changes else [several | changes]
+    )
+    with pytest.raises(InputError, match=f"pairs.jsonl, (line|row) .*{fault}"):
+        list(read_pairs(tmp_path / "pairs.jsonl"))
 
 
 def test_a_caption_survives_data_juicers_text():

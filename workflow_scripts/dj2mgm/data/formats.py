@@ -34,6 +34,37 @@ def read_dj_jsonl(path: str | Path) -> Iterator[dict]:
     Raises:
         InputError: names the file, the line and the remedy.
     """
+    for _, row in _dj_rows(path, several_images=False):
+        yield row
+
+
+def read_pairs(path: str | Path) -> Iterator[dict]:
+    """The same, of a file that somebody brings: a row with several images, each in a chunk of its own, becomes as many
+    rows (`<id>~2`, …).
+
+    Raises:
+        InputError: names the file, the line and the remedy.
+    """
+    made = UniqueIds(path)
+    for number, (where, row) in enumerate(_dj_rows(path, several_images=True), start=1):
+        if len(row["images"]) == 1:
+            made.add(row["id"], number)
+            yield row
+            continue
+        chunks = [chunk.strip() for chunk in row["text"].split(END_OF_CHUNK) if chunk.strip()]
+        if len(chunks) != len(row["images"]) or any(chunk.count(DJ_IMAGE_TOKEN) != 1 for chunk in chunks):
+            raise InputError(
+                f"{where}: {len(row['images'])} images must stand in as many chunks; write "
+                f"{DJ_IMAGE_TOKEN}\\n<caption> {END_OF_CHUNK} for each"
+            )
+        for part, (image, chunk) in enumerate(zip(row["images"], chunks, strict=True), start=1):
+            identifier = f"{row['id']}~{part}" if part > 1 else row["id"]
+            made.add(identifier, number)
+            yield row | {"id": identifier, "images": [image], "text": text_of(caption_of(chunk))}
+
+
+def _dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict]]:
+    """Rows with as many image tokens as images, one or perhaps several; and where each stands."""
     ids = UniqueIds(path)
     for number, row in read_objects(path):
         where = f"{path}, line {number}"
@@ -43,16 +74,19 @@ def read_dj_jsonl(path: str | Path) -> Iterator[dict]:
             if not isinstance(row[key], kind):
                 raise InputError(f"{where}: {key!r} must be a {kind.__name__}, found {type(row[key]).__name__}")
         ids.add(row["id"], number)
-        if len(row["images"]) != 1 or not isinstance(row["images"][0], str):
-            raise InputError(f"{where}: 'images' must hold exactly one path, found {row['images']!r}")
-        if (tokens := row["text"].count(DJ_IMAGE_TOKEN)) != 1:
+        images = row["images"]
+        count_fits = len(images) == 1 or (several_images and images)
+        if not count_fits or not all(isinstance(image, str) for image in images):
+            raise InputError(f"{where}: 'images' must hold exactly one path, found {images!r}")
+        if (tokens := row["text"].count(DJ_IMAGE_TOKEN)) != len(images):
+            wanted = "exactly once" if len(images) == 1 else f"once for each of its {len(images)} images"
             raise InputError(
-                f"{where}: 'text' must hold the image token {DJ_IMAGE_TOKEN} exactly once, found {tokens}; "
+                f"{where}: 'text' must hold the image token {DJ_IMAGE_TOKEN} {wanted}, found {tokens}; "
                 f"write {DJ_IMAGE_TOKEN}\\n<caption> {END_OF_CHUNK}"
             )
         if not isinstance(row.get("question", ""), str):
             raise InputError(f"{where}: 'question' must be text, found {row['question']!r}; or leave it out")
-        yield row
+        yield where, row
 
 
 # LLaVA's conversation format, as a JSON list or as one object a line.

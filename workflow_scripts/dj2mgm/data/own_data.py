@@ -14,11 +14,11 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dj2mgm.data.formats import IMAGE_TOKEN, caption_of, images_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.formats import IMAGE_TOKEN, caption_of, images_of, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out import HeldOut
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl, sha256_of, write_json_list, write_jsonl
+from dj2mgm.files import sha256_of, write_json_list, write_jsonl
 from dj2mgm.streaming import DiskMap
 
 HELD_OUT_SHARE = 0.1
@@ -51,7 +51,7 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     evaluation, held_out = _evaluation_split(settings)
     apart = _HeldOutFilter(held_out)
 
-    pairs = apart.rows("pretrain", read_jsonl(source), images, lambda row: row["images"])
+    pairs = apart.rows("pretrain", read_pairs(source), images, lambda row: row["images"])
     if "questions" in settings["pretrain"]:
         pairs = restore_questions(pairs, settings["pretrain"]["questions"])
     counts = {"pretrain": write_jsonl(output_dir / "pretrain.jsonl", pairs)}
@@ -136,7 +136,7 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
 def count_images(source: str) -> int:
     """How many different images the pairs have; validates the pairs."""
     seen = DiskMap()
-    return sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_dj_jsonl(source)))
+    return sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_pairs(source)))
 
 
 def hold_out(source: str, root: str, images: int) -> list[dict]:
@@ -148,7 +148,7 @@ def hold_out(source: str, root: str, images: int) -> list[dict]:
     wanted = min(MAX_HELD_OUT, max(LEAST, round(HELD_OUT_SHARE * images)))
     heap: list[tuple[float, str]] = []  # the lowest number first
     contents: dict[str, str] = {}  # of the images in the heap
-    for row in read_jsonl(source):
+    for row in read_pairs(source):
         name = _name(row)
         drawn = random.Random(name).random(), name
         if name in contents or (len(heap) == wanted and drawn < heap[0]) or not caption_of(row["text"]):
@@ -161,7 +161,7 @@ def hold_out(source: str, root: str, images: int) -> list[dict]:
         if len(heap) > wanted:
             del contents[heappop(heap)[1]]
     rows: dict[str, dict] = {}
-    for row in read_jsonl(source):
+    for row in read_pairs(source):
         name = _name(row)
         if name in contents and (caption := caption_of(row["text"])):
             image = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
