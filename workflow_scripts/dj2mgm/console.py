@@ -134,7 +134,8 @@ class Console(logging.Handler):
         self.failed = False
         self.last_message = ""
         self._closed = threading.Event()
-        threading.Thread(target=self._poll, daemon=True).start()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         events = {
@@ -155,15 +156,20 @@ class Console(logging.Handler):
 
     def close(self) -> None:
         self._closed.set()
+        self._thread.join()  # else it may still run while Python ends, and print a traceback
         with self.lock:
             self.screen.close()
         super().close()
 
     def _poll(self) -> None:
         while not self._closed.wait(POLL_S):
-            with self.lock, suppress(OSError):  # a log may vanish while it is read
-                if not self._closed.is_set():
+            if not self.lock.acquire(timeout=POLL_S):  # logging closes its handlers under their locks
+                continue
+            try:
+                with suppress(OSError):  # a log may vanish while it is read
                     self._update()
+            finally:
+                self.lock.release()
 
     def _update(self) -> None:
         for job in self.jobs.values():
