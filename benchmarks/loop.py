@@ -2,6 +2,7 @@
 
     python benchmarks/loop.py                    # on one GPU, of which 22 GiB are left free
     python benchmarks/loop.py --shape tiny       # without one, to try the script
+    python benchmarks/loop.py --folder FOLDER    # kept: the same command goes on with the phases that are not there
 
 Random weights, 10 000 pairs, 12 000 instructions whose lengths are distributed as in real ones, 500 held-out images
 with three questions each, 5000 questions in TextVQA's files and 4000 in MMBench's. Each phase is the command that
@@ -33,7 +34,7 @@ import torch  # noqa: E402
 from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, write_conversations  # noqa: E402
 
 from dj2mgm.config.runs import REFERENCE, Run, Runs  # noqa: E402
-from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml  # noqa: E402
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
 
 COUNTS = {  # what there is of each
     "mgm-2b": {"pairs": 10_000, "instructions": 12_000, "held_out": 500, "textvqa": 5000, "mmbench": 4000},
@@ -41,6 +42,7 @@ COUNTS = {  # what there is of each
 }
 CAPTION_WORDS = (5, 31)
 ANSWER_TOKENS = 8
+ROWS = "rows.jsonl"  # in the folder: what was measured
 QUESTIONS_PER_IMAGE = 3166 / 5000  # TextVQA's validation images and questions
 
 
@@ -79,9 +81,14 @@ def make_inputs(shape: str, folder: Path) -> Run:
     split = {"file": "captions.jsonl", "images": "images"}
     write_yaml(folder / "config/datasets/random.yaml", {"pretrain": split, "finetune": split, "evaluation": split})
     decoding = {"max_new_tokens": ANSWER_TOKENS}
+    write_yaml(folder / "command_line.yaml", {"evaluate": decoding, "benchmarks": benchmarks})
+    return run_in(folder)
+
+
+def run_in(folder: Path) -> Run:
+    """Changes to the folder, in which its configuration's paths are."""
     os.chdir(folder)
-    runs = Runs({"model": "random", "dataset": "random", "evaluate": decoding, "benchmarks": benchmarks})
-    return runs.first(REFERENCE)
+    return Runs({"model": "random", "dataset": "random"} | read_yaml("command_line.yaml")).first(REFERENCE)
 
 
 def write_textvqa(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
@@ -139,6 +146,7 @@ def phases(run: Run, folder: Path) -> dict[str, tuple[str, dict[str, Path]]]:
 def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: Path) -> dict:
     """Run a phase; its log is printed if it fails."""
     output = folder / name
+    shutil.rmtree(output, ignore_errors=True)  # of a phase that was cut off
     output.mkdir(parents=True)
     write_yaml(output / "config.yaml", run.settings[name])
     given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
@@ -164,16 +172,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=COUNTS, default="mgm-2b")
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="of GPU memory that is left free (default: 22)")
+    parser.add_argument("--folder", type=Path, help="keep what is made here, and go on with what is there already")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder, total = Path(temporary), 0.0
-        run = make_inputs(arguments.shape, folder)
+        folder = (arguments.folder or Path(temporary)).resolve()
+        made = (folder / "command_line.yaml").exists()
+        run = run_in(folder) if made else make_inputs(arguments.shape, folder)
+        rows = {row["phase"]: row for row in read_jsonl(folder / ROWS)} if (folder / ROWS).exists() else {}
         with gpu_of(arguments.gpu_gib):
             for name, (script, inputs) in phases(run, folder).items():
-                row = measure(name, script, inputs, run, folder)
-                total += row["seconds"]
-                print(json.dumps(row), flush=True)
-        print(json.dumps({"phase": "all", "seconds": round(total, 1)}))
+                if name not in rows:
+                    rows[name] = measure(name, script, inputs, run, folder)
+                    write_jsonl(folder / ROWS, rows.values())
+                print(json.dumps(rows[name]), flush=True)
+        print(json.dumps({"phase": "all", "seconds": round(sum(row["seconds"] for row in rows.values()), 1)}))
         os.chdir(PROJECT)
 
 
