@@ -40,7 +40,7 @@ SCRIPTS = Path(__file__).parent
 def main() -> None:
     args = parse_arguments()
     preset = read_preset(args.preset)
-    architecture = load_architecture(args.preset, Path(preset.model))
+    architecture = load_architecture(args.preset, Path(preset.model), text=True)
     settings = settings_of(preset, args, architecture)
     print_batch(settings)
     print_plan(settings, architecture, machine_of(args))

@@ -40,7 +40,7 @@ def main() -> None:
         )
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
-    hidden_size = load_architecture(args.model.name, args.model).hidden_size
+    hidden_size = load_architecture(args.model.name, args.model, text=True).hidden_size
     # before the model: transformers then loads it straight into ZeRO-3's partitions
     checkpoints = args.output_dir / "checkpoints"
     arguments = training_arguments(settings, checkpoints, hidden_size)

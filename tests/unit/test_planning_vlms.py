@@ -5,12 +5,21 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_families import BUILDERS, save_tiny_family
+from tiny_models import save_image
 
+from dj2mgm.config.runs import Runs
+from dj2mgm.data.formats import conversation
+from dj2mgm.doctor.plan_checks import workload_at_most
+from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
-from dj2mgm.memory.architecture import VLMArchitecture, load_architecture
+from dj2mgm.files import write_jsonl
+from dj2mgm.memory.architecture import NoPlan, VLMArchitecture, load_architecture
 from dj2mgm.memory.step import Workload, build, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
+from dj2mgm.training.datasets import ConversationDataset
+from dj2mgm.training.memory_plan import architecture_of
+from dj2mgm.training.settings import training_settings
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
 BATCH, ANSWERS = 3, 12
@@ -37,7 +46,7 @@ def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
     model = family.load(torch.float32, "eager")
     wrapped = wrap_with_lora(model, LORA, family.parts(model).decoder, projector=False).train()
     model.set_attn_implementation("eager")
-    inputs = workload.architecture.inputs(workload.sequence, workload.answers, BATCH)
+    inputs = workload.architecture.inputs(workload.sequence, workload.answers, BATCH, "cpu")
     memory = LiveMemory(("all",), lambda tensor: "all")
     memory.know([*wrapped.parameters(), *wrapped.buffers(), *inputs.values()])
     with memory:
@@ -48,6 +57,7 @@ def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("family", BUILDERS)
 def test_a_step_without_data_holds_and_computes_what_one_with_data_does(folders, family, monkeypatch):
     monkeypatch.setattr("dj2mgm.memory.step.ATTENTION", "eager")  # the only one of both devices
+    monkeypatch.setattr(VLMArchitecture, "attention", "eager")
     workload = planned(folders[family])
     step = trace_memory(workload, 0, BATCH)
     peak, flops = with_data(workload, folders[family])
@@ -72,3 +82,58 @@ def test_parameters_are_those_that_are_loaded(folders, family):
     counted = count_parameters(workload)
     assert 0 < sum(counted.trained) < sum(counted.every) / 2
     assert trace_memory(workload, 0, 2).accumulated[-1] == sum(counted.trained)
+
+
+def test_a_mask_is_kept_for_each_layer_and_keys_and_values_for_every_head(folders):
+    """Gemma 3, whose image tokens see each other, beside attention by a kernel without a mask."""
+    workload = planned(folders["gemma3"])
+    batch, tokens, layers = 4, workload.sequence, 2
+    with_mask = trace_memory(workload, 0, batch).sizes.sum(axis=1).max()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.models.gemma3.modeling_gemma3.create_causal_mask", lambda **inputs: None)
+        patch.setattr(
+            "transformers.models.gemma3.modeling_gemma3.create_sliding_window_causal_mask", lambda **inputs: None
+        )
+        without = trace_memory.__wrapped__(workload, 0, batch).sizes.sum(axis=1).max()
+    heads, shared, size = 4, 2, 16
+    kept = batch * tokens * (tokens + 2 * (heads - shared) * size) * 4
+    assert with_mask - without >= layers * kept
+
+
+def test_planning_leaves_the_configuration_as_it_is_so_that_a_resumed_stage_finds_its_choice(folders):
+    workload = planned(folders["llava"])
+    before = workload.architecture.config.to_json_string(use_diff=False)
+    trace_memory(workload, 0, 1)
+    assert workload.architecture.config.to_json_string(use_diff=False) == before
+
+
+def test_a_model_whose_code_needs_data_is_not_planned_but_says_so(folders, monkeypatch):
+    workload = planned(folders["llava"])
+    monkeypatch.setattr(
+        "transformers.models.llava.modeling_llava.LlavaModel.forward", lambda self, *args, **kwargs: 1 / 0
+    )
+    with pytest.raises(NoPlan, match=r"the memory plan cannot follow models of type llava \(division by zero\)"):
+        trace_memory(workload, 1, 1)
+
+
+def test_a_stage_is_planned_with_its_largest_images_and_one_of_texts_with_a_blank_one(folders, tmp_path):
+    small, large = (str(save_image(tmp_path / f"{side}.png", (9, 9, 9), (side, side))) for side in (40, 150))
+    long = conversation("1", small, "What?", "blue " * 200)
+    rows = [long, conversation("2", large, "What?", "blue"), conversation("3", small, "What?", "red")]
+    family, planned_for = family_of(folders["qwen3_vl"]), []
+    for chosen in (rows, [long], [{"id": "4", "conversations": rows[2]["conversations"]}]):
+        if "image" not in chosen[0]:
+            chosen[0]["conversations"][0]["value"] = "What?"
+        write_jsonl(tmp_path / "data.jsonl", chosen)
+        dataset = ConversationDataset(tmp_path / "data.jsonl", family.encoder("", 4096))
+        planned_for.append(architecture_of(family, dataset).item["input_ids"].count(family.config.image_token_id))
+    assert planned_for == [16, 4, 4]
+
+
+def test_the_doctor_says_that_an_image_leaves_no_room(folders, monkeypatch):
+    architecture = load_architecture("tiny", folders["qwen3_vl"])
+    monkeypatch.setattr("dj2mgm.doctor.plan_checks.find_architecture", lambda name: architecture)
+    run = Runs({}).first("baseline")
+    settings = training_settings(run.settings["finetune"] | {"max_length": architecture.image_tokens})
+    with pytest.raises(InputError, match="leaves no room beside the .* tokens of an image of 640×480 pixels; raise it"):
+        workload_at_most(run, "finetune", settings)

@@ -222,7 +222,8 @@ def forks(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("family", "deepspeed"), [("qwen2_5_vl", "zero2"), ("smolvlm", "zero3_offload"), ("gemma3", "adamw_8bit")]
+    ("family", "deepspeed"),
+    [("qwen2_5_vl", "zero2"), ("smolvlm", "zero3_offload"), ("gemma3", "adamw_8bit"), ("paligemma", "zero2")],
 )
 def test_a_killed_fine_tune_resumes_and_its_adapter_is_pefts(folders, data, forks, tmp_path, family, deepspeed):
     given = {"deepspeed": read_deepspeed(deepspeed, "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}

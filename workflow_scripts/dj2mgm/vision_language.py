@@ -30,6 +30,9 @@ class Encoder(Protocol):
             InputError: the row cannot be trained on.
         """
 
+    def pixels(self, row: dict) -> int:
+        """Of its images, as far as these decide how much memory it takes."""
+
     def item(self, row: dict | None) -> dict:
         """`input_ids` and `labels`, equal in length, and whatever else the model reads. None: carries no loss."""
 

@@ -8,7 +8,7 @@ from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.doctor.probes import Finding
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json
-from dj2mgm.memory.architecture import find_architecture
+from dj2mgm.memory.architecture import IMAGE, NoPlan, find_architecture
 from dj2mgm.memory.prediction import Machine, predict
 from dj2mgm.memory.search import candidates, describe, fastest
 from dj2mgm.memory.step import Workload
@@ -35,9 +35,10 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
         return Finding(name, "skip", str(error))
     try:
         settings = choose_arrangement(settings, workload, machine)
+        prediction = predict(workload, arrangement_of(settings, workload), machine)
     except InputError as error:
-        return Finding(name, "fail", str(error), REMEDY)
-    prediction = predict(workload, arrangement_of(settings, workload), machine)
+        unknown = isinstance(error, NoPlan) and not settings.has_auto
+        return Finding(name, "skip", str(error)) if unknown else Finding(name, "fail", str(error), REMEDY)
     if shortage := prediction.shortage(machine):
         return Finding(name, "fail" if settings.check_memory else "warn", shortage, REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
@@ -89,4 +90,9 @@ def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Worklo
     tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
     length = settings.max_length
     answers = length - architecture.image_tokens
+    if answers <= 0:
+        raise InputError(
+            f"{stage}.max_length {length} leaves no room beside the {architecture.image_tokens} tokens of an image of "
+            f"{IMAGE[0]}×{IMAGE[1]} pixels; raise it, unless all images are smaller"
+        )
     return workload_at(tuning, settings, architecture, length, answers, projector="pretrain" in run.trains)

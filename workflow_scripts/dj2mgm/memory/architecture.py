@@ -3,8 +3,11 @@
 A part that is not on this machine is looked up by its folder's name in config/architectures, then on the hub.
 """
 
+import copy
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +27,18 @@ from transformers import (
 from dj2mgm.config.reading import config_file, names_folder, read_config
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
-from dj2mgm.memory.trace import ValuesOfIntegers
+from dj2mgm.memory.trace import ATTENTION, MASKED_ATTENTION, ValuesOfIntegers
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
 from dj2mgm.mgm.modeling_mgm import select_positions
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import ProcessorEncoder
-from dj2mgm.vlm.family import TransformersVLM, make_trainable
+from dj2mgm.vlm.family import TransformersVLM, make_trainable, sees_images_both_ways, supports_sdpa
 
 IMAGE = (640, 480)  # px: of what there is no data of yet
+
+
+class NoPlan(InputError):
+    """A model that can perhaps be trained, but not be planned for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +65,11 @@ class Architecture:
     def image_bytes(self) -> int:
         """Of a sample's image as the loader hands it over."""
         return 0
+
+    @property
+    def attention(self) -> str:
+        """transformers' name of what stands for the language model's attention."""
+        return ATTENTION
 
     def build(self, dtype: torch.dtype) -> PreTrainedModel:
         """The model on the meta device: every parameter's shape and dtype, no memory."""
@@ -147,25 +159,57 @@ class VLMArchitecture(Architecture):
         return sum(value.numel() * value.element_size() for value in values)
 
     def _make(self) -> PreTrainedModel:
-        return make_trainable(AutoModelForImageTextToText.from_config(self.config))
+        return make_trainable(AutoModelForImageTextToText.from_config(copy.deepcopy(self.config)))  # it writes into it
 
     def language_model(self, model: PreTrainedModel) -> nn.Module:
         return model.get_decoder()
 
+    @property
+    def attention(self) -> str:
+        if not supports_sdpa(self.config):
+            return "eager"
+        return MASKED_ATTENTION if sees_images_both_ways(self.config.model_type) else ATTENTION
+
+    def build(self, dtype: torch.dtype) -> PreTrainedModel:
+        with self._followed():
+            return super().build(dtype)
+
     def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
-        """The images that shorter samples bring along are left out: towers keep nothing of them."""
-        inputs = self.inputs(sequence, answers, batch)
-        for name, values in inputs.items():  # positions and numbers of tokens keep theirs, and decide shapes
-            if values.is_floating_point() or name == "labels":
-                inputs[name] = values.to("meta")
-        with ValuesOfIntegers():
+        """The images that shorter samples bring along are left out: towers keep nothing of them.
+
+        Raises:
+            NoPlan: the model's code cannot run without data.
+        """
+        inputs = self.inputs(sequence, answers, batch, "meta")
+        with self._followed(), ValuesOfIntegers():
             model(**inputs).loss.backward()
 
-    def inputs(self, sequence: int, answers: int, batch: int) -> dict[str, torch.Tensor]:
+    def inputs(self, sequence: int, answers: int, batch: int, device: str) -> dict[str, torch.Tensor]:
+        """
+        Args:
+            device: of all but positions and numbers of tokens, which decide shapes.
+        """
         more = [self.encoder.end_of_turn] * (sequence - len(self.item["input_ids"]))
         ids = self.item["input_ids"] + more
         labels = [IGNORED] * (len(ids) - answers) + ids[len(ids) - answers :]
-        return self.encoder.batch([self.item | {"input_ids": ids, "labels": labels}] * batch, sequence)
+        item = {name: self._placed(value, device) for name, value in self.item.items()}
+        batched = self.encoder.batch([item | {"input_ids": ids, "labels": labels}] * batch, len(ids))
+        return batched | {"labels": batched["labels"].to(device)}
+
+    def _placed(self, value: object, device: str) -> object:
+        return value.to(device) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    @contextmanager
+    def _followed(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # of a model's own code
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise NoPlan(
+                f"the memory plan cannot follow models of type {self.config.model_type} ({lines[0]})"
+            ) from error
 
 
 def find_architecture(model: str) -> Architecture:
@@ -177,21 +221,22 @@ def find_architecture(model: str) -> Architecture:
     return load_architecture(model, Path(model))
 
 
-def load_architecture(name: str, model: dict | Path) -> Architecture:
+def load_architecture(name: str, model: dict | Path, text: bool = False) -> Architecture:
     """
     Args:
         name: what messages call the model.
         model: a model file's keys (config/models/*.yaml), or a folder or config.json of transformers.
+        text: whether it is trained on texts only, also where it could see.
 
     Raises:
         InputError: a part is neither on this machine nor in config/architectures nor on the hub.
     """
     if isinstance(model, dict) and "tiny" in model:
-        raise InputError(f"{name}: the workflow has yet to make this model")
+        model = Path(f"results/models/{name}/vlm")
     if isinstance(model, dict) and "transformers" in model:
         model = Path(model["transformers"])
     if isinstance(model, Path) or "assembled" in model:
-        return _architecture_in(name, str(model if isinstance(model, Path) else model["assembled"]))
+        return _architecture_in(name, str(model if isinstance(model, Path) else model["assembled"]), text)
     config = MGMConfig(
         text_config=_config_of(model["language_model"]),
         vision_config=_config_of(model["vision_tower"], CLIPVisionConfig),
@@ -201,11 +246,11 @@ def load_architecture(name: str, model: dict | Path) -> Architecture:
     return MGMArchitecture(name, config)
 
 
-def _architecture_in(name: str, folder: str) -> Architecture:
+def _architecture_in(name: str, folder: str, text: bool) -> Architecture:
     config = _config_of(folder)
     if isinstance(config, MGMConfig):
         return MGMArchitecture(name, config)
-    if not hasattr(config, "vision_config"):
+    if text or not hasattr(config, "vision_config"):
         return Architecture(name, config)
     if not Path(folder).is_dir():
         raise InputError(f"{folder}: to plan for a model of images and texts takes its folder, with its processor")

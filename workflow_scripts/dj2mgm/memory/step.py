@@ -120,6 +120,8 @@ def trace_memory(workload: Workload, recomputation: int, micro_batch: int) -> Me
     wrapped = build(workload).train()
     [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
     model.set_attn_implementation(ATTENTION)
+    if workload.architecture.attention != ATTENTION:
+        model.set_attn_implementation({"text_config": workload.architecture.attention})
     if recomputation:
         # random state is a device's, of which there is none
         kwargs = {"use_reentrant": False, "preserve_rng_state": False}

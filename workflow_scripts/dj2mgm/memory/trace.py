@@ -12,7 +12,8 @@ from torch.nn.functional import silu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
 from transformers.models.mamba import modeling_mamba
 
 aten = torch.ops.aten
@@ -22,17 +23,40 @@ aten = torch.ops.aten
 # The originals are PyTorch's FlashAttention (behind SDPA), what torch.compile makes of norms, gated MLPs and the loss,
 # and Mamba's selective scan, whose loop over the sequence would take minutes here.
 
-ATTENTION = "planned"
+ATTENTION, MASKED_ATTENTION = "planned", "planned_with_a_mask"
 
 
 def _attention(module, query, key, value, attention_mask, **kwargs):
-    """(B, heads, T, D) each → (B, T, heads, D). Keeps query, key, value, output and one number per row."""
+    """(B, heads, T, D) each → (B, T, heads, D). Keeps query, key, value, output and one number per row.
+
+    With a mask (B, 1, T, T), keeps that in the dtype of the rest, too, and keys and values for every head.
+    """
     causal = getattr(module, "is_causal", False)
+    if attention_mask is not None:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
     output = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)[0]
+    if attention_mask is not None:
+        output = _Beside.apply(output, torch.empty(attention_mask.shape, dtype=query.dtype, device=query.device))
     return output.transpose(1, 2).contiguous(), None
 
 
+class _Beside(torch.autograd.Function):
+    """Keeps a second tensor for the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, kept):
+        ctx.save_for_backward(kept)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
 AttentionInterface.register(ATTENTION, _attention)
+AttentionInterface.register(MASKED_ATTENTION, _attention)
+AttentionMaskInterface.register(MASKED_ATTENTION, sdpa_mask)
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -87,6 +87,9 @@ class MGMEncoder:
         labels = self._encoded(row)["labels"]
         return len(labels), len(labels) - labels.count(IGNORED)
 
+    def pixels(self, row: dict) -> int:
+        return 0  # images of any size become one
+
     def item(self, row: dict | None) -> dict:
         """{input_ids, labels, pixel_values (3, S', S') uint8 or None}"""
         if row is None:

@@ -37,13 +37,12 @@ def loss_and_gradient(
     Args:
         softcap: of logits, which are then softcap · tanh(logits / softcap) (Gemma 2, 2024, section 2).
     """
-    given = logits.float()
-    bounded = given if softcap is None else (given / softcap).tanh()
-    log_probabilities = (bounded if softcap is None else bounded * softcap).log_softmax(dim=-1)
+    bounded = softcap and (logits.float() / softcap).tanh()
+    log_probabilities = (bounded * softcap if softcap else logits.float()).log_softmax(dim=-1)
     loss = -log_probabilities.gather(1, targets.unsqueeze(1)).sum()
     words = torch.arange(logits.shape[1], device=logits.device)
     gradient = log_probabilities.exp() - (words == targets.unsqueeze(1)).float()
-    if softcap is not None:
+    if softcap:
         gradient = gradient * (1 - bounded**2)
     return loss, gradient.to(logits.dtype)
 

@@ -20,32 +20,32 @@ class ConversationDataset(Dataset):
     comes.
 
     Items are the encoder's; item None carries no loss. `lengths` (N,) are the tokens of each conversation, `answers`
-    (N,) those that carry loss. `image_of_longest` is the image of the longest that has one, None if none has.
+    (N,) those that carry loss. `largest_images` are those of the one whose images have the most pixels.
     """
 
     def __init__(self, paths: str | Path | Sequence[Path], encoder: Encoder):
         self.encoder = encoder
         self.lengths, self.answers = array("i"), array("i")
-        self.image_of_longest: str | None = None
+        self.largest_images: list[str] = []
         paths = [paths] if isinstance(paths, str | Path) else paths
-        longest = 0
+        most_pixels = -1
         for path in paths:
-            longest = self._look_at(path, longest)
+            most_pixels = self._look_at(path, most_pixels)
         if not self.lengths:
             raise InputError(f"{' and '.join(map(str, paths))} holds no conversations; nothing to train on")
         self.files = [LineIndex(path) for path in paths]
 
-    def _look_at(self, path: str | Path, longest: int) -> int:
-        """Returns the tokens of the longest conversation with an image so far."""
+    def _look_at(self, path: str | Path, most_pixels: int) -> int:
+        """Returns the pixels of the largest images so far."""
         for number, row in enumerate(read_llava(path), start=1):  # all are looked at now, none is kept
             if problem := image_problem(row) or control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             length, answered = self.encoder.tokens(row)
-            if length > longest and (images := images_of(row)):
-                self.image_of_longest, longest = images[0], length
+            if (images := images_of(row)) and (pixels := self.encoder.pixels(row)) > most_pixels:
+                self.largest_images, most_pixels = images, pixels
             self.lengths.append(length)
             self.answers.append(answered)
-        return longest
+        return most_pixels
 
     def __len__(self) -> int:
         return len(self.lengths)

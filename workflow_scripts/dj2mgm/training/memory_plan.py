@@ -11,7 +11,7 @@ from dj2mgm.config.training import AUTO
 from dj2mgm.data.images import image_size
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
-from dj2mgm.memory.architecture import IMAGE, Architecture, MGMArchitecture, VLMArchitecture
+from dj2mgm.memory.architecture import Architecture, MGMArchitecture, NoPlan, VLMArchitecture
 from dj2mgm.memory.prediction import Arrangement, Machine, Prediction, predict
 from dj2mgm.memory.search import MICRO_BATCHES, RECOMPUTATIONS, candidates, describe, fastest, remedies
 from dj2mgm.memory.step import Workload
@@ -24,6 +24,7 @@ from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.vision_language import Family
+from dj2mgm.vlm.encoder import BLANK
 
 CONFIGURED = "the configured DeepSpeed file"
 
@@ -47,11 +48,11 @@ def workload_of(
 
 
 def architecture_of(family: Family, dataset: ConversationDataset) -> Architecture:
-    """With an image as large as that of the longest conversation that has one."""
+    """With the largest images that a conversation has; for texts, with the blank one that a batch of them gets."""
     if isinstance(family, MGM):
         return MGMArchitecture("the model", family.config)
-    size = image_size(dataset.image_of_longest) if dataset.image_of_longest else IMAGE
-    return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.sample(size))
+    sizes = [image_size(image) for image in dataset.largest_images] or [BLANK]
+    return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.sample(*sizes))
 
 
 def workload_at(
@@ -112,6 +113,19 @@ def choose_arrangement(
         raise InputError(f"auto: nothing fits; what would help: {'; '.join(remedies(workload, found, machine))}")
     _note(f"auto: {describe(best.arrangement)} is the fastest arrangement that fits")
     return arranged(settings, {key: value for key, value in vars(best.arrangement).items() if key != "zero"})
+
+
+def go_without_plan(problem: NoPlan, settings: TrainingSettings) -> None:
+    """
+    Raises:
+        InputError: the plan would have to choose.
+    """
+    if settings.has_auto:
+        raise InputError(
+            f"auto: {problem}; state deepspeed, micro_batch_size, gradient_accumulation_steps and "
+            "activation_checkpointing, none of them auto"
+        )
+    _note(f"{problem}; going on without one")
 
 
 def keep_arrangement(requested: TrainingSettings, settings: TrainingSettings, workload: Workload, kept: Path) -> None:

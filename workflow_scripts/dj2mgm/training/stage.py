@@ -20,6 +20,7 @@ from dj2mgm.config.training import AUTO, FROZEN
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
 from dj2mgm.files import sha256_of, write_json, write_jsonl
+from dj2mgm.memory.architecture import NoPlan
 from dj2mgm.memory.prediction import machine_in_use, whole_machine
 from dj2mgm.memory.records import joined_seconds, read_rows
 from dj2mgm.memory.sampler import MemorySampler
@@ -35,6 +36,7 @@ from dj2mgm.training.memory_plan import (
     architecture_of,
     check_memory,
     choose_arrangement,
+    go_without_plan,
     halve_micro_batch,
     keep_arrangement,
     workload_of,
@@ -83,8 +85,12 @@ def run_stage(
     free = machine_in_use(settings.gpus, settings.nodes)
     # several processes must choose alike, and may find different amounts to be free
     machine = whole_machine(settings.gpus, settings.nodes) if settings.gpus > 1 else free
-    settings = choose_arrangement(requested, workload, machine, kept)
-    plan = check_memory(settings, workload, free)
+    plan = None
+    try:
+        settings = choose_arrangement(requested, workload, machine, kept)
+        plan = check_memory(settings, workload, free)
+    except NoPlan as problem:
+        go_without_plan(problem, settings)
 
     fingerprint = fingerprint_of(settings, digest.result())
     # before the model: transformers then loads it straight into ZeRO-3's partitions

@@ -37,6 +37,7 @@ class ProcessorEncoder:
         added = self.tokenizer.added_tokens_decoder
         self.special = {token.content: number for number, token in added.items() if token.special}
         self.control_tokens = self._control_tokens()
+        self._size = lru_cache(maxsize=16)(image_size)  # a row is asked for it twice
         self._placeholders = lru_cache(maxsize=4096)(self._replacements)
         self._short = self.sample(BLANK)
         self._blank = self._short | {"labels": [IGNORED] * len(self._short["labels"])}
@@ -44,7 +45,7 @@ class ProcessorEncoder:
 
     def tokens(self, row: dict) -> tuple[int, int]:
         try:
-            replacements = self._placeholders(*map(image_size, images_of(row)))
+            replacements = self._placeholders(*self._sizes(row))
         except (BadImage, ValueError) as error:  # some processors take no image that is very long
             raise InputError(f"row {row['id']}: {error}; replace the image, or delete the row") from None
         item = self._encoded(row, replacements)
@@ -55,9 +56,18 @@ class ProcessorEncoder:
             return self._blank
         return self._item(row, list(map(load_image, images_of(row))))
 
-    def sample(self, size: tuple[int, int]) -> dict:
-        """The item of a question and an answer of one letter about a blank image of `size` pixels."""
-        return self._item(conversation("", "", "a", "a"), [Image.new("RGB", size)])
+    def pixels(self, row: dict) -> int:
+        """Of all images of a conversation."""
+        return sum(width * height for width, height in self._sizes(row))
+
+    def sample(self, *sizes: tuple[int, int]) -> dict:
+        """The item of a question and an answer of one letter about blank images of `sizes` pixels."""
+        row = conversation("", "", "a", "a")
+        row["conversations"][0]["value"] = IMAGE_TOKEN * len(sizes) + "a"
+        return self._item(row, [Image.new("RGB", size) for size in sizes])
+
+    def _sizes(self, row: dict) -> list[tuple[int, int]]:
+        return [self._size(image) for image in images_of(row)]
 
     def _item(self, row: dict, images: list[Image.Image]) -> dict:
         item = self._encoded(row, self._placeholders(*(image.size for image in images)))

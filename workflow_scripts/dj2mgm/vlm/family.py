@@ -11,7 +11,14 @@ from types import MethodType
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel, ProcessorMixin
+from transformers import (
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+    ProcessorMixin,
+)
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
@@ -48,6 +55,9 @@ class TransformersVLM:
         if attention == "flash_attention_2" and sees_images_both_ways(self.config.model_type):
             note(f"models of type {self.config.model_type} need a mask, which FlashAttention has not: they run by sdpa")
             attention = "sdpa"
+        if attention == "sdpa" and not supports_sdpa(self.config):
+            note(f"models of type {self.config.model_type} have no attention but eager, which holds all of its weights")
+            attention = "eager"
         return make_trainable(self._loaded(dtype, attn_implementation={"text_config": attention}))
 
     def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
@@ -93,6 +103,10 @@ class TransformersVLM:
 
 def encoder_class(processor: ProcessorMixin) -> type[ProcessorEncoder]:
     return ProcessorEncoder if processor.chat_template else PrefixEncoder
+
+
+def supports_sdpa(config: PretrainedConfig) -> bool:
+    return MODEL_MAPPING[type(config.get_text_config())]._supports_sdpa
 
 
 def is_whole(model: PreTrainedModel) -> bool:

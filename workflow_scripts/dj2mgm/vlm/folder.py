@@ -10,6 +10,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
 
 REMEDY = "fix the folder, or download it again"
+UNSUPPORTED = (NotImplementedError, AttributeError, ImportError)  # where code is at fault rather than a file
 LONGEST = 200  # characters of a library's own message
 ATTENTION = (None, "eager", "sdpa")
 
@@ -23,7 +24,8 @@ def faults_of(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # of transformers, tokenizers, safetensors, Jinja, Pillow
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{folder} cannot be used ({lines[0][:LONGEST]}); {REMEDY}") from None
+        remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
+        raise InputError(f"{folder} cannot be used ({lines[0][:LONGEST]}); {remedy}") from None
 
 
 def check_folder(folder: Path) -> None:

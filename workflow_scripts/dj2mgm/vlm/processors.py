@@ -8,6 +8,7 @@ import transformers
 from transformers import AutoConfig, AutoProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.smolvlm import processing_smolvlm
+from transformers.utils import is_torchvision_available
 
 from dj2mgm.errors import InputError
 
@@ -36,7 +37,12 @@ def _load(folder: Path, stock: type[ProcessorMixin]) -> ProcessorMixin:
     parameter = inspect.signature(stock.__init__).parameters.get(VIDEO)
     required = parameter is not None and parameter.default is inspect.Parameter.empty
     none = {VIDEO: None} if required else {}
-    return without_video(stock).from_pretrained(folder, backend="pil", trust_remote_code=False, **none)
+    try:
+        return without_video(stock).from_pretrained(folder, backend="pil", trust_remote_code=False, **none)
+    except TypeError:  # some are made with it only
+        if not is_torchvision_available():
+            raise
+        return AutoProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
 
 
 def without_video(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:
