@@ -61,6 +61,9 @@ def save_tiny_family(family: str, folder: Path) -> None:
     config, images, tokenizer, given = BUILDERS[family]()
     torch.manual_seed(0)
     model = T.AutoModelForImageTextToText.from_config(config)
+    for parameter in model.parameters():  # Gemma 3 would see nothing
+        if parameter.dim() > 1 and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
     stock = getattr(T, T.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES[family])
     none = {"video_processor": None} if "video_processor" in inspect.signature(stock.__init__).parameters else {}

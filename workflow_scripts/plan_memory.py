@@ -23,7 +23,7 @@ from dj2mgm.command_line import command_line
 from dj2mgm.config.reading import read_json_config
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.errors import InputError
-from dj2mgm.memory.architecture import Architecture, find_architecture
+from dj2mgm.memory.architecture import IMAGE, Architecture, VLMArchitecture, find_architecture
 from dj2mgm.memory.prediction import Machine, machine_in_use
 from dj2mgm.memory.search import MICRO_BATCHES, candidates, print_plan
 from dj2mgm.memory.step import TUNINGS, Workload
@@ -50,15 +50,15 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--model", required=True, help="config/models or config/presets name, or a folder, config.json or hub id")
     add("--tuning", action="append", choices=TUNINGS, help="what is trained; may be repeated (default: all that apply)")
-    add("--gpus", type=int, help="GPUs of the machine; 0 plans for its CPU")
-    add("--nodes", type=int, default=1, help="that the GPUs are on, as many on each; host memory is that of one")
+    add("--gpus", type=none_or_more, help="GPUs of the machine; 0 plans for its CPU")
+    add("--nodes", type=whole_number, default=1, help="that the GPUs are on, as many on each; host memory is that of one")
     add("--gpu-memory", type=positive, help="GiB that can be used of each GPU")
     add("--host-memory", type=positive, help="GiB of main memory that can be used")
-    add("--sequence", type=int, default=1024, help="tokens of a sample, its image included (default 1024)")
-    add("--micro-batch", type=int, help="samples at a time on each GPU (default: powers of two are compared)")
-    add("--global-batch", type=int, help="samples a step (default: 16 micro batches on every GPU)")
+    add("--sequence", type=whole_number, default=1024, help="tokens of a sample, its image included (default 1024)")
+    add("--micro-batch", type=whole_number, help="samples at a time on each GPU (default: powers of two are compared)")
+    add("--global-batch", type=whole_number, help="samples a step (default: 16 micro batches on every GPU)")
     add("--deepspeed", action="append", help="config/deepspeed name or a JSON file; may be repeated (default: all)")
-    add("--lora-rank", type=int, default=16)
+    add("--lora-rank", type=whole_number, default=16)
     add("--lora-target", action="append", help="layer; may be repeated (default: q_proj, v_proj, o_proj)")
     add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels (compile: true)")
     args = parser.parse_args()
@@ -77,6 +77,18 @@ def positive(text: str) -> float:
     return float(text)
 
 
+def whole_number(text: str) -> int:
+    """
+    Raises:
+        ValueError: it is no whole number, or none above 0.
+    """
+    return int(positive(str(int(text))))
+
+
+def none_or_more(text: str) -> int:
+    return 0 if int(text) == 0 else whole_number(text)
+
+
 def machine_of(args: argparse.Namespace) -> Machine:
     if args.gpus and args.gpu_memory is None and not torch.cuda.is_available():
         raise InputError("--gpu-memory: there is no GPU here to ask; state the GiB that can be used of each GPU")
@@ -91,8 +103,9 @@ def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespac
         raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, which is trained as a whole: full")
     text = args.sequence - architecture.image_tokens
     if text <= 0:
+        of_size = f" at {IMAGE[0]}×{IMAGE[1]} pixels" if isinstance(architecture, VLMArchitecture) else ""
         raise InputError(
-            f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens; raise it"
+            f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{of_size}; raise it"
         )
     precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # no kernels for a CPU
     lora = LoraSettings(args.lora_rank, 2 * args.lora_rank, 0.1, args.lora_target) if tuning == "lora" else None

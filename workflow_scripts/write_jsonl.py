@@ -45,8 +45,8 @@ def main() -> None:
         output = args.output_dir / f"{name}.jsonl"
         budget = budgets and budgets[name]["rows_out"]
         limits = settings["on_bad_row"], settings["max_samples"], budget, settings["seed"]
-        several_images = settings.get("several_images", False)
-        rules = SampleRules(*limits, tuple(settings["control_tokens"]), several_images)
+        takes = {key: settings.get(key, False) for key in ("several_images", "one_question")}
+        rules = SampleRules(*limits, tuple(settings["control_tokens"]), **takes)
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
         if counts["rows_out"] == 0 and counts["rows_in"]:
             raise InputError(f"no row of {name} is left to train on: {counts}")

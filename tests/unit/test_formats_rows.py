@@ -176,8 +176,8 @@ def test_a_row_of_several_images_becomes_a_pair_for_each(tmp_path):
     [
         ({"text": "<__dj__image> <__dj__image> two dogs <|__dj__eoc|>"}, "2 images must stand in as many chunks"),
         ({"text": text_of("a red circle")}, "once for each of its 2 images, found 1"),
-        ({"images": []}, "exactly one path"),
-        ({"images": ["a.png", 3]}, "exactly one path"),
+        ({"images": []}, "must hold paths, at least one"),
+        ({"images": ["a.png", 3]}, "must hold paths"),
         ({"id": "8~2"}, "8~2"),
     ],
 )

@@ -60,6 +60,9 @@ def test_where_nothing_fits_it_says_what_would(plan):
     ("flags", "message"),
     [
         (("--sequence", "10"), "--sequence 10: an image alone takes 16 tokens; raise it"),
+        (("--micro-batch", "-3"), "argument --micro-batch: invalid whole_number value: '-3'"),
+        (("--global-batch", "0"), "argument --global-batch: invalid whole_number value: '0'"),
+        (("--gpus", "-1"), "argument --gpus"),
         (("--deepspeed", "zero9"), "--deepspeed: there is no config/deepspeed/zero9.json"),
         (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "3"), "choose a multiple of 2"),
     ],

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_families import BUILDERS, save_tiny_family
 from tiny_models import save_image
+from transformers import Gemma2Config, LlavaConfig, MllamaConfig, PaliGemmaConfig
 
 from dj2mgm.config.runs import Runs
 from dj2mgm.data.formats import conversation
@@ -20,6 +21,7 @@ from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.memory_plan import architecture_of
 from dj2mgm.training.settings import training_settings
+from dj2mgm.vlm.family import supports_sdpa
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
 BATCH, ANSWERS = 3, 12
@@ -98,6 +100,11 @@ def test_a_mask_is_kept_for_each_layer_and_keys_and_values_for_every_head(folder
     heads, shared, size = 4, 2, 16
     kept = batch * tokens * (tokens + 2 * (heads - shared) * size) * 4
     assert with_mask - without >= layers * kept
+
+
+def test_a_language_model_that_transformers_knows_only_as_a_part_is_taken_to_have_sdpa():
+    assert supports_sdpa(MllamaConfig()) and supports_sdpa(LlavaConfig())
+    assert not supports_sdpa(PaliGemmaConfig(text_config=Gemma2Config()))
 
 
 def test_planning_leaves_the_configuration_as_it_is_so_that_a_resumed_stage_finds_its_choice(folders):

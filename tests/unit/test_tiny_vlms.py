@@ -97,6 +97,16 @@ def test_special_tokens_of_a_models_own_tokenizer_may_not_stand_in_a_text(tmp_pa
     assert {"<end_of_utterance>", "<fake_token_around_image>", "<row_1_col_2>"} <= set(settings["control_tokens"])
 
 
+@pytest.mark.parametrize(("family", "takes"), [("paligemma", "one_question"), ("qwen3_vl", "several_images")])
+def test_a_model_says_which_conversations_it_takes(family, takes, tmp_path, monkeypatch):
+    save_tiny_family(family, tmp_path / "vlm")
+    model = {"transformers": str(tmp_path / "vlm"), "clip_score": "clip"}
+    monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model | {"name": name}, Layer("", {})))
+    config = merge_experiment("baseline", {"model": "mine"}) | {"seed": 0}
+    settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
+    assert {"several_images", "one_question"} & settings.keys() == {takes}
+
+
 def test_all_targets_of_variants_can_be_asked_for():
     runs = Runs({"model": "tiny-llava"})
     assert not runs.refused

@@ -38,9 +38,9 @@ def rows_about(*images: str) -> list[dict]:
 
 
 def write(
-    rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, several_images=False
+    rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, **takes: bool
 ) -> dict:
-    rules = SampleRules(on_bad_row, max_samples, budget, seed, several_images=several_images)
+    rules = SampleRules(on_bad_row, max_samples, budget, seed, **takes)
     return write_training_jsonl(rows, root, held_out or HeldOut(), output, rules, processes=2)
 
 
@@ -266,6 +266,14 @@ def test_several_images_become_absolute_for_models_that_take_them_and_are_refuse
         write(rows, root, tmp_path / "out.jsonl")
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert summary["dropped"] == {"several_images": 1} and adds_up(summary)
+
+
+def test_what_a_model_of_one_question_does_not_take_is_left_out_and_counted(root, tmp_path):
+    twice = conversation("twice", "a.png", "Q", "A")
+    twice["conversations"] += TEXT_ONLY["conversations"]
+    rows = [row_about_both(["b.png", "a.png"]), TEXT_ONLY, twice, *rows_about("a.png")]
+    summary = write(rows, root, tmp_path / "out.jsonl", "drop", one_question=True)
+    assert summary["dropped"] == {"no_image": 1, "several_images": 1, "several_questions": 1} and adds_up(summary)
 
 
 @pytest.mark.parametrize(

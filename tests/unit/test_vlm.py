@@ -341,6 +341,14 @@ def cut_weights(folder: Path) -> None:
 
 SPOILT = {
     "weights that are missing": (cut_weights, "lacks weights: model.multi_modal_projector.* and others, 4 in all"),
+    "another image token": (
+        lambda folder: edit_json(folder / "config.json", image_token_index=5, image_token_id=5),
+        "never writes the image_token_id of config.json, 5; fix the folder, or download it again",
+    ),
+    "a template that asks nothing": (
+        lambda folder: (folder / "chat_template.jinja").write_text("hello"),
+        "chat template does not tell where an answer begins; fix the folder",
+    ),
     "weights of another shape": (
         lambda folder: edit_json(folder / "config.json", text_config=read_text_config(folder) | {"hidden_size": 32}),
         "cannot be used",

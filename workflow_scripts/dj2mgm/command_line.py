@@ -26,6 +26,11 @@ def path_arguments(doc: str, *flags: str, optional: Sequence[str] = (), launched
     return parser.parse_args()
 
 
+def one_line(text: str) -> str:
+    """With escapes for what would move a terminal's cursor: ids and paths are somebody else's."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def command_line(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry point: an `InputError` becomes one line on stderr and exit status 2."""
 
@@ -34,7 +39,7 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
         except InputError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {one_line(str(error))}", file=sys.stderr, flush=True)
             sys.exit(2)
 
     return run

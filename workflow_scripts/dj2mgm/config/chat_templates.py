@@ -16,6 +16,7 @@ from dj2mgm.config.recipe_check import check_keys
 from dj2mgm.errors import InputError
 
 OF_THE_TOKENIZER = "tokenizer"
+WITHOUT_CHAT = ("paligemma",)  # types of models that take one question about one image, in no chat format
 TYPES = {"asks_question": bool, "chat_template": str, "stop_tokens": list, "control_tokens": list}
 # so that a stop token such as `0` is a text
 SCHEMA = {"properties": {key: {"items": {"type": "string"}} for key in ("stop_tokens", "control_tokens")}}

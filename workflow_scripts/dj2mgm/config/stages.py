@@ -11,7 +11,7 @@ from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
-from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, read_chat_template
+from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.recipes import needs_captioner, needs_clip, read_recipes
 from dj2mgm.config.training import (
     FROZEN,
@@ -91,20 +91,36 @@ def jsonl_settings(config: dict, images: dict) -> dict:
     # asked of a pair that comes with no question of its own
     settings = roots | config["jsonl"] | _common(config) | {"question": _caption_prompt(config)["question"]}
     settings |= {"one_stage": True} if not has_stage_1(config["model"]) else {}
-    settings |= {"several_images": True} if {"transformers", "tiny"} & config["model"].keys() else {}
+    if _type_of(config["model"].get("transformers")) in WITHOUT_CHAT:
+        settings |= {"one_question": True}
+    elif {"transformers", "tiny"} & config["model"].keys():
+        settings |= {"several_images": True}
     control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
-    control_tokens.append(_special_tokens(config["model"].get("transformers", "")))
+    control_tokens.append(_special_tokens(config["model"].get("transformers")))
     return settings | {"control_tokens": sorted(set(chain.from_iterable(control_tokens)))}
 
 
 @cache
-def _special_tokens(folder: str) -> set[str]:
+def _special_tokens(folder: str | None) -> set[str]:
     """Of the tokenizer in a model's own folder: a text may not hold any."""
+    added = _values_in(folder, "tokenizer.json").get("added_tokens")
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    special = (token.get("content") for token in tokens if token.get("special"))
+    return {text for text in special if isinstance(text, str) and text.strip()}
+
+
+def _type_of(folder: str | None) -> object:
+    return _values_in(folder, "config.json").get("model_type")
+
+
+def _values_in(folder: str | None, name: str) -> dict:
+    """A file of a model's own folder; what is wrong with it, the stages say."""
+    file = Path(folder or "/nowhere") / name
     try:
-        added = json.loads((Path(folder) / "tokenizer.json").read_bytes())["added_tokens"]
-        return {token["content"] for token in added if token["special"] and token["content"].strip()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # what is wrong with it, the stages say
-        return set()
+        values = json.loads(file.read_bytes()) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def pretrain_settings(config: dict, images: dict) -> dict | None:

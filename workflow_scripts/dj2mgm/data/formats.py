@@ -77,7 +77,8 @@ def _dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict
         images = row["images"]
         count_fits = len(images) == 1 or (several_images and images)
         if not count_fits or not all(isinstance(image, str) for image in images):
-            raise InputError(f"{where}: 'images' must hold exactly one path, found {images!r}")
+            wanted = "paths, at least one" if several_images else "exactly one path"
+            raise InputError(f"{where}: 'images' must hold {wanted}, found {images!r}")
         if (tokens := row["text"].count(DJ_IMAGE_TOKEN)) != len(images):
             wanted = "exactly once" if len(images) == 1 else f"once for each of its {len(images)} images"
             raise InputError(

@@ -126,7 +126,9 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
         (row["id"], row["conversations"][0]["value"].replace(IMAGE_TOKEN, "").strip()) for row in read_llava(original)
     )
     for row in pairs:
-        if (question := questions.get(row["id"])) is None:
+        whole = row["id"].rpartition("~")[0]  # of a row of several images
+        question = questions.get(row["id"])
+        if question is None and (question := questions.get(whole) if whole else None) is None:
             raise InputError(
                 f"{original} has no row with the id {row['id']!r} of a pair; leave `questions` out, or add it"
             )

@@ -44,6 +44,7 @@ class SampleRules:
         seed: of whatever is chosen at random.
         control_tokens: of the chat formats in use, beside those that no text may contain.
         several_images: whether the model takes more than one in a conversation.
+        one_question: whether it takes nothing but one question about one image.
     """
 
     on_bad_row: str
@@ -52,6 +53,7 @@ class SampleRules:
     seed: int
     control_tokens: tuple[str, ...] = ()
     several_images: bool = False
+    one_question: bool = False
 
 
 def write_training_jsonl(
@@ -201,6 +203,10 @@ def _check_text(row: dict, rules: SampleRules) -> Problem:
     problems = {"image_token": image_problem(row), "control_token": control_problem(row, rules.control_tokens)}
     if len(images_of(row)) > 1 and not rules.several_images:
         problems["several_images"] = f"it has {len(images_of(row))} images, and this model takes one"
+    if rules.one_question and not images_of(row):
+        problems["no_image"] = "it has no image, and this model takes one"
+    if rules.one_question and len(row["conversations"]) > 2:
+        problems["several_questions"] = "it has several questions, and this model takes one"
     return next(((reason, detail) for reason, detail in problems.items() if detail), None)
 
 

@@ -275,10 +275,13 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
     kind = kind or (MGMConfig if _model_type(path) == MGMConfig.model_type else AutoConfig)
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{part}: no config.json here, no {shipped}, and the hub does not give one ({str(error).splitlines()[0]})"
-        ) from None
+    except Exception as error:  # of transformers' own checks, too
+        said = " ".join(str(error).split())[:200]
+        if path.exists():
+            raise InputError(
+                f"{path}: its configuration cannot be used ({said}); fix it, or download it again"
+            ) from None
+        raise InputError(f"{part}: no config.json here, no {shipped}, and the hub does not give one ({said})") from None
 
 
 def _model_type(path: Path) -> str | None:

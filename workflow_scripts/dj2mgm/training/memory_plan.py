@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from dj2mgm.config.training import AUTO
+from dj2mgm.config.training import AUTO, NF4_SCALES
 from dj2mgm.data.images import image_size
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 from dj2mgm.memory.architecture import Architecture, MGMArchitecture, NoPlan, VLMArchitecture
 from dj2mgm.memory.prediction import Arrangement, Machine, Prediction, predict
 from dj2mgm.memory.search import MICRO_BATCHES, RECOMPUTATIONS, candidates, describe, fastest, remedies
-from dj2mgm.memory.step import Workload
+from dj2mgm.memory.step import Workload, count_parameters
 from dj2mgm.memory.zero import Zero
 from dj2mgm.messages import note
 from dj2mgm.mgm.family import MGM
@@ -210,6 +210,8 @@ def check_memory(settings: TrainingSettings, workload: Workload, machine: Machin
     Raises:
         InputError: it cannot fit, and `check_memory` is true.
     """
+    if workload.nf4 and not count_parameters(workload).in_4_bits:
+        raise InputError(f"precision: nf4 finds no frozen layer of a multiple of {NF4_SCALES} weights; set bf16")
     prediction = predict(workload, arrangement_of(settings, workload), machine)
     if machine.host_gib is None or (machine.gpus and machine.gpu_gib is None):
         _note("memory plan: this machine does not say how much memory is free; going on without the check")

@@ -101,7 +101,13 @@ class ProcessorEncoder:
         return batch | {"answer_positions": positions_of_answers(batch["labels"])}
 
     def try_out(self) -> None:
-        """What a template or processor cannot do at all, it cannot do with a blank image."""
+        """What a template or processor cannot do at all, it cannot do with a blank image.
+
+        Raises:
+            InputError: the model looks for another token than the processor writes.
+        """
+        if self.image_token_id not in self._short["input_ids"]:
+            raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")
         self.batch([self._blank], len(self._blank["input_ids"]))
         self.prompts([Image.new("RGB", BLANK)], ["a"])
 

@@ -106,7 +106,8 @@ def encoder_class(processor: ProcessorMixin) -> type[ProcessorEncoder]:
 
 
 def supports_sdpa(config: PretrainedConfig) -> bool:
-    return MODEL_MAPPING[type(config.get_text_config())]._supports_sdpa
+    kind = type(config.get_text_config())  # of some models, none that transformers knows by itself
+    return kind not in MODEL_MAPPING or MODEL_MAPPING[kind]._supports_sdpa
 
 
 def is_whole(model: PreTrainedModel) -> bool:

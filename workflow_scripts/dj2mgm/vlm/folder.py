@@ -20,10 +20,13 @@ def faults_of(folder: Path) -> Iterator[None]:
     """Around what reads the folder: an error of whatever kind is the folder's."""
     try:
         yield
-    except (InputError, MemoryError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
+    except InputError as error:
+        sentence = str(error)
+        raise InputError(sentence if str(folder) in sentence else f"{folder}: {sentence}; {REMEDY}") from None
     except Exception as error:  # of transformers, tokenizers, safetensors, Jinja, Pillow
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        lines = [" ".join(str(error).split()) or type(error).__name__]
         remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
         raise InputError(f"{folder} cannot be used ({lines[0][:LONGEST]}); {remedy}") from None
 

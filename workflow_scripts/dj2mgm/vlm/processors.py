@@ -10,10 +10,10 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.utils import is_torchvision_available
 
+from dj2mgm.config.chat_templates import WITHOUT_CHAT
 from dj2mgm.errors import InputError
 
 VIDEO = "video_processor"
-WITHOUT_TEMPLATE = ("paligemma",)  # whose processors know prompts and answers, no chats (vlm/prefix_encoder.py)
 
 
 def load_processor(folder: Path) -> ProcessorMixin:
@@ -26,7 +26,7 @@ def load_processor(folder: Path) -> ProcessorMixin:
     if kind not in PROCESSOR_MAPPING_NAMES:
         raise InputError(f"{folder}: transformers knows no processor of images and texts for a model of type {kind}")
     processor = _load(folder, getattr(transformers, PROCESSOR_MAPPING_NAMES[kind]))
-    if not processor.chat_template and kind not in WITHOUT_TEMPLATE:
+    if not processor.chat_template and kind not in WITHOUT_CHAT:
         raise InputError(f"{folder}: its processor has no chat template, so it is not known how to ask it")
     return processor
 
