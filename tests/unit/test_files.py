@@ -114,12 +114,12 @@ def test_the_digest_depends_on_contents_and_order(tmp_path):
 def test_an_input_error_is_one_line_and_exit_status_2(capsys):
     @command_line
     def main():
-        raise InputError("rows.jsonl, line 3: no")
+        raise InputError("rows.jsonl, line 3: no\n\x1b[2Jerror: ä")
 
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code == 2
-    assert capsys.readouterr().err == "error: rows.jsonl, line 3: no\n"
+    assert capsys.readouterr().err == "error: rows.jsonl, line 3: no\\n\\x1b[2Jerror: ä\n"
 
 
 def test_a_defect_keeps_its_traceback():
