@@ -73,6 +73,13 @@ def save_tiny_family(family: str, folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
+def save_tiny_families(root: Path) -> dict[str, Path]:
+    """A folder of each."""
+    for family in BUILDERS:
+        save_tiny_family(family, root / family)
+    return {family: root / family for family in BUILDERS}
+
+
 def llava():
     first = ["<unk>", "<s>", "</s>"]
     vocab, merges = sentencepiece_like(first, pre_tokenizers.Metaspace())

@@ -51,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--model", required=True, help="config/models or config/presets name, or a folder, config.json or hub id")
     add("--tuning", action="append", choices=TUNINGS, help="what is trained; may be repeated (default: all that apply)")
     add("--gpus", type=none_or_more, help="GPUs of the machine; 0 plans for its CPU")
-    add("--nodes", type=whole_number, default=1, help="that the GPUs are on, as many on each; host memory is that of one")
+    add("--nodes", type=whole_number, default=1, help="of the GPUs, as many on each; host memory is that of one")
     add("--gpu-memory", type=positive, help="GiB that can be used of each GPU")
     add("--host-memory", type=positive, help="GiB of main memory that can be used")
     add("--sequence", type=whole_number, default=1024, help="tokens of a sample, its image included (default 1024)")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import BUILDERS, save_tiny_family
+from tiny_families import BUILDERS, save_tiny_families
 from tiny_models import save_image
 from transformers import Gemma2Config, LlavaConfig, MllamaConfig, PaliGemmaConfig
 
@@ -29,10 +29,7 @@ BATCH, ANSWERS = 3, 12
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("families")
-    for family in BUILDERS:
-        save_tiny_family(family, root / family)
-    return {family: root / family for family in BUILDERS}
+    return save_tiny_families(tmp_path_factory.mktemp("families"))
 
 
 def planned(folder: Path, tuning: str = "lora", **more) -> Workload:

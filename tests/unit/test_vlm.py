@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_training_resume import assert_equal_outcomes, flags
-from tiny_families import BUILDERS, save_tiny_family
+from tiny_families import BUILDERS, save_tiny_families, save_tiny_family
 from tiny_models import save_image
 from transformers import AutoModelForImageTextToText
 
@@ -39,10 +39,7 @@ ENDS |= {"llava": "</s>", "smolvlm": "<end_of_utterance>", "gemma3": "<end_of_tu
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("families")
-    for family in BUILDERS:
-        save_tiny_family(family, root / family)
-    return {family: root / family for family in BUILDERS}
+    return save_tiny_families(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="module")
