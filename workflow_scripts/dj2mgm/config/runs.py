@@ -20,7 +20,7 @@ from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING, Stage, analysis_settings, benchmark_stage
 from dj2mgm.config.variants import VARIANTS_OF
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, NotForModel
 from dj2mgm.files import write_yaml
 
 REFERENCE = "baseline"  # what every experiment is compared with
@@ -87,6 +87,11 @@ class Runs:
             "lora_vs_full": [*self.variants["lora_vs_full"], across["lora_vs_full"]["experiment"]],
         }
 
+    @property
+    def faults(self) -> dict[str, InputError]:
+        """What is refused for a mistake that somebody can correct."""
+        return {name: error for name, error in self.refused.items() if not isinstance(error, NotForModel)}
+
     def __iter__(self) -> Iterator[Run]:
         """Every run that a configuration names."""
         return iter(list(self._runs.values()))
@@ -99,7 +104,7 @@ class Runs:
                 dataset = resolve_dataset(config["dataset"])
                 settings = {name: stage.settings(config, dataset["images"]) for name, stage in self.stages.items()}
             except InputError as error:
-                raise InputError(f"experiment {experiment}: {error}") from None
+                raise type(error)(f"experiment {experiment}: {error}") from None
             settings = {stage: values for stage, values in settings.items() if values is not None}
             self._runs[experiment, seed] = Run(experiment, seed, folder, config, dataset, settings)
         return self._runs[experiment, seed]
