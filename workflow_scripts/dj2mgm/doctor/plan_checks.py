@@ -8,7 +8,7 @@ from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.doctor.probes import Finding
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json
-from dj2mgm.memory.architecture import IMAGE, NoPlan, find_architecture
+from dj2mgm.memory.architecture import IMAGE, NoPlan, VLMArchitecture, find_architecture
 from dj2mgm.memory.prediction import Machine, predict
 from dj2mgm.memory.search import candidates, describe, fastest
 from dj2mgm.memory.step import Workload
@@ -31,8 +31,10 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
     name, settings = f"memory of {stage}", training_settings(run.settings[stage])
     try:
         workload = workload_at_most(run, stage, settings)
-    except InputError as error:
+    except NoPlan as error:
         return Finding(name, "skip", str(error))
+    except InputError as error:
+        return Finding(name, "fail", str(error), "correct what it names")
     try:
         settings = choose_arrangement(settings, workload, machine)
         prediction = predict(workload, arrangement_of(settings, workload), machine)
@@ -42,7 +44,10 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
     if shortage := prediction.shortage(machine):
         return Finding(name, "fail" if settings.check_memory else "warn", shortage, REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
-    return Finding(name, "pass", f"at most {gpu}{prediction.host_gib:.1f} GiB of the host")
+    images = (
+        f", if images have {IMAGE[0]}×{IMAGE[1]} pixels" if isinstance(workload.architecture, VLMArchitecture) else ""
+    )
+    return Finding(name, "pass", f"at most {gpu}{prediction.host_gib:.1f} GiB of the host{images}")
 
 
 def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) -> Iterator[str]:
@@ -91,7 +96,7 @@ def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Worklo
     length = settings.max_length
     answers = length - architecture.image_tokens
     if answers <= 0:
-        raise InputError(
+        raise NoPlan(
             f"{stage}.max_length {length} leaves no room beside the {architecture.image_tokens} tokens of an image of "
             f"{IMAGE[0]}×{IMAGE[1]} pixels; raise it, unless all images are smaller"
         )

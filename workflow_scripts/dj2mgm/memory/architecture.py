@@ -38,7 +38,7 @@ IMAGE = (640, 480)  # px: of what there is no data of yet
 
 
 class NoPlan(InputError):
-    """A model that can perhaps be trained, but not be planned for."""
+    """What can perhaps be trained, but not be planned for, or not yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +271,7 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
         path = shipped if shipped.is_file() else path
     if not path.exists() and names_folder(part):
         remedy = "docs/models.md says where it comes from" if part.startswith("model_zoo/") else ""
-        raise InputError(f"{part}: there is no such folder; {remedy or 'if the workflow makes it, it has yet to'}")
+        raise NoPlan(f"{part}: there is no such folder; {remedy or 'if the workflow makes it, it has yet to'}")
     kind = kind or (MGMConfig if _model_type(path) == MGMConfig.model_type else AutoConfig)
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)
@@ -281,7 +281,7 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
             raise InputError(
                 f"{path}: its configuration cannot be used ({said}); fix it, or download it again"
             ) from None
-        raise InputError(f"{part}: no config.json here, no {shipped}, and the hub does not give one ({said})") from None
+        raise NoPlan(f"{part}: no config.json here, no {shipped}, and the hub does not give one ({said})") from None
 
 
 def _model_type(path: Path) -> str | None:
