@@ -93,7 +93,7 @@ def jsonl_settings(config: dict, images: dict) -> dict:
     settings |= {"one_stage": True} if not has_stage_1(config["model"]) else {}
     if _type_of(config["model"].get("transformers")) in WITHOUT_CHAT:
         settings |= {"one_question": True}
-    elif {"transformers", "tiny"} & config["model"].keys():
+    elif not is_mgm(config["model"]):
         settings |= {"several_images": True}
     control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
     control_tokens.append(_special_tokens(config["model"].get("transformers")))
@@ -195,9 +195,13 @@ def foundation_settings(model: dict, part: str) -> dict:
     return model["foundation"][part]
 
 
+def is_mgm(model: dict) -> bool:
+    return not {"transformers", "tiny"} & model.keys()
+
+
 def has_stage_1(model: dict) -> bool:
     """Whether what connects towers and language model is trained first: always in MGM, where it is new."""
-    return "pretrain" in model or not ("transformers" in model or "tiny" in model)
+    return "pretrain" in model or is_mgm(model)
 
 
 def model_settings(model: dict) -> dict:

@@ -192,12 +192,9 @@ class VLMArchitecture(Architecture):
         more = [self.encoder.end_of_turn] * (sequence - len(self.item["input_ids"]))
         ids = self.item["input_ids"] + more
         labels = [IGNORED] * (len(ids) - answers) + ids[len(ids) - answers :]
-        item = {name: self._placed(value, device) for name, value in self.item.items()}
+        item = {name: _placed(value, device) for name, value in self.item.items()}
         batched = self.encoder.batch([item | {"input_ids": ids, "labels": labels}] * batch, len(ids))
         return batched | {"labels": batched["labels"].to(device)}
-
-    def _placed(self, value: object, device: str) -> object:
-        return value.to(device) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     @contextmanager
     def _followed(self) -> Iterator[None]:
@@ -210,6 +207,10 @@ class VLMArchitecture(Architecture):
             raise NoPlan(
                 f"the memory plan cannot follow models of type {self.config.model_type} ({lines[0]})"
             ) from error
+
+
+def _placed(value: object, device: str) -> object:
+    return value.to(device) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def find_architecture(model: str) -> Architecture:

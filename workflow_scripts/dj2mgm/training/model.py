@@ -57,13 +57,13 @@ def compile_layers(parts: Parts) -> None:
     """Compile, in place, the layers of towers and decoder, what else of the towers is worth it, and the loss."""
     # ConvNeXt's blocks have four widths, and a batch may have one sample only
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
-    for layer in (*parts.towers, *parts.between):
-        if "cu_seqlens" not in inspect.signature(layer.forward).parameters:
-            layer.forward = _compiled(layer, dimensions=1)
+    towers = [layer for layer in parts.towers if "cu_seqlens" not in inspect.signature(layer.forward).parameters]
+    if len(towers) < len(parts.towers):
+        note("the tower's layers are not compiled: their code depends on how large each image is")
+    for layer in (*towers, *parts.between):
+        layer.forward = _compiled(layer, dimensions=1)
     for layer in parts.decoder:
         layer.forward = _compiled(layer, dimensions=2)
-    if any("cu_seqlens" in inspect.signature(layer.forward).parameters for layer in parts.towers):
-        note("the tower's layers are not compiled: their code depends on how large each image is")
     loss_and_gradient = torch.compile(parts.head.loss_and_gradient)
     # a copy of the targets: code that is compiled for a slice depends on where that begins
     parts.head.loss_and_gradient = lambda logits, targets: loss_and_gradient(

@@ -26,9 +26,9 @@ def faults_of(folder: Path) -> Iterator[None]:
         sentence = str(error)
         raise InputError(sentence if str(folder) in sentence else f"{folder}: {sentence}; {REMEDY}") from None
     except Exception as error:  # of transformers, tokenizers, safetensors, Jinja, Pillow
-        lines = [" ".join(str(error).split()) or type(error).__name__]
+        said = " ".join(str(error).split()) or type(error).__name__
         remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
-        raise InputError(f"{folder} cannot be used ({lines[0][:LONGEST]}); {remedy}") from None
+        raise InputError(f"{folder} cannot be used ({said[:LONGEST]}); {remedy}") from None
 
 
 def check_folder(folder: Path) -> None:
