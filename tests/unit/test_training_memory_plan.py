@@ -16,6 +16,7 @@ from dj2mgm.memory.prediction import Machine, predict
 from dj2mgm.memory.step import trace_memory
 from dj2mgm.training.batches import CROWDED
 from dj2mgm.training.checkpoints import MARK
+from dj2mgm.training.gpu_memory import is_out_of_memory
 from dj2mgm.training.memory_plan import (
     arrangement_of,
     check_memory,
@@ -170,6 +171,12 @@ def test_after_running_out_of_memory_half_of_the_micro_batch_is_taken_once(start
     again = start(ROOM)
     assert (again.micro_batch_size, again.gradient_accumulation_steps) == (8, 2)
     assert not halve_micro_batch(kept)
+
+
+def test_a_full_gpu_is_known_from_whoever_asked_for_more():
+    cublas = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    assert is_out_of_memory(torch.OutOfMemoryError()) and is_out_of_memory(RuntimeError(cublas))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 def test_8_bit_states_are_chosen_only_where_nothing_else_fits(workload):

@@ -32,6 +32,7 @@ from dj2mgm.training.datasets import Collator, ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, engine_record
 from dj2mgm.training.fp8 import check_fp8
 from dj2mgm.training.frozen import replace_frozen_layers
+from dj2mgm.training.gpu_memory import is_out_of_memory, leave_room_for_kernels
 from dj2mgm.training.memory_plan import (
     architecture_of,
     check_memory,
@@ -83,6 +84,7 @@ def run_stage(
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     kept, requested = checkpoints / "arrangement.json", settings
     free = machine_in_use(settings.gpus, settings.nodes)
+    leave_room_for_kernels()
     # several processes must choose alike, and may find different amounts to be free
     machine = whole_machine(settings.gpus, settings.nodes) if settings.gpus > 1 else free
     plan = None
@@ -148,8 +150,8 @@ def run_stage(
     memory.phase = "training"
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except torch.OutOfMemoryError:
-        if requested.micro_batch_size == AUTO and halve_micro_batch(kept):
+    except RuntimeError as error:
+        if is_out_of_memory(error) and requested.micro_batch_size == AUTO and halve_micro_batch(kept):
             if arguments.world_size == 1:
                 note("the GPU ran out of memory: going on from the last checkpoint with half of the micro batch")
                 start_process_again()

@@ -76,6 +76,10 @@ def explain_out_of_memory(evidence: Evidence) -> Explanation:
     return Explanation(cause, remedy)
 
 
+def explain_no_room_for_cublas(evidence: Evidence) -> Explanation:
+    return Explanation("the GPU was full: cuBLAS asked the driver for memory of its own, and there was none", LESS)
+
+
 def name_tensor(wanted: int, stage: TrainingStage) -> str | None:
     """The logits, if `wanted` bytes are tokens × vocabulary × bytes for a number of tokens that batches have.
 
@@ -126,4 +130,5 @@ def _read(evidence: Evidence) -> tuple[int, dict[str, int]]:
 SIGNATURES = (
     Signature("GPU memory is fragmented", ASKED, explain_fragments),
     Signature("CUDA out of memory", ASKED, explain_out_of_memory),
+    Signature("cuBLAS found no GPU memory", r"CUBLAS_STATUS_ALLOC_FAILED", explain_no_room_for_cublas),
 )
