@@ -1,7 +1,7 @@
 """Fine-tuning vision-language models by this workflow and by transformers' Trainer: samples a second, memory, losses.
 
-    python benchmarks/vlm_step.py qwen3-vl-2b             # on one GPU, of which 22 GiB are left free
-    python benchmarks/vlm_step.py smolvlm2-2.2b --rows auto peer_4 peer_8_recomputed
+    python benchmarks/vlm_step.py qwen3-vl-2b-instruct    # on one GPU, of which 22 GiB are left free
+    python benchmarks/vlm_step.py smolvlm2-2.2b-instruct --rows auto peer_4 peer_8_recomputed
     python benchmarks/vlm_step.py tiny                    # without a GPU, to try the script
 
 Random weights, images of 640×480 pixels, instructions whose lengths are distributed as in real ones, a global batch of

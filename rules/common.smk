@@ -4,7 +4,7 @@ from glob import escape, glob
 
 from dj2mgm.code import modules_of
 from dj2mgm.config.foundation import PARTS
-from dj2mgm.config.reading import config_file
+from dj2mgm.config.reading import config_file, names_folder
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import has_stage_1
@@ -107,8 +107,13 @@ def files_of(model):
     folder = folder_of(model)
     if folder_is_given(model):
         if not os.path.isfile(f"{folder}/config.json"):
+            hub = (
+                ""
+                if names_folder(folder)
+                else f"; if it is a hub id, `hf download {folder}` fetches it"
+            )
             raise WorkflowError(
-                f"model {model['name']}: there is no {folder}/config.json; docs/models.md says where models come from"
+                f"model {model['name']}: there is no {folder}/config.json; docs/models.md says where models come from{hub}"
             )
         kinds = ("json", "safetensors", "jinja", "model", "txt")
         return own_files(

@@ -13,9 +13,11 @@ import psutil
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 from forked_python import forked_python
+from huggingface_hub import snapshot_download
 from places import PROJECT
 from tiny_models import mgm_config
 
+from dj2mgm.config.layers import find_model
 from dj2mgm.config.reading import names_folder
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.doctor import gpu_checks, host_checks, plan_checks, project_checks
@@ -286,6 +288,9 @@ def test_a_model_not_downloaded_fails_and_the_remedy_says_where(monkeypatch, mod
     assert finding.status == "fail" and folder in finding.reason and "docs/models.md" in finding.remedy
 
 
+COMMIT = "0" * 40  # of a hub's repository
+
+
 @pytest.mark.parametrize(
     ("part", "local"),
     [
@@ -298,6 +303,18 @@ def test_a_model_not_downloaded_fails_and_the_remedy_says_where(monkeypatch, mod
 )
 def test_a_hub_id_is_told_from_a_folder(part, local):
     assert names_folder(part) == local
+
+
+def test_a_hub_id_is_its_folder_in_the_hubs_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--Qwen--Qwen3-VL-2B-Instruct/snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text(COMMIT)
+    found = snapshot_download("Qwen/Qwen3-VL-2B-Instruct", cache_dir=tmp_path, local_files_only=True)
+    assert find_model("Qwen/Qwen3-VL-2B-Instruct") == str(snapshot) == found
+    assert find_model("Qwen/another") == "Qwen/another"
+    assert find_model("model_zoo/qwen") == "model_zoo/qwen"
 
 
 # the environment file

@@ -3,11 +3,13 @@
 import re
 
 import pytest
+import torch
 from in_process import Outcome, run_main
 from places import PROJECT
 from tiny_models import mgm_config
 
 import plan_memory
+from dj2mgm.memory.architecture import find_architecture
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +72,21 @@ def test_where_nothing_fits_it_says_what_would(plan):
 def test_a_mistake_is_one_sentence(plan, flags, message):
     done = plan(*flags)
     assert done.status == 2 and message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),  # as the hub states them
+    [
+        ("Qwen/Qwen3-VL-2B-Instruct", 2.13),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3.75),
+        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", 2.25),
+        ("OpenGVLab/InternVL3_5-2B-HF", 2.35),
+        ("google/paligemma2-3b-pt-224", 3.03),
+        ("llava-hf/llava-1.5-7b-hf", 7.06),
+    ],
+)
+def test_models_that_are_not_here_are_planned_by_their_shape(model, billions):
+    architecture = find_architecture(model)
+    parameters = architecture.build(torch.bfloat16).parameters()
+    assert sum(parameter.numel() for parameter in parameters) / 1e9 == pytest.approx(billions, rel=0.005)
+    assert architecture.image_tokens > 250

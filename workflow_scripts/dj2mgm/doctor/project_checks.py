@@ -86,7 +86,8 @@ def check_models(runs: Runs) -> Iterator[Finding]:
             yield Finding(name, "skip", "the workflow makes it")
             continue
         parts = {model[part] for part in MODEL_PARTS if part in model}
-        missing = sorted(part for part in parts if names_folder(part) and not Path(part).is_dir())
+        whole = {model.get("assembled"), model.get("transformers")}  # which the workflow does not fetch
+        missing = sorted(part for part in parts if (names_folder(part) or part in whole) and not Path(part).is_dir())
         if missing:
             reason = f"there is no folder {', '.join(missing)}"
             yield Finding(

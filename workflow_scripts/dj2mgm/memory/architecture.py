@@ -253,9 +253,10 @@ def _architecture_in(name: str, folder: str, text: bool) -> Architecture:
         return MGMArchitecture(name, config)
     if text or not hasattr(config, "vision_config"):
         return Architecture(name, config)
-    if not Path(folder).is_dir():
+    place = _place_of(folder)
+    if not place.is_dir():
         raise InputError(f"{folder}: to plan for a model of images and texts takes its folder, with its processor")
-    return vlm_architecture(name, TransformersVLM(Path(folder)))
+    return vlm_architecture(name, TransformersVLM(place))
 
 
 def vlm_architecture(name: str, family: TransformersVLM) -> VLMArchitecture:
@@ -264,12 +265,17 @@ def vlm_architecture(name: str, family: TransformersVLM) -> VLMArchitecture:
     return VLMArchitecture(name, family.config, encoder, encoder.sample(IMAGE))
 
 
+def _place_of(part: str) -> Path:
+    """Its folder or config.json; where that is not on this machine, what config/architectures has by its name."""
+    path = Path(part)
+    names = (path.name.lower(), f"{path.name.lower()}.json")
+    shipped = (file for file in (config_file("architectures", name) for name in names) if file.exists())
+    return path if path.exists() else next(shipped, path)
+
+
 def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> PretrainedConfig:
     """`kind` picks the sub-configuration of a folder that holds more, such as CLIP's vision tower."""
-    path = Path(part)
-    shipped = config_file("architectures", f"{path.name.lower()}.json")
-    if not path.exists():
-        path = shipped if shipped.is_file() else path
+    path = _place_of(part)
     if not path.exists() and names_folder(part):
         remedy = "docs/models.md says where it comes from" if part.startswith("model_zoo/") else ""
         raise NoPlan(f"{part}: there is no such folder; {remedy or 'if the workflow makes it, it has yet to'}")
@@ -282,7 +288,10 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
             raise InputError(
                 f"{path}: its configuration cannot be used ({said}); fix it, or download it again"
             ) from None
-        raise NoPlan(f"{part}: no config.json here, no {shipped}, and the hub does not give one ({said})") from None
+        raise NoPlan(
+            f"{part}: no config.json here, none of that name in config/architectures, and the hub does not give one "
+            f"({said})"
+        ) from None
 
 
 def _model_type(path: Path) -> str | None:
