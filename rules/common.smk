@@ -3,6 +3,7 @@ import json
 from glob import escape, glob
 
 from dj2mgm.code import modules_of
+from dj2mgm.config.datasets import files_of as files_in
 from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.reading import config_file, names_folder
 from dj2mgm.config.recipe_check import files_named
@@ -238,14 +239,7 @@ def captioner_flags(wildcards):
 
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
-    settings = RUNS.datasets[wildcards.dataset]
-    splits = [
-        settings[split]
-        for split in ("pretrain", "finetune", "evaluation")
-        if split in settings
-    ]
-    keys = ("file", "questions")
-    return own_files(split[key] for split in splits for key in keys if key in split)
+    return own_files(files_in(RUNS.datasets[wildcards.dataset]))
 
 
 def benchmark_files(wildcards):

@@ -13,7 +13,7 @@ from typing import Any
 
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.datasets import amounts_of, resolve_dataset
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.layers import Layer, experiment_file, experiment_names, merge_experiment, merge_shared_settings
 from dj2mgm.config.recipes import read_recipes
@@ -102,6 +102,7 @@ class Runs:
             folder = experiment if seed == config["seeds"][0] else f"{experiment}/seed-{seed}"
             try:
                 dataset = resolve_dataset(config["dataset"])
+                config["sources"] = amounts_of(dataset, config["sources"])
                 settings = {name: stage.settings(config, dataset["images"]) for name, stage in self.stages.items()}
             except InputError as error:
                 raise type(error)(f"experiment {experiment}: {error}") from None

@@ -13,7 +13,7 @@ from dj2mgm.reporting.comparison import chance_note, metric_table
 from dj2mgm.reporting.curves import loss_curves, memory_timeline
 from dj2mgm.reporting.drawing import environment, grouped, listed
 from dj2mgm.reporting.experiment import Experiment
-from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain
+from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import RecaptionedRow, gallery, quality, read_recaptions, read_truth, recaption_gallery
 from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
 from dj2mgm.reporting.record import config_difference, judge_note, times_table, training_table, versions
@@ -178,6 +178,7 @@ def _flow(index: int, experiment: Experiment, steps: list[FlowStep], drawings: l
         "lanes": {shape.lane for shapes in drawings for shape in shapes},
         "alt": f"{experiment.name}: of {start.left} rows {end.dropped} were dropped, and {end.left} were trained on",
         "instructions": finetune_counts(experiment, experiment.runs[0]),
+        "sources": source_table(experiment, experiment.runs[0]),
     }
 
 
