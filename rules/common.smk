@@ -71,6 +71,13 @@ def pairs(wildcards):
     return f"{RUNS.stage(run, stage)}/{name}.jsonl"
 
 
+def filter_folders(wildcards):
+    """Where the filters and the synthesis of a run wrote, in this order."""
+    run = RUNS.at(wildcards.run)
+    stages = [stage for stage in ("filter", "synthesize") if stage in run.settings]
+    return [RUNS.stage(run, stage) for stage in stages]
+
+
 def budget(wildcards):
     """Input function: how many samples the reference trains on; nothing for the reference itself."""
     run = RUNS.at(wildcards.run)

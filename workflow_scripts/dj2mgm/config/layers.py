@@ -12,6 +12,8 @@ from dj2mgm.errors import InputError
 
 ACROSS_EXPERIMENTS = (
     "report",
+    "format",
+    "export",
     "ablation",
     "lora_sweep",
     "lora_vs_full",

@@ -64,6 +64,7 @@ class Runs:
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self.attention_benchmark = across["attention_benchmark"]
         self.foundation = across["foundation"]
+        self.export = across["export"] | {"format": across["format"]}
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }
@@ -76,6 +77,7 @@ class Runs:
         self.files = sorted(experiment_names(), key=lambda name: name != REFERENCE)  # it first: all rest on it
         self._check_known([REFERENCE], "config/experiments")
         self._check_known(self.compared, "report.experiments")
+        self._check_known([self.export["experiment"]], "export.experiment")
         for target in VARIANTS_OF:
             self._check_known([across[target]["experiment"]], f"{target}.experiment")
         self._add_experiments(command_line)
@@ -261,6 +263,11 @@ class Runs:
     def analysis_settings(self, dataset: str) -> dict:
         run = self.analyzed(dataset)
         return analysis_settings(run.config, run.dataset["images"])
+
+    def export_settings(self, run: Run) -> dict:
+        root = run.dataset["images"]["pretrain"]
+        names = {"experiment": run.experiment, "dataset": run.dataset["name"]}
+        return names | {"image_root": root, "recipes": read_recipes(run.config)}
 
     def plan_flags(self) -> list[str]:
         """The reference's settings of fine-tuning that decide about memory; sequences as long as it lets through."""
