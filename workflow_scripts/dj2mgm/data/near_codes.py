@@ -1,0 +1,82 @@
+"""Pairs of binary codes that differ in few bits, without a comparison of all pairs: multi-index hashing.
+
+Codes are cut into bands (Norouzi, Punjani and Fleet, 2012). Two codes that differ in at most `radius` bits differ in at
+most `radius // BANDS` bits of some band, so it is enough to look up each band, and each band with one bit flipped, in a
+table of all codes' bands. What is found is compared in full: the result is exact.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+BANDS = 12  # of 21 or 22 bits each, for codes of 256 bits: a table has an entry for each value of a band
+MAX_RADIUS = 2 * BANDS - 1  # one flipped bit a band
+CANDIDATES = 1 << 20  # compared at a time
+Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pairs]:
+    """Every pair of a left and a right code that differ in at most `radius` bits, once, some at a time.
+
+    Args:
+        left, right: (N, bytes) and (M, bytes) uint8, perhaps files mapped into memory. Where both are the same object,
+            a pair is (earlier, later).
+        radius: up to `MAX_RADIUS`.
+
+    Yields:
+        places in left, places in right, differing bits: (P,) int64 each.
+    """
+    if not 0 <= radius <= MAX_RADIUS:
+        raise ValueError(f"codes are found up to {MAX_RADIUS} differing bits, not {radius}")
+    edges = np.linspace(0, left.shape[1] * 8, BANDS + 1).astype(int)
+    for band, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+        wanted, table = _band(left, start, end), _Table(_band(right, start, end), end - start)
+        for flip in (0, *(1 << bit for bit in range(end - start))) if radius >= BANDS else (0,):
+            for first, second in table.look_up(wanted ^ flip):
+                if left is right:
+                    earlier = first < second
+                    first, second = first[earlier], second[earlier]
+                differing = np.bitwise_count(left[first] ^ right[second])  # (P, bytes)
+                distance = differing.sum(axis=1, dtype=np.int64)
+                near = np.flatnonzero(distance <= radius)
+                first, second = first[near], second[near]
+                new = ~_found_before(left[first], right[second], edges[: band + 1], radius // BANDS)
+                yield first[new], second[new], distance[near[new]]
+
+
+class _Table:
+    """Codes by the value of a band."""
+
+    def __init__(self, values: np.ndarray, bits: int):
+        self.order = np.argsort(values, kind="stable").astype(np.int32)
+        self.starts = np.zeros((1 << bits) + 1, dtype=np.int32)
+        np.cumsum(np.bincount(values, minlength=1 << bits), out=self.starts[1:])
+
+    def look_up(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(places in `wanted`, places of codes with that value), about `CANDIDATES` at a time."""
+        starts = self.starts[wanted]
+        counts = self.starts[wanted + 1] - starts
+        places = np.flatnonzero(counts)
+        ends = np.cumsum(counts[places], dtype=np.int64)
+        cuts = np.searchsorted(ends, np.arange(CANDIDATES, ends[-1] if len(ends) else 0, CANDIDATES))
+        for part in np.split(places, cuts):
+            repeats = counts[part]
+            within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+            yield np.repeat(part, repeats), self.order[np.repeat(starts[part], repeats) + within].astype(np.int64)
+
+
+def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
+    """(N,) int64: the codes' bits from `start` to `end`, as a number."""
+    first, last = start // 8, -(-end // 8)
+    value = np.zeros(len(codes), dtype=np.int64)
+    for byte in range(first, last):
+        value = value << 8 | codes[:, byte]
+    return (value >> (last * 8 - end)) & ((1 << (end - start)) - 1)
+
+
+def _found_before(left: np.ndarray, right: np.ndarray, edges: np.ndarray, flips: int) -> np.ndarray:
+    """(P,) bool: pairs that an earlier band has found."""
+    found = np.zeros(len(left), dtype=bool)
+    for start, end in zip(edges, edges[1:], strict=False):
+        found |= np.bitwise_count(_band(left, start, end) ^ _band(right, start, end)) <= flips
+    return found
