@@ -1,15 +1,16 @@
 """Pairs of binary codes that differ in few bits, without a comparison of all pairs: multi-index hashing.
 
-Codes are cut into bands (Norouzi, Punjani and Fleet, 2012). Two codes that differ in at most `radius` bits differ in at
-most `radius // BANDS` bits of some band, so it is enough to look up each band, and each band with one bit flipped, in a
-table of all codes' bands. What is found is compared in full: the result is exact.
+Bands are cut out of codes (Norouzi, Punjani and Fleet, 2012). Two codes that differ in at most `radius` bits differ in
+at most `radius // BANDS` bits of some band, so it is enough to look up each band, and each band with one bit flipped,
+in a table of all codes' bands. What is found is compared in full: the result is exact.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-BANDS = 12  # of 21 or 22 bits each, for codes of 256 bits: a table has an entry for each value of a band
+BANDS = 12
+SPARSE = 2  # bits of a band beyond those that number all codes: a look-up finds a quarter of a code on average
 MAX_RADIUS = 2 * BANDS - 1  # one flipped bit a band
 CANDIDATES = 1 << 20  # compared at a time
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -28,10 +29,12 @@ def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pai
     """
     if not 0 <= radius <= MAX_RADIUS:
         raise ValueError(f"codes are found up to {MAX_RADIUS} differing bits, not {radius}")
-    edges = np.linspace(0, left.shape[1] * 8, BANDS + 1).astype(int)
-    for band, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
-        wanted, table = _band(left, start, end), _Table(_band(right, start, end), end - start)
-        for flip in (0, *(1 << bit for bit in range(end - start))) if radius >= BANDS else (0,):
+    whole = left.shape[1] * 8 // BANDS
+    width = min(whole, len(right).bit_length() + SPARSE)
+    bands = [(band * whole, band * whole + width) for band in range(BANDS)]
+    for number, band in enumerate(bands):
+        wanted, table = _band(left, *band), _Table(_band(right, *band), width)
+        for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
             for first, second in table.look_up(wanted ^ flip):
                 if left is right:
                     earlier = first < second
@@ -40,7 +43,7 @@ def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pai
                 distance = differing.sum(axis=1, dtype=np.int64)
                 near = np.flatnonzero(distance <= radius)
                 first, second = first[near], second[near]
-                new = ~_found_before(left[first], right[second], edges[: band + 1], radius // BANDS)
+                new = ~_found_before(left[first], right[second], bands[:number], radius // BANDS)
                 yield first[new], second[new], distance[near[new]]
 
 
@@ -74,9 +77,9 @@ def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
     return (value >> (last * 8 - end)) & ((1 << (end - start)) - 1)
 
 
-def _found_before(left: np.ndarray, right: np.ndarray, edges: np.ndarray, flips: int) -> np.ndarray:
+def _found_before(left: np.ndarray, right: np.ndarray, bands: list[tuple[int, int]], flips: int) -> np.ndarray:
     """(P,) bool: pairs that an earlier band has found."""
     found = np.zeros(len(left), dtype=bool)
-    for start, end in zip(edges, edges[1:], strict=False):
-        found |= np.bitwise_count(_band(left, start, end) ^ _band(right, start, end)) <= flips
+    for band in bands:
+        found |= np.bitwise_count(_band(left, *band) ^ _band(right, *band)) <= flips
     return found

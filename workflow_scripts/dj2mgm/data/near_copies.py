@@ -1,7 +1,7 @@
-"""Which of many pictures are copies of which: of pictures that are near each other, the one with the best score is kept.
+"""Which of many pictures are copies of which: of those that are near each other, the one with the best score is kept.
 
-Kept pictures are the centers of stars: each copy is near the kept picture that it is a copy of, and no two kept ones are
-near each other. (Chains of pictures, each near the next, would let a picture stand for one that it does not resemble.)
+Kept pictures are the centers of stars: each copy is near the kept picture that it is a copy of, and no two kept ones
+are near each other. (In a chain, with each near the next, a picture could stand for one that it does not resemble.)
 """
 
 import hashlib
@@ -132,8 +132,8 @@ def keep_best(pairs: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rank: 
     items, others, distance = np.append(first, second), np.append(second, first), np.append(distance, distance)
     order = np.argsort(rank[items], kind="stable")
     items, others, distance = items[order], others[order], distance[order]
-    starts = np.flatnonzero(np.append(True, items[1:] != items[:-1])) if len(items) else []
-    for start, end in zip(starts, np.append(starts[1:], len(items)), strict=True):
+    ends = np.flatnonzero(np.diff(items, append=-1)) + 1
+    for start, end in zip(np.append(0, ends), ends, strict=False):
         if center[items[start]] == items[start]:
             free = center[others[start:end]] == others[start:end]
             center[others[start:end][free]] = items[start]

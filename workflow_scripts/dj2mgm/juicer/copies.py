@@ -82,7 +82,9 @@ class _Copies:
                 event |= {"operator": self.step.name, "stats": json.loads(table["stats"][place].as_py())}
                 event |= {"copy_of": self.ids.get(str(copy_of[place]))}
                 ledger.add_event(event | {"distance": round(float(self.copies.distance[first + place]), 4)})
-            table = table.set_column(table.column_names.index("others"), "others", pa.array(list(self._others(table)), pa.string()))
+            table = table.set_column(
+                table.column_names.index("others"), "others", pa.array(list(self._others(table)), pa.string())
+            )
             ledger.kept.append(table if self.step.measures else table.filter(pa.array(copy_of < 0)))
             first += len(table)
         return ledger

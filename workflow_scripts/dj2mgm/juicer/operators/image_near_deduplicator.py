@@ -3,18 +3,19 @@
     process:
       - image_near_deduplicator: {prefer: image_text_similarity}
 
-Data-Juicer's `image_deduplicator` keeps the first row of those with one and the same perceptual hash, and needs imagededup
-and torchvision; here a few bits may differ, and a statistic decides which row is kept.
+Data-Juicer's `image_deduplicator` keeps the first row of those with one and the same perceptual hash, and needs
+imagededup and torchvision; here a few bits may differ, and a statistic decides which row is kept.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from data_juicer.ops.base_op import OPERATORS
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_codes import MAX_RADIUS, near_pairs
-from dj2mgm.data.perceptual_hash import CODE, bits_that_differ, levels_that_differ, signature_of
+from dj2mgm.data.near_codes import near_pairs
+from dj2mgm.data.perceptual_hash import CODE, MAX_BITS, MAX_LEVELS, distance, signature_of
 
 from .near_duplicates import PIXELS, NearDeduplicator
 
@@ -29,7 +30,7 @@ class ImageNearDeduplicator(NearDeduplicator):
     the mean color by more than `max_levels`.
     """
 
-    def __init__(self, prefer: str = PIXELS, max_bits: int = MAX_RADIUS, max_levels: int = 12, *args, **kwargs):
+    def __init__(self, prefer: str = PIXELS, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS, *args, **kwargs):
         """
         Initialization method.
 
@@ -39,8 +40,8 @@ class ImageNearDeduplicator(NearDeduplicator):
         :param max_levels: levels (of 256) by which colors may differ.
         """
         super().__init__(prefer, *args, **kwargs)
-        if not 0 <= max_bits <= MAX_RADIUS:
-            raise ValueError(f"max_bits must be from 0 to {MAX_RADIUS}, found {max_bits}")
+        if not 0 <= max_bits <= MAX_BITS:
+            raise ValueError(f"max_bits must be from 0 to {MAX_BITS}, found {max_bits}")
         self.max_bits = max_bits
         self.max_levels = max_levels
 
@@ -51,12 +52,10 @@ class ImageNearDeduplicator(NearDeduplicator):
             signed.append((signature_of(image).tobytes(), image.width * image.height))
         return signed
 
-    def candidates(self, signatures: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    def candidates(self, signatures: np.ndarray, folder: Path) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         codes = np.ascontiguousarray(signatures[:, :CODE])
         return ((first, second) for first, second, _ in near_pairs(codes, codes, self.max_bits))
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Bits that differ."""
-        bits = bits_that_differ(left, right).astype(np.float64)
-        bits[(bits > self.max_bits) | (levels_that_differ(left, right) > self.max_levels)] = np.inf
-        return bits
+        return distance(left, right, self.max_bits, self.max_levels)

@@ -1,8 +1,9 @@
-"""What deduplicators of similar images share: a row is a copy of a better row if each of its images is near that row's."""
+"""What deduplicators of similar images share: a row is a copy of another if each of its images is near."""
 
 import base64
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -43,8 +44,13 @@ class NearDeduplicator(Deduplicator):
         """Signature, of a fixed number of bytes, and pixels of each image."""
 
     @abstractmethod
-    def candidates(self, signatures: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        """Places (P,), (P,) of pairs that may be near, each pair once, some at a time; signatures are (N, bytes)."""
+    def candidates(self, signatures: np.ndarray, folder: Path) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """Places (P,), (P,) of pairs that may be near, some at a time.
+
+        Args:
+            signatures: (N, bytes) uint8, a file mapped into memory.
+            folder: for files that are removed again.
+        """
 
     @abstractmethod
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -76,7 +82,7 @@ class NearDeduplicator(Deduplicator):
             rows: signatures and stats of all rows, in their order.
             folder: for files that are removed again.
         """
-        return find_copies(map(self._signed, rows), folder, self.candidates, self.distance)
+        return find_copies(map(self._signed, rows), folder, partial(self.candidates, folder=folder), self.distance)
 
     def _signed(self, row: tuple[str, dict]) -> tuple[int, bytes, float]:
         text, stats = row
@@ -109,4 +115,3 @@ class NearDeduplicator(Deduplicator):
         if tracer:
             tracer.trace_deduplicator(self._name, pairs)
         return dataset
-
