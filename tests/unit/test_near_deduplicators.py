@@ -153,11 +153,10 @@ def without_seconds(summary: dict) -> dict:
     return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
 
 
-@pytest.mark.parametrize("with_clip", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["without", "with CLIP"])
-def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_partitions, with_clip):
-    process = [{NEAR: {"max_bits": 0} if with_clip else None}]
-    if with_clip:
-        process.append({EMBEDDING: {"hf_clip": str(save_tiny_clip(tmp_path / "clip")), "min_similarity": 0.999}})
+@pytest.mark.slow  # without a CLIP, test_juicer_stage.py has it
+def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_partitions):
+    clip = str(save_tiny_clip(tmp_path / "clip"))
+    process = [{NEAR: {"max_bits": 0}}, {EMBEDDING: {"hf_clip": clip, "min_similarity": 0.999}}]
     expected = run(data, tmp_path / "here", process, 2)
     settings = {"image_root": str(data.parent), "processes": 2, "recipe": {"process": process, "executor": "ray"}}
     write_yaml(tmp_path / "config.yaml", settings)
@@ -175,6 +174,13 @@ def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_pa
     assert {row["operator"] for row in read_jsonl(tmp_path / "ray/dropped.jsonl")} == {
         name for step in process for name in step
     }
+
+
+def test_a_clip_finds_copies_by_their_embeddings(data, tmp_path):
+    process = [{EMBEDDING: {"hf_clip": str(save_tiny_clip(tmp_path / "clip")), "min_similarity": 0.9999}}]
+    run(data, tmp_path / "out", process)
+    found = copies_in(tmp_path / "out")
+    assert found["equal"] == "s7" and found["s1"] == "larger"
 
 
 def test_an_analysis_notes_copies_and_keeps_them(data, tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 BANDS = 12
 SPARSE = 2  # bits of a band beyond those that number all codes: a look-up finds a quarter of a code on average
 MAX_RADIUS = 2 * BANDS - 1  # one flipped bit a band
-CANDIDATES = 1 << 20  # compared at a time
+CANDIDATES = 1 << 16  # compared at a time
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -59,7 +59,7 @@ class _Table:
         """(places in `wanted`, places of codes with that value), about `CANDIDATES` at a time."""
         starts = self.starts[wanted]
         counts = self.starts[wanted + 1] - starts
-        places = np.flatnonzero(counts)
+        places = np.flatnonzero(counts).astype(np.int32)
         ends = np.cumsum(counts[places], dtype=np.int64)
         cuts = np.searchsorted(ends, np.arange(CANDIDATES, ends[-1] if len(ends) else 0, CANDIDATES))
         for part in np.split(places, cuts):
@@ -69,9 +69,9 @@ class _Table:
 
 
 def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
-    """(N,) int64: the codes' bits from `start` to `end`, as a number."""
+    """(N,) int32: the codes' bits from `start` to `end`, as a number."""
     first, last = start // 8, -(-end // 8)
-    value = np.zeros(len(codes), dtype=np.int64)
+    value = np.zeros(len(codes), dtype=np.int32)  # a band lies in four bytes at most
     for byte in range(first, last):
         value = value << 8 | codes[:, byte]
     return (value >> (last * 8 - end)) & ((1 << (end - start)) - 1)

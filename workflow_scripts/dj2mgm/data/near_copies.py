@@ -23,7 +23,7 @@ Stars = tuple[np.ndarray, np.ndarray]
 class Copies:
     """
     Args:
-        copy_of: (N,) int64, place of the kept row that a row is a copy of; -1 for a row that is kept.
+        copy_of: (N,) int32, place of the kept row that a row is a copy of; -1 for a row that is kept.
         distance: (N,) float32, between the two.
     """
 
@@ -40,8 +40,8 @@ class Copies:
 def find_copies(
     rows: Iterable[tuple[int, bytes, float]], folder: Path, candidates: Candidates, distance: Distance
 ) -> Copies:
-    """Rows are compared with rows of as many images, image by image. About 50 bytes a row stay in memory, and 24 for
-    each pair that is near and not equal.
+    """Rows are compared with rows of as many images, image by image. Some 40 bytes a row stay in memory, and as many
+    for each pair that is near and not equal.
 
     Args:
         rows: number of images, their signatures one after the other, and score. A row without images has no copies.
@@ -56,7 +56,7 @@ def find_copies(
             if images not in files:
                 files[images] = _SignatureFile(folder / f"signatures-{images}", images)
             files[images].add(place, signatures, score)
-        copies = Copies(np.full(place + 1, -1, dtype=np.int64), np.zeros(place + 1, dtype=np.float32))
+        copies = Copies(np.full(place + 1, -1, dtype=np.int32), np.zeros(place + 1, dtype=np.float32))
         for images, file in files.items():
             if images:
                 file.find_copies(copies, candidates, distance)
@@ -74,7 +74,7 @@ class _SignatureFile:
         self.file = open(path, "wb")
         self.known = DiskMap()  # number of a signature, by its hash
         self.count = 0
-        self.places, self.slots, self.scores = array("q"), array("q"), array("d")  # of each row
+        self.places, self.slots, self.scores = array("i"), array("i"), array("f")  # of each row
 
     def add(self, place: int, signature: bytes, score: float) -> None:
         slot = self.known.setdefault(hashlib.blake2b(signature, digest_size=16).hexdigest(), self.count)
@@ -90,12 +90,16 @@ class _SignatureFile:
         self.file.flush()
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
         places, slots = np.asarray(self.places), np.asarray(self.slots)
-        order = np.argsort(-np.asarray(self.scores), kind="stable")  # best first, and of equal ones the earlier
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
-        best = np.empty(self.count, dtype=np.int64)
+        order = np.argsort(-np.asarray(self.scores), kind="stable").astype(
+            np.int32
+        )  # best first, of equals the earlier
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order), dtype=np.int32)
+        best = np.empty(self.count, dtype=np.int32)
         best[slots[order[::-1]]] = order[::-1]  # of rows with a signature, the last one written is the best
-        center, apart = keep_best(_near(signatures, candidates, distance), rank[best])
+        rank = rank[best]
+        del order
+        center, apart = keep_best(_near(signatures, candidates, distance), rank)
         kept = best[center[slots]]
         copied = kept != np.arange(len(kept))
         copies.copy_of[places[copied]] = places[kept[copied]]
@@ -124,7 +128,7 @@ def keep_best(pairs: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rank: 
     Returns:
         (N,) center of each item, itself where it is kept, and (N,) distance to it.
     """
-    center, apart = np.arange(len(rank)), np.zeros(len(rank))
+    center, apart = np.arange(len(rank), dtype=np.int32), np.zeros(len(rank), dtype=np.float32)
     found = list(pairs)
     if not found:
         return center, apart

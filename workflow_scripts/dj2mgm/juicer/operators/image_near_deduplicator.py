@@ -53,7 +53,7 @@ class ImageNearDeduplicator(NearDeduplicator):
         return signed
 
     def candidates(self, signatures: np.ndarray, folder: Path) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        codes = np.ascontiguousarray(signatures[:, :CODE])
+        codes = signatures[:, :CODE]
         return ((first, second) for first, second, _ in near_pairs(codes, codes, self.max_bits))
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
