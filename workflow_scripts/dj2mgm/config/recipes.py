@@ -7,6 +7,7 @@ from dj2mgm.config.reading import read_config
 from dj2mgm.config.recipe_check import check_operator, check_shape, check_steps
 from dj2mgm.errors import InputError
 
+EMBEDDING = "image_embedding_deduplicator"
 RECAPTION = "low_similarity_recaption_mapper"
 STATED_BY_THE_STAGE = {"captions_folder", "writer"}  # where captions are kept
 
@@ -34,7 +35,7 @@ def read_recipes(config: dict) -> dict[str, dict | None]:
 
 
 def needs_clip(recipe: dict) -> bool:
-    return any("image_text_similarity" in operator for operator in _operators_of(recipe))
+    return any("image_text_similarity" in operator or operator == EMBEDDING for operator in _operators_of(recipe))
 
 
 def needs_captioner(recipe: dict) -> bool:

@@ -18,6 +18,7 @@ from loguru import logger
 
 from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import Chain, ChainStep
+from dj2mgm.juicer.copies import drop_copies
 from dj2mgm.juicer.data_juicer import OP, Fields, NestedDataset
 from dj2mgm.juicer.dataset import (
     column_values,
@@ -47,6 +48,8 @@ class Ending(Enum):
 
     NONE = "each operator has decided row by row"
     FRACTION = "the last operator has only measured; the next pass begins with it, and a limit in place of its fraction"
+    SIGNATURES = "the last operator has only signed rows; the next pass begins with it, and finds the copies among them"
+    COPIES = "the only operator drops the copies that all rows' signatures tell"
     REPEATS = "the last operator's hashes tell, row by row in their order, which rows are repeats"
     ALL_ROWS = "the only operator gets the whole dataset"
 
@@ -59,7 +62,7 @@ class Pass:
     @property
     def decided(self) -> tuple[ChainStep, ...]:
         """The steps that have seen all rows and are done with them."""
-        return self.steps[:-1] if self.ending is Ending.FRACTION else self.steps
+        return self.steps[:-1] if self.ending in (Ending.FRACTION, Ending.SIGNATURES) else self.steps
 
 
 def passes_of(process: list[dict], operators: list[OP], measures: bool = False) -> list[Pass]:
@@ -81,7 +84,12 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
         in_pass = [operators[earlier.number - 1] for earlier in steps]
         if declarations.holds_model(operator) and not any(map(declarations.holds_model, in_pass)):
             end()
-        if declarations.hash_key(operator):
+        if declarations.finds_copies(operator):
+            steps.append(step)
+            end(Ending.SIGNATURES)
+            steps.append(step)
+            end(Ending.COPIES)
+        elif declarations.hash_key(operator):
             steps.append(step)
             end(Ending.REPEATS)
         elif declarations.needs_all_rows(operator):
@@ -137,6 +145,9 @@ class Engine:
                 target = self.working / f"pass-{number}"
                 if current.ending is Ending.ALL_ROWS:
                     self._run_on_all_rows(current.steps[0], target)
+                elif current.ending is Ending.COPIES:
+                    [step] = current.steps
+                    drop_copies(step, self.operator_of(step), self.folders[-1], target)
                 else:
                     self._run_chain(current, target, run)
                 self.folders.append(target)

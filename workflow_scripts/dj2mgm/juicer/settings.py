@@ -11,6 +11,7 @@ from dj2mgm.files import SOURCES, read_yaml
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
+WITH_CLIP = (*SIMILARITY_FILTERS, "image_embedding_deduplicator")
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -
 
 
 def clip_arguments(clip: str) -> dict[str, dict]:
-    """The CLIP of similarity filters, where a recipe names none."""
-    return {name: {"hf_clip": clip} for name in SIMILARITY_FILTERS}
+    """The CLIP of the operators that have one, where a recipe names none."""
+    return {name: {"hf_clip": clip} for name in WITH_CLIP}
 
 
 def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -> dict:

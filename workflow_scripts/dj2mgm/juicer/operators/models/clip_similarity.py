@@ -83,6 +83,14 @@ class ClipSimilarity:
         similarity = (left * right).sum(dim=-1) * self.model.logit_scale.exp() / 100.0
         return similarity.cpu().numpy().astype(np.float64)
 
+    @torch.inference_mode()
+    def embed(self, images: Sequence, load: Callable[..., Image.Image]) -> np.ndarray:
+        """(N, D) float32: unit vectors of N hashable names of images, which `load` returns in RGB."""
+        places = _places(images)
+        with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
+            features = self._embed_images(list(places), load)
+        return features[[places[image] for image in images]].cpu().numpy()
+
     def _embed_texts(self, texts: list[str]) -> torch.Tensor:
         """(N, D) unit vectors. One pass for each group of similar lengths: a long text would stretch all the others."""
         config = self.model.config.text_config
