@@ -4,6 +4,8 @@
 
     {"image": "<sha256 of the file>", "candidates": ["a red circle"], "log_likelihoods": [-1.2]}
 
+and of a captioner that asks a server, perhaps `problem` and `tokens`.
+
 All files of a fingerprint are read, each is appended to by one process only, so that runs may share captions while they
 run at the same time.
 """
@@ -22,6 +24,10 @@ from dj2mgm.streaming import DiskMap
 from .captioner import Captions
 
 
+def has_captions(folder: Path, fingerprint: str) -> bool:
+    return any(path.stat().st_size for path in (folder / fingerprint).glob("*.jsonl"))
+
+
 class CaptionStore:
     """The captions of one captioner by their image's SHA-256.
 
@@ -31,6 +37,7 @@ class CaptionStore:
     """
 
     def __init__(self, folder: Path | None, fingerprint: str, writer: str):
+        self.before = (0, 0)  # images, and tokens that their captions have cost, in all files
         self._lines = DiskMap()
         self._file = None
         if folder is not None:
@@ -38,7 +45,13 @@ class CaptionStore:
             own.mkdir(parents=True, exist_ok=True)
             self._file = _own_file(own, writer)
             for path in sorted(own.glob("*.jsonl")):
-                self._lines.fill((image, _line(image, captions)) for image, captions in _read(path))
+                self._lines.fill(self._count(_read(path)))
+
+    def _count(self, rows: Iterable[tuple[str, Captions]]) -> Iterator[tuple[str, str]]:
+        for image, captions in rows:
+            count, tokens = self.before
+            self.before = count + 1, tokens + (captions.tokens or 0)
+            yield image, _line(image, captions)
 
     def get(self, images: Iterable[str]) -> dict[str, Captions]:
         """Captions of those images that have some."""
@@ -74,11 +87,12 @@ def _own_file(folder: Path, writer: str) -> IO[bytes]:
 
 def _line(image: str, captions: Captions) -> str:
     row = {"image": image, "candidates": captions.candidates, "log_likelihoods": captions.log_likelihoods}
+    row |= {key: value for key in ("problem", "tokens") if (value := getattr(captions, key)) is not None}
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _captions(row: dict) -> Captions:
-    return Captions(row["candidates"], row["log_likelihoods"])
+    return Captions(row["candidates"], row["log_likelihoods"], row.get("problem"), row.get("tokens"))
 
 
 def _cut_torn_line(path: Path) -> None:
