@@ -197,10 +197,8 @@ class LowSimilarityRecaptionMapper(Mapper):
         known = self._store.get(hashes)
         waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in known}
         new = sum(hashed in waiting for hashed in hashes)
-        if waiting and self.captioner.is_server:
-            self.captioner.operator.connect(self._store.before)
         progress = Progress(f"captions by {self.captioner.name}", len(waiting))
-        for captions in self.captioner.caption(waiting):
+        for captions in self.captioner.caption(waiting, self._store.before):
             self._store.add(captions)
             known |= captions
             progress.add(len(captions))

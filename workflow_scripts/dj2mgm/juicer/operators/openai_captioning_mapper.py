@@ -152,6 +152,8 @@ class OpenAICaptioningMapper(Mapper):
             finally:  # also where nobody takes the captions any more
                 if any(not asked.done() for asked in places):
                     endpoint.stop()
+        if isinstance(stopped, InputError):
+            raise InputError(f"{stopped} ({endpoint.account()})")
         if stopped:
             raise stopped
         self.report = merge_reports(self.report, {key: value - before[key] for key, value in endpoint.counts().items()})

@@ -62,14 +62,16 @@ class Captioner:
         """Whether captions come one by one, in any order, and cost something."""
         return answers_one_by_one(self.operator)
 
-    def caption(self, images: dict[str, str]) -> Iterator[dict[str, Captions]]:
+    def caption(self, images: dict[str, str], spent: tuple[int, int]) -> Iterator[dict[str, Captions]]:
         """Captions of image files by their SHA-256, some at a time, as soon as they are there.
 
         Args:
             images: by their SHA-256. Those that a server gives no answer about are left out.
+            spent: how many captions there were when this process began, and what they had cost in tokens.
         """
         hashes = list(images)
-        if self.is_server:
+        if self.is_server and hashes:
+            self.operator.connect(spent)
             for place, captions in self.operator.captions_as_they_come(list(images.values())):
                 yield {hashes[place]: captions}
             return

@@ -146,6 +146,11 @@ class ChatEndpoint:
         with self._lock:
             return {"requests": self.sent, "answers": self.answers, "tokens": self.tokens - self._tokens_before}
 
+    def account(self) -> str:
+        """What has been spent, as the end of a sentence."""
+        spent = f"{self.requests} requests and {self.tokens} tokens so far, over all runs"
+        return f"{spent}; {self.answers} answers of this run are kept, and not asked for again"
+
     def stop(self) -> None:
         """Send no more requests; those on their way are still answered."""
         self._stopped.set()
@@ -251,10 +256,7 @@ class ChatEndpoint:
             budgets["max_total_tokens"] = (self.max_total_tokens, self.tokens)
             for key, (limit, spent) in budgets.items():
                 if limit is not None and spent >= limit:
-                    raise self._stop(
-                        f"{key}: {limit} is used up: {self.requests} requests and {self.tokens} tokens over all runs; "
-                        "raise it (null: no limit) and run again"
-                    )
+                    raise self._stop(f"{key}: {limit} is used up; raise it (null: no limit) and run again")
             if self.max_total_tokens is not None and self._uncounted:
                 raise self._stop(
                     "it does not tell what its answers cost in tokens, so max_total_tokens cannot be kept; set "
@@ -291,8 +293,7 @@ class ChatEndpoint:
     def _stop(self, sentence: str) -> InputError:
         """No thread sends another request; the error that says why."""
         self.stop()
-        kept = f"; {self.answers} answers of this run are kept, and not asked for again" if self.answers else ""
-        return InputError(f"{self.name}: {sentence}{kept}")
+        return InputError(f"{self.name}: {sentence}")
 
     def _quote(self, response: httpx.Response) -> str:
         """Status and beginning of what the server says, on one line."""
