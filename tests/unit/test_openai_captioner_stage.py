@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from chat_server import MODEL, Asked, ChatServer, Reply, caption
 from forked_python import forked_python
 from places import PROJECT
+from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 
@@ -20,7 +20,7 @@ from dj2mgm.files import read_jsonl, read_yaml, write_yaml
 from dj2mgm.juicer import executors
 from dj2mgm.juicer.chain import Chain, ChainStep
 from dj2mgm.juicer.dataset import import_rows, partitions_of
-from dj2mgm.juicer.operators.models import chat_endpoint
+from dj2mgm.juicer.operators.models import chat_requests
 from dj2mgm.juicer.settings import read_synthesize_settings
 from dj2mgm.juicer.stage import SYNTHESIZED, run_recipe
 
@@ -32,7 +32,7 @@ KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(chat_endpoint, "FIRST_WAIT_S", 0.002)
+    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -94,7 +94,7 @@ def report_of(summary: dict) -> dict:
 
 
 def test_captions_of_a_server_pass_through_the_same_recipe_without_likelihoods(project, tmp_path):
-    with ChatServer(of_its_image) as server:
+    with ScriptedServer(of_its_image) as server:
         summary = synthesize(project, tmp_path, server.url)
     assert server.requests == COUNT and set(server.asked.values()) == {1}
     assert report_of(summary) == {
@@ -117,7 +117,7 @@ def test_captions_of_a_server_pass_through_the_same_recipe_without_likelihoods(p
 
 def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
     """The server answers eight images and then hangs; the stage is killed, and started again."""
-    with ChatServer(lambda asked: of_its_image(asked) if asked.number <= 8 else Reply(action="hang")) as server:
+    with ScriptedServer(lambda asked: of_its_image(asked) if asked.number <= 8 else Reply(action="hang")) as server:
         write_settings(project, tmp_path, server.url)
         killed = subprocess.Popen(command(project, tmp_path), stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
@@ -141,7 +141,7 @@ def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
 
 
 def test_what_is_answered_needs_no_server_and_a_changed_question_asks_again(project, tmp_path):
-    with ChatServer(of_its_image) as server:
+    with ScriptedServer(of_its_image) as server:
         url = server.url
         synthesize(project, tmp_path, url)
         first = (tmp_path / "out/synthesized.jsonl").read_bytes()
@@ -160,7 +160,7 @@ def test_rows_without_a_usable_caption_keep_theirs_and_only_those_without_an_ans
         number = images.setdefault(asked.image.tobytes(), len(images))
         return troubles.get(number) or of_its_image(asked)
 
-    with ChatServer(troubled) as server:
+    with ScriptedServer(troubled) as server:
         summary = synthesize(project, tmp_path, server.url)
         assert server.requests == COUNT + 1, "one was tried twice"
         assert report_of(summary)["unusable"] == {"cut off": 1, "empty": 1, "no answer": 1, "refused": 1}
@@ -176,7 +176,7 @@ def test_rows_without_a_usable_caption_keep_theirs_and_only_those_without_an_ans
 
 
 def test_a_budget_stops_the_stage_and_a_higher_one_goes_on_where_it_stopped(project, tmp_path):
-    with ChatServer(of_its_image) as server:
+    with ScriptedServer(of_its_image) as server:
         for _ in range(2):
             with pytest.raises(InputError, match="max_requests: 7 is used up.*7 requests and 70 tokens so far, over"):
                 synthesize(project, tmp_path, server.url, max_requests=7)
@@ -189,7 +189,7 @@ def test_a_budget_stops_the_stage_and_a_higher_one_goes_on_where_it_stopped(proj
 
 
 def test_a_server_that_is_not_there_stops_the_stage_before_any_work(project, tmp_path):
-    with ChatServer(of_its_image, ["another"]) as server:
+    with ScriptedServer(of_its_image, ["another"]) as server:
         with pytest.raises(InputError, match="does not list this model, but another"):
             synthesize(project, tmp_path, server.url)
         url = server.url
@@ -199,7 +199,7 @@ def test_a_server_that_is_not_there_stops_the_stage_before_any_work(project, tmp
 
 
 def test_the_key_is_in_no_file_and_in_no_line_that_the_stage_prints(project, tmp_path):
-    with ChatServer(of_its_image, key=KEY) as server:
+    with ScriptedServer(of_its_image, key=KEY) as server:
         write_settings(project, tmp_path, server.url, key_variable=VARIABLE)
         without = subprocess.run(command(project, tmp_path), capture_output=True, text=True)
         environment = os.environ | {VARIABLE: KEY}
@@ -213,7 +213,7 @@ def test_the_key_is_in_no_file_and_in_no_line_that_the_stage_prints(project, tmp
 
 def test_on_ray_a_server_is_asked_by_one_process_all_the_same(project, tmp_path, capfd):
     """Without Ray running: the chain never gets there."""
-    with ChatServer(of_its_image) as server:
+    with ScriptedServer(of_its_image) as server:
         write_settings(project, tmp_path, server.url, concurrency=2)
         settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
         arguments = settings.arguments["low_similarity_recaption_mapper"] | {"min_similarity": 10.0}

@@ -26,7 +26,7 @@ from .models.captioner import Captions
 
 if TYPE_CHECKING:
     from .models.chat_answer import Answer
-    from .models.chat_endpoint import ChatEndpoint
+    from .models.chat_requests import ChatRequests
 
 NAME = "openai_captioning_mapper"
 JPEG_QUALITY = 90
@@ -99,7 +99,7 @@ class OpenAICaptioningMapper(Mapper):
         self.max_requests = max_requests
         self.max_total_tokens = max_total_tokens
         self.report: dict[str, int] = {}
-        self._endpoint: ChatEndpoint | None = None
+        self._requests: ChatRequests | None = None
 
     @staticmethod
     def model_files(arguments: dict) -> list:
@@ -115,22 +115,14 @@ class OpenAICaptioningMapper(Mapper):
         Raises:
             InputError: says what it answers, and what to do.
         """
-        if self._endpoint is None:
-            from .models.chat_endpoint import ChatEndpoint
+        if self._requests is None:
+            from .models.chat_requests import ChatRequests
+            from .models.chat_server import ChatServer
 
-            endpoint = ChatEndpoint(
-                self.base_url,
-                self.model,
-                self.key_variable,
-                self.concurrency,
-                self.timeout_s,
-                self.retries,
-                self.max_requests,
-                self.max_total_tokens,
-                spent,
-            )
-            endpoint.check()
-            self._endpoint = endpoint
+            server = ChatServer(self.base_url, self.model, self.key_variable, self.concurrency, self.timeout_s)
+            requests = ChatRequests(server, self.retries, self.max_requests, self.max_total_tokens, spent)
+            requests.check()
+            self._requests = requests
 
     def captions_as_they_come(self, images: Sequence[str]) -> Iterator[tuple[int, Captions]]:
         """The place of each image that has got an answer, and its captions; after `connect`.
@@ -138,7 +130,7 @@ class OpenAICaptioningMapper(Mapper):
         Raises:
             InputError: the server answers no more, or a budget is used up; answers on their way come first.
         """
-        endpoint, before = self._endpoint, self._endpoint.counts()
+        requests, before = self._requests, self._requests.counts()
         stopped: Exception | None = None
         with ThreadPoolExecutor(self.concurrency) as threads:
             places = {threads.submit(self._ask, image): place for place, image in enumerate(images)}
@@ -146,17 +138,17 @@ class OpenAICaptioningMapper(Mapper):
                 for asked in as_completed(places):
                     if error := asked.exception():
                         stopped = stopped or error
-                        endpoint.stop()
+                        requests.stop()
                     elif answer := asked.result():
                         yield places[asked], Captions([answer.text], None, answer.problem, answer.tokens)
             finally:  # also where nobody takes the captions any more
                 if any(not asked.done() for asked in places):
-                    endpoint.stop()
+                    requests.stop()
         if isinstance(stopped, InputError):
-            raise InputError(f"{stopped} ({endpoint.account()})")
+            raise InputError(f"{stopped} ({requests.account()})")
         if stopped:
             raise stopped
-        self.report = merge_reports(self.report, {key: value - before[key] for key, value in endpoint.counts().items()})
+        self.report = merge_reports(self.report, {key: value - before[key] for key, value in requests.counts().items()})
 
     def process_batched(self, samples: dict) -> dict:
         raise InputError(
@@ -165,11 +157,11 @@ class OpenAICaptioningMapper(Mapper):
         )
 
     def _ask(self, image: str) -> "Answer | None":
-        if self._endpoint.stopped:
+        if self._requests.stopped:
             return None
         picture = {"type": "image_url", "image_url": {"url": self._data_url(image)}}
         content = [picture, {"type": "text", "text": self.question}]
-        return self._endpoint.ask(content, max_tokens=self.max_tokens, temperature=self.temperature)
+        return self._requests.ask(content, max_tokens=self.max_tokens, temperature=self.temperature)
 
     def _data_url(self, image: str) -> str:
         """The image as the workflow sees it, in a JPEG of at most `longest_side`."""

@@ -1,6 +1,6 @@
 """A server of chat completions in this process, which does to each request what a test says, and remembers all.
 
-with ChatServer(lambda asked: caption("a red boat")) as server: ...
+with ScriptedServer(lambda asked: caption("a red boat")) as server: ...
 """
 
 import base64
@@ -49,7 +49,7 @@ def caption(text: str | None, finish: str = "stop", tokens: int | None = 10, **m
     return Reply(body=json.dumps(values), headers={"Content-Type": "application/json"})
 
 
-class ChatServer(ThreadingHTTPServer):
+class ScriptedServer(ThreadingHTTPServer):
     """
     Attributes:
         answered: how often each image (its data URL) got a caption.
@@ -95,7 +95,7 @@ class ChatServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: ChatServer
+    server: ScriptedServer
 
     def do_GET(self):
         self.server.lists += 1
