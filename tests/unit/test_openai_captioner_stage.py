@@ -140,6 +140,25 @@ def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole/out" / name).read_bytes()
 
 
+def test_two_stages_at_the_same_time_ask_about_each_image_once(project, tmp_path):
+    """As the seeds of an experiment do on a cluster."""
+
+    def slow(asked):
+        time.sleep(0.1)
+        return of_its_image(asked)
+
+    with ScriptedServer(slow) as server:
+        for name in ("one", "two"):
+            write_settings(project, tmp_path / name, server.url)
+            settings = read_yaml(tmp_path / name / "config.yaml") | {"captions": str(tmp_path / "captions")}
+            write_yaml(tmp_path / name / "config.yaml", settings)
+        runs = [subprocess.Popen(command(project, tmp_path / name)) for name in ("one", "two")]
+        assert [run.wait() for run in runs] == [0, 0]
+    assert server.requests == COUNT and set(server.asked.values()) == {1}
+    outputs = {(tmp_path / name / "out/synthesized.jsonl").read_bytes() for name in ("one", "two")}
+    assert len(outputs) == 1
+
+
 def test_what_is_answered_needs_no_server_and_a_changed_question_asks_again(project, tmp_path):
     with ScriptedServer(of_its_image) as server:
         url = server.url

@@ -211,7 +211,8 @@ class LowSimilarityRecaptionMapper(Mapper):
     def _store(self) -> CaptionStore:
         """Opened by the process that captions, when it first does."""
         folder = Path(self.captions_folder) if self.captions_folder else None
-        return CaptionStore(folder, self.captioner.fingerprint() if folder else "", self.writer)
+        fingerprint = self.captioner.fingerprint() if folder else ""
+        return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)
 
     def _choose(
         self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.errors import InputError
+from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap
 
 from .captioner import Captions
@@ -34,15 +35,18 @@ class CaptionStore:
     Args:
         folder: of all captioners' captions; None: captions are kept for this process only.
         writer: name of the file that new captions are appended to; processes that share it get one each.
+        alone: other processes with the same captioner wait until this store is closed: captions cost something, and
+            none is to be asked for twice.
     """
 
-    def __init__(self, folder: Path | None, fingerprint: str, writer: str):
+    def __init__(self, folder: Path | None, fingerprint: str, writer: str, alone: bool = False):
         self.before = (0, 0)  # images, and tokens that their captions have cost, in all files
         self._lines = DiskMap()
-        self._file = None
+        self._file = self._turn = None
         if folder is not None:
             own = folder / fingerprint
             own.mkdir(parents=True, exist_ok=True)
+            self._turn = _take_turn(own / "turn") if alone else None
             self._file = _own_file(own, writer)
             for path in sorted(own.glob("*.jsonl")):
                 self._lines.fill(self._count(_read(path)))
@@ -67,8 +71,19 @@ class CaptionStore:
             self._file.flush()
 
     def close(self) -> None:
-        if self._file:
-            self._file.close()
+        for file in filter(None, (self._file, self._turn)):
+            file.close()
+
+
+def _take_turn(path: Path) -> IO[bytes]:
+    """A file that one process has at a time: a lock which ends with the process, if not before."""
+    file = open(path, "ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        note(f"waiting for another run that asks for the same captions, as {path} shows")
+        fcntl.lockf(file, fcntl.LOCK_EX)
+    return file
 
 
 def _own_file(folder: Path, writer: str) -> IO[bytes]:
