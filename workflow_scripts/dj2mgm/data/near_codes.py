@@ -44,9 +44,10 @@ def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pai
                         first, second = first[earlier], second[earlier]
                     distance = np.bitwise_count(left[first] ^ right[second]).sum(axis=1, dtype=np.int64)
                     near = np.flatnonzero(distance <= radius)
-                    first, second = first[near], second[near]
+                    first, second, distance = first[near], second[near], distance[near]
                     new = ~_found_before(left[first], right[second], bands[:number], radius // BANDS)
-                    yield first[new], second[new], distance[near[new]]
+                    if new.any():
+                        yield first[new], second[new], distance[new]
 
 
 class _Table:
