@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -51,6 +51,7 @@ def pairs_of(parts: Iterable[tuple[np.ndarray, ...]]) -> list[tuple]:
     return [pair for part in parts for pair in zip(*(column.tolist() for column in part), strict=True)]
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), radius=st.integers(0, MAX_RADIUS), count=st.integers(0, 60))
 def test_bands_find_the_pairs_that_comparing_all_finds(seed, radius, count):
     codes = codes_with_neighbors(seed, count, MAX_RADIUS + 4)
@@ -78,6 +79,7 @@ def test_a_radius_that_the_bands_cannot_promise_is_refused():
         next(near_pairs(codes, codes, MAX_RADIUS + 1))
 
 
+@settings(deadline=None)
 @given(
     pairs=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11)).filter(lambda pair: pair[0] < pair[1])),
     order=st.permutations(range(12)),

@@ -10,6 +10,7 @@ from PIL import Image
 from places import PROJECT
 from tiny_clip import save_tiny_clip
 
+from dj2mgm.config.recipes import needs_clip
 from dj2mgm.data.formats import text_of
 from dj2mgm.data.shapes.dataset import scene_of
 from dj2mgm.data.shapes.scenes import render
@@ -18,7 +19,7 @@ from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer import copies
 from dj2mgm.juicer.analysis import analyze
 from dj2mgm.juicer.data_juicer import NestedDataset, load_ops
-from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.juicer.settings import StageSettings, read_filter_settings
 from dj2mgm.juicer.stage import FILTERED, run_recipe
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
@@ -181,6 +182,14 @@ def test_a_clip_finds_copies_by_their_embeddings(data, tmp_path):
     run(data, tmp_path / "out", process)
     found = copies_in(tmp_path / "out")
     assert found["equal"] == "s7" and found["s1"] == "larger"
+
+
+def test_the_clip_that_judges_captions_is_the_default(tmp_path):
+    recipe = {"process": [{EMBEDDING: None}]}
+    assert needs_clip(recipe) and not needs_clip({"process": [{NEAR: None}]})
+    values = {"image_root": str(tmp_path), "processes": 1, "recipe": recipe, "clip": "models/clip"}
+    write_yaml(tmp_path / "config.yaml", values)
+    assert read_filter_settings(tmp_path / "config.yaml").arguments[EMBEDDING] == {"hf_clip": "models/clip"}
 
 
 def test_an_analysis_notes_copies_and_keeps_them(data, tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 BANDS = 12
 SPARSE = 2  # bits of a band beyond those that number all codes: a look-up finds a quarter of a code on average
 MAX_RADIUS = 2 * BANDS - 1  # one flipped bit a band
-CANDIDATES = 1 << 16  # compared at a time
+BLOCK = 1 << 14  # codes that are looked up together, and candidates that are compared together
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -33,35 +33,41 @@ def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pai
     width = min(whole, len(right).bit_length() + SPARSE)
     bands = [(band * whole, band * whole + width) for band in range(BANDS)]
     for number, band in enumerate(bands):
-        wanted, table = _band(left, *band), _Table(_band(right, *band), width)
-        for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
-            for first, second in table.look_up(wanted ^ flip):
-                if left is right:
-                    earlier = first < second
-                    first, second = first[earlier], second[earlier]
-                differing = np.bitwise_count(left[first] ^ right[second])  # (P, bytes)
-                distance = differing.sum(axis=1, dtype=np.int64)
-                near = np.flatnonzero(distance <= radius)
-                first, second = first[near], second[near]
-                new = ~_found_before(left[first], right[second], bands[:number], radius // BANDS)
-                yield first[new], second[new], distance[near[new]]
+        table = _Table(_band(right, *band), width)
+        for start in range(0, len(left), BLOCK):
+            wanted = _band(left[start : start + BLOCK], *band)
+            for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
+                for first, second in table.look_up(wanted ^ flip):
+                    first += start
+                    if left is right:
+                        earlier = first < second
+                        first, second = first[earlier], second[earlier]
+                    distance = np.bitwise_count(left[first] ^ right[second]).sum(axis=1, dtype=np.int64)
+                    near = np.flatnonzero(distance <= radius)
+                    first, second, distance = first[near], second[near], distance[near]
+                    new = ~_found_before(left[first], right[second], bands[:number], radius // BANDS)
+                    if new.any():
+                        yield first[new], second[new], distance[new]
 
 
 class _Table:
     """Codes by the value of a band."""
 
     def __init__(self, values: np.ndarray, bits: int):
-        self.order = np.argsort(values, kind="stable").astype(np.int32)
+        self.order = np.argsort(values).astype(np.int32)
         self.starts = np.zeros((1 << bits) + 1, dtype=np.int32)
-        np.cumsum(np.bincount(values, minlength=1 << bits), out=self.starts[1:])
+        for start in range(0, len(values), BLOCK):
+            found, counts = np.unique(values[start : start + BLOCK], return_counts=True)
+            self.starts[found + 1] += counts.astype(np.int32)
+        np.cumsum(self.starts, out=self.starts)
 
     def look_up(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(places in `wanted`, places of codes with that value), about `CANDIDATES` at a time."""
+        """(places in `wanted`, places of codes with that value), about `BLOCK` at a time."""
         starts = self.starts[wanted]
         counts = self.starts[wanted + 1] - starts
-        places = np.flatnonzero(counts).astype(np.int32)
+        places = np.flatnonzero(counts)
         ends = np.cumsum(counts[places], dtype=np.int64)
-        cuts = np.searchsorted(ends, np.arange(CANDIDATES, ends[-1] if len(ends) else 0, CANDIDATES))
+        cuts = np.searchsorted(ends, np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
         for part in np.split(places, cuts):
             repeats = counts[part]
             within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
@@ -73,8 +79,11 @@ def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
     first, last = start // 8, -(-end // 8)
     value = np.zeros(len(codes), dtype=np.int32)  # a band lies in four bytes at most
     for byte in range(first, last):
-        value = value << 8 | codes[:, byte]
-    return (value >> (last * 8 - end)) & ((1 << (end - start)) - 1)
+        value <<= 8
+        value |= codes[:, byte]
+    value >>= last * 8 - end
+    value &= (1 << (end - start)) - 1
+    return value
 
 
 def _found_before(left: np.ndarray, right: np.ndarray, bands: list[tuple[int, int]], flips: int) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The second half of a deduplicator of similar images: what all rows' signatures tell are copies is dropped."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -27,12 +26,12 @@ def drop_copies(step: ChainStep, operator: OP, source: Path, target: Path) -> No
     beside the partitions.
     """
     started = perf_counter()
-    copies = _copies(operator, source, target.with_name(f"{target.name}.npz"))
-    ledger_of = _Copies(step, declarations.hash_key(operator), copies, _ids_of_kept(source, copies))
+    copies = _find(operator, source, target.with_name(f"{target.name}.npz"))
+    accounts = _Accounts(step, declarations.hash_key(operator), copies, _ids_of_kept(source, copies))
     first = 0
     for number, partition in enumerate(partitions_of(source)):
         if not (target / partition.name).exists():
-            ledger = ledger_of.partition(partition, first)
+            ledger = accounts.of(partition, first)
             if not number:
                 ledger.add_counts(step.number, {"report": {"clusters": copies.sizes()}})
             ledger.add_counts(step.number, {"seconds": perf_counter() - started})
@@ -42,7 +41,7 @@ def drop_copies(step: ChainStep, operator: OP, source: Path, target: Path) -> No
         first += counts_of(partition)["rows"]
 
 
-def _copies(operator: OP, source: Path, file: Path) -> Copies:
+def _find(operator: OP, source: Path, file: Path) -> Copies:
     if not file.exists():
         key = declarations.hash_key(operator)
         rows = column_values(source, "others", "stats")
@@ -66,14 +65,14 @@ def _ids_of_kept(source: Path, copies: Copies) -> DiskMap:
 
 
 @dataclass(frozen=True)
-class _Copies:
+class _Accounts:
     step: ChainStep
     hash_key: str
     copies: Copies
     ids: DiskMap
 
-    def partition(self, partition: Path, first: int) -> Ledger:
-        """Account for the rows of a partition, whose first one is row `first`."""
+    def of(self, partition: Path, first: int) -> Ledger:
+        """What becomes of the rows of a partition, whose first one is row `first` of all."""
         ledger, kind = Ledger(), "repeated" if self.step.measures else "dropped"
         for table in batches(partition):
             copy_of = self.copies.copy_of[first : first + len(table)]
@@ -82,15 +81,14 @@ class _Copies:
                 event |= {"operator": self.step.name, "stats": json.loads(table["stats"][place].as_py())}
                 event |= {"copy_of": self.ids.get(str(copy_of[place]))}
                 ledger.add_event(event | {"distance": round(float(self.copies.distance[first + place]), 4)})
-            table = table.set_column(
-                table.column_names.index("others"), "others", pa.array(list(self._others(table)), pa.string())
-            )
+            others = pa.array(self._others(table), pa.string())
+            table = table.set_column(table.column_names.index("others"), "others", others)
             ledger.kept.append(table if self.step.measures else table.filter(pa.array(copy_of < 0)))
             first += len(table)
         return ledger
 
-    def _others(self, table: pa.Table) -> Iterator[str]:
+    def _others(self, table: pa.Table) -> list[str]:
         """The column without signatures, which may be a KiB a row."""
-        for others in map(json.loads, table["others"].to_pylist()):
-            del others[self.hash_key]
-            yield json.dumps(others, ensure_ascii=False)
+        rows = map(json.loads, table["others"].to_pylist())
+        others = ({key: value for key, value in row.items() if key != self.hash_key} for row in rows)
+        return [json.dumps(row, ensure_ascii=False) for row in others]
