@@ -81,6 +81,20 @@ def column_values(folder: Path, *columns: str) -> Iterator[tuple]:
             yield from zip(*(table[column].to_pylist() for column in columns), strict=True)
 
 
+class Rows:
+    """The rows of a folder, as often as they are asked for: id, text, stats, and columns that operators have added."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return row_count(self.folder)
+
+    def __iter__(self) -> Iterator[dict]:
+        for identifier, text, stats, others in column_values(self.folder, "id", "text", "stats", "others"):
+            yield {"id": identifier, "text": text, Fields.stats: json.loads(stats)} | json.loads(others)
+
+
 def write_partition(
     folder: Path, tables: Iterable[pa.Table], operators: dict[int, dict], trace: dict[int, list]
 ) -> None:

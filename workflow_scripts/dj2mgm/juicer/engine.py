@@ -20,6 +20,8 @@ from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import Chain, ChainStep
 from dj2mgm.juicer.data_juicer import OP, Fields, NestedDataset
 from dj2mgm.juicer.dataset import (
+    Rows,
+    batches,
     column_values,
     counts_of,
     dataset_of,
@@ -36,7 +38,7 @@ from dj2mgm.juicer.executors import Run, executor_of
 from dj2mgm.juicer.ledger import Ledger, Repeats, RowStream
 from dj2mgm.juicer.operators import declarations
 from dj2mgm.juicer.operators.declarations import merge_reports
-from dj2mgm.juicer.operators.keep_fraction import set_limit
+from dj2mgm.juicer.operators.keep_fraction import set_limits
 from dj2mgm.juicer.recipe import build_operators, check_ids, operator_named, row_named
 from dj2mgm.juicer.settings import StageSettings
 from dj2mgm.messages import Progress, note
@@ -46,7 +48,8 @@ class Ending(Enum):
     """What a pass ends with."""
 
     NONE = "each operator has decided row by row"
-    FRACTION = "the last operator has only measured; the next pass begins with it, and a limit in place of its fraction"
+    SCORES = "the last operator has only measured; the next pass begins with it, and decides by the scores of all rows"
+    SELECTION = "the only operator says which rows are kept"
     REPEATS = "the last operator's hashes tell, row by row in their order, which rows are repeats"
     ALL_ROWS = "the only operator gets the whole dataset"
 
@@ -59,7 +62,7 @@ class Pass:
     @property
     def decided(self) -> tuple[ChainStep, ...]:
         """The steps that have seen all rows and are done with them."""
-        return self.steps[:-1] if self.ending is Ending.FRACTION else self.steps
+        return self.steps[:-1] if self.ending is Ending.SCORES else self.steps
 
 
 def passes_of(process: list[dict], operators: list[OP], measures: bool = False) -> list[Pass]:
@@ -88,10 +91,15 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
             end()
             steps.append(step)
             end(Ending.ALL_ROWS)
+        elif declarations.selects(operator):
+            steps.append(ChainStep(number, spec, measures=True))
+            end(Ending.SCORES)
+            steps.append(step)
+            end(Ending.SELECTION)
         else:
-            if declarations.keeps_fraction(operator) and not step.measures:
+            if declarations.shares(operator) and not step.measures:
                 steps.append(ChainStep(number, spec, measures=True))
-                end(Ending.FRACTION)
+                end(Ending.SCORES)
             steps.append(step)
     end()
     return passes
@@ -137,6 +145,8 @@ class Engine:
                 target = self.working / f"pass-{number}"
                 if current.ending is Ending.ALL_ROWS:
                     self._run_on_all_rows(current.steps[0], target)
+                elif current.ending is Ending.SELECTION:
+                    self._run_selection(current.steps[0], target)
                 else:
                     self._run_chain(current, target, run)
                 self.folders.append(target)
@@ -181,13 +191,32 @@ class Engine:
         return repeats
 
     def _with_limit(self, step: ChainStep, source: Path) -> ChainStep:
-        """The step, with a limit in place of its fraction: all rows of `source` have scores by now."""
+        """The step, with limits in place of its shares: all rows of `source` have scores by now."""
         operator = self.operator_of(step)
-        if step.measures or not declarations.keeps_fraction(operator):
+        if step.measures or not declarations.shares(operator):
             return step
-        set_limit(operator, (json.loads(stats) for (stats,) in column_values(source, "stats")))
-        arguments = {"keep_fraction": None, operator.limit: getattr(operator, operator.limit)}
-        return ChainStep(step.number, {step.name: step.spec[step.name] | arguments})
+        limits = set_limits(operator, (json.loads(stats) for (stats,) in column_values(source, "stats")))
+        return ChainStep(step.number, {step.name: step.spec[step.name] | limits})
+
+    def _run_selection(self, step: ChainStep, target: Path) -> None:
+        """Have an operator say which rows are kept, unless that is in `target` already."""
+        if target.exists():
+            return
+        started = perf_counter()
+        operator, source = self.operator_of(step), self.folders[-1]
+        with operator_named(step.name):
+            selection = operator.select(Rows(source))
+        place, counts = 0, {"report": declarations.take_report(operator)}
+        with replace_folder(target) as folder:
+            for partition in partitions_of(source):
+                ledger = Ledger()
+                for table in batches(partition):
+                    ledger.add_selected(step, table, selection.part(place, len(table)), declarations.column(operator))
+                    place += len(table)
+                ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
+                started, counts = perf_counter(), {}
+                (folder / partition.name).mkdir()
+                write_partition(folder / partition.name, ledger.kept, ledger.counts, ledger.trace)
 
     def _run_on_all_rows(self, step: ChainStep, target: Path) -> None:
         """Hand the whole dataset to an operator, unless its rows are in `target` already."""

@@ -83,6 +83,19 @@ class ClipSimilarity:
         similarity = (left * right).sum(dim=-1) * self.model.logit_scale.exp() / 100.0
         return similarity.cpu().numpy().astype(np.float64)
 
+    @torch.inference_mode()
+    def image_embeddings(self, images: Sequence, load: Callable[..., Image.Image]) -> np.ndarray:
+        """(N, D) float32 unit vectors of N hashable names of images; `load` returns the RGB image of a name."""
+        places = _places(images)
+        with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
+            return self._embed_images(list(places), load)[[places[image] for image in images]].cpu().numpy()
+
+    @torch.inference_mode()
+    def text_embeddings(self, texts: Sequence[str]) -> np.ndarray:
+        """(N, D) float32 unit vectors of N texts; those beyond the text tower's limit are cut and keep their end."""
+        places = _places(texts)
+        return self._embed_texts(list(places))[[places[text] for text in texts]].cpu().numpy()
+
     def _embed_texts(self, texts: list[str]) -> torch.Tensor:
         """(N, D) unit vectors. One pass for each group of similar lengths: a long text would stretch all the others."""
         config = self.model.config.text_config
