@@ -169,19 +169,19 @@ class Generator(Answerer):
         if not answers:
             return []
         chat = ChatTemplate.of(template, self.processor.tokenizer)
-        turns = (conversation("", "", question, answer)["conversations"] for _, answer in answers)
-        encoded = [self.processor.encode(chat.segments(each)) for each in turns]
-        begin = min(next(place for place, label in enumerate(item["labels"]) if label != IGNORED) for item in encoded)
-        prefix = encoded[0]["input_ids"][:begin]
+        turns = {answer: conversation("", "", question, answer)["conversations"] for _, answer in answers}
+        encoded = {answer: self.processor.encode(chat.segments(each)) for answer, each in turns.items()}
+        items = [encoded[answer] for _, answer in answers]
+        begin = min(next(place for place, label in enumerate(item["labels"]) if label != IGNORED) for item in items)
         at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
         pixels = parts_of(list(self._decoded(images)), at_once)
         return answer_log_likelihoods(
             self.model,
-            prefix,
+            items[0]["input_ids"][:begin],
             torch.cat(list(map(self._encoded, pixels))),
             [image for image, _ in answers],
-            [item["input_ids"][begin:] for item in encoded],
-            [item["labels"][begin:] for item in encoded],
+            [item["input_ids"][begin:] for item in items],
+            [item["labels"][begin:] for item in items],
         )
 
     def _captions(self, found: list[tuple[list[int], float]]) -> Candidates:

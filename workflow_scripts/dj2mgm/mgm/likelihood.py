@@ -6,9 +6,10 @@ import torch
 from torch.nn.functional import log_softmax
 
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, read_images, selected
-from dj2mgm.mgm.loss import ROWS_AT_ONCE
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
 from dj2mgm.vision_language import IGNORED
+
+LOGITS_AT_ONCE = 2**27  # 512 MiB in float32
 
 
 @torch.inference_mode()
@@ -34,7 +35,7 @@ def answer_log_likelihoods(
     width = max(map(len, answers))
     ids = torch.tensor([[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in answers], device=device)
     wanted = torch.tensor([[*each, *[IGNORED] * (width - len(each))] for each in labels], device=device)
-    size = max(1, min(TOKENS_AT_ONCE // (len(prefix) + width), ROWS_AT_ONCE // width))
+    size = max(1, min(TOKENS_AT_ONCE // (len(prefix) + width), LOGITS_AT_ONCE // (width * first.shape[1])))
     found: list[list[float]] = []
     parts = (tensor.split(size) for tensor in (torch.tensor(images, device=device), ids, wanted))
     for rows, tokens, targets in zip(*parts, strict=True):
