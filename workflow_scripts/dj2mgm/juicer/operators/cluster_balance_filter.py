@@ -129,7 +129,12 @@ def fit_clusters(sample: np.ndarray, clusters: int, seed: int):
 
     faiss.omp_set_num_threads(1)
     kmeans = faiss.Kmeans(
-        sample.shape[1], clusters, seed=seed, min_points_per_centroid=1, max_points_per_centroid=SAMPLE
+        sample.shape[1],
+        clusters,
+        seed=seed,
+        init_method=faiss.ClusteringInitMethod_KMEANS_PLUS_PLUS,
+        min_points_per_centroid=1,
+        max_points_per_centroid=SAMPLE,
     )
     kmeans.train(sample)
     return kmeans.index
