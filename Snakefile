@@ -24,6 +24,7 @@ include: "rules/benchmark.smk"
 include: "rules/report.smk"
 include: "rules/doctor.smk"
 include: "rules/attention.smk"
+include: "rules/export.smk"
 
 
 for name in EXPERIMENTS:
@@ -64,6 +65,15 @@ rule lora_vs_full:
 rule attention_benchmark:
     input:
         "results/attention_benchmark/attention.html",
+    localrule: True
+
+
+rule export:
+    input:
+        wanted(
+            RUNS.export["experiment"],
+            f"results/{RUNS.export['experiment']}/export/{RUNS.export['format']}/README.md",
+        ),
     localrule: True
 
 

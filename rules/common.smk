@@ -3,6 +3,7 @@ import json
 from glob import escape, glob
 
 from dj2mgm.code import modules_of
+from dj2mgm.config.datasets import files_of as files_in
 from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.reading import config_file, names_folder
 from dj2mgm.config.recipe_check import files_named
@@ -68,6 +69,13 @@ def pairs(wildcards):
         else ("filter", "filtered")
     )
     return f"{RUNS.stage(run, stage)}/{name}.jsonl"
+
+
+def filter_folders(wildcards):
+    """Where the filters and the synthesis of a run wrote, in this order."""
+    run = RUNS.at(wildcards.run)
+    stages = [stage for stage in ("filter", "synthesize") if stage in run.settings]
+    return [RUNS.stage(run, stage) for stage in stages]
 
 
 def budget(wildcards):
@@ -238,14 +246,7 @@ def captioner_flags(wildcards):
 
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
-    settings = RUNS.datasets[wildcards.dataset]
-    splits = [
-        settings[split]
-        for split in ("pretrain", "finetune", "evaluation")
-        if split in settings
-    ]
-    keys = ("file", "questions")
-    return own_files(split[key] for split in splits for key in keys if key in split)
+    return own_files(files_in(RUNS.datasets[wildcards.dataset]))
 
 
 def benchmark_files(wildcards):

@@ -11,6 +11,7 @@ localrules:  # `use rule` does not take this over
     configure_attention_benchmark,
     configure_challenge,
     configure_analysis,
+    configure_export,
 
 
 rule resolve_config:
@@ -104,3 +105,12 @@ use rule resolve_config as configure_analysis with:
         "results/datasets/{dataset}/analyze/config.log",
     params:
         settings=lambda w: json.dumps(RUNS.analysis_settings(w.dataset)),
+
+
+use rule resolve_config as configure_export with:
+    output:
+        "results/{run}/export/config.yaml",
+    log:
+        "results/{run}/export/config.log",
+    params:
+        settings=lambda w: json.dumps(RUNS.export_settings(RUNS.at(w.run))),

@@ -1,4 +1,4 @@
-"""Draws the embedded dataset, or validates and completes someone's own.
+"""Draws the embedded dataset, or validates and completes someone's own, of one source or several.
 
     python workflow_scripts/make_dataset.py --config results/datasets/shapes/config.yaml \\
         --output-dir results/datasets/shapes
@@ -6,7 +6,11 @@
 Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and summary.json.
 """
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.data.mixture import write_mixture
 from dj2mgm.data.own_data import write_own_data
 from dj2mgm.data.shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
 from dj2mgm.files import read_yaml, write_json
@@ -21,6 +25,10 @@ def main() -> None:
         spec = ShapesSpec(**settings)
         summary = write_shapes(spec, args.output_dir)
         summary["planted"] = count_faults(assign_faults(spec))
+    elif sources := settings.pop("sources", None):
+        with TemporaryDirectory(dir=args.output_dir, prefix=".") as working:
+            splits, read = write_mixture(sources, args.output_dir, Path(working))
+            summary = write_own_data(splits | settings, args.output_dir) | {"sources": read}
     else:
         summary = write_own_data(settings, args.output_dir)
     print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)

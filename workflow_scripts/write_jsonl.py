@@ -20,13 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out import HeldOut
 from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_yaml, sha256_of, write_json
-
-DESCRIBE = "Describe the image."  # stage 2 asks for a caption that comes with no question of its own
 
 
 @command_line
@@ -46,7 +44,7 @@ def main() -> None:
         budget = budgets and budgets[name]["rows_out"]
         limits = settings["on_bad_row"], settings["max_samples"], budget, settings["seed"]
         takes = {key: settings.get(key, False) for key in ("several_images", "one_question")}
-        rules = SampleRules(*limits, tuple(settings["control_tokens"]), **takes)
+        rules = SampleRules(*limits, settings["sources"], tuple(settings["control_tokens"]), **takes)
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
         if counts["rows_out"] == 0 and counts["rows_in"]:
             raise InputError(f"no row of {name} is left to train on: {counts}")

@@ -308,6 +308,7 @@ MIXED = [
     {"text_length_filter": {"max_len": 28 + 16}},
     {"document_deduplicator": {}},
     {"alphanumeric_filter": {"min_ratio": 0.55}},
+    {"image_near_deduplicator": {"max_levels": 0}},
 ]
 ROW_FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
 

@@ -212,7 +212,7 @@ def test_only_files_as_large_as_a_held_out_one_are_read(tmp_path, monkeypatch):
         path.write_bytes(bytes(10 + number // 2))
     held_out = HeldOut([{"id": "0", "image": "0.png"}], tmp_path)
     read = []
-    monkeypatch.setattr("dj2mgm.data.held_out.sha256_of", lambda path: read.append(path) or sha256_of(path))
+    monkeypatch.setattr("dj2mgm.data.held_out.digest_of", lambda path: read.append(path) or sha256_of(path))
     assert [held_out.match(path) for path in paths] == ["file", "copy", None, None, None]
     assert read == [paths[1]]
 

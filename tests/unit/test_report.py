@@ -10,7 +10,7 @@ from report_results import IMAGES, ODD, write_photos, write_results
 
 import compare_experiments
 from dj2mgm.evaluation.seeds import paired_difference
-from dj2mgm.files import read_yaml, write_yaml
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.messages import duration
 from dj2mgm.reporting.curves import loss_curves, memory_timeline, running_mean
 from dj2mgm.reporting.drawing import listed
@@ -211,6 +211,26 @@ def test_gallery_is_spread_over_the_split_and_judges_captions_and_answers(root):
         [question] = item.questions
         assert [answer.right for answer in question.answers] == [s.captions[0].right for s in item.speakers]
     assert len(gallery(experiments, items=100)) == IMAGES
+
+
+def test_clusters_of_similar_images_are_counted_and_the_largest_shown(monkeypatch, root):
+    config = write_results(root)
+    assert "Copies of images" not in text_of(write_report(monkeypatch, config))
+    folder, dataset = root / "baseline/filter", root / "datasets/shapes"
+    names = [f"p{number:03d}" for number in range(60)]
+    write_jsonl(dataset / "pretrain.jsonl", [{"id": name, "images": [f"images/{name}.png"]} for name in names])
+    write_yaml(folder / "config.yaml", {"image_root": str(dataset)})
+    summary, [*others, _, second] = read_json(folder / "summary.json"), list(read_jsonl(folder / "dropped.jsonl"))
+    first = {**second, "id": names[6]}
+    found = {"copy_of": names[20], "distance": 3.0}
+    write_jsonl(folder / "dropped.jsonl", [*others, first | found, second | found | {"distance": 1.0}])
+    summary["operators"][3]["copies"] = {"clusters": {"3": 1}}
+    write_json(folder / "summary.json", summary)
+    page = write_report(monkeypatch, config).read_text(encoding="utf-8")
+    elements = Elements(page)
+    assert elements.attributes("id").count("copies") == 1 and "#copies" in elements.attributes("href")
+    assert "Clusters: 1; rows dropped: 2; clusters by size: 3 rows 1." in elements.text()
+    assert "3 rows p020 kept p007 distance 1.0 p006 distance 3.0" in elements.text()
 
 
 def test_evenly_spread_takes_each_row_once():

@@ -22,7 +22,7 @@ from report_results import (
 from dj2mgm.files import write_jsonl
 from dj2mgm.reporting.drawing import HEIGHT, Scale, grouped, named_counts, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.flow import WIDTH, FlowStep, Lanes, draw_flows, finetune_counts, pretrain_chain
+from dj2mgm.reporting.flow import WIDTH, FlowStep, Lanes, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import quality, read_recaptions, read_truth, recaption_gallery
 from dj2mgm.reporting.histograms import (
     as_number,
@@ -83,6 +83,24 @@ def test_instructions_that_are_made_from_the_pairs_are_counted_as_such(experimen
     none = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"finetune": 0})
     rows_in = none.runs[0].jsonl["finetune"]["rows_in"]
     assert finetune_counts(none, none.runs[0])[0] == ("made from the pairs", rows_in)
+
+
+def test_each_source_has_its_rows_its_samples_and_how_often_they_are_used(experiments):
+    assert source_table(experiments[0], experiments[0].runs[0]) == []
+    read = {"a": {"split": "pretrain", "rows": 9, "format": "table", "license": "CC0"}}
+    read["b"] = {"split": "finetune", "rows": 5, "format": "llava"}
+    mixed = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"sources": read})
+    written = {"a": {"usable": 8, "rows_out": 4, "words": 30}}
+    run = replace(mixed.runs[0], jsonl={"pretrain": {"sources": written}, "finetune": {}})
+    first, second = source_table(mixed, run)
+    assert (first["name"], first["rows"], first["rows_out"], first["times"], first["license"]) == (
+        "a",
+        9,
+        4,
+        0.5,
+        "CC0",
+    )
+    assert (second["name"], second["rows_out"], second["times"]) == ("b", 0, 0.0)
 
 
 # the flow diagram

@@ -110,7 +110,7 @@ def test_a_rows_cluster_is_the_one_with_the_nearest_center(clip, tmp_path):
     measured = operator.compute_stats(samples)
     rows = [{"text": text_of("x"), COLUMN: column} for column in measured[COLUMN]]
     found = operator.groups_of(rows)
-    embeddings = ClipSimilarity(clip, "cpu").image_embeddings(images, load_image).astype(np.float16)
+    embeddings = ClipSimilarity(clip, "cpu").embed(images, load_image).astype(np.float16)
     centers = fit_clusters(embeddings.astype(np.float32), 4, seed=3).reconstruct_n(0, 4)
     distances = np.linalg.norm(embeddings[:, None].astype(np.float64) - centers[None], axis=2)
     assert found.tolist() == distances.argmin(axis=1).tolist() and len(set(found.tolist())) == 4

@@ -3,15 +3,18 @@ import json
 import shutil
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from tiny_models import save_image
 
 import write_jsonl
 from dj2mgm.data.formats import conversation, read_llava, text_of
 from dj2mgm.data.held_out import HeldOut
-from dj2mgm.data.training_jsonl import SampleRules, _samples, caption_rows, write_training_jsonl
+from dj2mgm.data.training_jsonl import SampleRules, _samples, apportion, caption_rows, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, sha256_of
 from dj2mgm.files import write_jsonl as write_rows
@@ -161,6 +164,7 @@ def run(root, tmp_path, monkeypatch):
             "max_samples": 10,
             "question": "",
             "control_tokens": [],
+            "sources": {},
             "seed": 0,
             "cpu_threads": 1,
         }
@@ -344,7 +348,10 @@ def test_without_instructions_caps_and_budgets_choose_the_same_pairs_for_both_st
 def test_every_row_is_used_as_often_as_any_other(sizes, repeats):
     """On average over many seeds; five standard errors, since the variance of a row's uses is below their mean."""
     seeds, good = 1000, io.StringIO("".join(json.dumps({"id": str(n)}) + "\n" for n in range(sizes[0])))
-    used = Counter(row["id"].split("#")[0] for seed in range(seeds) for row in _samples(good, sizes, repeats, seed))
+    usable, capped, wanted = (Counter({None: n}) for n in (sizes[0], sizes[-1], sizes[-1] + repeats))
+    used = Counter(
+        row["id"].split("#")[0] for seed in range(seeds) for row in _samples(good, usable, capped, wanted, seed)
+    )
     mean = (sizes[-1] + repeats) / sizes[0]
     assert all(abs(used[str(n)] / seeds - mean) < 5 * (mean / seeds) ** 0.5 for n in range(sizes[0]))
 
@@ -355,3 +362,35 @@ def test_ids_of_repeats_are_not_those_of_other_rows(root, tmp_path):
     write(rows, root, tmp_path / "out.jsonl", budget=6)
     ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]
     assert ids == ["r", "r#2", "s", "r#3", "r#2#2", "s#2"]
+
+
+AMOUNTS = st.one_of(st.floats(0.1, 3.0), st.integers(0, 20))
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(1, 40), AMOUNTS), min_size=1), st.data())
+def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_are_scaled(sources, data):
+    usable = Counter({source: rows for source, (rows, _) in sources.items()})
+    amounts = {source: amount for source, (_, amount) in sources.items()}
+    rules = partial(SampleRules, "refuse", seed=0, amounts=amounts)
+    asked = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
+    assume(sum(asked.values()))
+    if any(isinstance(a, int) and a > usable[s] for s, a in amounts.items()):
+        with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are asked for, and \d+ can be trained on"):
+            apportion(usable, rules(max_samples=1000, budget=None))
+        return
+    used, wanted = apportion(usable, rules(max_samples=1000, budget=None))
+    assert wanted == Counter(asked) and used == Counter({s: min(usable[s], n) for s, n in asked.items()})
+    budget = data.draw(st.integers(1, 200))
+    _, wanted = apportion(usable, rules(max_samples=1000, budget=budget))
+    assert wanted.total() == budget
+    assert all(abs(wanted[s] - n * budget / sum(asked.values())) < 1 for s, n in asked.items())
+    good = io.StringIO(
+        "".join(json.dumps({"id": f"{s}{n}", "source": s}) + "\n" for s in usable for n in range(usable[s]))
+    )
+    rows = list(_samples(good, usable, *apportion(usable, rules(max_samples=1000, budget=budget)), seed=0))
+    assert +Counter(row["source"] for row in rows) == +wanted
+    uses = Counter(row["id"].split("#")[0] for row in rows)
+    for source in usable:
+        times = [uses[f"{source}{n}"] for n in range(usable[source])]
+        pool = [count for count in times if count]
+        assert len(pool) <= used[source] and (not pool or max(pool) - min(pool) <= 1)

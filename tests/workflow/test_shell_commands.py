@@ -156,7 +156,15 @@ class HostileProject:
 
     def commands(self) -> dict:
         script = PROJECT / "tests/workflow/shell_commands.py"
-        across = ["ablation", "lora_sweep", "lora_vs_full", "attention_benchmark", "finetune_minimal", "challenge"]
+        across = [
+            "ablation",
+            "lora_sweep",
+            "lora_vs_full",
+            "attention_benchmark",
+            "finetune_minimal",
+            "challenge",
+            "export",
+        ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}
         done = subprocess.run(

@@ -19,6 +19,8 @@ from dj2mgm.errors import InputError
 
 MAKE_AGAIN = "delete it and run the same command again, which makes it again"
 FIX = "fix the file"  # of the user's own
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
+SOURCES = "sources.json"  # beside a dataset of several sources: their folders by name
 
 
 UMASK = os.umask(0)  # which can only be read by setting it

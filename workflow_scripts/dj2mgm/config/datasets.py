@@ -1,13 +1,25 @@
 """Which data an experiment uses: a file in config/datasets, or a folder that someone brought."""
 
 import os
+from glob import glob
 from pathlib import Path
 
-from dj2mgm.config.reading import config_file, names_in, read_config
+from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config
 from dj2mgm.config.schema import check_format, check_merged, is_of, schema_of
 from dj2mgm.errors import InputError
+from dj2mgm.files import IMAGE_SUFFIXES, SOURCES
 
 RESULTS = "results/datasets"
+SUFFIXES = {  # what a format's files end with, by its reader in data/sources
+    "data_juicer": (".jsonl",),
+    "folder": IMAGE_SUFFIXES,
+    "llava": (".json", ".jsonl"),
+    "parquet": (".parquet",),
+    "sharegpt": (".json", ".jsonl"),
+    "table": (".csv", ".tsv"),
+    "webdataset": (".tar",),
+}
+LEAST_ROWS = 10  # a smaller whole number is more likely a weight
 
 
 def resolve_dataset(value: str) -> dict:
@@ -23,21 +35,85 @@ def resolve_dataset(value: str) -> dict:
         settings, name = _describe_folder(Path(value)), _name_of(Path(value))
     else:
         raise InputError(f"dataset: {value!r} is neither a folder nor one of {', '.join(known)} (config/datasets/)")
+    splits = ("pretrain", "finetune", "evaluation")
     if settings.get("generator"):
-        images = dict.fromkeys(("pretrain", "finetune", "evaluation"), f"{RESULTS}/{name}")
+        images = dict.fromkeys(splits, f"{RESULTS}/{name}")
+    elif "sources" in settings:
+        images = dict.fromkeys(splits, f"{RESULTS}/{name}/{SOURCES}")
+        images |= {"evaluation": settings["evaluation"]["images"]} if "evaluation" in settings else {}
     else:
-        images = {
-            split: settings.get(split, settings["pretrain"])["images"]
-            for split in ("pretrain", "finetune", "evaluation")
-        }
+        images = {split: settings.get(split, settings["pretrain"])["images"] for split in splits}
     return {"name": name, "settings": settings, "images": images}
 
 
+def files_of(dataset: dict) -> list[str]:
+    """The user's own files that a dataset is made of; the embedded one has none.
+
+    Raises:
+        InputError: a source without files.
+    """
+    splits = [dataset[split] for split in ("pretrain", "finetune", "evaluation") if split in dataset]
+    files = [split[key] for split in splits for key in ("file", "questions") if key in split]
+    return files + [file for source in dataset.get("sources", {}).values() for file in source["files"]]
+
+
 def _read_dataset(path: Path) -> dict:
-    kind = "shapes" if "generator" in read_config(path) else "dataset"
+    keys = read_config(path)
+    kind = "shapes" if "generator" in keys else "sources" if "sources" in keys else "dataset"
     settings = read_config(path, schema_of(kind))
     check_merged(str(path), settings, kind)
+    if kind == "sources":
+        described = {name: _source(f"{path}: sources.{name}", name, values) for name, values in settings[kind].items()}
+        if not any(source["split"] == "pretrain" for source in described.values()):
+            raise InputError(f"{path}: sources: none is of the split pretrain; stage 1 and the filters need pairs")
+        settings = settings | {kind: described}
     return settings
+
+
+def _source(where: str, name: str, values: dict) -> dict:
+    """A source with its files, and the folder that its image paths are relative to."""
+    check_format(where, "name", name)
+    path, suffixes = Path(values["path"]).expanduser(), SUFFIXES[values["format"]]
+    if not path.exists() and (cached := cached_snapshot(values["path"], "datasets")):
+        path = cached
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes)
+    else:
+        files = [path] if path.is_file() else sorted(Path(file) for file in glob(str(path)))
+    if not files:
+        hub = "" if names_folder(values["path"]) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
+        raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
+    folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    check_amount(f"{where}: amount", values.get("amount", 1.0))
+    defaults = {"split": "pretrain", "images": str(folder)}
+    return defaults | values | {"files": [str(file) for file in files]}
+
+
+def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
+    """How much of each source is trained on.
+
+    Args:
+        asked: by an experiment, which wins over the dataset's own amounts.
+
+    Raises:
+        InputError: the dataset has no such source.
+    """
+    sources = dataset["settings"].get("sources", {})
+    for name, amount in asked.items():
+        if name not in sources:
+            known = f"it has {', '.join(sources)}" if sources else "it has one source only"
+            raise InputError(f"sources: the dataset {dataset['name']} has no source {name!r}; {known}")
+        check_amount(f"sources.{name}", amount)
+    return {name: asked.get(name, source.get("amount", 1.0)) for name, source in sources.items()}
+
+
+def check_amount(where: str, amount: float) -> None:
+    """
+    Args:
+        amount: of a source's rows: a whole number of them, or how often each, as a decimal number.
+    """
+    if isinstance(amount, int) and 0 < amount < LEAST_ROWS:
+        raise InputError(f"{where}: {amount} would be {amount} rows; write {amount}.0 to take each row {amount} times")
 
 
 def _name_of(folder: Path) -> str:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.config.chat_templates import check_chat_templates
-from dj2mgm.config.reading import config_file, names_folder, names_in, plain_values, read_config
+from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, plain_values, read_config
 from dj2mgm.config.schema import check_layer, check_merged, schema_of
 from dj2mgm.errors import InputError
 
 ACROSS_EXPERIMENTS = (
     "report",
+    "format",
+    "export",
     "ablation",
     "lora_sweep",
     "lora_vs_full",
@@ -135,19 +137,10 @@ def _read_model(name: str) -> tuple[dict, Layer]:
 
 
 def find_model(part: str) -> str:
-    """The folder of a model: where the hub's cache on this machine has a hub id, and what is named otherwise.
-
-    The cache's layout is documented (https://huggingface.co/docs/huggingface_hub/guides/manage-cache); the hub's
-    library is not in every environment that reads configurations.
-    """
+    """The folder of a model: where the hub's cache on this machine has a hub id, and what is named otherwise."""
     if names_folder(part) or os.path.isdir(part):
         return part
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE", Path(os.environ.get("HF_HOME", default), "hub"))).expanduser()
-    model = cache / f"models--{part.replace('/', '--')}"
-    main = model / "refs/main"
-    snapshot = model / "snapshots" / main.read_text(encoding="ascii") if main.is_file() else None
-    return str(snapshot) if snapshot and snapshot.is_dir() else part
+    return str(cached_snapshot(part, "models") or part)
 
 
 def _parts_of(name: str, asks: Path) -> dict:

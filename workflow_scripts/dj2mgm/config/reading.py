@@ -7,6 +7,7 @@ it: `1e-4` is a number. What YAML 1.1 reads differently (`010`, `1_000`, `no`) i
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -60,6 +61,23 @@ class _Loader(yaml.BaseLoader):
 def names_folder(part: str) -> bool:
     """Whether a part of a model is named by a folder rather than by a hub id, `owner/name` or `name`."""
     return part.startswith((".", "/", "~", "model_zoo/")) or part.count("/") > 1
+
+
+def cached_snapshot(hub_id: str, kind: str) -> Path | None:
+    """The folder of a repository in the hub's cache on this machine; None where it is not there.
+
+    The cache's layout is documented (https://huggingface.co/docs/huggingface_hub/guides/manage-cache); the hub's
+    library is not in every environment that reads configurations.
+
+    Args:
+        kind: `models` or `datasets`.
+    """
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", Path(os.environ.get("HF_HOME", default), "hub"))).expanduser()
+    repository = cache / f"{kind}--{hub_id.replace('/', '--')}"
+    main = repository / "refs/main"
+    snapshot = repository / "snapshots" / main.read_text(encoding="ascii") if main.is_file() else None
+    return snapshot if snapshot and snapshot.is_dir() else None
 
 
 def config_file(*parts: str) -> Path:

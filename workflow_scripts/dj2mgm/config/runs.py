@@ -13,7 +13,7 @@ from typing import Any
 
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.datasets import amounts_of, resolve_dataset
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.layers import Layer, experiment_file, experiment_names, merge_experiment, merge_shared_settings
 from dj2mgm.config.recipes import read_recipes
@@ -64,6 +64,7 @@ class Runs:
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self.attention_benchmark = across["attention_benchmark"]
         self.foundation = across["foundation"]
+        self.export = across["export"] | {"format": across["format"]}
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }
@@ -76,6 +77,7 @@ class Runs:
         self.files = sorted(experiment_names(), key=lambda name: name != REFERENCE)  # it first: all rest on it
         self._check_known([REFERENCE], "config/experiments")
         self._check_known(self.compared, "report.experiments")
+        self._check_known([self.export["experiment"]], "export.experiment")
         for target in VARIANTS_OF:
             self._check_known([across[target]["experiment"]], f"{target}.experiment")
         self._add_experiments(command_line)
@@ -102,6 +104,7 @@ class Runs:
             folder = experiment if seed == config["seeds"][0] else f"{experiment}/seed-{seed}"
             try:
                 dataset = resolve_dataset(config["dataset"])
+                config["sources"] = amounts_of(dataset, config["sources"])
                 settings = {name: stage.settings(config, dataset["images"]) for name, stage in self.stages.items()}
             except InputError as error:
                 raise type(error)(f"experiment {experiment}: {error}") from None
@@ -260,6 +263,11 @@ class Runs:
     def analysis_settings(self, dataset: str) -> dict:
         run = self.analyzed(dataset)
         return analysis_settings(run.config, run.dataset["images"])
+
+    def export_settings(self, run: Run) -> dict:
+        root = run.dataset["images"]["pretrain"]
+        names = {"experiment": run.experiment, "dataset": run.dataset["name"]}
+        return names | {"image_root": root, "recipes": read_recipes(run.config)}
 
     def plan_flags(self) -> list[str]:
         """The reference's settings of fine-tuning that decide about memory; sequences as long as it lets through."""

@@ -101,7 +101,8 @@ def jsonl_settings(config: dict, images: dict) -> dict:
     # absolute, so that a moved project folder changes this slice and the training files are written again
     roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in images}
     # asked of a pair that comes with no question of its own
-    settings = roots | config["jsonl"] | _common(config) | {"question": _caption_prompt(config)["question"]}
+    settings = roots | config["jsonl"] | _common(config) | {"sources": config["sources"]}
+    settings |= {"question": _caption_prompt(config)["question"]}
     settings |= {"one_stage": True} if not has_stage_1(config["model"]) else {}
     if _type_of(config["model"].get("transformers")) in WITHOUT_CHAT:
         settings |= {"one_question": True}

@@ -100,6 +100,9 @@ def _dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict
 IMAGE_TOKEN = "<image>"
 
 
+DESCRIBE = "Describe the image."  # stage 2 asks for a caption that comes with no question of its own
+
+
 def conversation(identifier: str, image: str, question: str, answer: str) -> dict:
     """One question and one answer about one image. An empty question is a stage-1 caption row."""
     human = f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.shards import digest_of, file_size
 from dj2mgm.errors import InputError
-from dj2mgm.files import sha256_of
 
 
 class HeldOut:
@@ -43,11 +43,11 @@ class HeldOut:
         """
         if path in self._paths:
             return "file"
-        if path.stat().st_size in self._sizes and sha256_of(path) in self._digests:
+        if file_size(path) in self._sizes and digest_of(path) in self._digests:
             return "copy"
         return None
 
     def _add(self, path: Path) -> None:
         self._paths.add(path)
-        self._sizes.add(path.stat().st_size)
-        self._digests.add(sha256_of(path))
+        self._sizes.add(file_size(path))
+        self._digests.add(digest_of(path))

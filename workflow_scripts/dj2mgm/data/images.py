@@ -2,12 +2,16 @@
 
 import os
 import stat
+from dataclasses import replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+
+from dj2mgm.data.shards import member_of
+from dj2mgm.files import SOURCES, read_json
 
 # Pillow's names of what pictures come as. No other format is tried, whatever a file is called: Pillow's reader of EPS
 # starts Ghostscript. JPEG includes MPO, several JPEGs in a file, which phones write.
@@ -33,28 +37,57 @@ class BadImage(Exception):
 def locate_image(root: str | Path, relative: str) -> Path:
     """Absolute path of an image, which must lie inside the dataset's image folder `root`.
 
+    Args:
+        root: a folder, or the file of a dataset of several sources that names a folder for each (`SOURCES`); paths
+            then begin with the source's name.
+        relative: also of a member of a tar file (data/shards.py).
+
     Raises:
         BadImage: `outside` for a path that leaves the folder (`..`, absolute, or through a link), `missing`, `empty`.
     """
-    real_root = _real(str(root))
+    path, folders = _join(str(root), relative)
+    member = member_of(path)
     try:
-        path = os.path.realpath(os.path.join(real_root, relative))
-        outside = os.path.commonpath([real_root, path]) != real_root
-        status = None if outside else os.stat(path)
+        real = os.path.realpath(member.archive if member else path)
+        outside = all(os.path.commonpath([folder, real]) != folder for folder in folders)
+        status = None if outside else os.stat(real)
     except (OSError, ValueError) as error:  # not there, a name too long, a null byte, links in a circle
         raise BadImage("missing", f"{relative!r} names no file: {error}") from None
     if outside:
         raise BadImage("outside", f"{relative} leaves the image folder {root}")
     if not stat.S_ISREG(status.st_mode):
-        raise BadImage("missing", f"{path} is no file")
-    if status.st_size == 0:
+        raise BadImage("missing", f"{real} is no file")
+    if (member.size if member else status.st_size) == 0:
         raise BadImage("empty", f"{path} has zero bytes")
-    return Path(path)
+    return Path(str(replace(member, archive=real))) if member else Path(real)
+
+
+def absolute_path(root: str | Path, relative: str) -> str:
+    """Where `locate_image` looks, whether or not there is an image that it lets through."""
+    return _join(str(root), relative)[0]
+
+
+def _join(root: str, relative: str) -> tuple[str, list[str]]:
+    """The path, and the real folders that it may lie in."""
+    if os.path.basename(root) != SOURCES:
+        return os.path.join(_real(root), relative), [_real(root)]
+    folders = _folders_of(root)
+    if os.path.isabs(relative):
+        return relative, [_real(folder) for folder in folders.values()]
+    name, _, rest = relative.partition("/")
+    if name not in folders:
+        raise BadImage("missing", f"{relative!r} begins with no source of {root}")
+    return os.path.join(_real(folders[name]), rest), [_real(folders[name])]
 
 
 @cache
 def _real(root: str) -> str:
     return os.path.realpath(root)
+
+
+@cache
+def _folders_of(file: str) -> dict[str, str]:
+    return read_json(file)
 
 
 def image_size(source: str | Path) -> tuple[int, int]:
@@ -64,7 +97,7 @@ def image_size(source: str | Path) -> tuple[int, int]:
         BadImage: `undecodable` for a file without the header of one of `FORMATS`, or of more than `MAX_PIXELS`.
     """
     try:
-        with Image.open(source, formats=FORMATS) as image:
+        with Image.open(_file_of(source), formats=FORMATS) as image:
             _check_pixels(image)
             return image.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -84,13 +117,20 @@ def load_image(source: str | Path | bytes | BinaryIO) -> Image.Image:
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing Data-Juicer turns it on for the whole process
     name = source if isinstance(source, str | Path) else "the image"
     try:
-        with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+        with Image.open(_file_of(source), formats=FORMATS) as image:
             _check_pixels(image)
             return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
     except UnidentifiedImageError:
         raise BadImage("undecodable", f"{name} is no image of the formats {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders raise errors of any type on damaged bytes
         raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
+
+
+def _file_of(source: str | Path | bytes | BinaryIO) -> str | Path | BinaryIO:
+    """What Pillow opens."""
+    if isinstance(source, str | Path) and (member := member_of(source)):
+        source = member.read()
+    return BytesIO(source) if isinstance(source, bytes) else source
 
 
 def _check_pixels(image: Image.Image) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from dj2mgm.data.formats import IMAGE_TOKEN, caption_of, images_of, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out import HeldOut
 from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.shards import digest_of
 from dj2mgm.errors import InputError
-from dj2mgm.files import sha256_of, write_json_list, write_jsonl
+from dj2mgm.files import write_json_list, write_jsonl
 from dj2mgm.streaming import DiskMap
 
 HELD_OUT_SHARE = 0.1
@@ -183,7 +184,7 @@ def _content(root: str, relative: str) -> str | None:
         load_image(path)
     except BadImage:
         return None
-    return sha256_of(path)
+    return digest_of(path)
 
 
 def read_with_images(file: str, images: str) -> Iterator[dict]:

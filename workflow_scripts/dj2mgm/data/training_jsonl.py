@@ -1,15 +1,17 @@
 """Writing what is trained on: LLaVA rows with absolute image paths, every image opened and verified once."""
 
 import json
+import math
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 from dj2mgm.data import formats
 from dj2mgm.data.formats import control_problem, image_problem, images_of
@@ -20,9 +22,11 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.streaming import DiskMap, map_in_order
 
-T = TypeVar("T")
 BATCH = 500  # rows that a process checks at a time
 SHOWN = 5  # bad rows named in the error message
+
+
+Rows = Counter  # numbers of rows, by source; None where rows have none
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class SampleRules:
         max_samples: rows over this number are left out at random.
         budget: exactly so many samples are written: too few rows are repeated; None: as many as there are.
         seed: of whatever is chosen at random.
+        amounts: by source: how many of its rows are taken, or, as a decimal number, how often each.
         control_tokens: of the chat formats in use, beside those that no text may contain.
         several_images: whether the model takes more than one in a conversation.
         one_question: whether it takes nothing but one question about one image.
@@ -51,6 +56,7 @@ class SampleRules:
     max_samples: int
     budget: int | None
     seed: int
+    amounts: Mapping[str, float] = field(default_factory=dict)
     control_tokens: tuple[str, ...] = ()
     several_images: bool = False
     one_question: bool = False
@@ -72,7 +78,8 @@ def write_training_jsonl(
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
-        rows_in, bad = _write_good(_checked_rows(rows, root, held_out, rules, processes), good)
+        usable, bad = _write_good(_checked_rows(rows, root, held_out, rules, processes), good)
+        rows_in = usable.total() + bad.count
         if bad.count and rules.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
             more = " …" if bad.count > SHOWN else ""
@@ -80,14 +87,22 @@ def write_training_jsonl(
                 f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {named}{more}. "
                 f"Fix them, or set jsonl.on_bad_row: drop to leave such rows out"
             )
-        chosen, dropped, repeats = _choose(rows_in - bad.count, rules)
-        written = write_jsonl(output, _samples(good, chosen, repeats, rules.seed))
-    return {
+        used, wanted = apportion(usable, rules)
+        words: Rows = Counter()
+        written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules.seed), words))
+    left_out = sum(usable[source] - min(used[source], wanted[source]) for source in usable)
+    counts = {
         "rows_in": rows_in,
         "rows_out": written,
-        "dropped": dict(sorted((bad.reasons + dropped).items())),
-        "repeated": repeats,
+        "dropped": dict(sorted((bad.reasons + _reasons(left_out, usable, rules)).items())),
+        "repeated": written + left_out - usable.total(),
     }
+    named = {source: rows for source, rows in usable.items() if source is not None}
+    by_source = {
+        source: {"usable": rows, "rows_out": wanted[source], "words": words[source]}
+        for source, rows in sorted(named.items())
+    }
+    return counts | ({"sources": by_source} if by_source else {})
 
 
 @dataclass
@@ -107,56 +122,98 @@ class BadRows:
             self.first.append((identifier, found))
 
 
-def _write_good(checked: Iterable[tuple[str, dict | BadRow]], file: IO[str]) -> tuple[int, BadRows]:
-    """Write the good ones, one a line; return how many there were in all, and the bad ones."""
-    rows_in, bad = 0, BadRows()
+def _write_good(checked: Iterable[tuple[str, dict | BadRow]], file: IO[str]) -> tuple[Counter, BadRows]:
+    """Write the good ones, one a line; return how many these are by source, None where rows have none, and the bad
+    ones."""
+    good, bad = Counter(), BadRows()
     for identifier, found in checked:
-        rows_in += 1
         if isinstance(found, BadRow):
             bad.add(identifier, found)
         else:
+            good[found.get("source")] += 1
             file.write(json.dumps(found, ensure_ascii=False) + "\n")
-    return rows_in, bad
+    return good, bad
 
 
-def _choose(good: int, rules: SampleRules) -> tuple[list[int], Counter, int]:
-    """Sizes of the random samples that good rows go through, one of the other; rows these leave out; repeats."""
-    sizes, dropped = [good], Counter()
-    wanted = good if rules.budget is None else rules.budget
-    for reason, most in (("over_max_samples", rules.max_samples), ("over_budget", wanted)):
-        if sizes[-1] > most:
-            dropped[reason] = sizes[-1] - most
-            sizes.append(most)
-    return sizes, dropped, max(0, wanted - sizes[-1]) if rules.budget and good else 0
+def apportion(usable: Rows, rules: SampleRules) -> tuple[Rows, Rows]:
+    """How many different rows of each source are used, and how many samples they become.
+
+    The amounts decide, scaled to the most that there may be, and then to the budget.
+
+    Raises:
+        InputError: a source has fewer rows than are asked for, or none is to be trained on.
+    """
+    asked = Counter()
+    for source, rows in usable.items():
+        amount = rules.amounts.get(source, 1.0)
+        asked[source] = amount if isinstance(amount, int) else round(amount * rows)
+        if isinstance(amount, int) and amount > rows:
+            raise InputError(
+                f"sources.{source}: {amount} rows are asked for, and {rows} can be trained on; ask for fewer, or state "
+                f"how often each is taken, {amount / rows:.2f}"
+            )
+    if usable and not asked.total():
+        raise InputError("sources: the amounts leave no row to train on; raise one")
+    capped = scale(asked, min(asked.total(), rules.max_samples))
+    used = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
+    return used, capped if rules.budget is None else scale(capped, rules.budget)
 
 
-def _samples(good: IO[str], sizes: list[int], repeats: int, seed: int) -> Iterator[dict]:
-    """The rows that are left by the samples, then `repeats` of them with ids of their own (`<id>#2`): whole passes,
-    then rows at random, so that all are used about equally."""
-    ids, count = NumberedIds("#"), sizes[-1]
-    passes = [sizes] * (1 + repeats // max(count, 1))
-    if rest := repeats % max(count, 1):
-        passes.append([*sizes, rest])
-    for part in passes:
-        for row in _sampled(good, part, seed):
+def scale(rows: Rows, total: int) -> Rows:
+    """In the same proportions as nearly as whole numbers allow, by largest remainders (Hamilton's method)."""
+    exact = {source: Fraction(count * total, rows.total()) for source, count in rows.items()}
+    scaled = Counter({source: math.floor(share) for source, share in exact.items()})
+    by_remainder = sorted(exact, key=lambda source: (scaled[source] - exact[source], str(source)))
+    scaled.update(by_remainder[: total - scaled.total()] if exact else ())
+    return scaled
+
+
+def _reasons(left_out: int, usable: Rows, rules: SampleRules) -> Counter:
+    """Why good rows are left out."""
+    if any(amount != 1.0 for source, amount in rules.amounts.items() if source in usable):
+        return +Counter({"sampled": left_out})
+    over_max = max(0, usable.total() - rules.max_samples)
+    return +Counter({"over_max_samples": over_max, "over_budget": left_out - over_max})
+
+
+def _samples(good: IO[str], usable: Rows, used: Rows, wanted: Rows, seed: int) -> Iterator[dict]:
+    """As many samples of each source as are wanted, rows in their order: first each that is used once, then again with
+    ids of their own (`<id>#2`), the last time some of them at random. So all of a source are used about equally."""
+    ids = NumberedIds("#")
+    for turn in range(max((math.ceil(wanted[source] / rows) for source, rows in used.items() if rows), default=0)):
+        last = Counter({source: max(0, min(rows, wanted[source] - turn * rows)) for source, rows in used.items()})
+        for row in _sampled(good, [usable, used, last], seed):
             yield row | {"id": ids.add(row["id"])}
 
 
-def _sampled(good: IO[str], sizes: list[int], seed: int) -> Iterator[dict]:
+def _counted(rows: Iterable[dict], words: Rows) -> Iterator[dict]:
+    """Count the words of each source's samples while they are written."""
+    for row in rows:
+        words[row.get("source")] += sum(len(turn["value"].split()) for turn in row["conversations"])
+        yield row
+
+
+def _sampled(good: IO[str], sizes: list[Rows], seed: int) -> Iterator[dict]:
     """Rows that are left by samples of these `sizes`, one of the other, which are independent of each other."""
     good.seek(0)
-    lines: Iterator[str] = iter(good)
-    for turn, (total, count) in enumerate(pairwise(sizes)):
-        lines = _sample(lines, total, count, random.Random(f"{seed}/{turn}" if turn else seed))
-    yield from map(json.loads, lines)
+    rows: Iterator[dict] = map(json.loads, good)
+    distinct = [size for size, before in zip(sizes[1:], sizes, strict=False) if size != before]
+    for turn, (total, count) in enumerate(pairwise([sizes[0], *distinct])):
+        rows = _sample(rows, total, count, f"{seed}/{turn}" if turn else seed)
+    yield from rows
 
 
-def _sample(items: Iterable[T], total: int, count: int, rng: random.Random) -> Iterator[T]:
-    """`count` of `total` items at random, in their order, without holding any (Knuth, TAOCP 3.4.2, algorithm S)."""
-    for seen, item in enumerate(items):
-        if rng.random() * (total - seen) < count:
-            count -= 1
-            yield item
+def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str) -> Iterator[dict]:
+    """`count` of `total` rows of each source at random, in their order, without holding any (Knuth, TAOCP 3.4.2,
+    algorithm S)."""
+    left, wanted = Counter(total), Counter(count)
+    numbers = {source: random.Random(seed if source is None else f"{seed}/{source}") for source in total}
+    for row in rows:
+        source = row.get("source")
+        if numbers[source].random() * left[source] < wanted[source]:
+            wanted[source] -= 1
+            yield row
+        left[source] -= 1
 
 
 def _checked_rows(
@@ -230,4 +287,5 @@ def caption_rows(rows: Iterable[dict], question: str) -> Iterator[dict]:
     """
     for row in rows:
         asked = row.get("question") or question
-        yield formats.conversation(row["id"], row["images"][0], asked, formats.caption_of(row["text"]))
+        source = {"source": row["source"]} if "source" in row else {}
+        yield formats.conversation(row["id"], row["images"][0], asked, formats.caption_of(row["text"])) | source

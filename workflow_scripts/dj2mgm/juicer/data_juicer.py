@@ -18,6 +18,7 @@ from data_juicer.utils.lazy_loader import LazyLoader
 from PIL import Image
 
 from dj2mgm.data.images import FORMATS, load_image
+from dj2mgm.data.shards import file_size
 from dj2mgm.errors import InputError
 from dj2mgm.streaming import end_with_parent
 
@@ -47,13 +48,15 @@ def _free_models_if_any() -> None:
 
 
 def _open_images_in_our_way() -> None:
-    """Put our `load_image` in place of Data-Juicer's, in every module that has imported it. Operators that call Pillow
+    """Put our functions in place of Data-Juicer's, in every module that has imported them. Operators that call Pillow
     themselves find no formats but ours there.
     """
-    original, mm_utils.load_image = mm_utils.load_image, load_image
-    for name, module in list(sys.modules.items()):
-        if name.startswith("data_juicer.") and vars(module).get("load_image") is original:
-            module.load_image = load_image
+    for ours, theirs in ((load_image, "load_image"), (file_size, "get_file_size")):
+        original = getattr(mm_utils, theirs)
+        setattr(mm_utils, theirs, ours)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("data_juicer.") and vars(module).get(theirs) is original:
+                setattr(module, theirs, ours)
     Image.init()  # it adds no format after this
     Image.ID[:] = FORMATS
 

@@ -11,7 +11,6 @@ record of a new caption comes out with it.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -22,6 +21,7 @@ from datasets import Dataset, Features, Json, Value
 from datasets.arrow_writer import ArrowWriter
 
 from dj2mgm.data.formats import read_dj_jsonl
+from dj2mgm.data.images import absolute_path
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, replace_folder, write_json
 from dj2mgm.juicer.data_juicer import Fields, NestedDataset
@@ -79,20 +79,6 @@ def column_values(folder: Path, *columns: str) -> Iterator[tuple]:
     for partition in partitions_of(folder):
         for table in batches(partition):
             yield from zip(*(table[column].to_pylist() for column in columns), strict=True)
-
-
-class Rows:
-    """The rows of a folder, as often as they are asked for: id, text, stats, and columns that operators have added."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __len__(self) -> int:
-        return row_count(self.folder)
-
-    def __iter__(self) -> Iterator[dict]:
-        for identifier, text, stats, others in column_values(self.folder, "id", "text", "stats", "others"):
-            yield {"id": identifier, "text": text, Fields.stats: json.loads(stats)} | json.loads(others)
 
 
 def write_partition(
@@ -157,7 +143,7 @@ def _table(rows: list[dict], image_root: Path) -> pa.Table:
     columns = {
         "id": [row["id"] for row in rows],
         "text": [row["text"] for row in rows],
-        "images": [[os.path.join(image_root, image) for image in row["images"]] for row in rows],
+        "images": [[absolute_path(image_root, image) for image in row["images"]] for row in rows],
         "input_row": [json.dumps(row, ensure_ascii=False) for row in rows],
         "stats": empty,
         "meta": empty,
@@ -235,7 +221,7 @@ def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
     """
     for identifier, text, images, source, meta in column_values(folder, "id", "text", "images", INPUT_ROW, "meta"):
         row = json.loads(source)
-        if images != [os.path.join(image_root, image) for image in row["images"]]:
+        if images != [absolute_path(image_root, image) for image in row["images"]]:
             raise InputError(
                 f"the recipe replaced the image of row {identifier!r}; take operators that edit images out"
             )

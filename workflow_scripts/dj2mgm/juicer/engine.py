@@ -18,10 +18,9 @@ from loguru import logger
 
 from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import Chain, ChainStep
+from dj2mgm.juicer.copies import drop_copies
 from dj2mgm.juicer.data_juicer import OP, Fields, NestedDataset
 from dj2mgm.juicer.dataset import (
-    Rows,
-    batches,
     column_values,
     counts_of,
     dataset_of,
@@ -40,6 +39,7 @@ from dj2mgm.juicer.operators import declarations
 from dj2mgm.juicer.operators.declarations import merge_reports
 from dj2mgm.juicer.operators.keep_fraction import set_limits
 from dj2mgm.juicer.recipe import build_operators, check_ids, operator_named, row_named
+from dj2mgm.juicer.selected import keep_selected
 from dj2mgm.juicer.settings import StageSettings
 from dj2mgm.messages import Progress, note
 
@@ -48,8 +48,11 @@ class Ending(Enum):
     """What a pass ends with."""
 
     NONE = "each operator has decided row by row"
-    SCORES = "the last operator has only measured; the next pass begins with it, and decides by the scores of all rows"
+    MEASURED = (
+        "the last operator has only measured; the next pass begins with it, and decides by what it knows of all rows"
+    )
     SELECTION = "the only operator says which rows are kept"
+    COPIES = "the only operator drops the copies that all rows' signatures tell"
     REPEATS = "the last operator's hashes tell, row by row in their order, which rows are repeats"
     ALL_ROWS = "the only operator gets the whole dataset"
 
@@ -62,7 +65,7 @@ class Pass:
     @property
     def decided(self) -> tuple[ChainStep, ...]:
         """The steps that have seen all rows and are done with them."""
-        return self.steps[:-1] if self.ending is Ending.SCORES else self.steps
+        return self.steps[:-1] if self.ending is Ending.MEASURED else self.steps
 
 
 def passes_of(process: list[dict], operators: list[OP], measures: bool = False) -> list[Pass]:
@@ -84,7 +87,12 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
         in_pass = [operators[earlier.number - 1] for earlier in steps]
         if declarations.holds_model(operator) and not any(map(declarations.holds_model, in_pass)):
             end()
-        if declarations.hash_key(operator):
+        if declarations.finds_copies(operator):
+            steps.append(step)
+            end(Ending.MEASURED)
+            steps.append(step)
+            end(Ending.COPIES)
+        elif declarations.hash_key(operator):
             steps.append(step)
             end(Ending.REPEATS)
         elif declarations.needs_all_rows(operator):
@@ -93,13 +101,13 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
             end(Ending.ALL_ROWS)
         elif declarations.selects(operator):
             steps.append(ChainStep(number, spec, measures=True))
-            end(Ending.SCORES)
+            end(Ending.MEASURED)
             steps.append(step)
             end(Ending.SELECTION)
         else:
             if declarations.shares(operator) and not step.measures:
                 steps.append(ChainStep(number, spec, measures=True))
-                end(Ending.SCORES)
+                end(Ending.MEASURED)
             steps.append(step)
     end()
     return passes
@@ -146,7 +154,11 @@ class Engine:
                 if current.ending is Ending.ALL_ROWS:
                     self._run_on_all_rows(current.steps[0], target)
                 elif current.ending is Ending.SELECTION:
-                    self._run_selection(current.steps[0], target)
+                    [step] = current.steps
+                    keep_selected(step, self.operator_of(step), self.folders[-1], target)
+                elif current.ending is Ending.COPIES:
+                    [step] = current.steps
+                    drop_copies(step, self.operator_of(step), self.folders[-1], target)
                 else:
                     self._run_chain(current, target, run)
                 self.folders.append(target)
@@ -197,26 +209,6 @@ class Engine:
             return step
         limits = set_limits(operator, (json.loads(stats) for (stats,) in column_values(source, "stats")))
         return ChainStep(step.number, {step.name: step.spec[step.name] | limits})
-
-    def _run_selection(self, step: ChainStep, target: Path) -> None:
-        """Have an operator say which rows are kept, unless that is in `target` already."""
-        if target.exists():
-            return
-        started = perf_counter()
-        operator, source = self.operator_of(step), self.folders[-1]
-        with operator_named(step.name):
-            selection = operator.select(Rows(source))
-        place, counts = 0, {"report": declarations.take_report(operator)}
-        with replace_folder(target) as folder:
-            for partition in partitions_of(source):
-                ledger = Ledger()
-                for table in batches(partition):
-                    ledger.add_selected(step, table, selection.part(place, len(table)), declarations.column(operator))
-                    place += len(table)
-                ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
-                started, counts = perf_counter(), {}
-                (folder / partition.name).mkdir()
-                write_partition(folder / partition.name, ledger.kept, ledger.counts, ledger.trace)
 
     def _run_on_all_rows(self, step: ChainStep, target: Path) -> None:
         """Hand the whole dataset to an operator, unless its rows are in `target` already."""

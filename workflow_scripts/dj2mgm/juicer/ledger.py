@@ -11,7 +11,6 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.chain import ERROR, OUTCOMES, ChainStep
 from dj2mgm.juicer.dataset import ROWS
 from dj2mgm.juicer.operators.declarations import merge_reports
-from dj2mgm.juicer.operators.selection import Selection
 from dj2mgm.streaming import DiskMap
 
 
@@ -71,25 +70,6 @@ class Ledger:
                     self.add_event(event | {"stats": json.loads(stats)})
             if not step.measures:
                 self.kept[place] = table.filter(pa.array(first, pa.bool_()))
-
-    def add_selected(self, step: ChainStep, table: pa.Table, selection: Selection, column: str | None) -> None:
-        """Take in rows of which an operator has said which are kept; its `column` has served its purpose."""
-        columns = {name: table[name].to_pylist() for name in ("id", "stats", "others")}
-        columns["stats"] = [
-            json.dumps(json.loads(stats) | new, ensure_ascii=False)
-            for stats, new in zip(columns["stats"], selection.stats_of_rows(), strict=True)
-        ]
-        others = [
-            {name: value for name, value in json.loads(row).items() if name != column} for row in columns["others"]
-        ]
-        columns["others"] = [json.dumps(row, ensure_ascii=False) for row in others]
-        for identifier, stats, kept in zip(columns["id"], columns["stats"], selection.kept, strict=True):
-            if not kept:
-                event = {"id": identifier, "event": "dropped", "step": step.number, "operator": step.name}
-                self.add_event(event | {"stats": json.loads(stats)})
-        for name, values in columns.items():
-            table = table.set_column(table.schema.get_field_index(name), ROWS.field(name), [values])
-        self.kept.append(table.filter(pa.array(selection.kept)))
 
     def add_event(self, event: dict, line: str = "") -> None:
         """One row of the trace."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN, WITH_CLIP, check_keys, check_shape
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_yaml
+from dj2mgm.files import SOURCES, read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
@@ -91,7 +91,7 @@ def read_values(path: str | Path, required: set[str], optional: set[str]) -> dic
 def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -> StageSettings:
     """What the stages and the analysis share."""
     root, processes = values["image_root"], values["processes"]
-    if not isinstance(root, str) or not Path(root).is_dir():
+    if not isinstance(root, str) or not (Path(root).is_dir() or Path(root).name == SOURCES):
         raise InputError(f"{path}: 'image_root' must be the folder that image paths are relative to, found {root!r}")
     if processes is None:
         processes = len(os.sched_getaffinity(0))
@@ -107,7 +107,7 @@ def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -
 
 
 def clip_arguments(clip: str) -> dict[str, dict]:
-    """The CLIP of operators that use one, where a recipe names none."""
+    """The CLIP of the operators that have one, where a recipe names none."""
     return {name: {"hf_clip": clip} for name in WITH_CLIP}
 
 

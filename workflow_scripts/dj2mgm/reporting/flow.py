@@ -73,6 +73,17 @@ def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, 
     return [*counts, ("trained on", run.records["finetune"]["samples"])]
 
 
+def source_table(experiment: Experiment, run: RunResults) -> list[dict]:
+    """What became of each source's rows; nothing for a dataset of one."""
+    written = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
+    rows = []
+    for name, read in experiment.dataset_counts.get("sources", {}).items():
+        counts = written.get(name, {"usable": 0, "rows_out": 0, "words": 0})
+        times = counts["rows_out"] / counts["usable"] if counts["usable"] else 0.0
+        rows.append({"name": name, "license": "", **read, **counts, "times": times})
+    return rows
+
+
 def _dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> Lanes:
     return replace(
         lanes,

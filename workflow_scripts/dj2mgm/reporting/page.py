@@ -10,10 +10,11 @@ from dj2mgm.config.stages import STAGES
 from dj2mgm.evaluation.seeds import Estimates, paired_difference
 from dj2mgm.files import write_text
 from dj2mgm.reporting.comparison import chance_note, metric_table
+from dj2mgm.reporting.copies import copies_found
 from dj2mgm.reporting.curves import loss_curves, memory_timeline
 from dj2mgm.reporting.drawing import environment, grouped, listed
 from dj2mgm.reporting.experiment import Experiment
-from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain
+from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import RecaptionedRow, gallery, quality, read_recaptions, read_truth, recaption_gallery
 from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
 from dj2mgm.reporting.record import config_difference, judge_note, times_table, training_table, versions
@@ -41,6 +42,7 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     differences = {other.name: paired_difference(other.scores, first.scores) for other in others}
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
     rewritten = list(_recaption_parts(experiments, recaptions))
+    copies = list(_copies_parts(experiments))
     panels = headline_panels(experiments, differences)
     page = (
         _environment()
@@ -57,11 +59,12 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             method_note=method_note(experiments),
             coverage=LOW_COVERAGE,
             several_seeds=any(len(experiment.seeds) > 1 for experiment in experiments),
-            sections=_sections(bool(rewritten)),
+            sections=_sections({"copies": copies, "recaptions": rewritten}),
             panels=panels,
             lanes=LANES,
             flows=_flows(experiments, recaptions),
             statistics=_statistics(experiments, recaptions),
+            copies=copies,
             losses=[
                 (_title(name, experiments), meaning, loss_curves(experiments, name))
                 for name, meaning in TRAINED.items()
@@ -147,10 +150,12 @@ def _freedom(numbers: list[int], what: str) -> str:
     return f"{least - 1} to {grouped(most - 1)} degrees of freedom for {least} to {grouped(most)} {what}"
 
 
-def _sections(recaptioned: bool) -> list[tuple[str, str]]:
+def _sections(parts: dict[str, list]) -> list[tuple[str, str]]:
+    """Anchors and titles, of `parts` those that hold something."""
     titles = {
         "verdict": "Headline metrics",
         "rows": "Where the rows went",
+        "copies": "Copies of images",
         "statistics": "Statistics",
         "losses": "Loss curves",
         "memory": "Memory of training",
@@ -159,7 +164,7 @@ def _sections(recaptioned: bool) -> list[tuple[str, str]]:
         "metrics": "All metrics",
         "record": "Configuration and record",
     }
-    return [(anchor, title) for anchor, title in titles.items() if anchor != "recaptions" or recaptioned]
+    return [(anchor, title) for anchor, title in titles.items() if parts.get(anchor, True)]
 
 
 def _flows(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
@@ -178,6 +183,7 @@ def _flow(index: int, experiment: Experiment, steps: list[FlowStep], drawings: l
         "lanes": {shape.lane for shapes in drawings for shape in shapes},
         "alt": f"{experiment.name}: of {start.left} rows {end.dropped} were dropped, and {end.left} were trained on",
         "instructions": finetune_counts(experiment, experiment.runs[0]),
+        "sources": source_table(experiment, experiment.runs[0]),
     }
 
 
@@ -209,6 +215,14 @@ def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recapt
                 }
             )
     return stages
+
+
+def _copies_parts(experiments: list[Experiment]) -> Iterator[dict]:
+    """Filter stages, each once."""
+    by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
+    for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
+        for found in copies_found(by_name[names[0]][1]):
+            yield {"experiments": [(name, by_name[name][0]) for name in names], "found": found}
 
 
 def _recaption_parts(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> Iterator[dict]:

@@ -89,9 +89,9 @@ class ClusterBalanceFilter(BalanceFilter):
         if rows:
             clip = get_model(self.model_key, rank, self.use_cuda())
             if self.embed == "image":
-                embeddings = clip.image_embeddings([shown[row][0] for row in rows], load_image)
+                embeddings = clip.embed([shown[row][0] for row in rows], load_image)
             else:
-                embeddings = clip.text_embeddings([remove_special_tokens(samples[self.text_key][row]) for row in rows])
+                embeddings = clip.embed_texts([remove_special_tokens(samples[self.text_key][row]) for row in rows])
             for row, embedding in zip(rows, embeddings.astype(np.float16), strict=True):
                 samples[COLUMN][row] = base64.b64encode(embedding.tobytes()).decode()
         return samples

@@ -14,6 +14,8 @@ operator's class, and all are optional:
   unless the operator has the `run` of Data-Juicer's filters or mappers. Such an operator is handed the whole dataset.
 - `hash_key`: the column that a deduplicator's `compute_hash` fills. Of rows with one hash, the first is kept; the
   engine sees to that partition by partition, without the whole dataset.
+- `find_copies(rows, folder)`: of a deduplicator with a `hash_key` whose hashes must not be equal to be those of copies:
+  tells from the hashes and stats of all rows which rows are copies of which (`NearDeduplicator`).
 - `report_key`: name of the operator's report in summary.json. The operator counts in its attribute `report`, a dict,
   which the engine takes and empties after each batch. At the end `judge_report(report)`, if there is one, returns the
   report to show, warns, or raises an InputError.
@@ -81,6 +83,10 @@ def needs_all_rows(operator: Operator) -> bool:
 
 def hash_key(operator: Operator) -> str | None:
     return _declared(operator, "hash_key")
+
+
+def finds_copies(operator: Operator) -> bool:
+    return _declared(operator, "find_copies") is not None
 
 
 def unreadable_stat(operator: Operator) -> str | None:

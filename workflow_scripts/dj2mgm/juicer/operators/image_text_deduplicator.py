@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from data_juicer.ops.base_op import OP, OPERATORS, Deduplicator
 
+from dj2mgm.data.shards import read_file
+
 NAME = "image_text_deduplicator"
 HASH = "__dj__image_text_hash"
 
@@ -16,8 +18,7 @@ def image_text_hash(images: Sequence[str], text: str) -> str:
     """SHA-256 over the number of images, each file's own SHA-256, and the text."""
     digest = hashlib.sha256(len(images).to_bytes(8, "big"))
     for image in images:
-        with open(image, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(hashlib.sha256(read_file(image)).digest())
     digest.update(text.encode())
     return digest.hexdigest()
 

@@ -23,7 +23,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from datasets.fingerprint import generate_random_fingerprint
 
 from dj2mgm.data.formats import text_of
-from dj2mgm.files import sha256_of
+from dj2mgm.data.shards import digest_of
 from dj2mgm.messages import Progress
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
@@ -180,7 +180,7 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
         """Each image's captions, and for how many of the images they were not known before."""
-        hashes = [sha256_of(image) for image in images]
+        hashes = [digest_of(image) for image in images]
         known = self._store.get(hashes)
         waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in known}
         new = sum(hashed in waiting for hashed in hashes)

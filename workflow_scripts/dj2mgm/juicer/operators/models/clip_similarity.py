@@ -84,15 +84,16 @@ class ClipSimilarity:
         return similarity.cpu().numpy().astype(np.float64)
 
     @torch.inference_mode()
-    def image_embeddings(self, images: Sequence, load: Callable[..., Image.Image]) -> np.ndarray:
-        """(N, D) float32 unit vectors of N hashable names of images; `load` returns the RGB image of a name."""
+    def embed(self, images: Sequence, load: Callable[..., Image.Image]) -> np.ndarray:
+        """(N, D) float32: unit vectors of N hashable names of images, which `load` returns in RGB."""
         places = _places(images)
         with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
-            return self._embed_images(list(places), load)[[places[image] for image in images]].cpu().numpy()
+            features = self._embed_images(list(places), load)
+        return features[[places[image] for image in images]].cpu().numpy()
 
     @torch.inference_mode()
-    def text_embeddings(self, texts: Sequence[str]) -> np.ndarray:
-        """(N, D) float32 unit vectors of N texts; those beyond the text tower's limit are cut and keep their end."""
+    def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """(N, D) float32: unit vectors of N texts; those beyond the text tower's limit are cut and keep their end."""
         places = _places(texts)
         return self._embed_texts(list(places))[[places[text] for text in texts]].cpu().numpy()
 

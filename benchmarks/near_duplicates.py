@@ -1,0 +1,232 @@
+"""Copies of images: which ones are found, which pictures are taken for copies, and how long it takes.
+
+    python benchmarks/near_duplicates.py found config/foundation/tiny/clip --photos path/to/folder
+    python benchmarks/near_duplicates.py hash config/foundation/tiny/clip --photos path/to/folder
+    python benchmarks/near_duplicates.py search --rows 10000 100000 1000000
+    python benchmarks/near_duplicates.py search --rows 10000 40000 160000 --dimensions 512
+
+`found` plants copies of drawn scenes, and of photos: byte for byte, encoded again, scaled, and cropped to 80 % of both
+sides at a random place. It counts the rows that each deduplicator takes for a copy of another picture; scenes with the
+same description are no other ones. `search` looks for pairs among random hashes, or, with `--dimensions`, among vectors
+of which a tenth has a near one; each number of rows in a process of its own, with all that a stage imports. Memory is
+what that process has beside files that are mapped (RssAnon), at its highest. Each command prints rows of Markdown.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
+
+import numpy as np
+from PIL import Image
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PROJECT / "workflow_scripts"))
+
+import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the operators)
+from dj2mgm.data.images import load_image  # noqa: E402
+from dj2mgm.data.shapes.dataset import scene_of  # noqa: E402
+from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
+from dj2mgm.juicer.data_juicer import load_ops  # noqa: E402
+
+NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
+SIMILARITIES = (0.95, 0.98, 0.99, 0.995)
+SIDE = 0.8  # of a crop
+BLOCK = 1000
+
+
+def encoded(kind: str, **options) -> Callable:
+    def change(image: Image.Image, rng: random.Random) -> Image.Image:
+        file = BytesIO()
+        image.save(file, kind, **options)
+        return Image.open(file).convert("RGB")
+
+    return change
+
+
+def scaled(factor: float) -> Callable:
+    filters = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS, Image.Resampling.BOX)
+
+    def change(image: Image.Image, rng: random.Random) -> Image.Image:
+        return image.resize((round(image.width * factor), round(image.height * factor)), rng.choice(filters))
+
+    return change
+
+
+def cropped(image: Image.Image, rng: random.Random) -> Image.Image:
+    width, height = round(image.width * SIDE), round(image.height * SIDE)
+    left, top = rng.randint(0, image.width - width), rng.randint(0, image.height - height)
+    return image.crop((left, top, left + width, top + height))
+
+
+CHANGES = {
+    "none (byte for byte)": lambda image, rng: image,
+    **{f"JPEG, quality {quality}": encoded("JPEG", quality=quality) for quality in (30, 50, 75, 95)},
+    "PNG of the JPEG of quality 75": lambda image, rng: encoded("PNG")(encoded("JPEG", quality=75)(image, rng), rng),
+    **{f"WebP, quality {quality}": encoded("WEBP", quality=quality) for quality in (30, 80)},
+    **{f"{factor} times the size": scaled(factor) for factor in (0.3, 0.5, 0.75, 1.5, 2)},
+    "cropped": cropped,
+}
+
+
+def signatures_of(operator, images: list[Image.Image], folder: Path) -> list[bytes]:
+    """As the operator signs them, from files without loss."""
+    signatures = []
+    for start in range(0, len(images), BLOCK):
+        paths = [str(folder / f"{number}.png") for number in range(len(images[start : start + BLOCK]))]
+        for path, image in zip(paths, images[start : start + BLOCK], strict=True):
+            image.save(path, compress_level=1)
+        signatures += [signature for signature, _ in operator.sign(paths, None)]
+    return signatures
+
+
+def found(operator, before: list[bytes], after: list[bytes]) -> float:
+    """Share of the pictures that are near to what has become of them."""
+    left, right = (np.frombuffer(b"".join(part), dtype=np.uint8).reshape(len(part), -1) for part in (before, after))
+    return float(np.isfinite(operator.distance(left, right)).mean())
+
+
+def false_alarms(operator, signatures: list[bytes], contents: list[str], folder: Path) -> tuple[int, int]:
+    """Rows dropped as copies of rows with other contents, and of rows with the same contents."""
+    rows = ((f"1 {b64encode(signature).decode()}", {"image_pixels": 1.0}) for signature in signatures)
+    copy_of = operator.find_copies(rows, folder).copy_of
+    other = [contents[place] != contents[copy_of[place]] for place in np.flatnonzero(copy_of >= 0)]
+    return sum(other), len(other) - sum(other)
+
+
+def report_found(arguments: argparse.Namespace) -> None:
+    scenes = [scene_of(0, "pretrain", number) for number in range(arguments.rows[0])]
+    pictures = {"scenes": ([render(scene) for scene in scenes], [describe(scene) for scene in scenes])}
+    if arguments.photos:
+        photos = [load_image(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
+        pictures["photos"] = (photos, [str(number) for number in range(len(photos))])
+    limits = [{"hf_clip": arguments.clip, "min_similarity": similarity} for similarity in SIMILARITIES]
+    operators = {NEAR: load_ops([{NEAR: {}}])[0]}
+    operators |= {f"CLIP {v['min_similarity']}": load_ops([{EMBEDDING: v}])[0] for v in limits if arguments.clip}
+    print(f"| pictures | change | {' | '.join(operators)} |\n|---|---|{'---|' * len(operators)}", flush=True)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name, (images, contents) in pictures.items():
+            signed = {kind: signatures_of(operators[kind], images, folder) for kind in list(operators)[:2]}
+            rng = random.Random(0)
+            for change, function in CHANGES.items():
+                changed = [function(image, rng) for image in images[: arguments.planted]]
+                after = {kind: signatures_of(operators[kind], changed, folder) for kind in signed}
+                shares = [
+                    found(operator, signed[kind][: len(changed)], after[kind])
+                    for operator, kind in zip(operators.values(), _kinds(operators), strict=True)
+                ]
+                figures = " | ".join(f"{100 * share:.2f} %" for share in shares)
+                print(f"| {len(changed)} {name} | {change} | {figures} |", flush=True)
+            alarms = [
+                false_alarms(operator, signed[kind], contents, folder)
+                for operator, kind in zip(operators.values(), _kinds(operators), strict=True)
+            ]
+            figures = " | ".join(f"{other} ({same})" for other, same in alarms)
+            print(f"| {len(images)} {name} | false alarms (same contents) | {figures} |", flush=True)
+
+
+def _kinds(operators: dict) -> list[str]:
+    """Of each operator, the one that signs for it: those with a CLIP differ in their limit only."""
+    first, *others = operators
+    return [first, *others[:1] * len(others)]
+
+
+def report_hashing(arguments: argparse.Namespace) -> None:
+    print("| operator | pictures | ms each, with decoding |\n|---|---|---|")
+    with TemporaryDirectory() as temporary:
+        sets = {"scenes, PNG": [str(Path(temporary) / f"{number}.png") for number in range(arguments.planted)]}
+        for number, path in enumerate(sets["scenes, PNG"]):
+            render(scene_of(0, "pretrain", number)).save(path)
+        if arguments.photos:
+            sets["photos, JPEG"] = [str(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
+        for spec in [{NEAR: {}}, *([{EMBEDDING: {"hf_clip": arguments.clip}}] if arguments.clip else [])]:
+            [operator] = load_ops([spec])
+            for name, paths in sets.items():
+                operator.sign(paths[:10], None)
+                started = perf_counter()
+                for start in range(0, len(paths), 128):
+                    operator.sign(paths[start : start + 128], None)
+                milliseconds = 1000 * (perf_counter() - started) / len(paths)
+                print(f"| {operator._name} | {len(paths)} {name} | {milliseconds:.2f} |", flush=True)
+
+
+def random_rows(rows: int, dimensions: int | None) -> Iterator[tuple[str, dict]]:
+    """Signatures as the operators write them. A tenth is near one of the rows just before it."""
+    rng, last = np.random.default_rng(0), None
+    centers = rng.standard_normal((1000, dimensions)) if dimensions else None
+    for number in range(rows):
+        repeats = number % 10 == 9
+        if dimensions is None:
+            signature = last.copy() if repeats else rng.integers(0, 256, 80, dtype=np.uint8)
+            signature[0] ^= 1 if repeats else 0
+        else:
+            spread = rng.standard_normal(dimensions)
+            vector = last + 0.1 * spread if repeats else centers[rng.integers(len(centers))] + spread
+            signature = (vector / np.linalg.norm(vector)).astype(np.float16)
+            last = vector
+        last = signature if dimensions is None else last
+        yield f"1 {b64encode(signature.tobytes()).decode()}", {"image_pixels": 1.0}
+
+
+def own_memory_mib() -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
+
+
+def search(rows: int, dimensions: int | None) -> None:
+    """One row of the table, in this process."""
+    [operator] = load_ops([{EMBEDDING: {"hf_clip": ""}} if dimensions else {NEAR: {}}])
+    highest = [own_memory_mib()]
+
+    def watch() -> None:
+        while True:
+            highest[0] = max(highest[0], own_memory_mib())
+            sleep(0.02)
+
+    started = perf_counter()
+    for _ in random_rows(rows, dimensions):
+        pass
+    making = perf_counter() - started  # of the rows, which is no part of the search
+    threading.Thread(target=watch, daemon=True).start()
+    with TemporaryDirectory() as folder:
+        started = perf_counter()
+        copies = operator.find_copies(random_rows(rows, dimensions), Path(folder))
+        seconds = perf_counter() - started - making
+    dropped = int((copies.copy_of >= 0).sum())
+    print(f"| {rows} | {seconds:.1f} | {1e6 * seconds / rows:.0f} | {highest[0]:.0f} | {dropped} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["found", "hash", "search"])
+    parser.add_argument("clip", nargs="?", help="folder of a CLIP, for the deduplicator that has one")
+    parser.add_argument("--photos", type=Path, help="folder with JPEG files")
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000])
+    parser.add_argument("--planted", type=int, default=2000, help="pictures that copies are made of")
+    parser.add_argument("--dimensions", type=int, help="of vectors; without it, hashes")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.what == "found":
+        report_found(arguments)
+    elif arguments.what == "hash":
+        report_hashing(arguments)
+    elif arguments.here:
+        search(arguments.rows[0], arguments.dimensions)
+    else:
+        print("| rows | s | µs a row | MiB | copies found |\n|---|---|---|---|---|", flush=True)
+        more = ["--dimensions", str(arguments.dimensions)] if arguments.dimensions else []
+        for rows in arguments.rows:
+            command = [sys.executable, __file__, "search", "--here", "--rows", str(rows), *more]
+            subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+# The pairs that an experiment trains on, as a dataset for others: `snakemake export --config format=webdataset`.
+
+
+rule export_data:
+    input:
+        pairs=pairs,
+        stages=lambda w: [
+            f"{folder}/{name}"
+            for folder in filter_folders(w)
+            for name in ("stats.jsonl", "summary.json")
+        ],
+        dataset=dataset_file("summary.json"),
+        config="results/{run}/export/config.yaml",
+        code=code("export_data.py"),
+    output:
+        "results/{run}/export/{format}/README.md",
+    log:
+        "results/{run}/export/{format}.log",
+    benchmark:
+        "results/{run}/export/{format}.benchmark.tsv"
+    wildcard_constraints:
+        format="dj|llava|parquet|webdataset",
+    conda:
+        "../envs/dataset.yaml"
+    resources:
+        mem_mb=mem_with_retries(4000),
+        runtime=120,
+    params:
+        stages=filter_folders,
+    shell:
+        stage_command(
+            "export_data.py",
+            "--config {input.config:q} --format {wildcards.format:q} --pairs {input.pairs:q}"
+            " --dataset {input.dataset:q} --stages {params.stages:q}"
+            " --output-dir results/{wildcards.run:q}/export/{wildcards.format:q}",
+        )

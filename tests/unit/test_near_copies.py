@@ -1,0 +1,173 @@
+"""Copies among many pictures: the search is exact, the best picture is kept, and drawn scenes are told apart."""
+
+import random
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from dj2mgm.data.near_codes import MAX_RADIUS, near_pairs
+from dj2mgm.data.near_copies import find_copies, keep_best
+from dj2mgm.data.near_vectors import VectorIndex
+from dj2mgm.data.perceptual_hash import MAX_BITS, MAX_LEVELS, distance, signature_of
+from dj2mgm.data.reference_images import ReferenceImages
+from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.shapes.scenes import describe, render
+
+SCENES = 300
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[Image.Image]:
+    return [render(scene_of(3, "pretrain", number)) for number in range(SCENES)]
+
+
+def encoded(image: Image.Image, kind: str, quality: int) -> Image.Image:
+    file = BytesIO()
+    image.save(file, kind, quality=quality)
+    return Image.open(file).convert("RGB")
+
+
+def scaled(image: Image.Image, factor: float) -> Image.Image:
+    return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC)
+
+
+def codes_with_neighbors(seed: int, count: int, most: int) -> np.ndarray:
+    """Random codes, and of half of them others that differ in up to `most` bits."""
+    rng = np.random.default_rng(seed)
+    bits = rng.random((count, 256)) < rng.choice([0.5, 0.05])  # even, or nearly all zero as for flat pictures
+    copies = bits[rng.integers(0, count, count // 2)]
+    for row in copies:
+        row[rng.choice(256, rng.integers(0, most + 1), replace=False)] ^= True
+    return np.packbits(np.concatenate([bits, copies]), axis=1)
+
+
+def pairs_of(parts: Iterable[tuple[np.ndarray, ...]]) -> list[tuple]:
+    return [pair for part in parts for pair in zip(*(column.tolist() for column in part), strict=True)]
+
+
+@given(seed=st.integers(0, 10**6), radius=st.integers(0, MAX_RADIUS), count=st.integers(0, 60))
+def test_bands_find_the_pairs_that_comparing_all_finds(seed, radius, count):
+    codes = codes_with_neighbors(seed, count, MAX_RADIUS + 4)
+    found = [
+        pair for part in near_pairs(codes, codes, radius) for pair in zip(*map(np.ndarray.tolist, part), strict=True)
+    ]
+    differing = np.bitwise_count(codes[:, None] ^ codes[None]).sum(axis=-1, dtype=int)
+    expected = [(i, j, differing[i, j]) for i, j in np.argwhere(np.triu(differing <= radius, k=1)).tolist()]
+    assert sorted(found) == expected  # each once
+
+
+def test_bands_find_the_pairs_of_two_sets():
+    codes = codes_with_neighbors(1, 80, MAX_RADIUS)
+    left, right = codes[:70], codes[70:]
+    found = [
+        pair for i, j, _ in near_pairs(left, right, MAX_RADIUS) for pair in zip(i.tolist(), j.tolist(), strict=True)
+    ]
+    near = np.bitwise_count(left[:, None] ^ right[None]).sum(axis=-1, dtype=int) <= MAX_RADIUS
+    assert sorted(found) == [tuple(pair) for pair in np.argwhere(near).tolist()]
+
+
+def test_a_radius_that_the_bands_cannot_promise_is_refused():
+    codes = codes_with_neighbors(0, 4, 0)
+    with pytest.raises(ValueError, match="up to 23 differing bits, not 24"):
+        next(near_pairs(codes, codes, MAX_RADIUS + 1))
+
+
+@given(
+    pairs=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11)).filter(lambda pair: pair[0] < pair[1])),
+    order=st.permutations(range(12)),
+)
+def test_each_copy_is_near_a_better_kept_one_and_no_two_kept_are_near(pairs, order):
+    first, second = np.array(sorted(pairs), dtype=int).reshape(-1, 2).T
+    rank = np.array(order)
+    center, apart = keep_best([(first, second, first + second + 1.0)], rank)
+    kept = set(np.flatnonzero(center == np.arange(12)))
+    for item in range(12):
+        if item not in kept:
+            pair = tuple(sorted((item, int(center[item]))))
+            assert center[item] in kept and pair in pairs and apart[item] == sum(pair) + 1
+            assert rank[center[item]] < rank[item]
+    assert not any(set(pair) <= kept for pair in pairs)
+
+
+def test_rows_are_compared_image_by_image_with_rows_of_as_many(tmp_path):
+    a, b, c = b"aaaa", b"aaab", b"zzzz"
+    rows = [(1, a, 0.0), (1, b, 1.0), (2, a + c, 0.0), (2, b + c, 0.0), (2, c + a, 0.0), (0, b"", 0.0), (0, b"", 0.0)]
+    rows += [(1, b, 1.0), (2, a + c, -np.inf)]
+
+    def candidates(signatures):
+        yield np.triu_indices(len(signatures), 1)
+
+    def apart(left, right):
+        differing = (left != right).sum(axis=1).astype(float)
+        return np.where(differing < 2, differing, np.inf)
+
+    copies = find_copies(rows, tmp_path, candidates, apart)
+    assert copies.copy_of.tolist() == [1, -1, -1, 2, -1, -1, -1, 1, 2]
+    assert copies.distance.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert copies.sizes() == {"3": 2}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_vectors_in_cells_are_those_that_comparing_all_finds(tmp_path):
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((3000, 32))
+    vectors[2000:] = vectors[:1000] + rng.standard_normal((1000, 32)) * 0.1
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+    found = set(pairs_of(VectorIndex(vectors, tmp_path).near(vectors, 0.25)))
+    squared = 2 - 2 * vectors.astype(np.float32) @ vectors.astype(np.float32).T
+    assert found == {tuple(pair) for pair in np.argwhere(squared < 0.25**2).tolist()}
+    assert len(found) > 4900
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: encoded(image, "JPEG", 30),
+        lambda image: encoded(image, "JPEG", 95),
+        lambda image: encoded(image, "WEBP", 50),
+        lambda image: scaled(image, 0.3),
+        lambda image: scaled(image, 2),
+    ],
+    ids=["jpeg 30", "jpeg 95", "webp 50", "a third", "twice"],
+)
+def test_a_picture_is_recognized_after_encoding_and_scaling(scenes, change):
+    before = np.stack([signature_of(image) for image in scenes])
+    after = np.stack([signature_of(change(image)) for image in scenes])
+    assert np.isfinite(distance(before, after, MAX_BITS, MAX_LEVELS)).mean() >= 0.99
+
+
+def test_scenes_of_other_content_are_no_copies(scenes):
+    signatures = np.stack([signature_of(image) for image in scenes])
+    first, second = np.triu_indices(SCENES, 1)
+    near = np.isfinite(distance(signatures[first], signatures[second], MAX_BITS, MAX_LEVELS))
+    texts = [describe(scene_of(3, "pretrain", number)) for number in range(SCENES)]
+    assert all(texts[i] == texts[j] for i, j in zip(first[near], second[near], strict=True))
+
+
+def test_a_mere_change_of_color_makes_another_picture(scenes):
+    red, green, blue = scenes[0].split()
+    left, right = signature_of(scenes[0])[None], signature_of(Image.merge("RGB", (blue, red, green)))[None]
+    assert distance(left, right, 256, MAX_LEVELS) == np.inf
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_images_of_a_reference_set_are_recognized(scenes, tmp_path: Path, processes):
+    for number, image in enumerate(scenes[:12]):
+        image.save(tmp_path / f"reference-{number}.png")
+    random.Random(0).shuffle(trained := list(range(6, 18)))
+    for number in trained:
+        scaled(scenes[number], 0.7).save(tmp_path / f"trained-{number}.jpg", quality=80)
+    references = ReferenceImages([tmp_path / f"reference-{number}.png" for number in range(12)], processes)
+    found = list(references.matches((tmp_path / f"trained-{number}.jpg" for number in trained), processes))
+    assert [(image.stem, reference.stem) for image, reference, _ in found] == [
+        (f"trained-{number}", f"reference-{number}") for number in trained if number < 12
+    ]
+    assert all(bits <= MAX_BITS for *_, bits in found)
+    assert list(ReferenceImages([]).matches([tmp_path / "trained-6.jpg"])) == []

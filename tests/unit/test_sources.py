@@ -1,0 +1,308 @@
+"""Datasets of several sources, in any format: the same rows and the same images whatever they come as."""
+
+import csv
+import io
+import json
+import os
+import random
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from in_process import run_main
+from PIL import Image
+
+import make_dataset
+from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.data.formats import caption_of, read_dj_jsonl, read_llava, text_of
+from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
+from dj2mgm.data.shards import digest_of, file_size, read_file
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, sha256_of, write_json_list, write_jsonl, write_yaml
+
+CAPTIONS = {f"{number:03d}": f"picture number {number}, with an umlaut: ü" for number in range(6)}
+
+
+def png(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8 + number, 8), (number * 20, 100, 200)).save(file, "PNG")
+    return file.getvalue()
+
+
+IMAGES = {key: png(number) for number, key in enumerate(CAPTIONS)}
+
+
+def write_loose(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for key, content in IMAGES.items():
+        (folder / f"{key}.png").write_bytes(content)
+
+
+def data_juicer(folder: Path) -> Path:
+    write_loose(folder)
+    rows = ({"id": key, "text": text_of(text), "images": [f"{key}.png"]} for key, text in CAPTIONS.items())
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl"
+
+
+def llava(folder: Path) -> Path:
+    write_loose(folder)
+    turns = ([{"from": "human", "value": "<image>"}, {"from": "gpt", "value": text}] for text in CAPTIONS.values())
+    rows = (
+        {"id": key, "image": f"{key}.png", "conversations": said} for key, said in zip(CAPTIONS, turns, strict=True)
+    )
+    write_json_list(folder / "rows.json", rows)
+    return folder / "rows.json"
+
+
+def sharegpt(folder: Path) -> Path:
+    write_loose(folder)
+    rows = [
+        {
+            "id": key,
+            "images": [f"{key}.png"],
+            "messages": [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": text}],
+        }
+        for key, text in CAPTIONS.items()
+    ]
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl"
+
+
+def folder(folder: Path) -> Path:
+    write_loose(folder)
+    for key, text in CAPTIONS.items():
+        (folder / f"{key}.txt").write_text(text + "\n", encoding="utf-8")
+    return folder
+
+
+def table(folder: Path) -> Path:
+    write_loose(folder)
+    with open(folder / "rows.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["caption", "image"])
+        writer.writerows((text, f"{key}.png") for key, text in CAPTIONS.items())
+    return folder / "rows.csv"
+
+
+def parquet(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    images = [{"bytes": content, "path": f"{key}.png"} for key, content in IMAGES.items()]
+    columns = {"id": list(CAPTIONS), "image": images, "caption": list(CAPTIONS.values())}
+    pq.write_table(pa.table(columns), folder / "part.parquet", row_group_size=4)
+    return folder
+
+
+def webdataset(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    keys = list(CAPTIONS)
+    for number, part in enumerate((keys[:4], keys[4:])):
+        with tarfile.open(folder / f"{number:05d}.tar", "w") as tar:
+            for key in part:
+                for suffix, content in ((".png", IMAGES[key]), (".txt", CAPTIONS[key].encode())):
+                    info = tarfile.TarInfo(key + suffix)
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return folder
+
+
+WRITERS = {writer.__name__: writer for writer in (data_juicer, llava, sharegpt, folder, table, parquet, webdataset)}
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch, capsys):
+    """Make a dataset of these sources, each `{format: …}` and more, in a project of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(**sources: dict) -> Path:
+        for name, values in sources.items():
+            if "path" not in values:
+                values["path"] = str(WRITERS[values["format"]](tmp_path / "data" / name))
+        write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
+        dataset = resolve_dataset("mixed")
+        output = tmp_path / "results/datasets/mixed"
+        write_yaml(output / "config.yaml", dataset["settings"])
+        done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+        if done.status:
+            raise InputError(done.stderr)
+        assert dataset["images"]["pretrain"] == "results/datasets/mixed/sources.json"
+        return output
+
+    return make
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_format_gives_the_same_captions_and_the_same_bytes_of_images(make, kind):
+    output = make(one={"format": kind, "license": "CC-BY-4.0"})
+    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    held_out = {row["image"] for row in map(json.loads, open(output / "evaluation.jsonl", encoding="utf-8"))}
+    assert len(rows) == len(CAPTIONS) - len(held_out) and len(held_out) == 2
+    for row in rows:
+        assert row["id"].startswith("one/") and row["source"] == "one"
+        path = locate_image(output / "sources.json", row["images"][0])
+        key = next(key for key, text in CAPTIONS.items() if text == caption_of(row["text"]))
+        assert read_file(path) == IMAGES[key] and file_size(path) == len(IMAGES[key])
+        assert load_image(path).size == image_size(path) == (8 + int(key), 8)
+        assert locate_image(output / "sources.json", absolute_path(output / "sources.json", row["images"][0])) == path
+    read = read_json(output / "summary.json")["sources"]["one"]
+    assert read == {"split": "pretrain", "rows": len(CAPTIONS), "format": kind, "license": "CC-BY-4.0"}
+
+
+def test_sources_of_two_splits_stand_beside_each_other_and_say_whose_each_row_is(make):
+    output = make(a={"format": "table"}, b={"format": "webdataset"}, c={"format": "llava", "split": "finetune"})
+    pairs = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    assert {row["source"] for row in pairs} == {"a", "b"} and len({row["id"] for row in pairs}) == len(pairs)
+    instructions = list(read_llava(output / "finetune.json"))
+    assert {row["source"] for row in instructions} == {"c"}
+    assert all("Describe the image." in row["conversations"][0]["value"] for row in instructions)
+    assert len(instructions) < len(CAPTIONS), "images that are held out from the pairs are so under every name"
+
+
+def test_a_conversation_of_a_shard_keeps_its_turns_and_its_images(make, tmp_path):
+    shard = tmp_path / "web.tar"
+    said = {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Same?"}]}
+    said["messages"].append({"role": "assistant", "content": "No."})
+    with tarfile.open(shard, "w") as tar:
+        for name, content in (("x.0.png", png(1)), ("x.1.png", png(2)), ("x.json", json.dumps(said).encode())):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    output = make(a={"format": "table"}, b={"format": "webdataset", "path": str(shard), "split": "finetune"})
+    [row] = read_llava(output / "finetune.json")
+    assert row["conversations"][0]["value"] == "<image>\n<image>\nBe short.\nSame?"
+    images = [locate_image(output / "sources.json", image) for image in row["image"]]
+    assert [read_file(image) for image in images] == [png(1), png(2)]
+
+
+def damaged(content: bytes):
+    def write(folder: Path) -> None:
+        (folder / "00001.tar").write_bytes(content)
+
+    return write
+
+
+def cut_off(size: int):
+    def write(folder: Path) -> None:
+        os.truncate(folder / "00001.tar", size)
+
+    return write
+
+
+def repeat_key(folder: Path) -> None:
+    (folder / "00002.tar").write_bytes((folder / "00000.tar").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "sentence"),
+    [
+        ("webdataset", cut_off(1100), "00001.tar is damaged .*does not end"),
+        ("webdataset", cut_off(1024), "00001.tar is damaged .*does not end"),
+        ("webdataset", cut_off(600), "00001.tar is damaged"),
+        ("webdataset", damaged(b"no archive"), "00001.tar is damaged or no plain tar file"),
+        ("webdataset", repeat_key, r"00002.tar: key '000' was used before, in .*00000.tar; rename the sample"),
+        ("parquet", lambda folder: (folder / "part.parquet").write_bytes(b"PAR1"), "part.parquet is damaged"),
+        ("folder", lambda folder: (folder / "003.txt").unlink(), "003.png has no 003.txt beside it"),
+        (
+            "table",
+            lambda folder: (folder / "rows.csv").write_text("picture,words\n"),
+            "no column for the image .*it has",
+        ),
+        ("table", lambda folder: (folder / "rows.csv").write_text("image,text\na.png\n"), "row 2: it has not as many"),
+        ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "holds no rows"),
+        ("sharegpt", lambda folder: (folder / "rows.jsonl").write_text('{"id": "1"}\n'), "row 1: it has neither"),
+    ],
+)
+def test_a_damaged_source_is_named_with_its_file_and_row(make, tmp_path, kind, damage, sentence):
+    path = WRITERS[kind](tmp_path / "data/bad")
+    damage(path if path.is_dir() else path.parent)
+    with pytest.raises(InputError, match=sentence):
+        make(good={"format": "data_juicer"}, bad={"format": kind, "path": str(path)})
+
+
+def test_a_column_of_ones_own_is_named_and_a_missing_one_lists_what_there_is(make, tmp_path):
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"picture": list(IMAGES.values()), "words": list(CAPTIONS.values())}), path)
+    columns = {"image": "picture", "text": "words"}
+    output = make(a={"format": "parquet", "path": str(path), "columns": columns})
+    assert len(list(read_dj_jsonl(output / "pretrain.jsonl"))) == len(CAPTIONS) - 2
+    with pytest.raises(InputError, match="there is no column 'wrods'; it has picture, words"):
+        make(a={"format": "parquet", "path": str(path), "columns": columns | {"text": "wrods"}})
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("one/../../secret.png", "outside"),
+        ("two/a.png", "missing"),
+        ("one/00000.tar/512+90/../../../secret.png", "missing"),
+        ("one/link.tar/512+90/a.png", "outside"),
+        ("one/00000.tar/512+0/a.png", "empty"),
+    ],
+)
+def test_no_reference_leaves_the_sources_folders(tmp_path, reference, reason):
+    webdataset(tmp_path / "data")
+    (tmp_path / "secret.png").write_bytes(png(3))
+    webdataset(tmp_path / "elsewhere")
+    (tmp_path / "data/link.tar").symlink_to(tmp_path / "elsewhere/00000.tar")
+    (tmp_path / "sources.json").write_text(json.dumps({"one": str(tmp_path / "data")}))
+    try:
+        found = read_file(locate_image(tmp_path / "sources.json", reference))
+    except BadImage as error:
+        assert error.reason == reason
+    except OSError as error:  # a place in the archive where no such member is
+        assert reason == "missing" and "has changed" in str(error)
+    else:
+        raise AssertionError(found)
+
+
+def test_an_archive_that_has_changed_is_not_read_as_if_it_had_not(tmp_path):
+    webdataset(tmp_path / "data")
+    shard = tmp_path / "data/00000.tar"
+    with tarfile.open(shard) as tar:
+        info = tar.getmembers()[2]
+    reference = f"{shard}/{info.offset_data}+{info.size}/{info.name}"
+    assert digest_of(reference) == digest_of_bytes(IMAGES["001"])
+    shard.write_bytes(shard.read_bytes()[512:])
+    with pytest.raises(BadImage, match="has changed since it was read"):
+        load_image(reference)
+
+
+def digest_of_bytes(content: bytes) -> str:
+    file = Path("copy.png").resolve()
+    file.write_bytes(content)
+    try:
+        return sha256_of(file)
+    finally:
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("sources", "sentence"),
+    [
+        (
+            {"a": {"format": "table", "path": "nowhere/"}},
+            "sources.a: nowhere names no file that ends with .csv or .tsv",
+        ),
+        ({"a": {"format": "tabel", "path": "x"}}, "'sources.a.format' must be one of"),
+        ({"a": {"format": "table", "path": "x.csv", "split": "finetune"}}, "none is of the split pretrain"),
+        ({"a": {"format": "table", "path": "x.csv", "amount": 3}}, "3 would be 3 rows; write 3.0"),
+        ({"a b": {"format": "table", "path": "x.csv"}}, "sources.a b must be a name"),
+    ],
+)
+def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path, monkeypatch, sources, sentence):
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text("image,text\n")
+    write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
+    with pytest.raises(InputError, match=sentence):
+        resolve_dataset("mixed")
+
+
+def test_a_random_reading_order_finds_every_image(make):
+    output = make(one={"format": "webdataset"}, two={"format": "parquet"})
+    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    random.Random(0).shuffle(rows)
+    for row in rows:
+        key = next(key for key, text in CAPTIONS.items() if text == caption_of(row["text"]))
+        assert read_file(locate_image(output / "sources.json", row["images"][0])) == IMAGES[key]

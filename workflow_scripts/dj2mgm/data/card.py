@@ -1,0 +1,72 @@
+"""The card of an exported dataset, in the form that the Hugging Face hub reads."""
+
+import yaml
+
+USE = {
+    "parquet": "from datasets import load_dataset\n\nrows = load_dataset(FOLDER, split='train')",
+    "webdataset": "import webdataset\n\nrows = webdataset.WebDataset('FOLDER/{00000..NNNNN}.tar').decode('pil')",
+    "llava": "# a LLaVA file: data.json, whose image paths are relative to this folder",
+    "dj": "# a Data-Juicer file: data.jsonl, whose image paths are relative to this folder",
+}
+SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
+
+
+def dataset_card(
+    settings: dict, kind: str, count: int, scores: list[str], dataset: dict, stages: dict[str, dict]
+) -> str:
+    """
+    Args:
+        settings: {experiment, seed, dataset, recipes: {filter, synthesize}}.
+        count: pairs that are in the folder.
+        scores: names of the statistics.
+        dataset: the dataset's summary.json.
+        stages: summary.json of the filters and the synthesis, by stage.
+    """
+    sources = dataset.get("sources", {})
+    licenses = sorted({source["license"] for source in sources.values() if "license" in source})
+    named = all("license" in source for source in sources.values()) and bool(sources)
+    head = {"task_categories": ["image-to-text"], "size_categories": [_size(count)]}
+    if named:
+        head |= {"license": licenses[0].lower()} if len(licenses) == 1 else {"license": "other"}
+    if kind == "parquet":
+        head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
+    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
+    lines += [f"# {settings['dataset']}, {settings['experiment']}", ""]
+    lines += [f"{count} image–caption pairs, filtered and rewritten by dj2mgm.", ""]
+    lines += ["```python", USE[kind], "```", "", "## Where the pairs come from", ""]
+    if sources:
+        lines += ["| source | format | license | rows |", "|---|---|---|---|"]
+        lines += [
+            f"| {name} | {source['format']} | {_cell(source.get('license', 'not stated'))} | {source['rows']} |"
+            for name, source in sources.items()
+        ]
+    else:
+        lines += [f"{dataset['pretrain']} pairs of one source. Its license is not stated."]
+    lines += ["", "## What became of them", "", "| step | rows in | dropped | rows out |", "|---|---|---|---|"]
+    for summary in stages.values():
+        lines += [
+            f"| `{step['operator']}` | {step['rows_in']} | {step['dropped']} | {step['rows_out']} |"
+            for step in summary["operators"]
+        ]
+    lines += [
+        "",
+        "## Columns",
+        "",
+        "`id`, `caption`, `question`, `source`; `original_caption` where a model has written",
+    ]
+    lines += [
+        "another caption; and the statistics of the operators: " + ", ".join(f"`{name}`" for name in scores) + "."
+    ]
+    lines += ["", "## Recipes", ""]
+    for stage, recipe in settings["recipes"].items():
+        if recipe:
+            lines += [f"{stage}:", "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```", ""]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _size(count: int) -> str:
+    return next((name for limit, name in SIZES if count < limit), "10M<n<100M")

@@ -1,0 +1,122 @@
+"""Rows with their images and scores as a dataset in a folder of its own, in formats that others read."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dj2mgm.data.formats import conversation, text_of
+from dj2mgm.data.shards import file_size, read_file
+from dj2mgm.files import write_json_list, write_jsonl
+
+SHARD_BYTES = 500 * 10**6
+GROUP = 100  # rows; as Hugging Face's datasets has for images, so that one can be shown without reading many
+TEXTS = ("id", "caption", "question", "original_caption", "source")
+
+
+@dataclass(frozen=True)
+class Sample:
+    id: str
+    image: Path  # or a member of a tar file
+    caption: str
+    question: str
+    original_caption: str  # where a captioner has written another; else empty
+    source: str  # empty where the dataset has one
+    scores: dict[str, float | None]  # by statistic; all samples have the same ones
+
+    def described(self) -> dict:
+        return {name: getattr(self, name) for name in TEXTS} | self.scores
+
+
+def write_parquet(samples: Iterable[Sample], folder: Path) -> int:
+    """Hugging Face's layout: `data/train-00000.parquet`, …, each image's bytes in a column of datasets' Image type."""
+    (folder / "data").mkdir()
+    count = room = 0
+    with ExitStack() as shard:
+        for number, rows in enumerate(_groups(samples)):
+            size = sum(file_size(row.image) for row in rows)
+            if room < size:
+                shard.close()
+                schema, room = _schema(rows[0]), SHARD_BYTES
+                file = folder / f"data/train-{number:05d}.parquet"
+                writer = shard.enter_context(pq.ParquetWriter(file, schema))
+            columns = [row.described() | {"image": _image(row)} for row in rows]
+            writer.write_table(pa.Table.from_pylist(columns, schema), row_group_size=GROUP)
+            count, room = count + len(rows), room - size
+    return count
+
+
+def _schema(sample: Sample) -> pa.Schema:
+    fields = {"image": pa.struct({"bytes": pa.binary(), "path": pa.string()})}
+    fields |= dict.fromkeys(TEXTS, pa.string()) | dict.fromkeys(sample.scores, pa.float64())
+    features = {name: {"dtype": str(kind), "_type": "Value"} for name, kind in fields.items() if name != "image"}
+    info = {"info": {"features": {"image": {"_type": "Image"}} | features}}
+    return pa.schema(fields, metadata={"huggingface": json.dumps(info)})
+
+
+def _image(sample: Sample) -> dict:
+    return {"bytes": read_file(sample.image), "path": sample.image.name}
+
+
+def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
+    """Tar shards `00000.tar`, …; a sample is an image, its caption as `.txt`, and all that is said as `.json`."""
+    count, tar = 0, None
+    with ExitStack() as shard:
+        for count, sample in enumerate(samples, start=1):
+            if tar is None or tar.offset > SHARD_BYTES:
+                shard.close()
+                number = len(list(folder.iterdir()))
+                tar = shard.enter_context(tarfile.open(folder / f"{number:05d}.tar", "w", format=tarfile.USTAR_FORMAT))
+            described = json.dumps(sample.described(), ensure_ascii=False)
+            files = {sample.image.suffix.lower(): read_file(sample.image)}
+            files |= {".txt": sample.caption.encode(), ".json": described.encode()}
+            for suffix, content in files.items():
+                info = tarfile.TarInfo(f"{count - 1:09d}{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return count
+
+
+def write_llava(samples: Iterable[Sample], folder: Path) -> int:
+    """`data.json` of conversations, and images beside it; what is said more is in each row's `about`."""
+
+    def row(sample: Sample, image: str) -> dict:
+        return conversation(sample.id, image, sample.question, sample.caption) | {"about": sample.described()}
+
+    return write_json_list(folder / "data.json", (row(*pair) for pair in _with_images(samples, folder)))
+
+
+def write_dj(samples: Iterable[Sample], folder: Path) -> int:
+    """Data-Juicer's `data.jsonl`, and images beside it."""
+
+    def row(sample: Sample, image: str) -> dict:
+        question = {"question": sample.question} if sample.question else {}
+        texts = {"id": sample.id, "text": text_of(sample.caption), "images": [image]}
+        return texts | question | {"about": sample.described()}
+
+    return write_jsonl(folder / "data.jsonl", (row(*pair) for pair in _with_images(samples, folder)))
+
+
+def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Sample, str]]:
+    """Each with its image's new path; a thousand images to a folder."""
+    for number, sample in enumerate(samples):
+        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{sample.image.suffix}")
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(read_file(sample.image))
+        yield sample, str(path)
+
+
+def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    iterator = iter(samples)
+    while group := list(islice(iterator, GROUP)):
+        yield group
+
+
+FORMATS = {"dj": write_dj, "llava": write_llava, "parquet": write_parquet, "webdataset": write_webdataset}

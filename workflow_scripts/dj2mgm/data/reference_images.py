@@ -1,0 +1,75 @@
+"""Whether images are those of another set, such as a benchmark's, encoded again or scaled.
+
+references = ReferenceImages(benchmark_images, processes=2)
+for image, reference, bits in references.matches(training_images, processes=2):
+    print(f"{image} is a copy of {reference}: {bits} of 256 bits differ")
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.data.images import load_image
+from dj2mgm.data.near_codes import near_pairs
+from dj2mgm.data.perceptual_hash import CODE, MAX_BITS, MAX_LEVELS, SIGNATURE, distance, signature_of
+from dj2mgm.streaming import map_in_order
+
+BLOCK = 10_000  # images that are looked for together
+
+
+class ReferenceImages:
+    """Signatures of the images that others may be copies of: 80 bytes each.
+
+    Raises:
+        BadImage: one of them cannot be read.
+    """
+
+    def __init__(self, paths: Iterable[str | Path], processes: int = 1):
+        self.paths = list(paths)
+        self.signatures = _signatures(self.paths, processes)
+        self.codes = np.ascontiguousarray(self.signatures[:, :CODE])
+
+    def matches(
+        self,
+        images: Iterable[str | Path],
+        processes: int = 1,
+        max_bits: int = MAX_BITS,
+        max_levels: int = MAX_LEVELS,
+    ) -> Iterator[tuple[str | Path, str | Path, int]]:
+        """Of the images that are copies of references, in their order: the image, its nearest reference, and how many
+        bits differ.
+
+        Args:
+            images: any number of files; `BLOCK` at a time are in memory.
+            max_bits, max_levels: as of the operator `image_near_deduplicator`.
+
+        Raises:
+            BadImage: an image cannot be read.
+        """
+        images = iter(images)
+        while block := list(islice(images, BLOCK)):
+            signatures = _signatures(block, processes)
+            nearest: dict[int, tuple] = {}  # place → (bits, reference)
+            for places, references, _ in near_pairs(np.ascontiguousarray(signatures[:, :CODE]), self.codes, max_bits):
+                bits = distance(signatures[places], self.signatures[references], max_bits, max_levels)
+                near = np.isfinite(bits)
+                found = zip(
+                    places[near].tolist(), bits[near].astype(int).tolist(), references[near].tolist(), strict=True
+                )
+                for place, differing, reference in found:
+                    nearest[place] = min(nearest.get(place, (differing, reference)), (differing, reference))
+            for place, (differing, reference) in sorted(nearest.items()):
+                yield block[place], self.paths[reference], int(differing)
+
+
+def _signatures(paths: list, processes: int) -> np.ndarray:
+    signatures = np.empty((len(paths), SIGNATURE), dtype=np.uint8)
+    for place, signature in enumerate(map_in_order(_sign, paths, processes)):
+        signatures[place] = signature
+    return signatures
+
+
+def _sign(path: str | Path) -> np.ndarray:
+    return signature_of(load_image(path))

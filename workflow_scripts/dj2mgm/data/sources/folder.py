@@ -1,0 +1,30 @@
+"""A folder of images, each with a text file of the same name beside it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.data.formats import conversation
+from dj2mgm.data.rows import open_input
+from dj2mgm.data.sources.source import Source
+from dj2mgm.errors import InputError
+
+
+def read(source: Source) -> Iterator[dict]:
+    stems: dict[Path, Path] = {}
+    for image in source.files:
+        relative = image.relative_to(source.images)
+        stem = relative.with_suffix("")
+        if stem in stems:
+            raise InputError(f"{image} and {stems[stem]} share a caption file; rename one")
+        stems[stem] = image
+        yield conversation(str(stem), str(relative), "", _read_text(image.with_suffix(".txt"), image))
+
+
+def _read_text(file: Path, image: Path) -> str:
+    if not file.is_file():
+        raise InputError(f"{image} has no {file.name} beside it; write its caption there, or move the image elsewhere")
+    try:
+        with open_input(file) as text:
+            return text.read().strip()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from None

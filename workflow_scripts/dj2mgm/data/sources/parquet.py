@@ -1,0 +1,111 @@
+"""Parquet, as Hugging Face's datasets are stored: images are bytes in a column.
+
+Bytes in a compressed column cannot be read in any order: to see one image means to decompress its whole row group. So
+they are copied once, as they are, into tar files of the dataset's folder, and read there.
+"""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dj2mgm.data.formats import conversation
+from dj2mgm.data.rows import check_object
+from dj2mgm.data.shards import Member
+from dj2mgm.data.sources.columns import find_column
+from dj2mgm.data.sources.source import Source, conversation_row
+from dj2mgm.errors import InputError
+
+ROWS = 64  # that are read at a time
+SHARD_BYTES = 2**30
+
+
+def read(source: Source) -> Iterator[dict]:
+    for old in source.own.glob("*.tar"):
+        old.unlink()
+    for number, file in enumerate(source.files):
+        try:
+            yield from _rows(source, file, number)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{file} is damaged or no parquet file ({error}); download it again") from None
+
+
+def _rows(source: Source, file: Path, number: int) -> Iterator[dict]:
+    with pq.ParquetFile(file) as table, TarWriter(source.own, number) as images:
+        there = table.schema_arrow.names
+        image = find_column(file, there, "image", source)
+        turns = find_column(file, there, "conversations", source, needed=False)
+        text = None if turns else find_column(file, there, "text", source)
+        question = None if turns else find_column(file, there, "question", source, needed=False)
+        identifier = "id" if "id" in there else None
+        columns = [column for column in (image, turns, text, question, identifier) if column]
+        row_number = 0
+        for batch in table.iter_batches(ROWS, columns=columns):
+            for row in batch.to_pylist():
+                row_number += 1
+                where = f"{file}, row {row_number}"
+                paths = [images.add(value, where) for value in _list(row[image])]
+                name = str(row[identifier]) if identifier and row[identifier] is not None else None
+                name = name or f"{file.stem}-{row_number:09d}"
+                if turns:
+                    check_object({"turns": row[turns]}, where)
+                    yield conversation_row(name, paths, row[turns], where)
+                    continue
+                if len(paths) != 1:
+                    raise InputError(f"{where}: it has {len(paths)} images, and a caption is of one")
+                caption = row[text][0] if isinstance(row[text], list) and row[text] else row[text]
+                if not isinstance(caption, str):
+                    raise InputError(f"{where}: {text!r} must be a text, found {caption!r}")
+                yield conversation(name, paths[0], (question and row[question]) or "", caption)
+
+
+def _list(value: object) -> list:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+class TarWriter:
+    """Writes images into numbered tar files of about SHARD_BYTES; the paths it gives are relative to `folder`."""
+
+    def __init__(self, folder: Path, number: int):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.number = folder, number
+        self.shard = self.count = 0
+        self.tar: tarfile.TarFile | None = None
+
+    def __enter__(self) -> "TarWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.tar:
+            self.tar.close()
+
+    def add(self, value: object, where: str) -> str:
+        """
+        Args:
+            value: bytes, or datasets' `{bytes, path}`.
+        """
+        content = value.get("bytes") if isinstance(value, dict) else value
+        path = value.get("path") if isinstance(value, dict) else None
+        if not isinstance(content, bytes):
+            raise InputError(
+                f"{where}: its image must be bytes, found {type(content).__name__}; datasets' Image feature stores them"
+            )
+        if self.tar is None or self.tar.offset > SHARD_BYTES:
+            self.__exit__()
+            self.tar = tarfile.open(self.folder / self._name(), "w", format=tarfile.USTAR_FORMAT)
+            self.shard += 1
+        name = self._name(self.shard - 1)
+        info = tarfile.TarInfo(f"{self.count:09d}{Path(path or '').suffix}")
+        info.size = len(content)
+        offset = self.tar.offset + tarfile.BLOCKSIZE
+        self.tar.addfile(info, io.BytesIO(content))
+        self.count += 1
+        return str(Member(name, offset, len(content), info.name))
+
+    def _name(self, shard: int | None = None) -> str:
+        return f"{self.number:05d}-{self.shard if shard is None else shard:05d}.tar"

@@ -1,0 +1,32 @@
+"""ShareGPT's and OpenAI's conversations: a JSON list, or an object a line, of `conversations` or `messages`, with the
+paths of `images` or an `image`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.data.rows import check_object, read_json_list, read_objects
+from dj2mgm.data.sources.source import Source, conversation_row
+from dj2mgm.errors import InputError
+
+
+def read(source: Source) -> Iterator[dict]:
+    for file in source.files:
+        for number, row in _rows(file):
+            where = f"{file}, row {number}"
+            images = row.get("images", row.get("image")) or []
+            images = [images] if isinstance(images, str) else images
+            if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+                raise InputError(f"{where}: 'images' must be a list of paths, found {images!r}")
+            turns = row.get("conversations", row.get("messages"))
+            if turns is None:
+                raise InputError(f"{where}: it has neither 'conversations' nor 'messages'; add its turns")
+            identifier = str(row["id"]) if isinstance(row.get("id"), str | int) else f"{file.stem}-{number:09d}"
+            yield conversation_row(identifier, images, turns, where)
+
+
+def _rows(file: Path) -> Iterator[tuple[int, dict]]:
+    if file.suffix == ".jsonl":
+        yield from read_objects(file)
+        return
+    for number, row in enumerate(read_json_list(file), start=1):
+        yield number, check_object(row, f"{file}, row {number}")

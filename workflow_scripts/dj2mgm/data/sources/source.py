@@ -1,0 +1,85 @@
+"""One source of a dataset, and the rows that its format's reader makes of it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.errors import InputError
+
+
+@dataclass(frozen=True)
+class Source:
+    """
+    Args:
+        files: in the order in which they are read.
+        images: the folder that the rows' image paths are relative to.
+        columns: names of the user's own columns or keys, by ours: image, text, question, conversations.
+        own: a folder for what the reader has to write, such as images that cannot be read where they are.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    images: Path
+    columns: Mapping[str, str] = field(default_factory=dict)
+    own: Path = Path()
+
+
+ROLES = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
+
+
+def conversation_row(identifier: str, images: list[str], turns: object, where: str) -> dict:
+    """Turns as ShareGPT, OpenAI or FineVision write them, in LLaVA's form.
+
+    What the system says goes before the first question. Where no turn says where the images stand, they stand first.
+
+    Raises:
+        InputError: names the row and what is wrong.
+    """
+    said = list(_said(turns, where))
+    system = [text for role, text in said if role == "system"]
+    spoken = [(role, text) for role, text in said if role != "system"]
+    if not spoken or len(spoken) % 2 or any(role != ("human", "gpt")[at % 2] for at, (role, _) in enumerate(spoken)):
+        raise InputError(f"{where}: its turns must alternate user and assistant, ending with the assistant")
+    values = [text for _, text in spoken]
+    values[0] = "\n".join([*system, values[0]])
+    if not any(IMAGE_TOKEN in value for value in values[::2]):
+        values[0] = f"{IMAGE_TOKEN}\n" * len(images) + values[0]
+    row: dict = {"id": identifier}
+    if images:
+        row["image"] = images[0] if len(images) == 1 else images
+    return row | {
+        "conversations": [{"from": role, "value": value} for (role, _), value in zip(spoken, values, strict=True)]
+    }
+
+
+def _said(turns: object, where: str) -> Iterable[tuple[str, str]]:
+    """Who says what."""
+    if not isinstance(turns, list):
+        raise InputError(f"{where}: its conversation must be a list of turns, found {type(turns).__name__}")
+    for number, turn in enumerate(turns, start=1):
+        if isinstance(turn, dict) and isinstance(turn.get("user"), str) and isinstance(turn.get("assistant"), str):
+            yield from (("human", turn["user"]), ("gpt", turn["assistant"]))
+            continue
+        role = ROLES.get(turn.get("from", turn.get("role"))) if isinstance(turn, dict) else None
+        text = _text(turn.get("value", turn.get("content"))) if role else None
+        if text is None:
+            raise InputError(
+                f"{where}: turn {number} must be {{'role': 'user' or 'assistant', 'content': text}} or "
+                "{'from': 'human' or 'gpt', 'value': text}"
+            )
+        yield role, text
+
+
+def _text(content: object) -> str | None:
+    """A turn's text; OpenAI's parts, in their order, with a token for each image."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if kind == "text" else IMAGE_TOKEN if kind in ("image", "image_url") else None
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return "\n".join(texts)

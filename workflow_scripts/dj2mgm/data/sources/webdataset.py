@@ -1,0 +1,79 @@
+"""WebDataset's tar shards: files of one name are a sample; images stay where they are.
+
+A caption is in `<key>.txt`, or in `<key>.json` under a name as tables use; a conversation is in the json.
+"""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from dj2mgm.data.formats import conversation
+from dj2mgm.data.rows import check_object
+from dj2mgm.data.shards import Member, members
+from dj2mgm.data.sources.columns import find_column
+from dj2mgm.data.sources.source import Source, conversation_row
+from dj2mgm.errors import InputError
+from dj2mgm.files import IMAGE_SUFFIXES
+from dj2mgm.streaming import DiskMap
+
+
+def read(source: Source) -> Iterator[dict]:
+    shards = DiskMap()  # of each key
+    for shard in source.files:
+        try:
+            for key, sample in groupby(members(shard), key=_key):
+                if (first := shards.get(key)) is not None:
+                    raise InputError(f"{shard}: key {key!r} was used before, in {first}; rename the sample")
+                shards.fill([(key, str(shard))])
+                yield _row(source, shard, key, {member.name[len(key) :].lower(): member for member in sample})
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise InputError(f"{shard} is damaged or no plain tar file ({error}); download it again") from None
+
+
+def _key(member: Member) -> str:
+    """The name up to the first dot behind the last slash."""
+    folder, slash, name = member.name.rpartition("/")
+    return folder + slash + name.partition(".")[0]
+
+
+def _row(source: Source, shard: Path, key: str, parts: dict[str, Member]) -> dict:
+    """
+    Args:
+        parts: the sample's files by what their names end with.
+    """
+    where = f"{shard}, key {key!r}"
+    base = shard.relative_to(source.images)
+    images = [
+        f"{base}/{member.offset}+{member.size}/{member.name}"
+        for suffix, member in parts.items()
+        if suffix.endswith(IMAGE_SUFFIXES)
+    ]
+    described = _read_json(parts[".json"], where) if ".json" in parts else {}
+    turns = find_column(shard, list(described), "conversations", source, needed=False)
+    if turns:
+        return conversation_row(key, images, described[turns], where)
+    if len(images) != 1:
+        raise InputError(f"{where}: it has {len(images)} images, and a caption is of one; delete the sample")
+    if ".txt" in parts:
+        return conversation(key, images[0], "", _read_text(parts[".txt"], where))
+    text = find_column(Path(where), list(described), "text", source)
+    question = find_column(shard, list(described), "question", source, needed=False)
+    if not isinstance(described[text], str):
+        raise InputError(f"{where}: {text!r} must be a text, found {described[text]!r}")
+    return conversation(key, images[0], described.get(question) or "", described[text])
+
+
+def _read_text(member: Member, where: str) -> str:
+    try:
+        return member.read().decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: {member.name} is not UTF-8 ({error}); write it again") from None
+
+
+def _read_json(member: Member, where: str) -> dict:
+    try:
+        return check_object(json.loads(_read_text(member, where)), where)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: {member.name} is not valid JSON ({error}); write it again") from None

@@ -1,0 +1,83 @@
+"""Writes the pairs that an experiment trains on, with their images, scores and a dataset card, for others to use.
+
+    python workflow_scripts/export_data.py --config results/dj_synth/export/config.yaml --format parquet \\
+        --pairs results/dj_synth/synthesize/synthesized.jsonl --dataset results/datasets/shapes/summary.json \\
+        --stages results/baseline/filter results/dj_synth/synthesize --output-dir results/dj_synth/export/parquet
+
+The folder is complete or not there at all.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.command_line import command_line
+from dj2mgm.data.card import dataset_card
+from dj2mgm.data.exports import FORMATS, Sample
+from dj2mgm.data.formats import caption_of, read_dj_jsonl
+from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, read_yaml, replace_folder, write_text
+from dj2mgm.streaming import DiskMap
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in ("--config", "--pairs", "--dataset", "--output-dir"):
+        parser.add_argument(flag, type=Path, required=True)
+    parser.add_argument("--format", choices=FORMATS, required=True)
+    parser.add_argument("--stages", type=Path, nargs="+", required=True, help="folders of the filters, in their order")
+    args = parser.parse_args()
+    settings = read_yaml(args.config)
+    names, scores = read_scores([stage / "stats.jsonl" for stage in args.stages])
+    summaries = {stage.name: read_json(stage / "summary.json") for stage in args.stages}
+    with replace_folder(args.output_dir) as folder:
+        count = FORMATS[args.format](samples(args.pairs, settings["image_root"], names, scores), folder)
+        card = dataset_card(settings, args.format, count, names, read_json(args.dataset), summaries)
+        write_text(folder / "README.md", card)
+    print(f"{count} pairs in {args.output_dir}", flush=True)
+
+
+def samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterator[Sample]:
+    for row in read_dj_jsonl(pairs):
+        try:
+            image = locate_image(root, row["images"][0])
+        except BadImage as error:
+            raise InputError(f"{pairs}: row {row['id']!r}: {error}; run the filters again") from None
+        own = json.loads(scores.get(row["id"]) or "{}")
+        yield Sample(
+            id=row["id"],
+            image=image,
+            caption=caption_of(row["text"]),
+            question=row.get("question", ""),
+            original_caption=row.get("recaption", {}).get("original", ""),
+            source=row.get("source", ""),
+            scores={name: own.get(name) for name in names},
+        )
+
+
+def read_scores(files: list[Path]) -> tuple[list[str], DiskMap]:
+    """The numeric statistics that there are, and by row's id its own as JSON; later files win."""
+    names: dict[str, None] = {}
+    scores = DiskMap()
+    for file in files:
+        for row in read_jsonl(file):
+            own = {name: value for name, value in map(_number, row.items()) if value is not None}
+            names |= dict.fromkeys(own)
+            before = json.loads(scores.get(row["id"]) or "{}")
+            scores.replace([(row["id"], json.dumps(before | own))])
+    return list(names), scores
+
+
+def _number(item: tuple[str, object]) -> tuple[str, float | None]:
+    """A statistic's value; of one that has a value for each image, the only image's."""
+    name, value = item
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return name, float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+if __name__ == "__main__":
+    main()
