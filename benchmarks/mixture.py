@@ -44,10 +44,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
-    if not (folder / "config/datasets/mixture.yaml").exists():
+    if not (folder / "config/experiments/favoured.yaml").exists():  # a newer recipe would run everything again
         write_sources(folder)
-    write_yaml(folder / "config/recipes/all.yaml", {"process": [{"image_integrity_filter": {}}]})
-    write_yaml(folder / "config/experiments/favoured.yaml", {"sources": FAVOURED})
+        write_yaml(folder / "config/recipes/all.yaml", {"process": [{"image_integrity_filter": {}}]})
+        write_yaml(folder / "config/experiments/favoured.yaml", {"sources": FAVOURED})
     config = ["dataset=mixture", "recipe=all", f"seeds={arguments.seeds}"]
     command = ["snakemake", "--cores", "1", "favoured", "--config", *config]
     subprocess.run(command, cwd=folder, check=True)

@@ -40,6 +40,7 @@ rule answer_benchmark:
 rule score_benchmark:
     input:
         answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
+        leaks=leaks,
         code=code("score_benchmark.py"),
     output:
         metrics="results/{run}/benchmarks/{benchmark}/metrics.json",
@@ -52,10 +53,12 @@ rule score_benchmark:
     resources:
         mem_mb=mem_with_retries(4000),
         runtime=30,
+    params:
+        leaks=leaks_flag,
     shell:
         stage_command(
             "score_benchmark.py",
-            "--answers {input.answers:q}"
+            "--answers {input.answers:q} {params.leaks:q}"
             " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
         )
 

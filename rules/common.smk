@@ -78,6 +78,24 @@ def filter_folders(wildcards):
     return [RUNS.stage(run, stage) for stage in stages]
 
 
+def leaks(wildcards):
+    """Input function: the training images that are copies of images that are evaluated on; nothing for the embedded
+    dataset."""
+    dataset = RUNS.at(wildcards.run).dataset
+    generated = "generator" in dataset["settings"]
+    return [] if generated else f"results/datasets/{dataset['name']}/leaks/leaks.jsonl"
+
+
+def dropped_leaks(wildcards):
+    """Input function: the same, where rows about them are left out."""
+    drops = RUNS.at(wildcards.run).config["jsonl"]["leaks"] == "drop"
+    return leaks(wildcards) if drops else []
+
+
+def leaks_flag(wildcards, input):
+    return ["--leaks", input.leaks] if input.leaks else []
+
+
 def budget(wildcards):
     """Input function: how many samples the reference trains on; nothing for the reference itself."""
     run = RUNS.at(wildcards.run)

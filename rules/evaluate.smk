@@ -68,6 +68,7 @@ rule evaluate_clip:
 rule evaluate_vqa:
     input:
         answers=output_of("generate", "answers.jsonl"),
+        leaks=leaks,
         code=code("evaluate_vqa.py"),
     output:
         metrics="results/{run}/evaluate_vqa/metrics.json",
@@ -81,9 +82,11 @@ rule evaluate_vqa:
     resources:
         mem_mb=mem_with_retries(4000),
         runtime=30,
+    params:
+        leaks=leaks_flag,
     shell:
         stage_command(
             "evaluate_vqa.py",
-            "--answers {input.answers:q}"
+            "--answers {input.answers:q} {params.leaks:q}"
             " --output-dir results/{wildcards.run:q}/evaluate_vqa",
         )

@@ -6,6 +6,7 @@ rule write_jsonl:
         budget=budget,
         instructions=dataset_file("finetune.json"),
         evaluation=dataset_file("evaluation.jsonl"),
+        leaks=dropped_leaks,
         code=code("write_jsonl.py"),
     output:
         pretrain="results/{run}/jsonl/pretrain.jsonl",
@@ -21,6 +22,7 @@ rule write_jsonl:
         mem_mb=mem_with_retries(4000),
         runtime=60,
     params:
+        leaks=leaks_flag,
         budget=lambda w, input: (
             ["--same-samples-as", input.budget] if input.budget else []
         ),
@@ -28,6 +30,6 @@ rule write_jsonl:
         stage_command(
             "write_jsonl.py",
             "--config {input.config:q} --pairs {input.pairs:q}"
-            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q}"
+            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q} {params.leaks:q}"
             " --output-dir results/{wildcards.run:q}/jsonl",
         )

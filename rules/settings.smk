@@ -12,6 +12,7 @@ localrules:  # `use rule` does not take this over
     configure_challenge,
     configure_analysis,
     configure_export,
+    configure_leaks,
 
 
 rule resolve_config:
@@ -114,3 +115,12 @@ use rule resolve_config as configure_export with:
         "results/{run}/export/config.log",
     params:
         settings=lambda w: json.dumps(RUNS.export_settings(RUNS.at(w.run))),
+
+
+use rule resolve_config as configure_leaks with:
+    output:
+        "results/datasets/{dataset}/leaks/config.yaml",
+    log:
+        "results/datasets/{dataset}/leaks/config.log",
+    params:
+        settings=lambda w: json.dumps(RUNS.leak_settings(w.dataset)),

@@ -3,6 +3,9 @@
     python workflow_scripts/evaluate_vqa.py --answers results/baseline/generate/answers.jsonl \\
         --output-dir results/baseline/evaluate_vqa
 
+With `--leaks results/datasets/photos/leaks/leaks.jsonl`, metrics.json also has the figures without the questions about
+images that are in the training data.
+
 Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.
 """
 
@@ -11,16 +14,23 @@ import platform
 import numpy
 
 from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.evaluation.groups import read_pairs, score_rows
+from dj2mgm.evaluation.groups import Rows, read_pairs, score_rows
+from dj2mgm.evaluation.leaks import HELD_OUT, leaked_ids
 from dj2mgm.evaluation.vqa import evaluate_answers, measure_answers
 from dj2mgm.files import sha256_of, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--answers", "--output-dir")
+    paths = path_arguments(__doc__, "--answers", "--output-dir", optional=("--leaks",))
     models = read_pairs(paths.answers, key=("id", "type", "question"))
     result = evaluate_answers(models)
+    if leaked := leaked_ids(paths.leaks, HELD_OUT):
+        rest = {
+            model: {images: without(leaked, rows) for images, rows in pair.items()} for model, pair in models.items()
+        }
+        result["without_leaked"] = evaluate_answers(rest)
+        print(f"{result['without_leaked']['questions']} are about images that are not in the training data", flush=True)
     print(f"{result['questions']} questions", flush=True)
     for group, estimates in result["groups"].items():
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
@@ -31,6 +41,10 @@ def main() -> None:
     }
     write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measure_answers(models)))
     write_json(paths.output_dir / "metrics.json", result | record)
+
+
+def without(leaked: set[str], rows: Rows) -> Rows:
+    return [row for row in rows if row["id"] not in leaked]
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import count_answers, measure_answers
 from dj2mgm.evaluation.groups import estimate_metrics
+from dj2mgm.evaluation.leaks import leaked_ids
 from dj2mgm.files import read_jsonl, sha256_of, write_json
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--answers", "--output-dir")
+    paths = path_arguments(__doc__, "--answers", "--output-dir", optional=("--leaks",))
     if not paths.answers.is_file():
         raise InputError(f"{paths.answers} does not exist; run the rule answer_benchmark first")
     rows = list(read_jsonl(paths.answers))
@@ -38,6 +39,13 @@ def main() -> None:
     }
     counts = count_answers(benchmark, rows)
     scored = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}
+    if leaked := leaked_ids(paths.leaks, benchmark):
+        rest = [row for row in rows if row["id"] not in leaked]
+        scored["without_leaked"] = {
+            "counts": count_answers(benchmark, rest),
+            "estimates": estimate_metrics(measure_answers(benchmark, rest)) if rest else {},
+        }
+        print(f"{len(rest)} answers are about images that are not in the training data", flush=True)
     write_json(paths.output_dir / "metrics.json", scored | record)
 
 

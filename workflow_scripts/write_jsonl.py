@@ -11,6 +11,8 @@ there are no instructions, the second is then empty.
 `--same-samples-as results/baseline/jsonl/summary.json` writes as many samples of each as another experiment trains on,
 by leaving out or repeating rows, so that only the data differs and not how much is trained.
 
+`--leaks results/datasets/photos/leaks/leaks.jsonl` leaves out rows about images that are evaluated on.
+
 Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 """
 
@@ -24,7 +26,7 @@ from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_l
 from dj2mgm.data.held_out import HeldOut
 from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_yaml, sha256_of, write_json
+from dj2mgm.files import read_json, read_jsonl, read_yaml, sha256_of, write_json
 
 
 @command_line
@@ -33,10 +35,12 @@ def main() -> None:
     for flag in ("--config", "--pairs", "--instructions", "--evaluation", "--output-dir"):
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--same-samples-as", type=Path)
+    parser.add_argument("--leaks", type=Path)
     args = parser.parse_args()
     settings = read_yaml(args.config)
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
+    leaked = frozenset(leak["image"] for leak in read_jsonl(args.leaks)) if args.leaks else frozenset()
     held_out = HeldOut(read_evaluation(args.evaluation), settings["evaluation_images"])
     summary: dict = {}
     for name, (rows, root) in _sources(settings, args.pairs, args.instructions).items():
@@ -44,7 +48,7 @@ def main() -> None:
         budget = budgets and budgets[name]["rows_out"]
         limits = settings["on_bad_row"], settings["max_samples"], budget, settings["seed"]
         takes = {key: settings.get(key, False) for key in ("several_images", "one_question")}
-        rules = SampleRules(*limits, settings["sources"], tuple(settings["control_tokens"]), **takes)
+        rules = SampleRules(*limits, settings["sources"], leaked, tuple(settings["control_tokens"]), **takes)
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
         if counts["rows_out"] == 0 and counts["rows_in"]:
             raise InputError(f"no row of {name} is left to train on: {counts}")

@@ -78,6 +78,15 @@ def test_textvqa_from_files_to_score(monkeypatch, model, tmp_path):
     assert estimate["low"] <= estimate["mean"] <= estimate["high"]
     assert vqa_accuracy(said[1], rows[1]["answers"]) == 0.9
 
+    leak = {"image": "a.png", "of": "textvqa", "ids": [rows[2]["id"]], "bits": 0}
+    write_jsonl(tmp_path / "leaks.jsonl", [leak, leak | {"of": "held_out", "ids": [rows[0]["id"]]}])
+    flags = {"answers": tmp_path / "out/answers.jsonl", "leaks": tmp_path / "leaks.jsonl", "output_dir": tmp_path}
+    run(monkeypatch, score_benchmark, **flags)
+    scored = read_json(tmp_path / "metrics.json")
+    assert scored["estimates"]["score"] == estimate
+    assert scored["without_leaked"]["counts"]["answers"] == 2
+    assert scored["without_leaked"]["estimates"]["score"]["mean"] == pytest.approx((100 + 90) / 2)
+
 
 def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path):
     files = write_mmbench(tmp_path / "mmbench.tsv", circular_rows())

@@ -144,6 +144,16 @@ def test_one_experiment_without_ground_truth_shows_no_difference_and_no_synthesi
         assert absent not in text
 
 
+def test_captions_without_likelihoods_are_shown_without_them(monkeypatch, root):
+    """A server that writes captions tells none."""
+    config = write_results(root, seeds=(0,))
+    for file in (root / "dj_synth/synthesize").glob("*.jsonl"):
+        text = re.sub(r'"log_likelihood": [-\d.]+', '"log_likelihood": null', file.read_text(encoding="utf-8"))
+        file.write_text(re.sub(r'"caption_log_likelihood": \[[-\d.]+\]', '"caption_log_likelihood": []', text))
+    text = text_of(write_report(monkeypatch, config))
+    assert "19 recaptioned" in text and "log-likelihood" not in text
+
+
 def test_same_results_same_bytes(monkeypatch, root):
     config = write_results(root)
     assert write_report(monkeypatch, config).read_bytes() == write_report(monkeypatch, config).read_bytes()

@@ -86,6 +86,12 @@ def test_the_captioner_is_the_baseline_of_the_same_seed_and_its_training_is_part
     assert Runs({}).at("other").captioner is None
 
 
+def test_captions_of_a_server_wait_for_no_training(write):
+    write(synthesize={"recipe": "dj_synth", "captioner": "openai", "openai": {"model": "some/model"}})
+    run = Runs({}).at("mine")
+    assert (run.captioner, run.settings["synthesize"]["captioner"]["model"]) == (None, "some/model")
+
+
 def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
     recipe = yaml.safe_load((tmp_path / "config/recipes/dj_synth.yaml").read_text(encoding="utf-8"))
     recipe["process"][0]["low_similarity_recaption_mapper"]["captioner"] = {"image_captioning_mapper": {}}
@@ -219,6 +225,10 @@ def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
         (
             {"model": "mgm-2b", "synthesize": {"recipe": "dj_synth"}},
             "experiment mine: synthesize.mgm.experiment: baseline trains tiny, not mgm-2b; name an experiment",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "captioner": "openai"}},
+            "experiment mine: synthesize.openai.model is not set: name a model of http://localhost:8000/v1/models",
         ),
     ],
 )

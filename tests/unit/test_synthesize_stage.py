@@ -275,8 +275,8 @@ def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"captioner": {"name": "blip"}}, "'captioner.name' must be mgm or blip2, found 'blip'"),
-        ({"captioner": "mgm"}, "'captioner.name' must be mgm or blip2, found None"),
+        ({"captioner": {"name": "blip"}}, "'captioner.name' must be mgm or blip2 or openai, found 'blip'"),
+        ({"captioner": "mgm"}, "'captioner.name' must be mgm or blip2 or openai, found None"),
         ({"captioner": {"name": "blip2", "batch_size": 8}}, "the key 'captioner.model' is missing"),
         ({"captioner": {"name": "blip2", "modl": "x"}}, "unknown key 'captioner.modl'.*'captioner.model'"),
         ({"clipp": "x"}, "unknown key 'clipp'; the nearest known one is 'clip'"),

@@ -202,6 +202,16 @@ def test_the_script_writes_as_many_samples_of_each_as_another_experiment_trains_
     assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
 
 
+def test_rows_about_leaked_images_are_left_out_and_counted_whatever_bad_rows_do(run, tmp_path):
+    write_rows(tmp_path / "leaks.jsonl", [{"image": "b.png", "of": "textvqa", "ids": ["7"], "bits": 0}])
+    rows = [*rows_about("a.png", "b.png", "b.png"), TEXT_ONLY]
+    out = run(rows, "--leaks", str(tmp_path / "leaks.jsonl"))
+    assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "text"]
+    summary = read_json(out / "summary.json")
+    assert summary["finetune"]["dropped"] == {"leaked": 2} and adds_up(summary["finetune"])
+    assert summary["pretrain"]["dropped"] == {}
+
+
 def test_the_script_ends_in_one_line_when_nothing_is_left_to_train_on(run, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
         run(rows_about("missing.png"), on_bad_row="drop")

@@ -32,9 +32,9 @@ def test_normalization(raw, expected):
     assert normalize(normalize(raw)) == expected
 
 
-def run(tmp_path, monkeypatch, rows) -> dict:
+def run(tmp_path, monkeypatch, rows, *flags) -> dict:
     write_jsonl(tmp_path / "answers.jsonl", rows)
-    arguments = ["--answers", tmp_path / "answers.jsonl", "--output-dir", tmp_path]
+    arguments = ["--answers", tmp_path / "answers.jsonl", "--output-dir", tmp_path, *flags]
     monkeypatch.setattr(sys, "argv", ["evaluate_vqa.py", *map(str, arguments)])
     evaluate_vqa.main()
     return read_json(tmp_path / "metrics.json")
@@ -50,6 +50,19 @@ def test_accuracy_overall_is_micro_and_per_type_is_its_own(tmp_path, monkeypatch
     assert metrics["groups"]["finetune/shuffled"]["vqa_accuracy"]["mean"] == 0
     assert metrics["groups"]["finetune/difference"]["vqa_accuracy"]["mean"] == 0.75
     assert metrics["questions"] == 4
+
+
+def test_questions_about_leaked_images_are_left_out_of_figures_of_their_own(tmp_path, monkeypatch):
+    own = [answer("1", "color", "red"), answer("2", "color", "blue"), answer("2", "count", "two", truth="three")]
+    rows = own + [row | {"images": "shuffled"} for row in own]
+    leaks = tmp_path / "leaks.jsonl"
+    write_jsonl(leaks, [{"image": "a.png", "of": "held_out", "ids": ["2"], "bits": 3}])
+    metrics, plain = run(tmp_path, monkeypatch, rows, "--leaks", leaks), run(tmp_path, monkeypatch, rows)
+    assert {key: value for key, value in metrics.items() if key != "without_leaked"} == plain
+    assert metrics["without_leaked"]["questions"] == 1
+    assert metrics["without_leaked"]["groups"]["finetune/own"]["vqa_accuracy"]["mean"] == 1.0
+    write_jsonl(leaks, [{"image": "a.png", "of": "textvqa", "ids": ["2"], "bits": 3}])
+    assert run(tmp_path, monkeypatch, rows, "--leaks", leaks) == plain
 
 
 def test_scores_have_each_images_sum_and_count_in_the_order_of_the_metrics(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ ACROSS_EXPERIMENTS = (
     "report",
     "format",
     "export",
+    "decontaminate",
     "ablation",
     "lora_sweep",
     "lora_vs_full",

@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
+from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.errors import InputError
 
@@ -31,6 +32,7 @@ REFUSED_ARGUMENTS = {
     "skip_op_error": "rows on which an operator fails would be lost; an operator that fails stops the stage",
     "runtime_env": "Ray would install packages while it runs",
 }
+FORMATS = {"base_url": (is_address, ADDRESS), "key_variable": (is_variable, VARIABLE)}
 WRITES = re.compile(
     r"(save|output|export|frame|temp|visualization)_(\w+_)?(dir|path)|batch_meta_export_path|\w+_temp_path"
 )
@@ -155,6 +157,8 @@ def _check_arguments_harmless(place: str, name: str, arguments: dict) -> None:
             raise InputError(f"{place}: {name}: 'batch_size' must be 1 or more, found {value!r}")
         if isinstance(value, str) and LAMBDA.match(value):
             raise InputError(f"{place}: {name}: {key!r} is Python code, which a recipe may not run; {OWN_OPERATOR}")
+        if key in FORMATS and isinstance(value, str) and not FORMATS[key][0](value):
+            raise InputError(f"{place}: {name}: {key!r} must {FORMATS[key][1]}")
         if key == "question" and isinstance(value, str) and (control := CONTROL.search(value)):
             raise InputError(f"{place}: {name}: 'question' holds the control token {control.group()}; take it out")
 

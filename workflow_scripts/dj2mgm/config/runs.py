@@ -64,6 +64,7 @@ class Runs:
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self.attention_benchmark = across["attention_benchmark"]
         self.foundation = across["foundation"]
+        self.folders_apart = across["decontaminate"]["folders"]
         self.export = across["export"] | {"format": across["format"]}
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
@@ -268,6 +269,23 @@ class Runs:
         root = run.dataset["images"]["pretrain"]
         names = {"experiment": run.experiment, "dataset": run.dataset["name"]}
         return names | {"image_root": root, "recipes": read_recipes(run.config)}
+
+    @property
+    def benchmarks_with_files(self) -> dict[str, dict[str, str]]:
+        """Those whose files are all configured."""
+        return {name: files for name, files in self.benchmarks.items() if None not in files.values()}
+
+    def reference_files(self) -> list[str]:
+        """Files of the benchmarks, without the folders of their images."""
+        files = self.benchmarks_with_files.values()
+        return [file for named in files for key, file in named.items() if key != "images"]
+
+    def leak_settings(self, dataset: str) -> dict:
+        """Where the images of a dataset are, and those that they are compared with."""
+        run = next(run for run in self if run.dataset["name"] == dataset)
+        roots = {f"{split}_images": folder for split, folder in run.dataset["images"].items()}
+        others = {"benchmarks": self.benchmarks_with_files, "folders": self.folders_apart}
+        return roots | others | {"cpu_threads": run.config["cpu_threads"]}
 
     def plan_flags(self) -> list[str]:
         """The reference's settings of fine-tuning that decide about memory; sequences as long as it lets through."""

@@ -10,6 +10,7 @@ from jsonschema.validators import extend
 
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.benchmarks import with_benchmarks
+from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
 from dj2mgm.config.reading import read_config, shown
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.errors import InputError
@@ -38,7 +39,10 @@ FORMATS = {
         lambda text: re.fullmatch(r"[^{}]*\{question\}[^{}]*", text) and not CONTROL.search(text),
         "hold {question} once, and no other braces or control token",
     ),
+    "address": (is_address, ADDRESS),
+    "variable": (is_variable, VARIABLE),
 }
+NEVER_SHOWN = {"address", "variable"}  # formats of texts in whose place somebody may have written a secret
 # to JSON Schema 1.0 is an integer; to Python's range() it is not
 Validator = extend(
     Draft202012Validator,
@@ -106,7 +110,8 @@ def _sentence(error: ValidationError) -> str:
         case "enum":
             return f"{path!r} must be one of {', '.join(map(str, error.validator_value))}, found {value}"
         case "format":
-            return f"{path!r} must {FORMATS[error.validator_value][1]}; found {value}"
+            found = "" if error.validator_value in NEVER_SHOWN else f"; found {value}"
+            return f"{path!r} must {FORMATS[error.validator_value][1]}{found}"
         case "oneOf":
             kinds = [_kind(choice) for choice in error.validator_value if "type" in choice]
             words = [word for choice in error.validator_value for word in choice.get("enum", ())]

@@ -232,6 +232,8 @@ def _captioner(config: dict) -> dict:
     name = config["synthesize"]["captioner"]
     # whose model it is, the rules say: they hand over its folders
     keys = {key: value for key, value in config["synthesize"][name].items() if key != "experiment"}
+    if keys.get("model", "") is None:
+        raise InputError(f"synthesize.{name}.model is not set: name a model of {keys['base_url']}/models")
     return {"name": name} | keys | (_caption_prompt(config) if name == "mgm" else {})
 
 

@@ -47,6 +47,7 @@ class SampleRules:
         budget: exactly so many samples are written: too few rows are repeated; None: as many as there are.
         seed: of whatever is chosen at random.
         amounts: by source: how many of its rows are taken, or, as a decimal number, how often each.
+        leaked: images, as rows name them, that copy what is evaluated on; rows about them are left out.
         control_tokens: of the chat formats in use, beside those that no text may contain.
         several_images: whether the model takes more than one in a conversation.
         one_question: whether it takes nothing but one question about one image.
@@ -57,6 +58,7 @@ class SampleRules:
     budget: int | None
     seed: int
     amounts: Mapping[str, float] = field(default_factory=dict)
+    leaked: frozenset[str] = frozenset()
     control_tokens: tuple[str, ...] = ()
     several_images: bool = False
     one_question: bool = False
@@ -78,8 +80,8 @@ def write_training_jsonl(
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
-        usable, bad = _write_good(_checked_rows(rows, root, held_out, rules, processes), good)
-        rows_in = usable.total() + bad.count
+        usable, bad, leaked = _write_good(_checked_rows(rows, root, held_out, rules, processes), good)
+        rows_in = usable.total() + bad.count + leaked
         if bad.count and rules.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
             more = " …" if bad.count > SHOWN else ""
@@ -94,7 +96,7 @@ def write_training_jsonl(
     counts = {
         "rows_in": rows_in,
         "rows_out": written,
-        "dropped": dict(sorted((bad.reasons + _reasons(left_out, usable, rules)).items())),
+        "dropped": dict(sorted((bad.reasons + _reasons(left_out, usable, rules) + Counter(leaked=leaked)).items())),
         "repeated": written + left_out - usable.total(),
     }
     named = {source: rows for source, rows in usable.items() if source is not None}
@@ -122,17 +124,19 @@ class BadRows:
             self.first.append((identifier, found))
 
 
-def _write_good(checked: Iterable[tuple[str, dict | BadRow]], file: IO[str]) -> tuple[Counter, BadRows]:
-    """Write the good ones, one a line; return how many these are by source, None where rows have none, and the bad
-    ones."""
-    good, bad = Counter(), BadRows()
+def _write_good(checked: Iterable[tuple[str, dict | BadRow | None]], file: IO[str]) -> tuple[Counter, BadRows, int]:
+    """Write the good ones, one a line; return how many these are by source, None where rows have none; the bad ones;
+    and how many are left out since they leak."""
+    good, bad, leaked = Counter(), BadRows(), 0
     for identifier, found in checked:
-        if isinstance(found, BadRow):
+        if found is None:
+            leaked += 1
+        elif isinstance(found, BadRow):
             bad.add(identifier, found)
         else:
             good[found.get("source")] += 1
             file.write(json.dumps(found, ensure_ascii=False) + "\n")
-    return good, bad
+    return good, bad, leaked
 
 
 def apportion(usable: Rows, rules: SampleRules) -> tuple[Rows, Rows]:
@@ -218,8 +222,8 @@ def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str) -> 
 
 def _checked_rows(
     rows: Iterable[dict], root: str | Path, held_out: HeldOut, rules: SampleRules, processes: int
-) -> Iterator[tuple[str, dict | BadRow]]:
-    """Each row's id, and the row with its images' absolute paths or why it cannot be trained on.
+) -> Iterator[tuple[str, dict | BadRow | None]]:
+    """Each row's id, and the row with its images' absolute paths, or why it cannot be trained on; None if it leaks.
 
     Every image is opened once, however many rows it has.
     """
@@ -236,12 +240,13 @@ def _checked_rows(
     for batch, found in map_in_order(partial(_check_batch, root, held_out, rules), jobs(), processes):
         images.replace((image, json.dumps(result)) for image, result in found.items())
         for row, problem in batch:
+            leaks = not rules.leaked.isdisjoint(images_of(row))
             if problem is None and "image" in row:
                 found_images = [json.loads(images.get(image)) for image in images_of(row)]
                 problem = next((of_image for _, of_image in found_images if of_image), None)
                 paths = [path for path, _ in found_images]
                 row = row | {"image": paths[0] if isinstance(row["image"], str) else paths}
-            yield row["id"], BadRow(*problem) if problem else row
+            yield row["id"], None if leaks else BadRow(*problem) if problem else row
 
 
 Problem = tuple[str, str] | None  # reason and detail of a `BadRow`

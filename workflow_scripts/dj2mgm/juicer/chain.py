@@ -68,6 +68,8 @@ class Chain(Mapper):
         operators = [operator for _, operator in self.steps]
         self.accelerator = "cuda" if any(operator.use_cuda() for operator in operators) else "cpu"
         self.unforkable = self.use_cuda() or any(map(declarations.is_unforkable, operators))
+        deciding = [operator for step, operator in self.steps if not step.measures]
+        self.in_one_process = any(map(declarations.in_one_process, deciding))
         # an actor loads a model once, a task whenever it lands in a new process
         self.ray_execution_mode = "actor" if any(map(declarations.holds_model, operators)) else "task"
 

@@ -145,6 +145,8 @@ class Engine:
         Raises:
             InputError: a bad row, or an operator that fails.
         """
+        for operator in self.operators:
+            declarations.check_ready(operator)
         self.folders = [self.working / "pass-0"]
         if not self.folders[0].exists():
             import_rows(data, self.settings.image_root, self.folders[0])

@@ -20,6 +20,7 @@ from dj2mgm.juicer.data_juicer import MissingPackage, ray_dataset_class
 from dj2mgm.juicer.dataset import batch_places, batches, read_batch
 from dj2mgm.juicer.recipe import missing_package
 from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.messages import note
 from dj2mgm.streaming import map_in_order
 
 OBJECT_STORE = 256 * 2**20  # bytes; batches on their way, some hundred KB each
@@ -109,6 +110,11 @@ def _own_cluster(cores: int, working: Path) -> dict:
 def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
     import ray
 
+    if chain.in_one_process:
+        names = ", ".join(step.name for step, _ in chain.steps)
+        note(f"{names}: in this process, not on Ray: requests to a server are counted in one place")
+        yield from run_locally(chain, partitions, 1)
+        return
     places = [place for partition in partitions for place in batch_places(partition)]
     if not places:
         return

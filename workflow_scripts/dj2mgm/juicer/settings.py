@@ -126,6 +126,14 @@ def _blip2(path: str | Path, values: dict, _: CaptionerModel | None) -> dict:
     return {"image_captioning_mapper": arguments | sizes}
 
 
+def _openai(path: str | Path, values: dict, _: CaptionerModel | None) -> dict:
+    keys = {"base_url", "model", "key_variable", "question", "max_tokens", "temperature", "longest_side"}
+    keys |= {"concurrency", "timeout_s", "retries", "max_requests", "max_total_tokens"}
+    _check_keys(path, values, keys | {"name"}, set(), "captioner.")
+    arguments = {key: values[key] for key in sorted(keys)}
+    return {"openai_captioning_mapper": arguments | {"base_url": values["base_url"].rstrip("/")}}
+
+
 def _mgm(path: str | Path, values: dict, model: CaptionerModel | None) -> dict:
     keys = {"template", "question", "num_beams", "batch_size", "max_new_tokens"}
     _check_keys(path, values, keys | {"name"}, set(), "captioner.")
@@ -144,7 +152,7 @@ def _mgm(path: str | Path, values: dict, model: CaptionerModel | None) -> dict:
     return {TRAINED: {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
 
 
-CAPTIONERS = {"mgm": _mgm, "blip2": _blip2}  # by their names in the configuration
+CAPTIONERS = {"mgm": _mgm, "blip2": _blip2, "openai": _openai}  # by their names in the configuration
 
 
 def _check_keys(path: str | Path, values: dict, required: set[str], optional: set[str], prefix: str) -> None:

@@ -23,6 +23,11 @@ operator's class, and all are optional:
 - `model_files(arguments)`: static method; files of models that results depend on. Left out, these are the weights and
   configuration in each folder that an argument names.
 - `draws_at_random`: False for a captioner whose captions need no seed.
+- `connect(spent)` and `captions_as_they_come(images)`: of a captioner that asks a server. The first asks whether it is
+  there, the second yields captions one by one; `openai_captioning_mapper` has both.
+- `without_effect`: names of a captioner's arguments that change no caption.
+- `in_one_process`: whether the operator runs where the stage runs, on Ray too, because it counts what it does.
+- `check_ready()`: raises an InputError where the operator could not run; called before the stage starts.
 - `close()`: closes files that stay open between batches.
 """
 
@@ -102,6 +107,23 @@ def shares(operator: OP) -> dict[str, str]:
 
 def draws_at_random(operator: Operator) -> bool:
     return _declared(operator, "draws_at_random", True)
+
+
+def answers_one_by_one(operator: Operator) -> bool:
+    return _declared(operator, "captions_as_they_come") is not None
+
+
+def without_effect(operator: Operator) -> set[str]:
+    return _declared(operator, "without_effect", set())
+
+
+def in_one_process(operator: OP) -> bool:
+    return _declared(operator, "in_one_process") is not None and operator.in_one_process
+
+
+def check_ready(operator: OP) -> None:
+    if _declared(operator, "check_ready"):
+        operator.check_ready()
 
 
 def holds_model(operator: OP) -> bool:

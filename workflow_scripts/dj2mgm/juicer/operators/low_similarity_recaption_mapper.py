@@ -29,10 +29,10 @@ from dj2mgm.messages import Progress
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .batched_image_text_similarity_filter import ORIGINAL
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
-from .declarations import merge_reports
+from .declarations import in_one_process, merge_reports, report_key, take_report
 from .keep_fraction import check_fraction, set_limits
-from .models.caption_store import CaptionStore
-from .models.captioner import Captioner, Captions, problem_of
+from .models.caption_store import CaptionStore, has_captions
+from .models.captioner import NO_ANSWER, Captioner, Captions, problem_of
 from .recaption import RECORD, Recaption, judge_captioner, whole_report, with_record
 
 NAME = "low_similarity_recaption_mapper"
@@ -102,6 +102,19 @@ class LowSimilarityRecaptionMapper(Mapper):
         settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
         [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
         self.report: dict = {}
+
+    @property
+    def in_one_process(self) -> bool:
+        return in_one_process(self.captioner.operator)
+
+    def check_ready(self) -> None:
+        """Ask a captioner's server whether it is there; later, when it is first needed, where it has answered before.
+
+        Raises:
+            InputError: says what it answers, and what to do.
+        """
+        if self.captioner.is_server and not self._has_captions():
+            self.captioner.operator.connect()
 
     def measure(self, samples: dict, rank: int | None = None) -> dict:
         """The samples with their similarities, scored a few at a time."""
@@ -185,26 +198,29 @@ class LowSimilarityRecaptionMapper(Mapper):
         waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in known}
         new = sum(hashed in waiting for hashed in hashes)
         progress = Progress(f"captions by {self.captioner.name}", len(waiting))
-        names, size = list(waiting), self.captioner.batch_size
-        for start in range(0, len(names), size):
-            batch = names[start : start + size]
-            captions = dict(zip(batch, self.captioner([waiting[name] for name in batch], batch), strict=True))
+        for captions in self.captioner.caption(waiting, self._store.before):
             self._store.add(captions)
             known |= captions
-            progress.add(len(batch))
-        return [known[hashed] for hashed in hashes], new
+            progress.add(len(captions))
+        return [known.get(hashed, NO_ANSWER) for hashed in hashes], new
+
+    def _has_captions(self) -> bool:
+        return bool(self.captions_folder) and has_captions(Path(self.captions_folder), self.captioner.fingerprint())
 
     @cached_property
     def _store(self) -> CaptionStore:
         """Opened by the process that captions, when it first does."""
         folder = Path(self.captions_folder) if self.captions_folder else None
-        return CaptionStore(folder, self.captioner.fingerprint() if folder else "", self.writer)
+        fingerprint = self.captioner.fingerprint() if folder else ""
+        return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)
 
     def _choose(
         self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
     ) -> list[Recaption]:
         """For each row (its caption and similarity, its image) the record of the best usable caption."""
-        problems = [[problem_of(text, self.max_caption_length) for text in each.candidates] for each in captions]
+        problems = [
+            [each.problem or problem_of(text, self.max_caption_length) for text in each.candidates] for each in captions
+        ]
         pairs = [
             (text, image)
             for each, bad, image in zip(captions, problems, images, strict=True)
@@ -244,6 +260,8 @@ class LowSimilarityRecaptionMapper(Mapper):
         problems = Counter(record.problem for record in records if record.problem)
         texts = (text for each in captions for text in each.candidates)
         counts = {"below": len(records), "captioned": captioned, "cached": len(records) - captioned}
+        if server := take_report(self.captioner.operator):
+            counts[report_key(self.captioner.operator)] = server
         example = next((text for text in texts if problem_of(text, self.max_caption_length)), "")
         self.report = merge_reports(self.report, counts | {"unusable": problems, "example": example})
 

@@ -53,10 +53,11 @@ def with_record(known: Features) -> Features:
 
 def whole_report(counts: dict, min_similarity: float) -> dict:
     """The report with every count, of rows below the limit: captioned now, captioned before, without a usable caption
-    by reason."""
+    by reason; and of a captioner that asks a server, what that has cost."""
     report = {key: counts.get(key, 0) for key in ("below", "captioned", "cached")}
     unusable = dict(sorted(counts.get("unusable", {}).items()))
-    return report | {"unusable": unusable, "min_similarity": min_similarity}
+    server = {key: counts[key] for key in ("server",) if key in counts}
+    return report | {"unusable": unusable, "min_similarity": min_similarity} | server
 
 
 def judge_captioner(name: str, report: dict, example: str, max_caption_length: int) -> None:

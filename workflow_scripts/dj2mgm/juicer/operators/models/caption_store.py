@@ -4,6 +4,8 @@
 
     {"image": "<sha256 of the file>", "candidates": ["a red circle"], "log_likelihoods": [-1.2]}
 
+and of a captioner that asks a server, perhaps `problem` and `tokens`.
+
 All files of a fingerprint are read, each is appended to by one process only, so that runs may share captions while they
 run at the same time.
 """
@@ -17,9 +19,14 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.errors import InputError
+from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap
 
 from .captioner import Captions
+
+
+def has_captions(folder: Path, fingerprint: str) -> bool:
+    return any(path.stat().st_size for path in (folder / fingerprint).glob("*.jsonl"))
 
 
 class CaptionStore:
@@ -28,17 +35,27 @@ class CaptionStore:
     Args:
         folder: of all captioners' captions; None: captions are kept for this process only.
         writer: name of the file that new captions are appended to; processes that share it get one each.
+        alone: other processes with the same captioner wait until this store is closed: captions cost something, and
+            none is to be asked for twice.
     """
 
-    def __init__(self, folder: Path | None, fingerprint: str, writer: str):
+    def __init__(self, folder: Path | None, fingerprint: str, writer: str, alone: bool = False):
+        self.before = (0, 0)  # images, and tokens that their captions have cost, in all files
         self._lines = DiskMap()
-        self._file = None
+        self._file = self._turn = None
         if folder is not None:
             own = folder / fingerprint
             own.mkdir(parents=True, exist_ok=True)
+            self._turn = _take_turn(own / "turn") if alone else None
             self._file = _own_file(own, writer)
             for path in sorted(own.glob("*.jsonl")):
-                self._lines.fill((image, _line(image, captions)) for image, captions in _read(path))
+                self._lines.fill(self._count(_read(path)))
+
+    def _count(self, rows: Iterable[tuple[str, Captions]]) -> Iterator[tuple[str, str]]:
+        for image, captions in rows:
+            count, tokens = self.before
+            self.before = count + 1, tokens + (captions.tokens or 0)
+            yield image, _line(image, captions)
 
     def get(self, images: Iterable[str]) -> dict[str, Captions]:
         """Captions of those images that have some."""
@@ -54,8 +71,19 @@ class CaptionStore:
             self._file.flush()
 
     def close(self) -> None:
-        if self._file:
-            self._file.close()
+        for file in filter(None, (self._file, self._turn)):
+            file.close()
+
+
+def _take_turn(path: Path) -> IO[bytes]:
+    """A file that one process has at a time: a lock which ends with the process, if not before."""
+    file = open(path, "ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        note(f"waiting for another run that asks for the same captions, as {path} shows")
+        fcntl.lockf(file, fcntl.LOCK_EX)
+    return file
 
 
 def _own_file(folder: Path, writer: str) -> IO[bytes]:
@@ -74,11 +102,12 @@ def _own_file(folder: Path, writer: str) -> IO[bytes]:
 
 def _line(image: str, captions: Captions) -> str:
     row = {"image": image, "candidates": captions.candidates, "log_likelihoods": captions.log_likelihoods}
+    row |= {key: value for key in ("problem", "tokens") if (value := getattr(captions, key)) is not None}
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _captions(row: dict) -> Captions:
-    return Captions(row["candidates"], row["log_likelihoods"])
+    return Captions(row["candidates"], row["log_likelihoods"], row.get("problem"), row.get("tokens"))
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -7,7 +7,7 @@ of another shape round differently; where it draws at random, the random numbers
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from data_juicer.ops import load_ops
@@ -19,7 +19,7 @@ from dj2mgm.data.formats import text_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import sha256_of
 
-from ..declarations import draws_at_random, model_files
+from ..declarations import answers_one_by_one, draws_at_random, model_files, without_effect
 
 CANDIDATES = "caption_candidates"
 LOG_LIKELIHOODS = "caption_log_likelihoods"
@@ -27,10 +27,18 @@ LOG_LIKELIHOODS = "caption_log_likelihoods"
 
 @dataclass(frozen=True)
 class Captions:
-    """A captioner's captions of one image, its own favorite first; no log-likelihoods where it tells none."""
+    """A captioner's captions of one image, its own favorite first; no log-likelihoods where it tells none.
+
+    `problem`: why none of them can be used, where the captioner itself says so; `tokens`: what they cost on a server.
+    """
 
     candidates: list[str]
     log_likelihoods: list[float] | None
+    problem: str | None = None
+    tokens: int | None = None
+
+
+NO_ANSWER = Captions([""], None, "no answer")
 
 
 class Captioner:
@@ -48,6 +56,28 @@ class Captioner:
         [self.operator] = load_ops([{self.name: dict(self.arguments)}])
         self.batch_size = self.operator.batch_size
         self.draws_at_random = draws_at_random(self.operator)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether captions come one by one, in any order, and cost something."""
+        return answers_one_by_one(self.operator)
+
+    def caption(self, images: dict[str, str], spent: tuple[int, int]) -> Iterator[dict[str, Captions]]:
+        """Captions of image files by their SHA-256, some at a time, as soon as they are there.
+
+        Args:
+            images: by their SHA-256. Those that a server gives no answer about are left out.
+            spent: how many captions there were when this process began, and what they had cost in tokens.
+        """
+        hashes = list(images)
+        if self.is_server and hashes:
+            self.operator.connect(spent)
+            for place, captions in self.operator.captions_as_they_come(list(images.values())):
+                yield {hashes[place]: captions}
+            return
+        for start in range(0, len(hashes), self.batch_size):
+            batch = hashes[start : start + self.batch_size]
+            yield dict(zip(batch, self([images[hashed] for hashed in batch], batch), strict=True))
 
     def __call__(self, images: Sequence[str], hashes: Sequence[str]) -> list[Captions]:
         """Captions of up to `batch_size` image files, whose SHA-256 hashes are given too."""
@@ -70,8 +100,9 @@ class Captioner:
 
     def fingerprint(self) -> str:
         """SHA-256 over everything that captions depend on, wherever the model's folder lies."""
-        folders = [key for key, value in self.arguments.items() if isinstance(value, str) and os.path.isdir(value)]
-        arguments = {key: value for key, value in self.arguments.items() if key not in folders}
+        arguments = {key: value for key, value in self.arguments.items() if key not in without_effect(self.operator)}
+        if not self.is_server:  # whose model is a name, even where a folder is called so
+            arguments = {key: value for key, value in arguments.items() if not _is_folder(value)}
         digest = hashlib.sha256()
         seed = self.seed if self.draws_at_random else None
         digest.update(json.dumps([self.name, arguments, self.batch_size, seed], sort_keys=True).encode())
@@ -93,6 +124,10 @@ def problem_of(caption: str, max_length: int) -> str | None:
     if special or CONTROL.search(caption) or len(caption.splitlines()) > 1:
         return "control token"
     return None
+
+
+def _is_folder(value: object) -> bool:
+    return isinstance(value, str) and os.path.isdir(value)
 
 
 def _captions(text: str, meta: dict) -> Captions:

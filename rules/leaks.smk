@@ -1,0 +1,31 @@
+# Copies of images that are evaluated on, among those that are trained on; not for the embedded dataset, whose held-out
+# scenes are drawn like the others.
+
+
+rule find_leaks:
+    input:
+        lambda w: own_files(RUNS.reference_files()),
+        pairs="results/datasets/{dataset}/pretrain.jsonl",
+        instructions="results/datasets/{dataset}/finetune.json",
+        evaluation="results/datasets/{dataset}/evaluation.jsonl",
+        config="results/datasets/{dataset}/leaks/config.yaml",
+        code=code("find_leaks.py"),
+    output:
+        leaks="results/datasets/{dataset}/leaks/leaks.jsonl",
+        summary="results/datasets/{dataset}/leaks/summary.json",
+    log:
+        "results/datasets/{dataset}/leaks/find_leaks.log",
+    benchmark:
+        "results/datasets/{dataset}/leaks/find_leaks.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    resources:
+        mem_mb=mem_with_retries(4000),
+        runtime=120,
+    params:
+        folder=subpath(input.pairs, parent=True),
+    shell:
+        stage_command(
+            "find_leaks.py",
+            "--config {input.config:q} --dataset {params.folder:q} --output-dir {params.folder:q}/leaks",
+        )

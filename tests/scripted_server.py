@@ -1,0 +1,146 @@
+"""A server of chat completions in this process, which does to each request what a test says, and remembers all.
+
+with ScriptedServer(lambda asked: caption("a red boat")) as server: ...
+"""
+
+import base64
+import json
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+
+from PIL import Image
+
+MODEL = "tiny"
+
+
+@dataclass
+class Reply:
+    """What is sent; `action`: `reset` closes the connection instead, `truncate` after half of the body, `hang` never
+    answers."""
+
+    status: int = 200
+    body: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    action: str = ""
+
+
+@dataclass
+class Asked:
+    """A request for a caption: its number from 1, the same for its image, the image's, its body and headers."""
+
+    number: int
+    time_of_image: int
+    image: Image.Image
+    body: dict
+    headers: dict[str, str]
+
+
+def caption(text: str | None, finish: str = "stop", tokens: int | None = 10, **message) -> Reply:
+    values = {"choices": [{"index": 0, "message": {"role": "assistant", "content": text} | message}]}
+    values["choices"][0]["finish_reason"] = finish
+    if tokens is not None:
+        values["usage"] = {"prompt_tokens": 1, "completion_tokens": tokens - 1, "total_tokens": tokens}
+    return Reply(body=json.dumps(values), headers={"Content-Type": "application/json"})
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """
+    Attributes:
+        answered: how often each image (its data URL) got a caption.
+        asked: how often each was asked about.
+        most_in_flight: requests at the same time.
+    """
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, reply: Callable[[Asked], Reply], models: Reply | list[str] = (MODEL,), key: str | None = None):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.reply = reply
+        self.models = models
+        self.key = key
+        self.asked: Counter[str] = Counter()
+        self.answered: Counter[str] = Counter()
+        self.lists = self.in_flight = self.most_in_flight = 0
+        self.lock = threading.Lock()
+        self.released = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    @property
+    def requests(self) -> int:
+        return self.asked.total()
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.released.set()
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request, client_address):
+        """A client that is gone."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: ScriptedServer
+
+    def do_GET(self):
+        self.server.lists += 1
+        models = self.server.models
+        if not isinstance(models, Reply):
+            models = Reply(body=json.dumps({"object": "list", "data": [{"id": name} for name in models]}))
+        self._send(self._refusal() or models)
+
+    def do_POST(self):
+        server = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        [picture, _] = body["messages"][0]["content"]
+        url = picture["image_url"]["url"]
+        with server.lock:
+            server.asked[url] += 1
+            number, time = server.asked.total(), server.asked[url]
+            server.in_flight += 1
+            server.most_in_flight = max(server.most_in_flight, server.in_flight)
+        image = Image.open(BytesIO(base64.b64decode(url.partition("base64,")[2])))
+        reply = self._refusal() or server.reply(Asked(number, time, image, body, dict(self.headers)))
+        with server.lock:
+            server.in_flight -= 1
+            server.answered[url] += reply.status == 200 and '"content": "' in reply.body and not reply.action
+        self._send(reply)
+
+    def _refusal(self) -> Reply | None:
+        if self.server.key is None or self.headers.get("Authorization") == f"Bearer {self.server.key}":
+            return None
+        return Reply(401, f"bad key: {self.headers.get('Authorization')}")
+
+    def _send(self, reply: Reply) -> None:
+        if reply.action == "hang":
+            self.server.released.wait()
+        if reply.action in ("hang", "reset"):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            return self.connection.close()
+        content = reply.body.encode()
+        self.send_response(reply.status)
+        for name, value in ({"Content-Length": str(len(content))} | reply.headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        half = len(content) // 2 if reply.action == "truncate" else None
+        self.wfile.write(content[:half])
+        self.close_connection = half is not None
+
+    def log_message(self, *_):
+        """Nothing."""

@@ -1,0 +1,86 @@
+"""Training images that are copies of images that models are evaluated on: all are found, and no others."""
+
+import json
+
+import numpy as np
+import pytest
+from in_process import run_main
+from PIL import Image
+
+import find_leaks
+from dj2mgm.data.formats import conversation, text_of
+from dj2mgm.data.perceptual_hash import SIGNATURE, distance
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.leaks import Reference, References, folder_images, leaked_ids, read_references
+from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
+
+
+def picture(number: int, side: int = 96) -> Image.Image:
+    grid = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(grid).resize((side, side), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def found(tmp_path, capsys):
+    """Twelve training images, of which some are evaluated on; what the script finds."""
+    images, others = tmp_path / "images", tmp_path / "others"
+    images.mkdir()
+    others.mkdir()
+    for number in range(12):
+        picture(number).save(images / f"{number}.png")
+    (images / "broken.png").write_text("nothing")
+    picture(0).save(images / "held.jpg", quality=60)
+    picture(1, 200).save(others / "scaled.webp")
+    picture(50).save(others / "new.png")
+    picture(51).save(images / "apart.png")
+    names = [*(f"{number}.png" for number in range(6)), "broken.png", "1.png"]
+    pairs = ({"id": str(at), "text": text_of("a"), "images": [name]} for at, name in enumerate(names))
+    write_jsonl(tmp_path / "data/pretrain.jsonl", pairs)
+    instructions = [conversation(str(number), f"{number}.png", "q", "a") for number in range(6, 12)]
+    write_json_list(tmp_path / "data/finetune.json", [*instructions, conversation("x", "0.png", "q", "a")])
+    rows = [{"id": f"e{at}", "image": image, "captions": ["a"]} for at, image in enumerate(("held.jpg", "apart.png"))]
+    write_jsonl(tmp_path / "data/evaluation.jsonl", rows)
+    settings = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(images))
+    settings |= {"benchmarks": {}, "folders": [str(others)], "cpu_threads": 2}
+    write_yaml(tmp_path / "config.yaml", settings)
+    flags = ["--config", "config.yaml", "--dataset", "data", "--output-dir", "leaks"]
+    flags = [flag if flag.startswith("--") else str(tmp_path / flag) for flag in flags]
+    done = run_main(find_leaks, *flags, capture=capsys)
+    assert done.status == 0, done.stderr
+    return tmp_path / "leaks"
+
+
+def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
+    leaks = list(read_jsonl(found / "leaks.jsonl"))
+    folder = str(found.parent / "others")
+    assert [(leak["image"], leak["of"], leak["ids"]) for leak in leaks] == [
+        ("0.png", "held_out", ["e0"]),
+        ("1.png", folder, ["scaled.webp"]),
+        ("0.png", "held_out", ["e0"]),  # an instruction's
+    ]
+    summary = read_json(found / "summary.json")
+    assert summary["held_out"] == {"references": 2, "leaked": 1, "training_images": 2}
+    assert summary[folder] == {"references": 2, "leaked": 1, "training_images": 1}
+    assert leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and leaked_ids(None, "held_out") == set()
+
+
+def test_the_nearest_reference_is_that_of_a_search_through_all():
+    random = np.random.default_rng(0)
+    signatures = random.integers(0, 256, (200, SIGNATURE), dtype=np.uint8)
+    references = References([Reference("a", (str(number),)) for number in range(200)], signatures)
+    for number in (3, 77):
+        near = signatures[number].copy()
+        near[:2] ^= 5
+        found, bits = references.nearest(near)
+        assert found.ids == (str(number),)
+        assert bits == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
+    assert references.nearest(random.integers(0, 256, SIGNATURE, dtype=np.uint8)) is None
+    assert References([], signatures[:0]).nearest(signatures[0]) is None
+
+
+def test_references_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(InputError, match="holds no image; correct the path"):
+        folder_images(tmp_path)
+    (tmp_path / "bad.png").write_text(json.dumps("no image"))
+    with pytest.raises(InputError, match="the image of bad.png cannot be read"):
+        read_references(folder_images(tmp_path), processes=1)

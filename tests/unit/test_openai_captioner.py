@@ -1,0 +1,388 @@
+"""The captioner that asks a server, against one that misbehaves on command and counts what it is asked."""
+
+import time
+from dataclasses import replace
+from email.utils import formatdate
+from threading import Barrier, Lock
+
+import numpy as np
+import pytest
+from PIL import Image
+from scripted_server import Asked, Reply, ScriptedServer, caption
+
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.data_juicer import load_ops
+from dj2mgm.juicer.operators.models import chat_requests
+from dj2mgm.juicer.operators.models.captioner import Captioner, Captions
+
+KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
+    monkeypatch.setattr(chat_requests, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> list[str]:
+    """Of one gray each, by which the server tells them apart: 0, 10, 20, …"""
+    folder = tmp_path_factory.mktemp("images")
+    for number in range(24):
+        Image.new("RGB", (40, 20), (10 * number,) * 3).save(folder / f"{number:02}.png")
+    return [str(path) for path in sorted(folder.iterdir())]
+
+
+def number_of(asked: Asked) -> int:
+    return round(float(np.asarray(asked.image).mean()) / 10)
+
+
+def named(asked: Asked) -> Reply:
+    return caption(f"picture {number_of(asked)}")
+
+
+def mapper(server: ScriptedServer, **arguments):
+    settings = {"base_url": server.url, "model": "tiny", "concurrency": 4, "timeout_s": 5.0, "retries": 2}
+    [operator] = load_ops([{"openai_captioning_mapper": settings | arguments}])
+    return operator
+
+
+def ask(server: ScriptedServer, images: list[str], spent: tuple[int, int] = (0, 0), **arguments) -> dict[int, Captions]:
+    operator = mapper(server, **arguments)
+    operator.connect(spent)
+    return dict(operator.captions_as_they_come(images))
+
+
+def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments) -> tuple[dict[int, Captions], str]:
+    """What was answered before the error, and its sentence."""
+    operator, found = mapper(server, **arguments), {}
+    operator.connect(spent)
+    with pytest.raises(InputError) as caught:
+        for place, captions in operator.captions_as_they_come(images):
+            found[place] = captions
+    assert "\n" not in str(caught.value) and KEY not in str(caught.value)
+    return found, str(caught.value)
+
+
+def test_each_image_is_asked_about_once_and_gets_its_own_answer(images):
+    with ScriptedServer(named) as server:
+        found = ask(server, images)
+    assert found == {place: Captions([f"picture {place}"], None, None, 10) for place in range(24)}
+    assert server.requests == 24 and set(server.asked.values()) == {1} and server.lists == 1
+
+
+def test_as_many_requests_are_in_flight_as_asked_for_and_no_more(images):
+    eight = Barrier(8, timeout=10)
+
+    def by_eights(asked):
+        eight.wait()
+        return named(asked)
+
+    with ScriptedServer(by_eights) as server:
+        assert len(ask(server, images, concurrency=8)) == 24
+    assert server.most_in_flight == 8
+
+
+def test_the_request_is_a_chat_completion_with_the_image_scaled_down(images):
+    seen: list[Asked] = []
+
+    def remember(asked):
+        seen.append(asked)
+        return named(asked)
+
+    with ScriptedServer(remember) as server:
+        ask(server, images[5:6], longest_side=16, question="What is it?", max_tokens=7, temperature=0.5)
+    [asked] = seen
+    [message] = asked.body.pop("messages")
+    assert asked.body == {"model": "tiny", "max_tokens": 7, "temperature": 0.5}
+    assert message["role"] == "user" and message["content"][1] == {"type": "text", "text": "What is it?"}
+    assert (asked.image.format, asked.image.size) == ("JPEG", (16, 8)) and number_of(asked) == 5
+    assert "Authorization" not in asked.headers
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Reply(500, "oops"),
+        Reply(502, "<html>bad gateway</html>"),
+        Reply(429, "slow down"),
+        Reply(200, "<html><body>Welcome</body></html>", {"Content-Type": "text/html"}),
+        Reply(200, '{"choices": []}'),
+        Reply(200, '{"choices": [{"message": {"content": 3}}]}'),
+        Reply(200, '{"error": {"message": "no capacity"}}'),
+        Reply(200, "[" * 100_000),
+        Reply(200, '{"choices": [{"message": {"con'),
+        replace(caption("cut"), action="truncate"),
+        Reply(action="reset"),
+        Reply(action="hang"),
+    ],
+    ids=lambda reply: f"{reply.status} {reply.action} {reply.body[:20]}",
+)
+def test_a_request_that_fails_is_tried_again_and_answered_images_are_not(images, trouble):
+    def first_fails(asked):
+        return trouble if number_of(asked) % 3 == 0 and asked.time_of_image == 1 else named(asked)
+
+    with ScriptedServer(first_fails) as server:
+        found = ask(server, images[:12], timeout_s=1.5 if trouble.action == "hang" else 30.0)
+    assert {place: captions.candidates for place, captions in found.items()} == {
+        place: [f"picture {place}"] for place in range(12)
+    }
+    assert server.requests == 12 + 4 and set(server.answered.values()) == {1}
+
+
+def test_an_image_that_never_gets_an_answer_is_left_out_and_the_others_go_on(images):
+    with ScriptedServer(lambda asked: Reply(500, "oops") if number_of(asked) == 3 else named(asked)) as server:
+        found = ask(server, images)
+    assert set(found) == set(range(24)) - {3}
+    assert sorted(server.asked.values()) == [1] * 23 + [3], "once, and two retries"
+
+
+def test_a_request_that_the_server_does_not_take_is_not_repeated(images):
+    with ScriptedServer(lambda asked: Reply(400, "bad image") if number_of(asked) == 3 else named(asked)) as server:
+        found = ask(server, images)
+    assert set(found) == set(range(24)) - {3} and server.requests == 24
+
+
+@pytest.mark.parametrize("date", [False, True])
+def test_retry_after_is_honored_by_all_requests_not_only_by_the_one_that_was_told(images, date):
+    times: list[float] = []
+
+    def busy_at_first(asked):
+        times.append(time.monotonic())
+        if asked.number == 1:
+            after = formatdate(time.time() + 2, usegmt=True) if date else "0.4"  # a date has no fractions
+            return Reply(429, "slow down", {"Retry-After": after})
+        if asked.number == 2:
+            time.sleep(0.1)
+        return named(asked)
+
+    with ScriptedServer(busy_at_first) as server:
+        found = ask(server, images[:6], concurrency=2)
+    assert len(found) == 6 and server.requests == 7
+    assert times[2] - times[0] >= (0.9 if date else 0.4)
+
+
+def test_a_server_that_allows_one_at_a_time_answers_all_in_the_end(images):
+    """Although each image is refused more often than `retries`."""
+    lock = Lock()
+
+    def one_at_a_time(asked):
+        if not lock.acquire(blocking=False):
+            return Reply(429, "slow down")
+        time.sleep(0.01)
+        lock.release()
+        return named(asked)
+
+    with ScriptedServer(one_at_a_time) as server:
+        found = ask(server, images[:12], concurrency=6, retries=5)
+    assert len(found) == 12 and set(server.answered.values()) == {1}
+
+
+def test_what_the_server_writes_without_a_caption_is_an_answer_with_its_problem(images):
+    said = {
+        0: caption("  two\n lines "),
+        1: caption(""),
+        2: caption(None),
+        3: caption("a boat on the", "length"),
+        4: caption("", "content_filter"),
+        5: caption(None, refusal="I cannot"),
+        6: caption("no usage", tokens=None),
+    }
+    with ScriptedServer(lambda asked: said[number_of(asked)]) as server:
+        found = ask(server, images[:7])
+    assert server.requests == 7
+    assert [(found[place].candidates[0], found[place].problem) for place in range(7)] == [
+        ("two lines", None),
+        ("", None),
+        ("", None),
+        ("a boat on the", "cut off"),
+        ("", "refused"),
+        ("", "refused"),
+        ("no usage", None),
+    ]
+    assert found[6].tokens is None and found[0].tokens == 10
+
+
+def test_a_server_that_goes_down_stops_the_stage_after_what_it_has_answered(images):
+    def dies(asked):
+        return named(asked) if asked.number <= 10 else Reply(action="reset")
+
+    with ScriptedServer(dies) as server:
+        found, sentence = stopped(server, images)
+    assert len(found) == 10
+    assert "3 images in a row got no caption, the last one no answer (" in sentence
+    assert "10 answers of this run are kept" in sentence and server.url in sentence
+    assert server.requests <= 10 + 3 * (4 + 3), "the others are not asked about any more"
+
+
+def test_answers_on_their_way_are_kept_when_the_stage_stops(images):
+    def slow_but_one(asked):
+        if number_of(asked) == 0:
+            return Reply(404, "no such model")
+        time.sleep(0.1)
+        return named(asked)
+
+    with ScriptedServer(slow_but_one) as server:
+        found, sentence = stopped(server, images, concurrency=8)
+    assert "asked for a caption, it answers 404 'no such model'; correct model or base_url" in sentence
+    assert len(found) == server.answered.total() == server.requests - 1 <= 8
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (Reply(429, '{"error": {"code": "insufficient_quota"}}'), "insufficient_quota.*run again when it allows more"),
+        (Reply(503, "later", {"Retry-After": "4000"}), "503 'later' and asks to wait for 4000 s; run again when"),
+        (Reply(308, "", {"Location": "http://elsewhere/v1"}), "308 ''; correct model or base_url"),
+        (Reply(402, "no credit"), "402 'no credit'.*see to the account"),
+    ],
+)
+def test_a_refusal_that_waiting_does_not_help_stops_at_once(images, reply, sentence):
+    with ScriptedServer(lambda _: reply) as server:
+        with pytest.raises(InputError, match=sentence):
+            ask(server, images, concurrency=1)
+    assert server.requests == 1
+
+
+def test_a_model_that_writes_no_captions_is_not_paid_for_all_images(images):
+    with ScriptedServer(lambda _: caption("and so on", "length")) as server:
+        found, sentence = stopped(server, images * 4, concurrency=2)
+    assert "50 answers in a row are no captions, the last one is cut off; change question, max_tokens or" in sentence
+    assert len(found) == server.requests <= 52
+
+
+def test_a_budget_of_requests_counts_retries_and_earlier_runs(images):
+    def first_fails(asked):
+        return Reply(500) if asked.time_of_image == 1 else named(asked)
+
+    with ScriptedServer(first_fails) as server:
+        found, sentence = stopped(server, images, spent=(5, 50), max_requests=15, concurrency=1)
+    assert server.requests == 10 and len(found) == 5
+    assert (
+        "max_requests: 15 is used up; raise it (null: no limit) and run again (15 requests and 100 tokens so"
+        in sentence
+    )
+    with ScriptedServer(named) as server:
+        assert len(ask(server, images[:10], max_requests=10)) == 10
+
+
+def test_a_budget_of_tokens_stops_when_it_is_reached(images):
+    with ScriptedServer(named) as server:
+        found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
+        assert server.requests == len(found) == 10 and "max_total_tokens: 95 is used up" in sentence
+    with ScriptedServer(lambda _: caption("x", tokens=None)) as server:
+        found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
+    assert len(found) == 1 and "does not tell what its answers cost in tokens" in sentence
+
+
+def test_the_report_counts_requests_answers_and_tokens(images):
+    with ScriptedServer(lambda asked: Reply(500) if asked.number == 1 else named(asked)) as server:
+        operator = mapper(server)
+        operator.connect((7, 70))
+        assert len(dict(operator.captions_as_they_come(images[:5]))) == 5
+    assert operator.report == {"requests": 6, "answers": 5, "tokens": 50}
+
+
+@pytest.mark.parametrize(
+    ("models", "sentence"),
+    [
+        (["a", "b"], r"\(model tiny\): the server does not list this model, but a, b; name one of these"),
+        ([f"m{number}" for number in range(12)], "but m0, m1, m2, m3, m4, m5, m6, m7, m8, m9 and 2 more; name one"),
+        (
+            Reply(200, "<html>hello"),
+            "asked for its models, it answers 200 '<html>hello'; correct base_url, which often",
+        ),
+        (Reply(502, "bad gateway"), "asked 3 times for its models, and got 502 'bad gateway'; start the server or"),
+        (Reply(action="reset"), r"asked 3 times for its models, and got no answer \("),
+        (Reply(action="hang"), r"asked 3 times for its models, and got no answer in 0.1 s; start the server"),
+        (Reply(403, "go"), r"it wants a key \(403\); put one into OPENAI_API_KEY"),
+    ],
+)
+def test_a_server_without_the_model_is_named_before_anything_is_asked(images, models, sentence):
+    with ScriptedServer(named, models) as server, pytest.raises(InputError, match=sentence):
+        ask(server, images, timeout_s=0.1)
+    assert server.requests == 0
+
+
+@pytest.mark.parametrize("models", [[], Reply(404, "none here"), Reply(500, "no cache")])
+def test_a_server_that_cannot_list_its_models_is_asked_all_the_same(images, models, capfd):
+    with ScriptedServer(named, models) as server:
+        assert len(ask(server, images[:2])) == 2
+    assert "note: " in capfd.readouterr().err
+
+
+def test_nobody_at_the_address(images):
+    with ScriptedServer(named) as server:
+        url = server.url
+    with pytest.raises(InputError, match=f"{url} .*no answer .*Connection refused.*start the server"):
+        ask(server, images)
+
+
+def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeypatch, capfd):
+    with ScriptedServer(named, key=KEY) as server:
+        with pytest.raises(InputError, match=rf"it wants a key \(401\); put one into {VARIABLE}"):
+            ask(server, images, key_variable=VARIABLE)
+        monkeypatch.setenv(VARIABLE, KEY + "x")
+        with pytest.raises(InputError, match=rf"it does not take the key in {VARIABLE} \(401\)") as caught:
+            ask(server, images, key_variable=VARIABLE)
+        assert "sk-" not in str(caught.value)
+        monkeypatch.setenv(VARIABLE, f" {KEY}\n")
+        operator = mapper(server, key_variable=VARIABLE)
+        operator.connect()
+        assert len(dict(operator.captions_as_they_come(images))) == 24
+        with pytest.raises(InputError, match="it wants a key"):
+            ask(server, images, key_variable=None)
+        server.reply = lambda asked: Reply(400, f"you sent {asked.headers['Authorization']}")
+        found, sentence = stopped(server, images * 3, key_variable=VARIABLE, concurrency=1)
+        assert "<key>" in sentence and not found
+    assert KEY not in capfd.readouterr().err and KEY not in repr(vars(operator))
+
+
+@pytest.mark.parametrize("key", ["sk-two\nlines", "sk-schlüssel", "sk a"])
+def test_a_variable_that_holds_no_key_is_refused_without_showing_it(images, monkeypatch, key):
+    monkeypatch.setenv(VARIABLE, key)
+    with ScriptedServer(named) as server, pytest.raises(InputError, match=f"{VARIABLE} of the environment") as caught:
+        ask(server, images, key_variable=VARIABLE)
+    assert "sk" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"base_url": "http://me:hunter2@host/v1"}, "'base_url' must be an address"),
+        ({"base_url": "http://host/v1?key=hunter2"}, "'base_url' must be an address"),
+        ({"base_url": "file:///hunter2"}, "'base_url' must be an address"),
+        ({"base_url": "http://host:hunter2/v1"}, "'base_url' must be an address"),
+        ({"key_variable": "sk-hunter2"}, "'key_variable' must be the name of an environment variable"),
+        ({"key_variable": "hunter2"}, "'key_variable' must be the name of an environment variable"),
+        ({"model": ""}, "'model' is missing; name one of http://"),
+    ],
+)
+def test_secrets_in_arguments_are_refused_without_showing_them(arguments, message):
+    with ScriptedServer(named) as server, pytest.raises(InputError, match=message) as caught:
+        mapper(server, **arguments)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_only_what_changes_an_answer_asks_again(tmp_path):
+    base = {"base_url": "http://h/v1", "model": "m"}
+
+    def fingerprint(seed: int = 0, **arguments) -> str:
+        return Captioner({"openai_captioning_mapper": base | arguments}, seed).fingerprint()
+
+    first = fingerprint()
+    same = {"concurrency": 1, "timeout_s": 1.0, "retries": 0, "max_requests": 9, "max_total_tokens": 9}
+    same |= {"key_variable": None}
+    assert {fingerprint(1), *(fingerprint(**{key: value}) for key, value in same.items())} == {first}
+    other = {"model": "n", "question": "?", "max_tokens": 1, "temperature": 0.1, "longest_side": 64}
+    other |= {"base_url": "http://i/v1"}
+    assert len({first, *(fingerprint(**{key: value}) for key, value in other.items())}) == 7
+    (tmp_path / "m").mkdir()
+    assert fingerprint(model=str(tmp_path)) != fingerprint(model=str(tmp_path / "m")), "a name, not a folder"
+
+
+def test_it_is_no_step_of_its_own():
+    [operator] = load_ops([{"openai_captioning_mapper": {"model": "m"}}])
+    with pytest.raises(InputError, match="no step of its own: name it as the captioner of low_similarity"):
+        operator.process_batched({})

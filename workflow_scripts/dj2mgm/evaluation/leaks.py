@@ -1,0 +1,128 @@
+"""Leaks: training images that are, encoded again or scaled, images that a model is evaluated on.
+
+A question about such an image may then be answered from memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.perceptual_hash import MAX_BITS, MAX_LEVELS, SIGNATURE, distance, signature_of
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks import read_questions
+from dj2mgm.files import IMAGE_SUFFIXES, read_jsonl
+from dj2mgm.streaming import DiskMap, map_in_order
+
+HELD_OUT = "held_out"
+Image = str | Path | bytes
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image that a model is evaluated on: of what, and the ids of the questions or rows about it."""
+
+    of: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class References:
+    """80 bytes for each image, compared one by one."""
+
+    known: list[Reference]
+    signatures: np.ndarray  # (N, SIGNATURE) uint8
+
+    def nearest(self, signature: np.ndarray) -> tuple[Reference, int] | None:
+        """The reference that an image is a copy of, and by how many of 256 bits they differ; None if it is none.
+
+        Args:
+            signature: (SIGNATURE,) uint8 of the image.
+        """
+        if not self.known:
+            return None
+        bits = distance(self.signatures, np.broadcast_to(signature, self.signatures.shape), MAX_BITS, MAX_LEVELS)
+        best = int(bits.argmin())
+        return (self.known[best], int(bits[best])) if np.isfinite(bits[best]) else None
+
+
+def read_references(images: dict[Reference, Image], processes: int) -> References:
+    """
+    Raises:
+        InputError: names the image that cannot be read.
+    """
+    signatures = map_in_order(_sign, list(images.values()), processes)
+    found = np.zeros((len(images), SIGNATURE), dtype=np.uint8)
+    for place, (reference, signature) in enumerate(zip(images, signatures, strict=True)):
+        if signature is None:
+            raise InputError(f"{reference.of}: the image of {reference.ids[0]} cannot be read; fix it, or take it out")
+        found[place] = signature
+    return References(list(images), found)
+
+
+def _sign(image: Image) -> np.ndarray | None:
+    try:
+        return signature_of(load_image(image))
+    except (BadImage, OSError):
+        return None
+
+
+def held_out_images(rows: Iterable[dict], root: str | Path) -> dict[Reference, Image]:
+    return {Reference(HELD_OUT, (row["id"],)): locate_image(root, row["image"]) for row in rows}
+
+
+def benchmark_images(name: str, files: dict[str, str]) -> dict[Reference, Image]:
+    """Each image once, with the ids of all questions about it."""
+    questions: dict[Image, list[str]] = {}
+    for row in read_questions(name, files):
+        questions.setdefault(row["image"], []).append(row["id"])
+    return {Reference(name, tuple(dict.fromkeys(ids))): image for image, ids in questions.items()}
+
+
+def folder_images(folder: Path) -> dict[Reference, Image]:
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    if not files:
+        raise InputError(f"decontaminate.folders: {folder} holds no image; correct the path")
+    return {Reference(str(folder), (str(file.relative_to(folder)),)): file for file in files}
+
+
+def find_leaks(images: Iterable[str], root: str | Path, references: References, processes: int) -> Iterator[dict]:
+    """Of the training images, in their order, each that is a copy of a reference, once: {image, of, ids, bits}.
+
+    Images that cannot be read are left to the stages that drop them.
+    """
+
+    def look(image: str) -> tuple[str, tuple[Reference, int] | None]:
+        try:
+            signature = _sign(locate_image(root, image))
+        except BadImage:
+            signature = None
+        return image, None if signature is None else references.nearest(signature)
+
+    seen = DiskMap()
+    new = (image for number, image in enumerate(images) if seen.setdefault(image, number) == number)
+    for image, found in map_in_order(look, new, processes):
+        if found:
+            reference, bits = found
+            yield {"image": image, "of": reference.of, "ids": list(reference.ids), "bits": bits}
+
+
+def count_leaks(references: References, leaks: Iterable[dict]) -> dict[str, dict[str, int]]:
+    """By what the references are of: how many images these are, how many of them leak, and into how many images."""
+    known = Counter(reference.of for reference in references.known)
+    leaked: dict[str, set[tuple[str, ...]]] = {of: set() for of in known}
+    images: Counter = Counter()
+    for leak in leaks:
+        leaked[leak["of"]].add(tuple(leak["ids"]))
+        images[leak["of"]] += 1
+    return {of: {"references": known[of], "leaked": len(leaked[of]), "training_images": images[of]} for of in known}
+
+
+def leaked_ids(file: Path | None, of: str) -> set[str]:
+    """Of a file that `find_leaks.py` wrote: ids of the questions, or rows, whose image is in the training data."""
+    return (
+        {identifier for leak in read_jsonl(file) if leak["of"] == of for identifier in leak["ids"]} if file else set()
+    )

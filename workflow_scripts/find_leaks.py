@@ -1,0 +1,56 @@
+"""Finds training images that are, encoded again or scaled, images that models are evaluated on.
+
+    python workflow_scripts/find_leaks.py --config results/datasets/photos/leaks/config.yaml \\
+        --dataset results/datasets/photos --output-dir results/datasets/photos/leaks
+
+Compared are the images of pairs and instructions with those of the held-out split, of the benchmarks whose files are
+configured, and of folders. Writes leaks.jsonl (a row for each training image) and summary.json.
+"""
+
+import os
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.data.formats import images_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.evaluation.leaks import (
+    benchmark_images,
+    count_leaks,
+    find_leaks,
+    folder_images,
+    held_out_images,
+    read_references,
+)
+from dj2mgm.files import read_jsonl, read_yaml, write_json, write_jsonl
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--config", "--dataset", "--output-dir")
+    settings = read_yaml(paths.config)
+    processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
+    images = held_out_images(read_evaluation(paths.dataset / "evaluation.jsonl"), settings["evaluation_images"])
+    for name, files in settings["benchmarks"].items():
+        images |= benchmark_images(name, files)
+    for folder in settings["folders"]:
+        images |= folder_images(Path(folder))
+    references = read_references(images, processes)
+    found = chain.from_iterable(
+        find_leaks(rows, settings[f"{split}_images"], references, processes)
+        for split, rows in training_images(paths.dataset)
+    )
+    write_jsonl(paths.output_dir / "leaks.jsonl", found)
+    counts = count_leaks(references, read_jsonl(paths.output_dir / "leaks.jsonl"))
+    for of, count in counts.items():
+        print(f"{of}: {count['leaked']} of {count['references']} images are in the training data", flush=True)
+    write_json(paths.output_dir / "summary.json", counts)
+
+
+def training_images(dataset: Path) -> Iterator[tuple[str, Iterator[str]]]:
+    yield "pretrain", (row["images"][0] for row in read_dj_jsonl(dataset / "pretrain.jsonl"))
+    yield "finetune", (image for row in read_llava(dataset / "finetune.json") for image in images_of(row))
+
+
+if __name__ == "__main__":
+    main()
