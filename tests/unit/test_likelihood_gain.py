@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
+from places import PROJECT
 from test_synthesize_stage import CAPTIONS, OUTPUTS, command, model_of, rows_of, settings_of, synthesize
 from tiny_captioners import save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
@@ -140,6 +142,22 @@ def test_the_stage_hands_its_trained_model_over_and_keeps_the_share(project, tmp
     assert list(rows_of(tmp_path / "out/synthesized.jsonl").values())[0].keys() == {"id", "text", "images"}
     arguments = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project)).arguments[NAME]
     assert arguments["stage"] == str(project / "pretrain") and arguments["template"]["name"] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("clip_window", 10),
+        ("cluster_balance", 10),
+        ("length_balance", 10),
+        ("ngram_balance", 10),
+        ("likelihood_gain", 10),
+        ("selection", 10),
+    ],
+)
+def test_the_recipes_run_with_what_the_stage_fills_in(project, tmp_path, name, kept):
+    recipe = yaml.safe_load((PROJECT / f"config/recipes/{name}.yaml").read_text(encoding="utf-8"))
+    assert synthesize(project, tmp_path, settings_of(project, tmp_path, recipe["process"]))["rows_kept"] == kept
 
 
 def test_a_stage_without_such_a_model_says_so_before_anything_runs():

@@ -21,6 +21,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
 from dj2mgm.juicer.operators.cluster_balance_filter import COLUMN, fit_clusters
+from dj2mgm.juicer.operators.length_balance_filter import LengthBalanceFilter
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
 from dj2mgm.juicer.operators.ngram_balance_filter import ngrams_of
 from dj2mgm.juicer.operators.selection import draw, even_sample
@@ -205,6 +206,20 @@ def test_a_selection_works_on_what_is_left_and_hands_it_on(clip, colored, tmp_pa
     assert len(run(colored, tmp_path, *process)) == 1
     counts = [(step["rows_in"], step["rows_out"]) for step in read_json(tmp_path / "summary.json")["operators"]]
     assert counts == [(13, 4), (4, 2), (2, 1), (1, 1)]
+
+
+def test_after_a_failure_further_on_nothing_is_selected_again(tmp_path, monkeypatch):
+    data, select, calls = texts(tmp_path, CAPTIONS), LengthBalanceFilter.select, []
+    monkeypatch.setattr(LengthBalanceFilter, "select", lambda *given: calls.append(1) or select(*given))
+    whole = {path: path.read_bytes() for path in (tmp_path / "images").iterdir()}
+    for path in whole:
+        path.write_text("no image")
+    process = {LENGTHS: {"keep_rows": 3}}, {"image_shape_filter": {}}
+    with pytest.raises(InputError, match="operator image_shape_filter failed"):
+        run(data, tmp_path / "out", *process)
+    for path, content in whole.items():
+        path.write_bytes(content)
+    assert len(run(data, tmp_path / "out", *process)) == 3 and len(calls) == 1
 
 
 @pytest.mark.parametrize(
