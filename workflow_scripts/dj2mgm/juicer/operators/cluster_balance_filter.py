@@ -3,9 +3,8 @@
     process:
       - cluster_balance_filter: {hf_clip: openai/clip-vit-base-patch32, clusters: 400, keep_fraction: 0.5}
 
-k-means on embeddings, and then even sampling over its clusters, is how Abbas et al. (SemDeDup, 2023, arXiv:2303.09540)
-and Vo et al. (Automatic data curation for self-supervised learning, 2024, arXiv:2405.15613) take weight from what
-web data hold most of.
+Vo et al. (Automatic data curation for self-supervised learning: a clustering-based approach, 2024, arXiv:2405.15613)
+balance data by sampling evenly over k-means clusters of their embeddings; here k-means has one level.
 """
 
 import base64

@@ -3,7 +3,7 @@
     process:
       - ngram_balance_filter: {words: 2, keep_fraction: 0.5}
 
-The balancing of MetaCLIP (Xu et al., Demystifying CLIP data, 2023, arXiv:2309.16671, section 3.3): of every entry, at
+The balancing of MetaCLIP (Xu et al., Demystifying CLIP data, 2023, arXiv:2309.16671): of every entry, at
 most about t captions are drawn, and a caption is kept if it is drawn for one of its entries. There entries come from
 WordNet and Wikipedia; here they are the captions' own n-grams.
 """
