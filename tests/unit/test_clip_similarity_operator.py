@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from forked_python import forked_python
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from places import PROJECT
 from tiny_clip import save_tiny_clip
@@ -15,6 +17,7 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, ViTCon
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.operators.keep_fraction import set_limits
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity, PixelBatches
 
 STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"
@@ -162,6 +165,45 @@ def test_rows_are_kept_as_by_the_stock_operator(clip, arguments, kept):
         assert list(operator.process({Fields.stats: stats})) == kept
 
 
+@settings(deadline=None)
+@given(
+    scores=st.lists(st.integers(0, 30), min_size=1, max_size=30),
+    quantiles=st.tuples(st.none() | st.floats(0, 0.9), st.none() | st.floats(0, 1)),
+)
+def test_a_window_keeps_the_rows_between_two_quantiles_and_ties_with_them(clip, scores, quantiles):
+    lower, upper = quantiles
+    if (lower or 0) >= (1 if upper is None else upper):
+        return
+    stats = [{STAT: [score / 31]} for score in scores]
+    arguments = {"hf_clip": clip, "min_score": -1.0, "lower_quantile": lower, "upper_quantile": upper}
+    [operator] = load_ops([{BATCHED: arguments}])
+    found = set_limits(operator, stats)
+    ordered, count = sorted(scores), len(scores)
+    first = min(round((lower or 0) * count), count - 1)
+    last = max(first, round((1 if upper is None else upper) * count) - 1)
+    lowest = ordered[first] if lower is not None else min(scores)
+    highest = ordered[last] if upper is not None else max(scores)
+    assert list(operator.process({Fields.stats: stats})) == [lowest <= score <= highest for score in scores]
+    stated = {name for name in operator.quantiles if arguments[name] is not None}
+    assert found.keys() == stated | {operator.quantiles[name] for name in stated}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"lower_quantile": 0.6, "upper_quantile": 0.5},
+            "lower_quantile must be below upper_quantile, both from 0 to 1",
+        ),
+        ({"upper_quantile": 1.5}, "both from 0 to 1; found None and 1.5"),
+        ({"lower_quantile": 0.5, "keep_fraction": 0.5}, "limits on the same side: name one of them"),
+    ],
+)
+def test_windows_that_make_no_sense_are_refused(clip, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load_ops([{BATCHED: {"hf_clip": clip} | arguments}])
+
+
 def test_a_clip_that_cannot_be_loaded_is_one_sentence(clip, tmp_path):
     with pytest.raises(InputError, match=r"hf_clip '.*/gone' is no folder .* name one in the recipe"):
         ClipSimilarity(str(tmp_path / "gone"), "cpu")
@@ -191,6 +233,19 @@ def run_recipe(folder: Path, rows: list[dict], arguments: dict, processes: int) 
     script = PROJECT / "workflow_scripts/filter_data.py"
     flags = ["--config", folder / "config.yaml", "--data", folder / "data.jsonl", "--output-dir", folder / "out"]
     return subprocess.run([forked_python(), script, *flags], capture_output=True, text=True)
+
+
+def test_a_recipe_keeps_a_window(clip, photos, tmp_path):
+    rows = [
+        {"id": f"r{n}", "text": f"{IMAGE}\n{'abcdef'[n]} {END}", "images": [Path(photos[n]).name]} for n in range(6)
+    ]
+    for photo in photos:
+        (tmp_path / Path(photo).name).symlink_to(photo)
+    done = run_recipe(tmp_path, rows, {"hf_clip": clip, "lower_quantile": 0.34, "upper_quantile": 0.84}, 1)
+    assert done.returncode == 0, done.stderr
+    dropped = [(row["stats"][STAT], row["id"]) for row in read_jsonl(tmp_path / "out/dropped.jsonl")]
+    kept = [(row[STAT], row["id"]) for row in read_jsonl(tmp_path / "out/stats.jsonl")]
+    assert sorted(kept) == sorted([*kept, *dropped])[2:5]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -444,6 +444,21 @@ def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
     assert dict(candidates) == pytest.approx(values, rel=1e-4)
 
 
+@pytest.mark.parametrize("family", BUILDERS)
+def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, family):
+    found, asked = (
+        family_of(folders[family]),
+        [(0, "a red circle"), (1, "two green triangles and one dog"), (0, "blue")],
+    )
+    images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 90)]
+    values = found.generator(None, "cpu").log_likelihoods(images, asked, "What is shown?", "")
+    encoder, model = found.encoder("", 512), found.load(torch.float32, "sdpa").eval()
+    for (image, answer), each in zip(asked, values, strict=True):
+        item = encoder.item(conversation("1", str(images[image]), "What is shown?", answer))
+        batch = encoder.batch([item], len(item["input_ids"]))
+        assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
+
+
 def test_both_stages_of_a_model_end_in_one_that_answers(folders, data, forks, tmp_path):
     """Stage 1, killed and resumed; fine-tuning on top of it; and both merged by themselves."""
     given = {"deepspeed": read_deepspeed("zero2_offload", "pretrain"), "max_length": 512, "max_steps": 4, "epochs": 4}

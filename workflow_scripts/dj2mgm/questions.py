@@ -1,4 +1,4 @@
-"""What is asked of a model together, and answers in the order of the questions."""
+"""What is asked of a model together, and answers in the order of the questions; how likely it finds answers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,6 +67,17 @@ class Answerer(ABC):
 
         That score is the log-likelihood per token; what is yielded with a caption is the log-likelihood as a whole, of
         its tokens and of the one that ends it.
+        """
+
+    @abstractmethod
+    def log_likelihoods(
+        self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
+    ) -> list[list[float]]:
+        """How likely the model finds each answer: nats of each of its tokens, with what ends it, given those before.
+
+        Args:
+            answers: which of the images each is about, and its text.
+            question: what is asked of all; an empty one asks for a plain caption.
         """
 
     @abstractmethod

@@ -98,6 +98,11 @@ class DiskMap:
         """Set values, whether or not their keys had some."""
         self._database.executemany("INSERT OR REPLACE INTO map VALUES (?, ?)", items)
 
+    def add(self, items: Iterable[tuple[str, int]]) -> None:
+        """Add to the numbers of keys, from 0 for those that had none."""
+        statement = "INSERT INTO map VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = value + excluded.value"
+        self._database.executemany(statement, items)
+
     def get(self, key: str) -> str | int | None:
         row = self._database.execute("SELECT value FROM map WHERE key = ?", (key,)).fetchone()
         return row and row[0]

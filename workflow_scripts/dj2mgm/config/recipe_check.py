@@ -48,6 +48,16 @@ REGISTERED = re.compile(r"^@OPERATORS\.register_module\(\s*(f?[\"'][\w{}]+[\"']|
 # it evaluates an argument only if that is a lambda, which is refused
 EVALUATES_LAMBDA = "remove_repeat_sentences_mapper"
 TYPES = {"int": int, "float": int | float, "bool": bool, "str": str}
+# operators for which a stage fills in what a recipe leaves open: the model file's CLIP; and a captioner, here with the
+# argument in which a recipe names its own
+WITH_CLIP = (
+    "batched_image_text_similarity_filter",
+    "image_text_similarity_filter",
+    "image_embedding_deduplicator",
+    "cluster_balance_filter",
+)
+LIKELIHOOD_GAIN = "likelihood_gain_filter"
+WITH_CAPTIONER = {"low_similarity_recaption_mapper": "captioner", LIKELIHOOD_GAIN: "stage"}
 Parameters = dict[str, str | None]  # argument → its annotation where that is one word
 
 

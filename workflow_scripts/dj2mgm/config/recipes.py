@@ -4,11 +4,9 @@ from pathlib import Path
 
 from dj2mgm.config.layers import named_file
 from dj2mgm.config.reading import read_config
-from dj2mgm.config.recipe_check import check_operator, check_shape, check_steps
+from dj2mgm.config.recipe_check import WITH_CAPTIONER, WITH_CLIP, check_operator, check_shape, check_steps
 from dj2mgm.errors import InputError
 
-EMBEDDING = "image_embedding_deduplicator"
-RECAPTION = "low_similarity_recaption_mapper"
 STATED_BY_THE_STAGE = {"captions_folder", "writer"}  # where captions are kept
 
 
@@ -35,13 +33,13 @@ def read_recipes(config: dict) -> dict[str, dict | None]:
 
 
 def needs_clip(recipe: dict) -> bool:
-    return any("image_text_similarity" in operator or operator == EMBEDDING for operator in _operators_of(recipe))
+    return any(operator in WITH_CLIP for operator in _operators_of(recipe))
 
 
-def needs_captioner(recipe: dict) -> bool:
-    """Whether captions are wanted of a captioner that the recipe does not name itself."""
-    steps = [step[RECAPTION] for step in recipe["process"] if RECAPTION in step]
-    return any((arguments or {}).get("captioner") is None for arguments in steps)
+def asking_captioner(recipe: dict) -> list[str]:
+    """The operators that ask a captioner which the recipe does not name: to write captions, or how likely some are."""
+    steps = [(name, arguments or {}) for step in recipe["process"] for name, arguments in step.items()]
+    return [name for name, arguments in steps if name in WITH_CAPTIONER and arguments.get(WITH_CAPTIONER[name]) is None]
 
 
 def _read(path: Path) -> dict:

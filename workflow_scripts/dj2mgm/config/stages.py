@@ -12,7 +12,8 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, WITHOUT_CHAT, read_chat_template
-from dj2mgm.config.recipes import needs_captioner, needs_clip, read_recipes
+from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN
+from dj2mgm.config.recipes import asking_captioner, needs_clip, read_recipes
 from dj2mgm.config.training import (
     FROZEN,
     check_lora_targets,
@@ -55,6 +56,11 @@ class Stage:
 
 def filter_settings(config: dict, images: dict) -> dict:
     recipe = read_recipes(config)["filter"]
+    if LIKELIHOOD_GAIN in asking_captioner(recipe):
+        raise InputError(
+            f"recipe: {LIKELIHOOD_GAIN} asks a trained model, which the filter stage has not; move it to the recipe "
+            "that synthesize.recipe names"
+        )
     settings = {"image_root": images["pretrain"], "processes": config["filter"]["processes"], "recipe": recipe}
     return settings | ({"clip": config["model"]["clip_score"]} if needs_clip(recipe) else {})
 
@@ -74,13 +80,19 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
     recipe = read_recipes(config)["synthesize"]
     if recipe is None:
         return None
+    asking, captioner = asking_captioner(recipe), config["synthesize"]["captioner"]
+    if LIKELIHOOD_GAIN in asking and captioner != "mgm":
+        raise InputError(
+            f"synthesize.captioner: {captioner} does not tell how likely captions are, as {LIKELIHOOD_GAIN} asks; "
+            "choose mgm"
+        )
     return _common(config) | {
         "image_root": images["pretrain"],
         "processes": config["filter"]["processes"],
         "gpus": gpus_on_one_node(config),
         "recipe": recipe,
         "clip": config["model"]["clip_score"],
-        "captioner": _captioner(config) if needs_captioner(recipe) else None,
+        "captioner": _captioner(config) if asking else None,
         "captions": CAPTIONS,
     }
 

@@ -28,7 +28,7 @@ from dj2mgm.juicer.operators.image_text_deduplicator import NAME as DEDUPLICATOR
 from dj2mgm.juicer.recipe import check_process, complete
 from dj2mgm.juicer.restart import EmptyResult, fingerprint, working_folder
 from dj2mgm.juicer.settings import SIMILARITY_FILTERS, StageSettings
-from dj2mgm.juicer.statistics import FRACTION, Limits, Statistic, as_numbers, limits_of, share_kept
+from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, limits_of, shares_kept
 from dj2mgm.juicer.suggestions import recipe_text, suggest
 
 STATS, OVERALL, SUGGESTIONS = "stats.jsonl", "overall.csv", "suggestions.yaml"
@@ -192,8 +192,7 @@ def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns:
             analysis.not_measured[f"{operator._name}, {name}"] = "is not numeric"
             continue
         limits = limits_of(operator, arguments, name, alone=len(columns) == 1)
-        if fraction := arguments.get(FRACTION):
-            limits["min"] = share_kept(numbers[0], fraction)
+        limits |= shares_kept(numbers[0], arguments)
         analysis.statistics.append(suggest(Statistic(name, operator._name, *numbers, stated, limits)))
 
 

@@ -37,8 +37,9 @@ from dj2mgm.juicer.executors import Run, executor_of
 from dj2mgm.juicer.ledger import Ledger, Repeats, RowStream
 from dj2mgm.juicer.operators import declarations
 from dj2mgm.juicer.operators.declarations import merge_reports
-from dj2mgm.juicer.operators.keep_fraction import set_limit
+from dj2mgm.juicer.operators.keep_fraction import set_limits
 from dj2mgm.juicer.recipe import build_operators, check_ids, operator_named, row_named
+from dj2mgm.juicer.selected import keep_selected
 from dj2mgm.juicer.settings import StageSettings
 from dj2mgm.messages import Progress, note
 
@@ -47,8 +48,10 @@ class Ending(Enum):
     """What a pass ends with."""
 
     NONE = "each operator has decided row by row"
-    FRACTION = "the last operator has only measured; the next pass begins with it, and a limit in place of its fraction"
-    SIGNATURES = "the last operator has only signed rows; the next pass begins with it, and finds the copies among them"
+    MEASURED = (
+        "the last operator has only measured; the next pass begins with it, and decides by what it knows of all rows"
+    )
+    SELECTION = "the only operator says which rows are kept"
     COPIES = "the only operator drops the copies that all rows' signatures tell"
     REPEATS = "the last operator's hashes tell, row by row in their order, which rows are repeats"
     ALL_ROWS = "the only operator gets the whole dataset"
@@ -62,7 +65,7 @@ class Pass:
     @property
     def decided(self) -> tuple[ChainStep, ...]:
         """The steps that have seen all rows and are done with them."""
-        return self.steps[:-1] if self.ending in (Ending.FRACTION, Ending.SIGNATURES) else self.steps
+        return self.steps[:-1] if self.ending is Ending.MEASURED else self.steps
 
 
 def passes_of(process: list[dict], operators: list[OP], measures: bool = False) -> list[Pass]:
@@ -86,7 +89,7 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
             end()
         if declarations.finds_copies(operator):
             steps.append(step)
-            end(Ending.SIGNATURES)
+            end(Ending.MEASURED)
             steps.append(step)
             end(Ending.COPIES)
         elif declarations.hash_key(operator):
@@ -96,10 +99,15 @@ def passes_of(process: list[dict], operators: list[OP], measures: bool = False) 
             end()
             steps.append(step)
             end(Ending.ALL_ROWS)
+        elif declarations.selects(operator):
+            steps.append(ChainStep(number, spec, measures=True))
+            end(Ending.MEASURED)
+            steps.append(step)
+            end(Ending.SELECTION)
         else:
-            if declarations.keeps_fraction(operator) and not step.measures:
+            if declarations.shares(operator) and not step.measures:
                 steps.append(ChainStep(number, spec, measures=True))
-                end(Ending.FRACTION)
+                end(Ending.MEASURED)
             steps.append(step)
     end()
     return passes
@@ -147,6 +155,9 @@ class Engine:
                 target = self.working / f"pass-{number}"
                 if current.ending is Ending.ALL_ROWS:
                     self._run_on_all_rows(current.steps[0], target)
+                elif current.ending is Ending.SELECTION:
+                    [step] = current.steps
+                    keep_selected(step, self.operator_of(step), self.folders[-1], target)
                 elif current.ending is Ending.COPIES:
                     [step] = current.steps
                     drop_copies(step, self.operator_of(step), self.folders[-1], target)
@@ -194,13 +205,12 @@ class Engine:
         return repeats
 
     def _with_limit(self, step: ChainStep, source: Path) -> ChainStep:
-        """The step, with a limit in place of its fraction: all rows of `source` have scores by now."""
+        """The step, with limits in place of its shares: all rows of `source` have scores by now."""
         operator = self.operator_of(step)
-        if step.measures or not declarations.keeps_fraction(operator):
+        if step.measures or not declarations.shares(operator):
             return step
-        set_limit(operator, (json.loads(stats) for (stats,) in column_values(source, "stats")))
-        arguments = {"keep_fraction": None, operator.limit: getattr(operator, operator.limit)}
-        return ChainStep(step.number, {step.name: step.spec[step.name] | arguments})
+        limits = set_limits(operator, (json.loads(stats) for (stats,) in column_values(source, "stats")))
+        return ChainStep(step.number, {step.name: step.spec[step.name] | limits})
 
     def _run_on_all_rows(self, step: ChainStep, target: Path) -> None:
         """Hand the whole dataset to an operator, unless its rows are in `target` already."""

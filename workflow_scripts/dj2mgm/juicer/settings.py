@@ -4,14 +4,14 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipe_check import check_keys, check_shape
+from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN, WITH_CLIP, check_keys, check_shape
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
+TRAINED = "mgm_captioning_mapper"
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
-WITH_CLIP = (*SIMILARITY_FILTERS, "image_embedding_deduplicator")
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,18 @@ def read_synthesize_settings(path: str | Path, output_dir: Path, model: Captione
         InputError: names the file, the key and what belongs there.
     """
     values = read_values(path, SYNTHESIZE_KEYS, {"writer"})
+    captioner = None if values["captioner"] is None else _captioner(path, values["captioner"], model)
     recaption = {
         "hf_clip": values["clip"],
-        "captioner": None if values["captioner"] is None else _captioner(path, values["captioner"], model),
+        "captioner": captioner,
         "seed": values["seed"],
         "captions_folder": values["captions"],
         "writer": values.get("writer") or "-".join(output_dir.resolve().parts[-3:]),
     }
     arguments = clip_arguments(values["clip"]) | {"low_similarity_recaption_mapper": recaption}
+    if asked := (captioner or {}).get(TRAINED):
+        names = ("base_model", "stage", "template", "question")
+        arguments |= {LIKELIHOOD_GAIN: {name: asked[name] for name in names}}
     return stage_settings(path, values, arguments)
 
 
@@ -145,7 +149,7 @@ def _mgm(path: str | Path, values: dict, model: CaptionerModel | None) -> dict:
             f"{model.stage} has no projector.safetensors, so it is no folder of a captioner; run its rules first"
         )
     arguments = {key: values[key] for key in keys}
-    return {"mgm_captioning_mapper": {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
+    return {TRAINED: {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
 
 
 CAPTIONERS = {"mgm": _mgm, "blip2": _blip2, "openai": _openai}  # by their names in the configuration

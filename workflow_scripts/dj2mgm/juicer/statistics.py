@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dj2mgm.juicer.data_juicer import Filter
-from dj2mgm.juicer.operators.keep_fraction import limit_of_fraction
+from dj2mgm.juicer.operators.keep_fraction import SIDES, limits_of_shares
 
 PREFIXES = {"min": "min_", "max": "max_"}  # of Data-Juicer's arguments for the two ends of a range
-FRACTION = "keep_fraction"
 UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more
 
 
@@ -93,9 +92,11 @@ def limits_of(operator: Filter, arguments: dict | None, statistic: str, alone: b
     return {limit.side: limit for limit in _read_limits(operator, arguments or {}, statistic, alone)}
 
 
-def share_kept(values: np.ndarray, fraction: float) -> Limit:
-    """The limit of an operator that keeps a share of the rows, whatever other limit it states."""
-    return Limit("min", FRACTION, limit_of_fraction(values[np.isfinite(values)], fraction), fraction)
+def shares_kept(values: np.ndarray, arguments: dict) -> Limits:
+    """The limits of an operator that keeps a share of the rows, whatever other limits it states."""
+    given = {name: arguments[name] for name in SIDES if arguments.get(name) is not None}
+    found = limits_of_shares(values[np.isfinite(values)], **given)
+    return {SIDES[name]: Limit(SIDES[name], name, found[SIDES[name]], share) for name, share in given.items()}
 
 
 def _read_limits(operator: Filter, arguments: dict, statistic: str, alone: bool) -> Iterator[Limit]:

@@ -11,7 +11,8 @@ import numpy as np
 import yaml
 
 from dj2mgm.juicer.distributions import Tail, Valley, between, separated_tail, valley_between_humps
-from dj2mgm.juicer.statistics import FRACTION, Limit, Limits, Statistic
+from dj2mgm.juicer.operators.keep_fraction import SIDES
+from dj2mgm.juicer.statistics import Limit, Limits, Statistic
 
 SCORE = "score"  # what Data-Juicer calls the limits of a model's opinion: min_score
 SHARES = (0.9, 0.75, 0.5)  # what to keep, where a score suggests no limit
@@ -22,7 +23,7 @@ TWO_HUMPS = "Two humps: the limit is where the mixture of two normal distributio
 def suggest(statistic: Statistic) -> Statistic:
     """The statistic, with suggested limits and a remark."""
     finite, limits = statistic.finite, statistic.limits
-    if "min" in limits and limits["min"].argument == FRACTION:
+    if "min" in limits and limits["min"].argument in SIDES:
         return replace(statistic, suggested={side: _unchanged(limit, statistic) for side, limit in limits.items()})
     if "min" in limits and SCORE in limits["min"].argument:
         valley = valley_between_humps(finite)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import DynamicCache
 
 from dj2mgm.compute import default_device
+from dj2mgm.data.formats import conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import REMEDY, ChatTemplate
 from dj2mgm.errors import InputError
@@ -20,9 +21,11 @@ from dj2mgm.files import read_json, readable
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
+from dj2mgm.mgm.likelihood import answer_log_likelihoods
 from dj2mgm.mgm.weights import add_trained
-from dj2mgm.questions import Answerer, Batch, Candidates, key_of, parts_of
+from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of
 from dj2mgm.streaming import map_in_order
+from dj2mgm.vision_language import IGNORED
 
 # Questions that are answered together, where that is "auto": on a CPU, and at most on a GPU, which more keep no busier
 ON_CPU, AT_MOST = 64, 256
@@ -157,6 +160,29 @@ class Generator(Answerer):
             visual_tokens = self._encoded(batch)
             found = beam_search(self.model, input_ids, visual_tokens, num_beams, self._stops(chat), max_new_tokens)
             yield from map(self._captions, found)
+
+    @torch.inference_mode()
+    def log_likelihoods(
+        self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
+    ) -> list[list[float]]:
+        """Each image is encoded once, and what stands before the answers is computed once for each image."""
+        if not answers:
+            return []
+        chat = ChatTemplate.of(template, self.processor.tokenizer)
+        turns = {answer: conversation("", "", question, answer)["conversations"] for _, answer in answers}
+        encoded = {answer: self.processor.encode(chat.segments(each)) for answer, each in turns.items()}
+        items = [encoded[answer] for _, answer in answers]
+        begin = min(next(place for place, label in enumerate(item["labels"]) if label != IGNORED) for item in items)
+        at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
+        pixels = parts_of(list(self._decoded(images)), at_once)
+        return answer_log_likelihoods(
+            self.model,
+            items[0]["input_ids"][:begin],
+            torch.cat(list(map(self._encoded, pixels))),
+            [image for image, _ in answers],
+            [item["input_ids"][begin:] for item in items],
+            [item["labels"][begin:] for item in items],
+        )
 
     def _captions(self, found: list[tuple[list[int], float]]) -> Candidates:
         texts = self.processor.tokenizer.batch_decode([tokens for tokens, _ in found], skip_special_tokens=True)

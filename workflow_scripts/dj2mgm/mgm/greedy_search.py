@@ -42,7 +42,7 @@ def greedy_search(
     padded = [[stops[0]] * (width - len(ids)) + list(ids) for ids in questions]
     mask = torch.tensor([[1] * len(prefix) + [0] * (width - len(ids)) + [1] * len(ids) for ids in questions])
     mask = mask.to(device)
-    cache, logits = _read_images(model, torch.tensor(prefix, device=device), visual_tokens)
+    cache, logits = read_images(model, torch.tensor(prefix, device=device), visual_tokens)
     if width:
         cache, logits = _read_questions(model, cache, len(logits), rows, torch.tensor(padded, device=device), mask)
     else:
@@ -142,7 +142,7 @@ def _with_room(layer: DynamicLayer, tokens: int) -> StaticLayer:
     return roomy
 
 
-def _read_images(
+def read_images(
     model: MGMForConditionalGeneration, prefix: torch.Tensor, visual_tokens: torch.Tensor
 ) -> tuple[Cache, torch.Tensor]:
     """Keys and values of the prefix with each image, and what follows it: logits (I, V)."""
@@ -175,7 +175,7 @@ def _read_questions(
         return of_images, _read(model, of_images, ids, mask)
     caches, logits = [], []
     for rows_, ids_, mask_ in zip(rows.split(size), ids.split(size), mask.split(size), strict=True):
-        caches.append(_selected(of_images, rows_))
+        caches.append(selected(of_images, rows_))
         logits.append(_read(model, caches[-1], ids_, mask_))
     return _joined(caches), torch.cat(logits)
 
@@ -194,7 +194,7 @@ def _read(model: MGMForConditionalGeneration, cache: Cache, ids: torch.Tensor, m
     return output.logits[:, -1]
 
 
-def _selected(cache: Cache, rows: torch.Tensor) -> Cache:
+def selected(cache: Cache, rows: torch.Tensor) -> Cache:
     """Of a cache that is kept."""
     selected = copy(cache)
     selected.layers = [copy(layer) for layer in cache.layers]

@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from dj2mgm.data.formats import conversation
 from dj2mgm.data.images import load_image
-from dj2mgm.questions import Answerer, Batch, Candidates, parts_of
+from dj2mgm.questions import Answerer, Batch, Candidates, Image, parts_of
+from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import ProcessorEncoder
 
 ON_CPU, ON_GPU = 16, 32  # questions that are answered together where that is "auto"
@@ -77,6 +79,26 @@ class Generator(Answerer):
                 ):
                     captions.setdefault(text, value)
                 yield list(captions.items())
+
+    @torch.inference_mode()
+    def log_likelihoods(
+        self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
+    ) -> list[list[float]]:
+        """An image is encoded for each answer: models differ in where they put it. `template` is not looked at."""
+        found: list[list[float]] = []
+        for part in parts_of(answers, ON_GPU if self.model.device.type == "cuda" else ON_CPU):
+            rows = [conversation("", str(images[image]), question, answer) for image, answer in part]
+            items = [self.encoder.item(row) for row in rows]
+            batch = self.encoder.batch(items, max(len(item["input_ids"]) for item in items))
+            labels, places = batch.pop("labels"), batch.pop("answer_positions")
+            logits = self.model(
+                **{name: self._placed(values) for name, values in batch.items()}, use_cache=False
+            ).logits
+            chosen = logits.flatten(0, 1)[places.to(logits.device)].float().log_softmax(dim=-1)
+            targets = labels.flatten()[places + 1].to(logits.device)
+            values = iter(chosen.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
+            found += [[next(values) for label in item["labels"][1:] if label != IGNORED] for item in items]
+        return found
 
     def _prompts(self, images: list, questions: list[str]) -> dict[str, torch.Tensor]:
         """Padded on the left, as the model reads them."""

@@ -5,7 +5,8 @@ Same arguments, same stat, same values (within 1e-3); the recipe needs only anot
     process:
       - batched_image_text_similarity_filter: {hf_clip: openai/clip-vit-base-patch32, min_score: 0.28}
 
-Instead of `min_score`, `keep_fraction` says what share of the rows, most similar first, sets the limit.
+Instead of `min_score`, `keep_fraction` says what share of the rows, most similar first, sets the limit; or
+`lower_quantile` and `upper_quantile` say which window of the scores is kept.
 
 It differs from Data-Juicer's own in that
 - weights are read from safetensors and computed in float32, whatever the checkpoint's type; remote code is never run;
@@ -29,7 +30,7 @@ from PIL import Image, ImageOps
 
 from dj2mgm.data.images import load_image
 
-from .keep_fraction import FractionFilter, check_fraction
+from .keep_fraction import FractionFilter, check_fraction, check_quantiles
 
 NAME = "batched_image_text_similarity_filter"
 ORIGINAL = "original_image_text_similarity"  # stat: that of the caption a row came with
@@ -64,6 +65,7 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
     _accelerator = "cuda"
     _batched_op = True
     limit = "min_score"
+    quantiles = {"lower_quantile": "min_score", "upper_quantile": "max_score"}
 
     def __init__(
         self,
@@ -75,6 +77,8 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         any_or_all: str = "any",
         reduce_mode: str = "avg",
         keep_fraction: float | None = None,
+        lower_quantile: float | None = None,
+        upper_quantile: float | None = None,
         batch_size: int = 128,
         *args,
         **kwargs,
@@ -91,6 +95,8 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         :param reduce_mode: 'avg', 'max' or 'min' of the scores of a chunk with several images.
         :param keep_fraction: instead of `min_score`: the limit is what this share of the rows, most similar first,
             reaches with the captions they came with. Rewritten captions must reach it too.
+        :param lower_quantile: instead of `min_score`: the share of the rows, least similar first, below it.
+        :param upper_quantile: instead of `max_score`: the share of the rows, least similar first, below it.
         :param batch_size: rows scored together. Memory grows with it, scores do not depend on it.
         """
         kwargs["memory"] = kwargs.get("memory") or "1500MB"  # as the original: limits processes in a plain run
@@ -100,7 +106,12 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         if any_or_all not in COMBINE:
             raise ValueError(f"any_or_all must be one of {', '.join(COMBINE)}; found {any_or_all!r}")
         check_fraction(keep_fraction)
+        check_quantiles(lower_quantile, upper_quantile)
+        if keep_fraction is not None and lower_quantile is not None:
+            raise ValueError("keep_fraction and lower_quantile are limits on the same side: name one of them")
         self.keep_fraction = keep_fraction
+        self.lower_quantile = lower_quantile
+        self.upper_quantile = upper_quantile
         self.hf_clip = hf_clip  # part of the operator's fingerprint, which leaves out `model_key`
         self.min_score = min_score
         self.max_score = max_score

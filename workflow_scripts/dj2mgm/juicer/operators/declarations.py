@@ -6,6 +6,10 @@ operator's class, and all are optional:
 - `limit`: name of the argument that `keep_fraction` stands for. The operator then has an attribute `keep_fraction`
   (None where the recipe gives a limit) and a method `scores_of(stats)`: a row's part in the scores that the fraction is
   a share of. A mapper also has `measure(samples)`, which adds these scores to the rows' stats and edits nothing.
+- `quantiles`: by name of an argument that is a quantile of these scores, the name of the limit that it stands for. The
+  operator then has attributes of all these names (None where the recipe gives no quantile).
+- `select(rows)`: method that says which rows are kept, once all are measured (`selection`). Until then `column`, if it
+  is declared, is a column that `compute_stats` has filled for it.
 - `needs_all_rows`: whether what happens to a row depends on other rows (beside `keep_fraction`). Left out, it does,
   unless the operator has the `run` of Data-Juicer's filters or mappers. Such an operator is handed the whole dataset.
 - `hash_key`: the column that a deduplicator's `compute_hash` fills. Of rows with one hash, the first is kept; the
@@ -44,8 +48,16 @@ def keeps_or_drops_rows(operator: Operator) -> bool:
 
 
 def measures_rows(operator: Operator) -> bool:
-    """Whether the operator can look at rows without changing them."""
-    return issubclass(_class(operator), Filter | Deduplicator)
+    """Whether the operator can look at rows without changing them, and what it sees decides about each."""
+    return issubclass(_class(operator), Filter | Deduplicator) and not selects(operator)
+
+
+def selects(operator: Operator) -> bool:
+    return _declared(operator, "select") is not None
+
+
+def column(operator: Operator) -> str | None:
+    return _declared(operator, "column")
 
 
 def drops_repeats(operator: Operator) -> bool:
@@ -86,8 +98,11 @@ def unreadable_stat(operator: Operator) -> str | None:
     return _declared(operator, "unreadable_stat")
 
 
-def keeps_fraction(operator: OP) -> bool:
-    return _declared(operator, "limit") is not None and operator.keep_fraction is not None
+def shares(operator: OP) -> dict[str, str]:
+    """Arguments that the recipe gives as a share or a quantile of all rows' scores, and the limits they stand for."""
+    limit = _declared(operator, "limit")
+    declared = _declared(operator, "quantiles", {}) | ({} if limit is None else {"keep_fraction": limit})
+    return {name: limit for name, limit in declared.items() if getattr(operator, name) is not None}
 
 
 def draws_at_random(operator: Operator) -> bool:

@@ -30,7 +30,7 @@ from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .batched_image_text_similarity_filter import ORIGINAL
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import in_one_process, merge_reports, report_key, take_report
-from .keep_fraction import check_fraction, set_limit
+from .keep_fraction import check_fraction, set_limits
 from .models.caption_store import CaptionStore, has_captions
 from .models.captioner import NO_ANSWER, Captioner, Captions, problem_of
 from .recaption import RECORD, Recaption, judge_captioner, whole_report, with_record
@@ -140,7 +140,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         self.report = {}
         scored = OP.run(self, dataset).map(self.measure, batch_size=self.batch_size, desc=f"{NAME}_measure")
         if self.keep_fraction is not None:
-            set_limit(self, scored[Fields.stats])
+            set_limits(self, scored[Fields.stats])
         replaced = scored.map(
             self._recaption,
             batched=True,

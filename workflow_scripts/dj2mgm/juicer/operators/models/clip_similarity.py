@@ -91,6 +91,12 @@ class ClipSimilarity:
             features = self._embed_images(list(places), load)
         return features[[places[image] for image in images]].cpu().numpy()
 
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """(N, D) float32: unit vectors of N texts; those beyond the text tower's limit are cut and keep their end."""
+        places = _places(texts)
+        return self._embed_texts(list(places))[[places[text] for text in texts]].cpu().numpy()
+
     def _embed_texts(self, texts: list[str]) -> torch.Tensor:
         """(N, D) unit vectors. One pass for each group of similar lengths: a long text would stretch all the others."""
         config = self.model.config.text_config

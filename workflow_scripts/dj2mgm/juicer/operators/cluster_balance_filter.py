@@ -1,0 +1,139 @@
+"""Keeps as many rows of each cluster of images, or of captions, as a CLIP sees them.
+
+    process:
+      - cluster_balance_filter: {hf_clip: openai/clip-vit-base-patch32, clusters: 400, keep_fraction: 0.5}
+
+Vo et al. (Automatic data curation for self-supervised learning: a clustering-based approach, 2024, arXiv:2405.15613)
+balance data by sampling evenly over k-means clusters of their embeddings; here k-means has one level.
+"""
+
+import base64
+import logging
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
+import numpy as np
+from data_juicer.ops.base_op import OPERATORS
+from data_juicer.utils.mm_utils import remove_special_tokens
+from data_juicer.utils.model_utils import get_model
+
+from dj2mgm.data.images import load_image
+
+from .batched_image_text_similarity_filter import load_clip
+from .selection import NO_GROUP, BalanceFilter, Rows, draws_of
+
+NAME = "cluster_balance_filter"
+COLUMN = "__dj__clip_embedding"
+EMBEDDED = ("image", "text")
+SAMPLE = 256  # rows for each cluster that k-means learns from, as many as faiss itself would take
+AT_ONCE = 1000  # rows
+
+
+@OPERATORS.register_module(NAME)
+class ClusterBalanceFilter(BalanceFilter):
+    """Keeps as many rows of each cluster of CLIP embeddings, as far as it has them.
+
+    Embeddings are unit vectors in 16 bits, in a column that goes when all rows are there. k-means (faiss, in one
+    thread, so that the same seed gives the same clusters) learns from a sample. The stat `clip_cluster` is the number
+    of a row's cluster, −1 for a row without an image, which is kept and not counted.
+    """
+
+    _accelerator = "cuda"
+    stat = "clip_cluster"
+    column = COLUMN
+
+    def __init__(
+        self,
+        hf_clip: str = "openai/clip-vit-base-patch32",
+        embed: str = "image",
+        clusters: int = 400,
+        keep_fraction: float | None = None,
+        keep_rows: int | None = None,
+        seed: int = 0,
+        batch_size: int = 128,
+        *args,
+        **kwargs,
+    ):
+        """
+        Initialization method.
+
+        :param hf_clip: folder or hub id of a CLIP with safetensors weights.
+        :param embed: 'image', a row's first one; or 'text'.
+        :param clusters: how many; as many as rows where there are fewer rows.
+        :param keep_fraction: share of the rows to keep.
+        :param keep_rows: instead of it: how many rows to keep.
+        :param seed: of clusters and draws.
+        :param batch_size: rows embedded together.
+        """
+        super().__init__(keep_fraction, keep_rows, seed, *args, batch_size=batch_size, **kwargs)
+        if embed not in EMBEDDED:
+            raise ValueError(f"embed must be one of {', '.join(EMBEDDED)}; found {embed!r}")
+        if clusters < 1:
+            raise ValueError(f"clusters must be 1 or more, found {clusters}")
+        self.hf_clip = hf_clip
+        self.embed = embed
+        self.clusters = clusters
+        self.model_key = partial(load_clip, hf_clip)
+
+    def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Fill `COLUMN`: base64 of float16, or nothing for a row without an image.
+
+        Raises:
+            InputError: the CLIP cannot be loaded.
+        """
+        shown = samples[self.image_key]
+        rows = [row for row, images in enumerate(shown) if images]
+        samples[COLUMN] = [""] * len(shown)
+        if rows:
+            clip = get_model(self.model_key, rank, self.use_cuda())
+            if self.embed == "image":
+                embeddings = clip.embed([shown[row][0] for row in rows], load_image)
+            else:
+                embeddings = clip.embed_texts([remove_special_tokens(samples[self.text_key][row]) for row in rows])
+            for row, embedding in zip(rows, embeddings.astype(np.float16), strict=True):
+                samples[COLUMN][row] = base64.b64encode(embedding.tobytes()).decode()
+        return samples
+
+    def groups_of(self, rows: Rows) -> np.ndarray:
+        embedded = np.fromiter((bool(row[COLUMN]) for row in rows), dtype=bool, count=len(rows))
+        groups = np.full(len(rows), NO_GROUP, dtype=np.int64)
+        if not embedded.any():
+            return groups
+        clusters = min(self.clusters, int(embedded.sum()))
+        index = fit_clusters(self._sample(rows, embedded, clusters * SAMPLE), clusters, self.seed)
+        nearest = [index.search(part, 1)[1][:, 0] for part in _embeddings(rows, embedded)]
+        groups[embedded] = np.concatenate(nearest)
+        return groups
+
+    def _sample(self, rows: Rows, embedded: np.ndarray, count: int) -> np.ndarray:
+        """(up to `count`, D) float32: the embeddings of the rows with the lowest draws."""
+        draws = np.where(embedded, draws_of(rows, self.seed), np.inf)
+        sampled = np.zeros(len(draws), dtype=bool)
+        sampled[np.argsort(draws, kind="stable")[:count]] = True
+        return np.concatenate(list(_embeddings(rows, sampled & embedded)))
+
+
+def _embeddings(rows: Rows, wanted: np.ndarray) -> Iterator[np.ndarray]:
+    """(up to `AT_ONCE`, D) float32 of the wanted rows, in their order."""
+    texts = (row[COLUMN] for row, taken in zip(rows, wanted, strict=True) if taken)
+    while part := list(islice(texts, AT_ONCE)):
+        yield np.stack([np.frombuffer(base64.b64decode(text), dtype=np.float16) for text in part]).astype(np.float32)
+
+
+def fit_clusters(sample: np.ndarray, clusters: int, seed: int):
+    """faiss's index of the centers of `clusters` clusters, from a sample (N, D) float32 of at least so many rows."""
+    logging.getLogger("faiss.loader").setLevel(logging.WARNING)
+    import faiss  # only when a recipe uses the operator
+
+    faiss.omp_set_num_threads(1)
+    kmeans = faiss.Kmeans(
+        sample.shape[1],
+        clusters,
+        seed=seed,
+        init_method=faiss.ClusteringInitMethod_KMEANS_PLUS_PLUS,
+        min_points_per_centroid=1,
+        max_points_per_centroid=SAMPLE,
+    )
+    kmeans.train(sample)
+    return kmeans.index

@@ -1,0 +1,141 @@
+"""Drops captions that a trained model finds no more likely for seeing the image.
+
+    process:
+      - likelihood_gain_filter:
+          base_model: results/models/tiny/mgm
+          stage: results/baseline/pretrain
+          keep_fraction: 0.5
+
+The gain of a token is its log-likelihood given the image, less that given any image; of a caption it is the mean
+over its tokens: pointwise mutual information of caption and image under the model, per token. Lin et al. (Revisiting
+the role of language priors in vision-language models, ICML 2024, arXiv:2306.01879) rank captions by it, estimate the
+second term from images of the dataset, and weigh it by α, as here. The row's own image is one of these, as in InfoNCE
+(van den Oord et al., 2018, arXiv:1807.03748), so that no gain is above the logarithm of their number.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from math import ceil
+
+import numpy as np
+from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE
+from data_juicer.utils.constant import Fields
+from data_juicer.utils.mm_utils import remove_special_tokens
+from data_juicer.utils.model_utils import get_model
+
+from dj2mgm.questions import parts_of
+
+from .keep_fraction import FractionFilter, check_fraction
+from .mgm_captioning_mapper import MGMCaptioningMapper, load_generator
+
+NAME = "likelihood_gain_filter"
+STAT = "likelihood_gain"
+
+
+def likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: float) -> float:
+    """Mean over T tokens of log p(token | own image) − α · log of the mean of p(token | image) over M images, in nats.
+
+    Args:
+        log_likelihoods: (M, T), given the row's own image first.
+    """
+    given = np.array(log_likelihoods)
+    prior = np.logaddexp.reduce(given, axis=0) - np.log(len(given))
+    return float(np.mean(given[0] - prior_weight * prior))
+
+
+@OPERATORS.register_module(NAME)
+@UNFORKABLE.register_module(NAME)
+class LikelihoodGainFilter(FractionFilter):
+    """Keeps rows whose caption a trained model finds more likely given their image than given any.
+
+    The stat `likelihood_gain` holds one number in nats a token. It is empty for a row that has not exactly one image,
+    or that is scored beside no other image; such a row is kept.
+    """
+
+    _accelerator = "cuda"
+    _batched_op = True
+    limit = "min_gain"
+
+    def __init__(
+        self,
+        base_model: str,
+        stage: str,
+        template: str | dict = "plain",
+        question: str = "",
+        min_gain: float = 0.0,
+        keep_fraction: float | None = None,
+        other_images: int = 8,
+        prior_weight: float = 1.0,
+        batch_size: int = 32,
+        *args,
+        **kwargs,
+    ):
+        """
+        Initialization method.
+
+        :param base_model: folder of the assembled model.
+        :param stage: output folder of `pretrain` or `finetune`.
+        :param template: chat format of the stage: a name in config/chat_templates, or the content of its file.
+        :param question: what is asked; `plain` asks nothing.
+        :param min_gain: lowest gain to keep, in nats a token.
+        :param keep_fraction: instead of `min_gain`: the share of rows to keep, highest gain first.
+        :param other_images: how many images of the batch stand for any image, beside the row's own.
+        :param prior_weight: α. With 1, a caption that needs no image gains nothing; with 0, likely captions are kept.
+        :param batch_size: rows scored together, which are also each other's other images.
+        """
+        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)  # divided here: no row shall be left alone
+        check_fraction(keep_fraction)
+        if not 1 <= other_images < batch_size:
+            raise ValueError(f"other_images must be from 1 to batch_size - 1, {batch_size - 1}; found {other_images}")
+        if not 0 <= prior_weight <= 1:
+            raise ValueError(f"prior_weight must be from 0 to 1, found {prior_weight}")
+        self.base_model = base_model
+        self.stage = stage
+        self.template = template
+        self.question = question
+        self.min_gain = min_gain
+        self.keep_fraction = keep_fraction
+        self.other_images = other_images
+        self.prior_weight = prior_weight
+        self.rows_at_once = batch_size
+        self.model_key = partial(load_generator, base_model, stage)
+
+    model_files = staticmethod(MGMCaptioningMapper.model_files)
+
+    def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Score the rows that have no gain yet, some at a time, of each image of which one encoding serves all."""
+        waiting = [row for row, stats in enumerate(samples[Fields.stats]) if STAT not in stats]
+        shown = [row for row in waiting if len(samples[self.image_key][row] or ()) == 1]
+        gains: dict[int, float] = {}
+        for part in np.array_split(shown, ceil(len(shown) / self.rows_at_once) or 1):  # none much smaller than another
+            images = [samples[self.image_key][row][0] for row in part]
+            captions = [remove_special_tokens(samples[self.text_key][row]) for row in part]
+            gains |= zip(part.tolist(), self._gains(images, captions, rank), strict=False)
+        for row in waiting:
+            samples[Fields.stats][row][STAT] = np.array([gains[row]] if row in gains else [], dtype=np.float64)
+        return samples
+
+    def process_single(self, sample: dict) -> bool:
+        return all(self.get_keep_boolean(gain, self.min_gain) for gain in sample[Fields.stats][STAT])
+
+    @staticmethod
+    def scores_of(stats: dict) -> list[float]:
+        """A row's part in the scores that `keep_fraction` is a share of."""
+        return list(stats[STAT])
+
+    def _gains(self, images: list[str], captions: list[str], rank: int | None) -> list[float]:
+        """Of each row, beside the images of the others; nothing where there is only one image."""
+        distinct = list(dict.fromkeys(images))
+        count = min(self.other_images, len(distinct) - 1)
+        if count < 1:
+            return []
+        # evenly spread over the rows: neighbors may be alike
+        steps = [step * len(distinct) // (count + 1) for step in range(count + 1)]
+        asked = [
+            ((distinct.index(image) + step) % len(distinct), caption)
+            for image, caption in zip(images, captions, strict=True)
+            for step in steps
+        ]
+        generator = get_model(self.model_key, rank, self.use_cuda())
+        found = generator.log_likelihoods(distinct, asked, self.question, self.template)
+        return [likelihood_gain(part, self.prior_weight) for part in parts_of(found, count + 1)]
