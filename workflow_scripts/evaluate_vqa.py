@@ -29,8 +29,9 @@ def main() -> None:
         rest = {
             model: {images: without(leaked, rows) for images, rows in pair.items()} for model, pair in models.items()
         }
+        rest = {model: pair for model, pair in rest.items() if pair["own"]}
         result["without_leaked"] = evaluate_answers(rest)
-        print(f"{result['without_leaked']['questions']} are about images that are not in the training data", flush=True)
+        print(f"{result['without_leaked']['questions']} are about images without a copy in the dataset", flush=True)
     print(f"{result['questions']} questions", flush=True)
     for group, estimates in result["groups"].items():
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())

@@ -9,12 +9,13 @@ The folder is complete or not there at all.
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
 from dj2mgm.data.card import dataset_card
-from dj2mgm.data.exports import FORMATS, Sample
+from dj2mgm.data.exports import FORMATS, TEXTS, Sample
 from dj2mgm.data.formats import caption_of, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
@@ -52,10 +53,16 @@ def samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterat
             image=image,
             caption=caption_of(row["text"]),
             question=row.get("question", ""),
-            original_caption=row.get("recaption", {}).get("original", ""),
-            source=row.get("source", ""),
+            original_caption=original_of(row),
+            source=row["source"] if isinstance(row.get("source"), str) else "",
             scores={name: own.get(name) for name in names},
         )
+
+
+def original_of(row: dict) -> str:
+    """The caption before synthesis, if that has written another."""
+    record = row.get("recaption")
+    return record["original"] if isinstance(record, dict) and isinstance(record.get("original"), str) else ""
 
 
 def read_scores(files: list[Path]) -> tuple[list[str], DiskMap]:
@@ -64,7 +71,8 @@ def read_scores(files: list[Path]) -> tuple[list[str], DiskMap]:
     scores = DiskMap()
     for file in files:
         for row in read_jsonl(file):
-            own = {name: value for name, value in map(_number, row.items()) if value is not None}
+            values = (_number(item) for item in row.items() if item[0] != "id")
+            own = {name: value for name, value in values if value is not None}
             names |= dict.fromkeys(own)
             before = json.loads(scores.get(row["id"]) or "{}")
             scores.replace([(row["id"], json.dumps(before | own))])
@@ -76,7 +84,8 @@ def _number(item: tuple[str, object]) -> tuple[str, float | None]:
     name, value = item
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    return name, float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return f"{name}_statistic" if name in (*TEXTS, "image") else name, float(value) if is_number else None
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@
 Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and summary.json.
 """
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
+import shutil
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.data.mixture import write_mixture
@@ -26,9 +25,12 @@ def main() -> None:
         summary = write_shapes(spec, args.output_dir)
         summary["planted"] = count_faults(assign_faults(spec))
     elif sources := settings.pop("sources", None):
-        with TemporaryDirectory(dir=args.output_dir, prefix=".") as working:
-            splits, read = write_mixture(sources, args.output_dir, Path(working))
-            summary = write_own_data(splits | settings, args.output_dir) | {"sources": read}
+        working = args.output_dir / ".sources"  # always the same one, so that nothing is left of a killed run
+        shutil.rmtree(working, ignore_errors=True)
+        working.mkdir()
+        splits, read = write_mixture(sources, args.output_dir, working)
+        summary = write_own_data(splits | settings, args.output_dir) | {"sources": read}
+        shutil.rmtree(working)
     else:
         summary = write_own_data(settings, args.output_dir)
     print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)

@@ -45,7 +45,7 @@ def main() -> None:
             "counts": count_answers(benchmark, rest),
             "estimates": estimate_metrics(measure_answers(benchmark, rest)) if rest else {},
         }
-        print(f"{len(rest)} answers are about images that are not in the training data", flush=True)
+        print(f"{len(rest)} answers are about images without a copy in the dataset", flush=True)
     write_json(paths.output_dir / "metrics.json", scored | record)
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     settings = read_yaml(args.config)
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
-    leaked = frozenset(leak["image"] for leak in read_jsonl(args.leaks)) if args.leaks else frozenset()
+    leaked = frozenset(leak["path"] for leak in read_jsonl(args.leaks)) if args.leaks else frozenset()
     held_out = HeldOut(read_evaluation(args.evaluation), settings["evaluation_images"])
     summary: dict = {}
     for name, (rows, root) in _sources(settings, args.pairs, args.instructions).items():
@@ -54,6 +54,10 @@ def main() -> None:
             raise InputError(f"no row of {name} is left to train on: {counts}")
         more = f", {counts['repeated']} of them repeats" if counts["repeated"] else ""
         print(f"{name}: {counts['rows_out']} samples{more} from {counts['rows_in']} rows, in {output}", flush=True)
+    for source, amount in settings["sources"].items():
+        there = any(source in counts.get("sources", {}) for counts in summary.values())
+        if isinstance(amount, int) and amount and not there:
+            raise InputError(f"sources.{source}: {amount} rows are asked for, and none can be trained on; ask for 0")
     files = {"pairs": args.pairs, "instructions": args.instructions, "evaluation": args.evaluation}
     summary["inputs"] = {name: sha256_of(file) for name, file in files.items()}
     write_json(args.output_dir / "summary.json", summary)

@@ -91,6 +91,25 @@ def test_the_card_says_where_rows_come_from_and_what_became_of_them(export, kind
     assert "5 image–caption pairs" in text and "min_num: 3" in text and "`score`, `words`" in text
 
 
+def test_images_are_called_as_their_format_is_whatever_they_were_called(export, tmp_path):
+    for number, name in enumerate(("0.txt", "1", "2.json", "3.jfif", "4.PNG")):
+        (tmp_path / f"images/{number}.PNG").rename(tmp_path / "images" / name)
+    text = (tmp_path / "pairs.jsonl").read_text(encoding="utf-8")
+    for name in ("0.txt", "1", "2.json", "3.jfif"):
+        text = text.replace(f'"{name.split(".")[0]}.PNG"', f'"{name}"')
+    (tmp_path / "pairs.jsonl").write_text(text, encoding="utf-8")
+    names = {file.name for file in export("dj").glob("images/*/*")}
+    assert names == {f"{number:09d}.png" for number in range(5)}
+
+
+def test_statistics_that_are_called_as_a_column_or_are_no_number_spoil_nothing(export, tmp_path):
+    odd = [{"id": f"web/{number}", "caption": 0.5, "nan": float("nan")} for number in range(5)]
+    (tmp_path / "synthesize/stats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
+    row = json.loads((export("dj") / "data.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert row["about"]["caption"] == ROWS["web/0"] and row["about"]["caption_statistic"] == 0.5
+    assert "nan" not in row["about"]
+
+
 def test_an_export_that_fails_leaves_the_one_before(export, tmp_path, monkeypatch, capsys):
     before = (export("dj") / "data.jsonl").read_bytes()
     (tmp_path / "images/4.PNG").unlink()

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 from in_process import run_main
-from PIL import Image
+from PIL import Image, ImageDraw
 
 import find_leaks
 from dj2mgm.data.formats import conversation, text_of
-from dj2mgm.data.perceptual_hash import SIGNATURE, distance
+from dj2mgm.data.perceptual_hash import SIGNATURE, distance, signature_of
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.leaks import Reference, References, folder_images, leaked_ids, read_references
 from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
@@ -59,23 +59,36 @@ def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
         ("0.png", "held_out", ["e0"]),  # an instruction's
     ]
     summary = read_json(found / "summary.json")
-    assert summary["held_out"] == {"references": 2, "leaked": 1, "training_images": 2}
+    assert summary["held_out"] == {"references": 2, "leaked": 1, "training_images": 1}
     assert summary[folder] == {"references": 2, "leaked": 1, "training_images": 1}
     assert leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and leaked_ids(None, "held_out") == set()
 
 
-def test_the_nearest_reference_is_that_of_a_search_through_all():
+def test_all_references_that_an_image_copies_are_named():
     random = np.random.default_rng(0)
     signatures = random.integers(0, 256, (200, SIGNATURE), dtype=np.uint8)
     references = References([Reference("a", (str(number),)) for number in range(200)], signatures)
+    signatures[4] = signatures[3]
     for number in (3, 77):
         near = signatures[number].copy()
         near[:2] ^= 5
-        found, bits = references.nearest(near)
-        assert found.ids == (str(number),)
-        assert bits == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
-    assert references.nearest(random.integers(0, 256, SIGNATURE, dtype=np.uint8)) is None
-    assert References([], signatures[:0]).nearest(signatures[0]) is None
+        found = references.copied(near)
+        assert [reference.ids for reference, _ in found] == [("3",), ("4",)] if number == 3 else [("77",)]
+        assert found[0][1] == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
+    assert references.copied(random.integers(0, 256, SIGNATURE, dtype=np.uint8)) == []
+    assert References([], signatures[:0]).copied(signatures[0]) == []
+
+
+def test_plain_pictures_are_copies_of_nothing():
+    pages = []
+    for number in range(6):
+        page = Image.new("RGB", (600, 400), (255, 255, 255 - number))
+        ImageDraw.Draw(page).text((40, 60), str(123456 * number), fill=(90, 90, 90))
+        pages.append(signature_of(page))
+    references = References([Reference("a", ("0",))], np.array(pages[:1]))
+    assert all(references.copied(page) == [] for page in pages)
+    photo = signature_of(picture(1))
+    assert References([Reference("a", ("0",))], photo[None]).copied(photo) == [(Reference("a", ("0",)), 0)]
 
 
 def test_references_that_cannot_be_read_are_named(tmp_path):

@@ -15,7 +15,7 @@ from in_process import run_main
 from PIL import Image
 
 import make_dataset
-from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.datasets import files_of, resolve_dataset
 from dj2mgm.data.formats import caption_of, read_dj_jsonl, read_llava, text_of
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.shards import digest_of, file_size, read_file
@@ -219,6 +219,123 @@ def test_a_damaged_source_is_named_with_its_file_and_row(make, tmp_path, kind, d
     damage(path if path.is_dir() else path.parent)
     with pytest.raises(InputError, match=sentence):
         make(good={"format": "data_juicer"}, bad={"format": kind, "path": str(path)})
+
+
+def write_tar(file: Path, members: list[tuple[str, bytes]], **more) -> Path:
+    with tarfile.open(file, "w", **more) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return file
+
+
+def test_a_source_that_is_read_in_place_now_leaves_nothing_of_what_was_copied(make, tmp_path):
+    make(one={"format": "parquet"}, two={"format": "parquet"})
+    shards = webdataset(tmp_path / "shards")
+    output = make(one={"format": "webdataset", "path": str(shards)}, two={"format": "parquet", "path": "data/two"})
+    assert [folder.name for folder in (output / "images").iterdir()] == ["two"]
+    assert {locate_image(output / "sources.json", row["images"][0]) for row in read_dj_jsonl(output / "pretrain.jsonl")}
+
+
+def test_a_moved_project_finds_the_images_that_it_holds(make, tmp_path):
+    output = make(one={"format": "parquet"})
+    moved = output.rename(tmp_path / "moved")
+    rows = list(read_dj_jsonl(moved / "pretrain.jsonl"))
+    assert read_file(locate_image(moved / "sources.json", rows[0]["images"][0])) in IMAGES.values()
+
+
+def test_shards_in_the_hubs_cache_are_read_through_its_links(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub/datasets--me--photos"
+    snapshot = repository / "snapshots/abc"
+    for number, shard in enumerate(sorted(webdataset(repository / "blobs").iterdir())):
+        blob = shard.rename(repository / f"blobs/{number:040d}")
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (snapshot / shard.name).symlink_to(f"../../blobs/{blob.name}")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc")
+    output = make(one={"format": "webdataset", "path": "me/photos"})
+    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    found = {read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows}
+    assert len(found) == len(CAPTIONS) - 2 and found <= set(IMAGES.values())
+
+
+def test_captions_beside_images_are_files_of_the_dataset(make):
+    make(one={"format": "folder"})
+    files = files_of(resolve_dataset("mixed")["settings"])
+    assert sum(file.endswith(".txt") for file in files) == sum(file.endswith(".png") for file in files) == len(CAPTIONS)
+
+
+def test_settings_do_not_grow_with_the_number_of_files(make):
+    make(one={"format": "folder"})
+    assert len(json.dumps(resolve_dataset("mixed")["settings"])) < 1000
+
+
+def test_a_json_beside_a_caption_gives_its_question_and_wins_where_its_text_is_named(make, tmp_path):
+    described = json.dumps({"question": "What?", "better": "a better text"}).encode()
+    members = [
+        part for key in "ab" for part in ((f"{key}.png", IMAGES["000"] + key.encode()), (f"{key}.txt", b"a text"))
+    ]
+    members = [*members[:2], ("a.json", described), *members[2:], ("b.json", described)]
+    shard = write_tar(tmp_path / "x.tar", members)
+    one = {"format": "webdataset", "path": str(shard), "split": "finetune"}
+    for columns, answer in (({}, "a text"), ({"text": "better"}, "a better text")):
+        output = make(base={"format": "table"} | base(tmp_path), one=one | {"columns": columns})
+        row = next(read_llava(output / "finetune.json"))
+        assert [turn["value"] for turn in row["conversations"]] == ["<image>\nWhat?", answer]
+
+
+def base(folder: Path) -> dict:
+    """A source of pairs, where another is what matters."""
+    if not (folder / "base").exists():
+        table(folder / "base")
+    return {"path": str(folder / "base/rows.csv")}
+
+
+@pytest.mark.parametrize("extra", [{"images": None}, {"images": ["x"]}, {"text": "x"}])
+def test_other_keys_of_a_conversation_do_not_make_it_a_pair(make, tmp_path, extra):
+    path = llava(tmp_path / "data/one")
+    rows = [row | extra for row in json.loads(path.read_text(encoding="utf-8"))]
+    write_json_list(path, rows)
+    output = make(
+        one={"format": "llava", "path": str(path)}, two={"format": "llava", "path": str(path), "split": "finetune"}
+    )
+    for row in read_llava(output / "finetune.json"):
+        assert read_file(locate_image(output / "sources.json", row["image"])) in IMAGES.values()
+
+
+def test_names_in_an_archive_do_not_decide_where_an_image_is(make, tmp_path):
+    named = [f"d{number}/../../x{number % 2}" for number in range(6)] + ["/abs", "é" * 60]
+    members = [
+        (name + suffix, png(number) if suffix == ".png" else b"c")
+        for number, name in enumerate(named)
+        for suffix in (".png", ".txt")
+    ]
+    shard = write_tar(tmp_path / "x.TAR", members)
+    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    rows = [row for row in read_dj_jsonl(output / "pretrain.jsonl") if row["source"] == "one"]
+    found = [read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows]
+    assert len(set(found)) == len(rows) > 3
+
+
+@pytest.mark.parametrize("size", [-512, -(10**6)])
+def test_an_archive_that_would_never_end_is_refused(make, tmp_path, size):
+    shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c")])
+    info = tarfile.TarInfo("b.png")
+    info.size = size
+    content = shard.read_bytes()[:2048] + info.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+    shard.write_bytes(content)
+    with pytest.raises(InputError, match="x.tar is damaged or no plain tar file"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+def test_a_name_that_is_not_utf_8_is_a_sentence(make, tmp_path):
+    shard = write_tar(
+        tmp_path / "x.tar", [("ä.png", png(1)), ("ä.txt", b"c")], format=tarfile.GNU_FORMAT, encoding="latin-1"
+    )
+    with pytest.raises(InputError, match="x.tar is damaged or no plain tar file"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
 def test_a_column_of_ones_own_is_named_and_a_missing_one_lists_what_there_is(make, tmp_path):

@@ -203,7 +203,9 @@ def test_the_script_writes_as_many_samples_of_each_as_another_experiment_trains_
 
 
 def test_rows_about_leaked_images_are_left_out_and_counted_whatever_bad_rows_do(run, tmp_path):
-    write_rows(tmp_path / "leaks.jsonl", [{"image": "b.png", "of": "textvqa", "ids": ["7"], "bits": 0}])
+    path = str((tmp_path / "Bilder von heute é/b.png").resolve())
+    leak = {"image": "b.png", "path": path, "of": "textvqa", "ids": ["7"], "bits": 0}
+    write_rows(tmp_path / "leaks.jsonl", [leak])
     rows = [*rows_about("a.png", "b.png", "b.png"), TEXT_ONLY]
     out = run(rows, "--leaks", str(tmp_path / "leaks.jsonl"))
     assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "text"]
@@ -360,7 +362,9 @@ def test_every_row_is_used_as_often_as_any_other(sizes, repeats):
     seeds, good = 1000, io.StringIO("".join(json.dumps({"id": str(n)}) + "\n" for n in range(sizes[0])))
     usable, capped, wanted = (Counter({None: n}) for n in (sizes[0], sizes[-1], sizes[-1] + repeats))
     used = Counter(
-        row["id"].split("#")[0] for seed in range(seeds) for row in _samples(good, usable, capped, wanted, seed)
+        row["id"].split("#")[0]
+        for seed in range(seeds)
+        for row in _samples(good, usable, capped, wanted, SampleRules("refuse", 1000, None, seed))
     )
     mean = (sizes[-1] + repeats) / sizes[0]
     assert all(abs(used[str(n)] / seeds - mean) < 5 * (mean / seeds) ** 0.5 for n in range(sizes[0]))
@@ -397,10 +401,29 @@ def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_a
     good = io.StringIO(
         "".join(json.dumps({"id": f"{s}{n}", "source": s}) + "\n" for s in usable for n in range(usable[s]))
     )
-    rows = list(_samples(good, usable, *apportion(usable, rules(max_samples=1000, budget=budget)), seed=0))
+    rows = list(
+        _samples(
+            good,
+            usable,
+            *apportion(usable, rules(max_samples=1000, budget=budget)),
+            rules(max_samples=1000, budget=budget),
+        )
+    )
     assert +Counter(row["source"] for row in rows) == +wanted
     uses = Counter(row["id"].split("#")[0] for row in rows)
     for source in usable:
         times = [uses[f"{source}{n}"] for n in range(usable[source])]
         pool = [count for count in times if count]
         assert len(pool) <= used[source] and (not pool or max(pool) - min(pool) <= 1)
+
+
+@pytest.mark.parametrize("own", [{"name": "cc3m"}, ["a"], 7, "x"])
+def test_a_key_source_of_ones_own_says_nothing_where_there_are_no_sources(root, tmp_path, own):
+    rows = [row | {"source": own if number else "first"} for number, row in enumerate(rows_about(*["a.png"] * 6))]
+    summary = write(rows, root, tmp_path / "out.jsonl", max_samples=3)
+    assert summary["rows_out"] == 3 and "sources" not in summary
+
+
+def test_a_number_of_rows_of_a_source_without_any_is_refused(run):
+    with pytest.raises(SystemExit):
+        run([TEXT_ONLY | {"source": "a"}], pairs=(), sources={"a": 1.0, "b": 500})

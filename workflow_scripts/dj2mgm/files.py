@@ -8,8 +8,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from glob import glob
 from pathlib import Path
 from typing import IO, Any
 
@@ -168,6 +169,14 @@ def sha256_of(*paths: str | Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
+    """A file itself; of a folder, the files below it whose names end so; otherwise those that a pattern names."""
+    path = Path(path)
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes)
+    return [path] if path.is_file() else sorted(map(Path, glob(str(path), recursive=True)))
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """Which data an experiment uses: a file in config/datasets, or a folder that someone brought."""
 
 import os
-from glob import glob
 from pathlib import Path
 
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config
 from dj2mgm.config.schema import check_format, check_merged, is_of, schema_of
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, SOURCES
+from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, files_at
 
 RESULTS = "results/datasets"
 SUFFIXES = {  # what a format's files end with, by its reader in data/sources
@@ -19,6 +18,7 @@ SUFFIXES = {  # what a format's files end with, by its reader in data/sources
     "table": (".csv", ".tsv"),
     "webdataset": (".tar",),
 }
+WITH_IMAGES = ("folder", "parquet", "webdataset")
 LEAST_ROWS = 10  # a smaller whole number is more likely a weight
 
 
@@ -54,7 +54,11 @@ def files_of(dataset: dict) -> list[str]:
     """
     splits = [dataset[split] for split in ("pretrain", "finetune", "evaluation") if split in dataset]
     files = [split[key] for split in splits for key in ("file", "questions") if key in split]
-    return files + [file for source in dataset.get("sources", {}).values() for file in source["files"]]
+    for source in dataset.get("sources", {}).values():
+        read = files_at(source["path"], source["suffixes"])
+        captions = [file.with_suffix(".txt") for file in read] if source["format"] == "folder" else []
+        files += [str(file) for file in (*read, *captions)]
+    return files
 
 
 def _read_dataset(path: Path) -> dict:
@@ -71,22 +75,26 @@ def _read_dataset(path: Path) -> dict:
 
 
 def _source(where: str, name: str, values: dict) -> dict:
-    """A source with its files, and the folder that its image paths are relative to."""
+    """A source with its place on this machine, and the folder that its image paths are relative to."""
     check_format(where, "name", name)
-    path, suffixes = Path(values["path"]).expanduser(), SUFFIXES[values["format"]]
+    path, suffixes, folder = Path(values["path"]).expanduser(), SUFFIXES[values["format"]], None
     if not path.exists() and (cached := cached_snapshot(values["path"], "datasets")):
         path = cached
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes)
-    else:
-        files = [path] if path.is_file() else sorted(Path(file) for file in glob(str(path)))
+        folder = cached.parents[1]  # the repository, to whose other files the snapshot's names are links
+    files = files_at(path, suffixes)
+    if wrong := next((file for file in files if file.suffix.lower() not in suffixes), None):
+        raise InputError(f"{where}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only")
     if not files:
         hub = "" if names_folder(values["path"]) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
         raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
-    folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    if folder is None:
+        folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    if "images" in values and values["format"] in WITH_IMAGES:
+        raise InputError(f"{where}: images: {values['format']} has its images with it; take the key out")
+    images = {"images": str(Path(values["images"]).expanduser())} if "images" in values else {}
     check_amount(f"{where}: amount", values.get("amount", 1.0))
     defaults = {"split": "pretrain", "images": str(folder)}
-    return defaults | values | {"files": [str(file) for file in files]}
+    return defaults | values | images | {"path": str(path), "suffixes": list(suffixes)}
 
 
 def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:

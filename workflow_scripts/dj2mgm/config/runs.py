@@ -21,7 +21,7 @@ from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING, Stage, analysis_settings, benchmark_stage
 from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError, NotForModel
-from dj2mgm.files import write_yaml
+from dj2mgm.files import IMAGE_SUFFIXES, files_at, write_yaml
 
 REFERENCE = "baseline"  # what every experiment is compared with
 FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
@@ -276,9 +276,10 @@ class Runs:
         return {name: files for name, files in self.benchmarks.items() if None not in files.values()}
 
     def reference_files(self) -> list[str]:
-        """Files of the benchmarks, without the folders of their images."""
+        """Files of the benchmarks, without the folders of their images; and the images of the folders apart."""
         files = self.benchmarks_with_files.values()
-        return [file for named in files for key, file in named.items() if key != "images"]
+        apart = [str(file) for folder in self.folders_apart for file in files_at(folder, IMAGE_SUFFIXES)]
+        return [file for named in files for key, file in named.items() if key != "images"] + apart
 
     def leak_settings(self, dataset: str) -> dict:
         """Where the images of a dataset are, and those that they are compared with."""

@@ -22,7 +22,7 @@ def dataset_card(
         dataset: the dataset's summary.json.
         stages: summary.json of the filters and the synthesis, by stage.
     """
-    sources = dataset.get("sources", {})
+    sources = {name: source for name, source in dataset.get("sources", {}).items() if source["split"] == "pretrain"}
     licenses = sorted({source["license"] for source in sources.values() if "license" in source})
     named = all("license" in source for source in sources.values()) and bool(sources)
     head = {"task_categories": ["image-to-text"], "size_categories": [_size(count)]}

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dj2mgm.data.formats import conversation, text_of
+from dj2mgm.data.images import suffix_of
 from dj2mgm.data.shards import file_size, read_file
 from dj2mgm.files import write_json_list, write_jsonl
 
@@ -62,7 +63,7 @@ def _schema(sample: Sample) -> pa.Schema:
 
 
 def _image(sample: Sample) -> dict:
-    return {"bytes": read_file(sample.image), "path": sample.image.name}
+    return {"bytes": read_file(sample.image), "path": f"{sample.image.stem}{suffix_of(sample.image)}"}
 
 
 def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
@@ -75,7 +76,7 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
                 number = len(list(folder.iterdir()))
                 tar = shard.enter_context(tarfile.open(folder / f"{number:05d}.tar", "w", format=tarfile.USTAR_FORMAT))
             described = json.dumps(sample.described(), ensure_ascii=False)
-            files = {sample.image.suffix.lower(): read_file(sample.image)}
+            files = {suffix_of(sample.image): read_file(sample.image)}
             files |= {".txt": sample.caption.encode(), ".json": described.encode()}
             for suffix, content in files.items():
                 info = tarfile.TarInfo(f"{count - 1:09d}{suffix}")
@@ -107,7 +108,7 @@ def write_dj(samples: Iterable[Sample], folder: Path) -> int:
 def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Sample, str]]:
     """Each with its image's new path; a thousand images to a folder."""
     for number, sample in enumerate(samples):
-        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{sample.image.suffix}")
+        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{suffix_of(sample.image)}")
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(read_file(sample.image))
         yield sample, str(path)

@@ -2,7 +2,6 @@
 
 import os
 import stat
-from dataclasses import replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -11,11 +10,13 @@ from typing import BinaryIO
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from dj2mgm.data.shards import member_of
+from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, read_json
 
 # Pillow's names of what pictures come as. No other format is tried, whatever a file is called: Pillow's reader of EPS
 # starts Ghostscript. JPEG includes MPO, several JPEGs in a file, which phones write.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+SUFFIXES = dict.fromkeys(("JPEG", "MPO"), ".jpg") | {name: f".{name.lower()}" for name in FORMATS[1:]}
 MAX_PIXELS = 89_478_485  # Pillow's own limit, where it only warns; decoding and converting take at most 8 bytes a pixel
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 PGM = ("I", "PPM")  # Pillow's mode and format; it scales the numbers to 16 bits
@@ -59,7 +60,7 @@ def locate_image(root: str | Path, relative: str) -> Path:
         raise BadImage("missing", f"{real} is no file")
     if (member.size if member else status.st_size) == 0:
         raise BadImage("empty", f"{path} has zero bytes")
-    return Path(str(replace(member, archive=real))) if member else Path(real)
+    return Path(path) if member else Path(real)  # an archive's own name may be a link to one that says nothing
 
 
 def absolute_path(root: str | Path, relative: str) -> str:
@@ -85,9 +86,17 @@ def _real(root: str) -> str:
     return os.path.realpath(root)
 
 
-@cache
 def _folders_of(file: str) -> dict[str, str]:
-    return read_json(file)
+    try:
+        return _read_folders(file, os.stat(file).st_mtime_ns)
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist; make it again with `--forcerun make_dataset`") from None
+
+
+@cache
+def _read_folders(file: str, _: int) -> dict[str, str]:
+    here = os.path.dirname(os.path.abspath(file))
+    return {name: os.path.join(here, folder) for name, folder in read_json(file).items()}
 
 
 def image_size(source: str | Path) -> tuple[int, int]:
@@ -100,6 +109,19 @@ def image_size(source: str | Path) -> tuple[int, int]:
         with Image.open(_file_of(source), formats=FORMATS) as image:
             _check_pixels(image)
             return image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadImage("undecodable", f"{source}: {error}") from None
+
+
+def suffix_of(source: str | Path) -> str:
+    """What the name of a file of this format ends with, whatever this one is called.
+
+    Raises:
+        BadImage: as `image_size`.
+    """
+    try:
+        with Image.open(_file_of(source), formats=FORMATS) as image:
+            return SUFFIXES[image.format]
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadImage("undecodable", f"{source}: {error}") from None
 

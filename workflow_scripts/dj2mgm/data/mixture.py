@@ -3,6 +3,7 @@
 Ids and image paths begin with the source's name, so that no two sources share one, and each row says its `source`.
 """
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,7 +13,7 @@ from dj2mgm.data.formats import DESCRIBE, IMAGE_TOKEN, caption_of, conversation,
 from dj2mgm.data.rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
-from dj2mgm.files import SOURCES, write_json, write_jsonl
+from dj2mgm.files import SOURCES, files_at, write_json, write_jsonl
 
 
 def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tuple[dict, dict]:
@@ -28,10 +29,11 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
     Raises:
         InputError: names the file, the row or key and the remedy.
     """
+    shutil.rmtree(folder / "images", ignore_errors=True)  # of sources that are no more, or are read otherwise now
     described = {
         name: Source(
             name,
-            tuple(Path(file) for file in values["files"]),
+            tuple(files_at(values["path"], values["suffixes"])),
             Path(values["images"]),
             values.get("columns", {}),
             folder / "images" / name,
@@ -53,10 +55,11 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
             facts = {key: sources[name][key] for key in ("format", "license") if key in sources[name]}
             counts[name] = {"split": split, "rows": rows[name]} | facts
         splits[split] = {"file": str(file), "images": str(folder / SOURCES)}
-    folders = {
-        name: source.own if any(source.own.glob("*.tar")) else source.images for name, source in described.items()
+    folders = {  # a project may be moved, with what it holds itself
+        name: f"images/{name}" if source.own.is_dir() else str(source.images.resolve())
+        for name, source in described.items()
     }
-    write_json(folder / SOURCES, {name: str(path.resolve()) for name, path in folders.items()})
+    write_json(folder / SOURCES, folders)
     return splits, counts
 
 
@@ -65,17 +68,16 @@ def _rows(source: Source, kind: str, convert, rows: Counter) -> Iterator[dict]:
     for row in import_module(f"dj2mgm.data.sources.{kind}").read(source):
         rows[source.name] += 1
         row = convert(row, source)
-        images = [f"{source.name}/{image}" for image in (row["images"] if "images" in row else images_of(row))]
-        if "images" in row:
-            row = row | {"images": images}
-        elif images:
+        if "conversations" not in row:
+            row = row | {"images": [f"{source.name}/{image}" for image in row["images"]]}
+        elif images := [f"{source.name}/{image}" for image in images_of(row)]:
             row = row | {"image": images[0] if isinstance(row["image"], str) else images}
         yield row | {"id": f"{source.name}/{ids.add(row['id'])}", "source": source.name}
 
 
 def _as_pair(row: dict, source: Source) -> dict:
     """As Data-Juicer has it; of a conversation, its one question and answer about one image."""
-    if "text" in row:
+    if "conversations" not in row:
         return row
     turns, images = row["conversations"], images_of(row)
     if len(turns) != 2 or len(images) != 1:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = tarfile.BLOCKSIZE  # bytes of the header before a member's own
-MEMBER = re.compile(r"(?P<archive>.+?\.tar)/(?P<offset>\d{1,18})\+(?P<size>\d{1,18})/(?P<name>[^/].*)", re.DOTALL)
+MEMBER = re.compile(
+    r"(?P<archive>.+?\.tar)/(?P<offset>\d{1,18})\+(?P<size>\d{1,18})/(?P<name>[^/].*)", re.DOTALL | re.IGNORECASE
+)
 AGAIN = "make the dataset again"
 
 
@@ -32,12 +34,12 @@ class Member:
             OSError: the archive cannot be read, or holds something else there now.
         """
         with open(self.archive, "rb") as file:
-            file.seek(self.offset - BLOCK)
-            content = file.read(BLOCK + self.size)
-        header = content[:BLOCK]
-        if len(content) != BLOCK + self.size or _size_in(header) != self.size:
+            file.seek(max(0, self.offset - BLOCK))
+            there = _size_in(file.read(BLOCK)) == self.size
+            content = file.read(self.size) if there else b""
+        if not there or len(content) != self.size:
             raise OSError(f"{self.archive} has changed since it was read, or is cut off; {AGAIN}")
-        return content[BLOCK:]
+        return content
 
 
 def member_of(path: str | Path) -> Member | None:
@@ -70,8 +72,14 @@ def members(archive: str | Path) -> Iterator[Member]:
         tarfile.TarError, OSError: it is no tar file, compressed, or cut off.
     """
     with tarfile.open(archive, "r:") as tar:
+        before = -1
         while (info := tar.next()) is not None:
             tar.members = []  # it would keep all
+            if info.size < 0 or tar.offset <= before:  # it would never end (CVE-2025-8194)
+                raise tarfile.ReadError(f"the member {info.name!r} has a negative size")
+            before = tar.offset
+            if info.issparse():
+                raise tarfile.ReadError(f"the member {info.name!r} is sparse")
             if info.isreg():
                 yield Member(str(archive), info.offset_data, info.size, info.name)
         # tarfile takes half a header, or none, for the end

@@ -47,7 +47,7 @@ class SampleRules:
         budget: exactly so many samples are written: too few rows are repeated; None: as many as there are.
         seed: of whatever is chosen at random.
         amounts: by source: how many of its rows are taken, or, as a decimal number, how often each.
-        leaked: images, as rows name them, that copy what is evaluated on; rows about them are left out.
+        leaked: absolute paths of images that copy what is evaluated on; rows about them are left out.
         control_tokens: of the chat formats in use, beside those that no text may contain.
         several_images: whether the model takes more than one in a conversation.
         one_question: whether it takes nothing but one question about one image.
@@ -80,7 +80,7 @@ def write_training_jsonl(
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
-        usable, bad, leaked = _write_good(_checked_rows(rows, root, held_out, rules, processes), good)
+        usable, bad, leaked = _write_good(_checked_rows(rows, root, held_out, rules, processes), good, rules)
         rows_in = usable.total() + bad.count + leaked
         if bad.count and rules.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
@@ -91,7 +91,7 @@ def write_training_jsonl(
             )
         used, wanted = apportion(usable, rules)
         words: Rows = Counter()
-        written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules.seed), words))
+        written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words))
     left_out = sum(usable[source] - min(used[source], wanted[source]) for source in usable)
     counts = {
         "rows_in": rows_in,
@@ -124,7 +124,9 @@ class BadRows:
             self.first.append((identifier, found))
 
 
-def _write_good(checked: Iterable[tuple[str, dict | BadRow | None]], file: IO[str]) -> tuple[Counter, BadRows, int]:
+def _write_good(
+    checked: Iterable[tuple[str, dict | BadRow | None]], file: IO[str], rules: SampleRules
+) -> tuple[Rows, BadRows, int]:
     """Write the good ones, one a line; return how many these are by source, None where rows have none; the bad ones;
     and how many are left out since they leak."""
     good, bad, leaked = Counter(), BadRows(), 0
@@ -134,7 +136,7 @@ def _write_good(checked: Iterable[tuple[str, dict | BadRow | None]], file: IO[st
         elif isinstance(found, BadRow):
             bad.add(identifier, found)
         else:
-            good[found.get("source")] += 1
+            good[source_of(found, rules)] += 1
             file.write(json.dumps(found, ensure_ascii=False) + "\n")
     return good, bad, leaked
 
@@ -172,6 +174,11 @@ def scale(rows: Rows, total: int) -> Rows:
     return scaled
 
 
+def source_of(row: dict, rules: SampleRules) -> str | None:
+    """None in a dataset that has no sources, where a row's own key `source` says nothing."""
+    return row.get("source") if rules.amounts else None
+
+
 def _reasons(left_out: int, usable: Rows, rules: SampleRules) -> Counter:
     """Why good rows are left out."""
     if any(amount != 1.0 for source, amount in rules.amounts.items() if source in usable):
@@ -180,40 +187,40 @@ def _reasons(left_out: int, usable: Rows, rules: SampleRules) -> Counter:
     return +Counter({"over_max_samples": over_max, "over_budget": left_out - over_max})
 
 
-def _samples(good: IO[str], usable: Rows, used: Rows, wanted: Rows, seed: int) -> Iterator[dict]:
+def _samples(good: IO[str], usable: Rows, used: Rows, wanted: Rows, rules: SampleRules) -> Iterator[dict]:
     """As many samples of each source as are wanted, rows in their order: first each that is used once, then again with
     ids of their own (`<id>#2`), the last time some of them at random. So all of a source are used about equally."""
     ids = NumberedIds("#")
     for turn in range(max((math.ceil(wanted[source] / rows) for source, rows in used.items() if rows), default=0)):
         last = Counter({source: max(0, min(rows, wanted[source] - turn * rows)) for source, rows in used.items()})
-        for row in _sampled(good, [usable, used, last], seed):
+        for row in _sampled(good, [usable, used, last], rules):
             yield row | {"id": ids.add(row["id"])}
 
 
 def _counted(rows: Iterable[dict], words: Rows) -> Iterator[dict]:
     """Count the words of each source's samples while they are written."""
     for row in rows:
-        words[row.get("source")] += sum(len(turn["value"].split()) for turn in row["conversations"])
+        words[str(row.get("source"))] += sum(len(turn["value"].split()) for turn in row["conversations"])
         yield row
 
 
-def _sampled(good: IO[str], sizes: list[Rows], seed: int) -> Iterator[dict]:
+def _sampled(good: IO[str], sizes: list[Rows], rules: SampleRules) -> Iterator[dict]:
     """Rows that are left by samples of these `sizes`, one of the other, which are independent of each other."""
     good.seek(0)
     rows: Iterator[dict] = map(json.loads, good)
     distinct = [size for size, before in zip(sizes[1:], sizes, strict=False) if size != before]
     for turn, (total, count) in enumerate(pairwise([sizes[0], *distinct])):
-        rows = _sample(rows, total, count, f"{seed}/{turn}" if turn else seed)
+        rows = _sample(rows, total, count, f"{rules.seed}/{turn}" if turn else rules.seed, rules)
     yield from rows
 
 
-def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str) -> Iterator[dict]:
+def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str, rules: SampleRules) -> Iterator[dict]:
     """`count` of `total` rows of each source at random, in their order, without holding any (Knuth, TAOCP 3.4.2,
     algorithm S)."""
     left, wanted = Counter(total), Counter(count)
     numbers = {source: random.Random(seed if source is None else f"{seed}/{source}") for source in total}
     for row in rows:
-        source = row.get("source")
+        source = source_of(row, rules)
         if numbers[source].random() * left[source] < wanted[source]:
             wanted[source] -= 1
             yield row
@@ -240,11 +247,12 @@ def _checked_rows(
     for batch, found in map_in_order(partial(_check_batch, root, held_out, rules), jobs(), processes):
         images.replace((image, json.dumps(result)) for image, result in found.items())
         for row, problem in batch:
-            leaks = not rules.leaked.isdisjoint(images_of(row))
+            leaks = False
             if problem is None and "image" in row:
                 found_images = [json.loads(images.get(image)) for image in images_of(row)]
                 problem = next((of_image for _, of_image in found_images if of_image), None)
                 paths = [path for path, _ in found_images]
+                leaks = not rules.leaked.isdisjoint(paths)
                 row = row | {"image": paths[0] if isinstance(row["image"], str) else paths}
             yield row["id"], None if leaks else BadRow(*problem) if problem else row
 

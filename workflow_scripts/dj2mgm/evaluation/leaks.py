@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.perceptual_hash import MAX_BITS, MAX_LEVELS, SIGNATURE, distance, signature_of
+from dj2mgm.data.perceptual_hash import CODE, MAX_BITS, MAX_LEVELS, SIGNATURE, distance, signature_of
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.files import IMAGE_SUFFIXES, read_jsonl
 from dj2mgm.streaming import DiskMap, map_in_order
 
 HELD_OUT = "held_out"
+LEAST_STRUCTURE = 24  # bits set of 256; photos and drawn scenes have about half of them, text on a white page a few
 Image = str | Path | bytes
 
 
@@ -36,17 +37,17 @@ class References:
     known: list[Reference]
     signatures: np.ndarray  # (N, SIGNATURE) uint8
 
-    def nearest(self, signature: np.ndarray) -> tuple[Reference, int] | None:
-        """The reference that an image is a copy of, and by how many of 256 bits they differ; None if it is none.
+    def copied(self, signature: np.ndarray) -> list[tuple[Reference, int]]:
+        """The references that an image is a copy of, and by how many of 256 bits they differ. A picture with next to no
+        structure, such as a white page, is like any other, and so is none.
 
         Args:
             signature: (SIGNATURE,) uint8 of the image.
         """
-        if not self.known:
-            return None
+        if not self.known or np.bitwise_count(signature[:CODE]).sum() < LEAST_STRUCTURE:
+            return []
         bits = distance(self.signatures, np.broadcast_to(signature, self.signatures.shape), MAX_BITS, MAX_LEVELS)
-        best = int(bits.argmin())
-        return (self.known[best], int(bits[best])) if np.isfinite(bits[best]) else None
+        return [(self.known[place], int(bits[place])) for place in np.flatnonzero(np.isfinite(bits))]
 
 
 def read_references(images: dict[Reference, Image], processes: int) -> References:
@@ -90,35 +91,37 @@ def folder_images(folder: Path) -> dict[Reference, Image]:
 
 
 def find_leaks(images: Iterable[str], root: str | Path, references: References, processes: int) -> Iterator[dict]:
-    """Of the training images, in their order, each that is a copy of a reference, once: {image, of, ids, bits}.
+    """Of the training images, in their order, those that are copies of references: {image, path, of, ids, bits}.
 
     Images that cannot be read are left to the stages that drop them.
     """
 
-    def look(image: str) -> tuple[str, tuple[Reference, int] | None]:
+    def look(image: str) -> tuple[str, str, list[tuple[Reference, int]]]:
         try:
-            signature = _sign(locate_image(root, image))
+            path = locate_image(root, image)
         except BadImage:
-            signature = None
-        return image, None if signature is None else references.nearest(signature)
+            return image, "", []
+        signature = _sign(path)
+        return image, str(path), [] if signature is None else references.copied(signature)
 
     seen = DiskMap()
     new = (image for number, image in enumerate(images) if seen.setdefault(image, number) == number)
-    for image, found in map_in_order(look, new, processes):
-        if found:
-            reference, bits = found
-            yield {"image": image, "of": reference.of, "ids": list(reference.ids), "bits": bits}
+    for image, path, found in map_in_order(look, new, processes):
+        for reference, bits in found:
+            yield {"image": image, "path": path, "of": reference.of, "ids": list(reference.ids), "bits": bits}
 
 
 def count_leaks(references: References, leaks: Iterable[dict]) -> dict[str, dict[str, int]]:
     """By what the references are of: how many images these are, how many of them leak, and into how many images."""
     known = Counter(reference.of for reference in references.known)
     leaked: dict[str, set[tuple[str, ...]]] = {of: set() for of in known}
-    images: Counter = Counter()
+    images: dict[str, set[str]] = {of: set() for of in known}
     for leak in leaks:
         leaked[leak["of"]].add(tuple(leak["ids"]))
-        images[leak["of"]] += 1
-    return {of: {"references": known[of], "leaked": len(leaked[of]), "training_images": images[of]} for of in known}
+        images[leak["of"]].add(leak["path"])
+    return {
+        of: {"references": known[of], "leaked": len(leaked[of]), "training_images": len(images[of])} for of in known
+    }
 
 
 def leaked_ids(file: Path | None, of: str) -> set[str]:

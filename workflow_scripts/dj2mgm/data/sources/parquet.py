@@ -18,18 +18,17 @@ from dj2mgm.data.shards import Member
 from dj2mgm.data.sources.columns import find_column
 from dj2mgm.data.sources.source import Source, conversation_row
 from dj2mgm.errors import InputError
+from dj2mgm.files import IMAGE_SUFFIXES
 
 ROWS = 64  # that are read at a time
 SHARD_BYTES = 2**30
 
 
 def read(source: Source) -> Iterator[dict]:
-    for old in source.own.glob("*.tar"):
-        old.unlink()
     for number, file in enumerate(source.files):
         try:
             yield from _rows(source, file, number)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeError) as error:
             raise InputError(f"{file} is damaged or no parquet file ({error}); download it again") from None
 
 
@@ -100,7 +99,8 @@ class TarWriter:
             self.tar = tarfile.open(self.folder / self._name(), "w", format=tarfile.USTAR_FORMAT)
             self.shard += 1
         name = self._name(self.shard - 1)
-        info = tarfile.TarInfo(f"{self.count:09d}{Path(path or '').suffix}")
+        suffix = Path(path).suffix.lower() if isinstance(path, str) else ""
+        info = tarfile.TarInfo(f"{self.count:09d}{suffix if suffix in IMAGE_SUFFIXES else ''}")
         info.size = len(content)
         offset = self.tar.offset + tarfile.BLOCKSIZE
         self.tar.addfile(info, io.BytesIO(content))

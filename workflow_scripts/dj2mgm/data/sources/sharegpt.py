@@ -13,11 +13,11 @@ def read(source: Source) -> Iterator[dict]:
     for file in source.files:
         for number, row in _rows(file):
             where = f"{file}, row {number}"
-            images = row.get("images", row.get("image")) or []
+            images = row.get("images") or row.get("image") or []
             images = [images] if isinstance(images, str) else images
             if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
                 raise InputError(f"{where}: 'images' must be a list of paths, found {images!r}")
-            turns = row.get("conversations", row.get("messages"))
+            turns = row.get("conversations") or row.get("messages")
             if turns is None:
                 raise InputError(f"{where}: it has neither 'conversations' nor 'messages'; add its turns")
             identifier = str(row["id"]) if isinstance(row.get("id"), str | int) else f"{file.stem}-{number:09d}"

@@ -61,7 +61,8 @@ def _said(turns: object, where: str) -> Iterable[tuple[str, str]]:
         if isinstance(turn, dict) and isinstance(turn.get("user"), str) and isinstance(turn.get("assistant"), str):
             yield from (("human", turn["user"]), ("gpt", turn["assistant"]))
             continue
-        role = ROLES.get(turn.get("from", turn.get("role"))) if isinstance(turn, dict) else None
+        said = (turn.get("from") or turn.get("role")) if isinstance(turn, dict) else None
+        role = ROLES.get(said) if isinstance(said, str) else None
         text = _text(turn.get("value", turn.get("content"))) if role else None
         if text is None:
             raise InputError(

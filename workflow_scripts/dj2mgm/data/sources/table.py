@@ -13,7 +13,8 @@ from dj2mgm.errors import InputError
 def read(source: Source) -> Iterator[dict]:
     for file in source.files:
         with open_input(file, newline="") as lines:
-            rows = csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",", strict=True)
+            tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.suffix.lower() == ".tsv" else {}
+            rows = csv.DictReader(lines, strict=True, **tabs)
             try:
                 there = list(rows.fieldnames or ())
                 image, text = (find_column(file, there, kind, source) for kind in ("image", "text"))

@@ -7,7 +7,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from dj2mgm.data.formats import conversation
 from dj2mgm.data.rows import check_object
@@ -27,8 +27,8 @@ def read(source: Source) -> Iterator[dict]:
                 if (first := shards.get(key)) is not None:
                     raise InputError(f"{shard}: key {key!r} was used before, in {first}; rename the sample")
                 shards.fill([(key, str(shard))])
-                yield _row(source, shard, key, {member.name[len(key) :].lower(): member for member in sample})
-        except (tarfile.TarError, OSError, EOFError) as error:
+                yield _row(source, shard, key, list(sample))
+        except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
             raise InputError(f"{shard} is damaged or no plain tar file ({error}); download it again") from None
 
 
@@ -38,15 +38,14 @@ def _key(member: Member) -> str:
     return folder + slash + name.partition(".")[0]
 
 
-def _row(source: Source, shard: Path, key: str, parts: dict[str, Member]) -> dict:
-    """
-    Args:
-        parts: the sample's files by what their names end with.
-    """
+def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     where = f"{shard}, key {key!r}"
+    parts = {member.name[len(key) :].lower(): member for member in sample}
+    if len(parts) < len(sample):
+        raise InputError(f"{where}: two of its files end alike; rename one")
     base = shard.relative_to(source.images)
     images = [
-        f"{base}/{member.offset}+{member.size}/{member.name}"
+        f"{base}/{member.offset}+{member.size}/{PurePosixPath(member.name).name}"
         for suffix, member in parts.items()
         if suffix.endswith(IMAGE_SUFFIXES)
     ]
@@ -56,13 +55,15 @@ def _row(source: Source, shard: Path, key: str, parts: dict[str, Member]) -> dic
         return conversation_row(key, images, described[turns], where)
     if len(images) != 1:
         raise InputError(f"{where}: it has {len(images)} images, and a caption is of one; delete the sample")
-    if ".txt" in parts:
-        return conversation(key, images[0], "", _read_text(parts[".txt"], where))
-    text = find_column(Path(where), list(described), "text", source)
     question = find_column(shard, list(described), "question", source, needed=False)
+    asked = described.get(question) if question else None
+    asked = asked if isinstance(asked, str) else ""
+    if ".txt" in parts and "text" not in source.columns:
+        return conversation(key, images[0], asked, _read_text(parts[".txt"], where))
+    text = find_column(Path(where), list(described), "text", source)
     if not isinstance(described[text], str):
         raise InputError(f"{where}: {text!r} must be a text, found {described[text]!r}")
-    return conversation(key, images[0], described.get(question) or "", described[text])
+    return conversation(key, images[0], asked, described[text])
 
 
 def _read_text(member: Member, where: str) -> str:
@@ -75,5 +76,5 @@ def _read_text(member: Member, where: str) -> str:
 def _read_json(member: Member, where: str) -> dict:
     try:
         return check_object(json.loads(_read_text(member, where)), where)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: {member.name} is not valid JSON ({error}); write it again") from None
