@@ -21,7 +21,8 @@ RUN = "; touch X $(touch X) `touch X` & touch X & | touch X #* ~ ! [a] > X <X $H
 VALUE = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ {x} {input} {question}\ntouch X\n"
 PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ "  # what a folder may be called
 # by the `format` of the schema; None where nothing hostile is let through
-TEXTS = {"path": PATH, "question_prompt": PATH + "\ntouch X\n{question}", "question": VALUE, "name": None}
+TEXTS = {"path": PATH, "question_prompt": PATH + "\ntouch X\n{question}", "question": VALUE}
+TEXTS |= {"name": None, "address": None, "variable": None}
 STUBS = ("python", "bash", "tee", "touch", "X")
 # names of chat formats, and keys that name a dataset, an operator, or a module of the language model
 TEMPLATES = {"pretrain_template": "plain", "template": "gemma"}

@@ -1,5 +1,9 @@
 """A dataset of shards, from export to answers: every stage reads images where they are."""
 
+import shutil
+
+from small_project import Project
+
 from dj2mgm.data.shards import member_of
 from dj2mgm.files import read_json, read_jsonl, write_yaml
 
@@ -7,7 +11,7 @@ from dj2mgm.files import read_json, read_jsonl, write_yaml
 MIXED = ("dataset=mixed", "without=[image_text_deduplicator]", "finetune={max_steps: 2}", "pretrain={max_steps: 2}")
 
 
-def test_what_is_exported_trains_a_model_as_shards_in_the_amounts_that_are_asked_for(synthesized):
+def test_what_is_exported_trains_a_model_as_shards_in_the_amounts_that_are_asked_for(synthesized, tmp_path):
     for kind in ("webdataset", "parquet"):
         synthesized.run("export", config=(f"format={kind}",))
     exported = synthesized.result("export", "dj_synth")
@@ -20,22 +24,18 @@ def test_what_is_exported_trains_a_model_as_shards_in_the_amounts_that_are_asked
         "parquet": {"format": "parquet", "path": str(exported / "parquet")},
         "again": {"format": "webdataset", "path": str(exported / "webdataset"), "split": "finetune", "amount": 0.5},
     }
-    files = [synthesized.folder / "config" / part for part in ("datasets/mixed.yaml", "experiments/mixed.yaml")]
-    write_yaml(files[0], {"sources": sources})
-    write_yaml(files[1], {"sources": {"shards": 2.0, "parquet": 20}})
-    try:
-        synthesized.run("results/mixed/generate/answers.jsonl", config=MIXED)
-    finally:
-        for file in files:
-            file.unlink()
-    written = read_json(synthesized.result("jsonl/summary.json", "mixed"))
+    project = Project(shutil.copytree(synthesized.folder, tmp_path / "copy"))  # whose baseline has other data
+    write_yaml(project.folder / "config/datasets/mixed.yaml", {"sources": sources})
+    write_yaml(project.folder / "config/experiments/mixed.yaml", {"sources": {"shards": 2.0, "parquet": 20}})
+    project.run("results/mixed/generate/answers.jsonl", config=MIXED)
+    written = read_json(project.result("jsonl/summary.json", "mixed"))
     usable = {name: counts["usable"] for name, counts in written["pretrain"]["sources"].items()}
     samples = {name: counts["rows_out"] for name, counts in written["pretrain"]["sources"].items()}
     budget = sum(usable.values())  # what the baseline trains on: each row once
     shares = 2 * usable["shards"] + 20
     assert sum(samples.values()) == budget and abs(samples["parquet"] - 20 * budget / shares) < 1
-    rows = list(read_jsonl(synthesized.result("jsonl/pretrain.jsonl", "mixed")))
+    rows = list(read_jsonl(project.result("jsonl/pretrain.jsonl", "mixed")))
     assert len(rows) == budget and all(member_of(row["image"]) for row in rows)
-    assert {row["source"] for row in read_jsonl(synthesized.result("jsonl/finetune.jsonl", "mixed"))} == {"again"}
+    assert {row["source"] for row in read_jsonl(project.result("jsonl/finetune.jsonl", "mixed"))} == {"again"}
     assert half * 0.5 < written["finetune"]["sources"]["again"]["rows_out"] < half
-    assert len(list(read_jsonl(synthesized.result("generate/captions.jsonl", "mixed")))) > 0
+    assert len(list(read_jsonl(project.result("generate/captions.jsonl", "mixed")))) > 0

@@ -78,7 +78,8 @@ class DiskMap:
     """
 
     def __init__(self):
-        self._database = sqlite3.connect("", isolation_level=None)
+        # one cursor: a connection remembers each that it makes for a while
+        self._database = sqlite3.connect("", isolation_level=None).cursor()
         for setting in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE_KIB}"):
             self._database.execute(f"PRAGMA {setting}")
         self._database.execute("CREATE TABLE map (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
