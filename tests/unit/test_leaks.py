@@ -72,11 +72,11 @@ def test_all_references_that_an_image_copies_are_named():
     for number in (3, 77):
         near = signatures[number].copy()
         near[:2] ^= 5
-        found = references.copied(near)
+        found = references.copied(np.array([near]))[0]
         assert [reference.ids for reference, _ in found] == [("3",), ("4",)] if number == 3 else [("77",)]
         assert found[0][1] == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
-    assert references.copied(random.integers(0, 256, SIGNATURE, dtype=np.uint8)) == []
-    assert References([], signatures[:0]).copied(signatures[0]) == []
+    assert references.copied(np.array([random.integers(0, 256, SIGNATURE, dtype=np.uint8)]))[0] == []
+    assert References([], signatures[:0]).copied(np.array([signatures[0]]))[0] == []
 
 
 def test_plain_pictures_are_copies_of_nothing():
@@ -86,9 +86,11 @@ def test_plain_pictures_are_copies_of_nothing():
         ImageDraw.Draw(page).text((40, 60), str(123456 * number), fill=(90, 90, 90))
         pages.append(signature_of(page))
     references = References([Reference("a", ("0",))], np.array(pages[:1]))
-    assert all(references.copied(page) == [] for page in pages)
+    assert all(references.copied(np.array([page]))[0] == [] for page in pages)
     photo = signature_of(picture(1))
-    assert References([Reference("a", ("0",))], photo[None]).copied(photo) == [(Reference("a", ("0",)), 0)]
+    assert References([Reference("a", ("0",))], photo[None]).copied(np.array([photo]))[0] == [
+        (Reference("a", ("0",)), 0)
+    ]
 
 
 def test_references_that_cannot_be_read_are_named(tmp_path):

@@ -29,7 +29,6 @@ class ReferenceImages:
     def __init__(self, paths: Iterable[str | Path], processes: int = 1):
         self.paths = list(paths)
         self.signatures = _signatures(self.paths, processes)
-        self.codes = np.ascontiguousarray(self.signatures[:, :CODE])
 
     def matches(
         self,
@@ -52,16 +51,25 @@ class ReferenceImages:
         while block := list(islice(images, BLOCK)):
             signatures = _signatures(block, processes)
             nearest: dict[int, tuple] = {}  # place → (bits, reference)
-            for places, references, _ in near_pairs(np.ascontiguousarray(signatures[:, :CODE]), self.codes, max_bits):
-                bits = distance(signatures[places], self.signatures[references], max_bits, max_levels)
-                near = np.isfinite(bits)
-                found = zip(
-                    places[near].tolist(), bits[near].astype(int).tolist(), references[near].tolist(), strict=True
-                )
-                for place, differing, reference in found:
-                    nearest[place] = min(nearest.get(place, (differing, reference)), (differing, reference))
+            for place, reference, differing in find_references(signatures, self.signatures, max_bits, max_levels):
+                nearest[place] = min(nearest.get(place, (differing, reference)), (differing, reference))
             for place, (differing, reference) in sorted(nearest.items()):
                 yield block[place], self.paths[reference], int(differing)
+
+
+def find_references(
+    signatures: np.ndarray, references: np.ndarray, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS
+) -> Iterator[tuple[int, int, int]]:
+    """Every pair of an image and a reference that it is a copy of: their places, and how many bits differ.
+
+    Args:
+        signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
+    """
+    codes, known = (np.ascontiguousarray(each[:, :CODE]) for each in (signatures, references))
+    for places, found, _ in near_pairs(codes, known, max_bits):
+        bits = distance(signatures[places], references[found], max_bits, max_levels)
+        near = np.isfinite(bits)
+        yield from zip(places[near].tolist(), found[near].tolist(), bits[near].astype(int).tolist(), strict=True)
 
 
 def _signatures(paths: list, processes: int) -> np.ndarray:

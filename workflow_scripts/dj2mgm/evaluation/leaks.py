@@ -6,12 +6,14 @@ A question about such an image may then be answered from memory.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.perceptual_hash import CODE, MAX_BITS, MAX_LEVELS, SIGNATURE, distance, signature_of
+from dj2mgm.data.perceptual_hash import CODE, SIGNATURE, signature_of
+from dj2mgm.data.reference_images import BLOCK, find_references
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.files import IMAGE_SUFFIXES, read_jsonl
@@ -32,22 +34,23 @@ class Reference:
 
 @dataclass(frozen=True)
 class References:
-    """80 bytes for each image, compared one by one."""
+    """80 bytes for each image."""
 
     known: list[Reference]
     signatures: np.ndarray  # (N, SIGNATURE) uint8
 
-    def copied(self, signature: np.ndarray) -> list[tuple[Reference, int]]:
-        """The references that an image is a copy of, and by how many of 256 bits they differ. A picture with next to no
-        structure, such as a white page, is like any other, and so is none.
+    def copied(self, signatures: np.ndarray) -> list[list[tuple[Reference, int]]]:
+        """For each image the references that it is a copy of, and by how many of 256 bits they differ. A picture with
+        next to no structure, such as a white page, is like any other, and so is none.
 
         Args:
-            signature: (SIGNATURE,) uint8 of the image.
+            signatures: (M, SIGNATURE) uint8 of the images.
         """
-        if not self.known or np.bitwise_count(signature[:CODE]).sum() < LEAST_STRUCTURE:
-            return []
-        bits = distance(self.signatures, np.broadcast_to(signature, self.signatures.shape), MAX_BITS, MAX_LEVELS)
-        return [(self.known[place], int(bits[place])) for place in np.flatnonzero(np.isfinite(bits))]
+        copied: list[list[tuple[Reference, int]]] = [[] for _ in signatures]
+        places = np.flatnonzero(np.bitwise_count(signatures[:, :CODE]).sum(axis=1) >= LEAST_STRUCTURE)
+        for place, reference, bits in sorted(find_references(signatures[places], self.signatures)):
+            copied[places[place]].append((self.known[reference], bits))
+        return copied
 
 
 def read_references(images: dict[Reference, Image], processes: int) -> References:
@@ -96,19 +99,21 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
     Images that cannot be read are left to the stages that drop them.
     """
 
-    def look(image: str) -> tuple[str, str, list[tuple[Reference, int]]]:
+    def look(image: str) -> tuple[str, str, np.ndarray | None]:
         try:
             path = locate_image(root, image)
         except BadImage:
-            return image, "", []
-        signature = _sign(path)
-        return image, str(path), [] if signature is None else references.copied(signature)
+            return image, "", None
+        return image, str(path), _sign(path)
 
     seen = DiskMap()
     new = (image for number, image in enumerate(images) if seen.setdefault(image, number) == number)
-    for image, path, found in map_in_order(look, new, processes):
-        for reference, bits in found:
-            yield {"image": image, "path": path, "of": reference.of, "ids": list(reference.ids), "bits": bits}
+    looked = (found for found in map_in_order(look, new, processes) if found[2] is not None)
+    while block := list(islice(looked, BLOCK)):
+        copied = references.copied(np.array([signature for _, _, signature in block]))
+        for (image, path, _), found in zip(block, copied, strict=True):
+            for reference, bits in found:
+                yield {"image": image, "path": path, "of": reference.of, "ids": list(reference.ids), "bits": bits}
 
 
 def count_leaks(references: References, leaks: Iterable[dict]) -> dict[str, dict[str, int]]:
