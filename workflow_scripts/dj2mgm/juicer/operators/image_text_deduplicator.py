@@ -6,9 +6,11 @@ Data-Juicer's `image_deduplicator` compares perceptual hashes and needs imageded
 import hashlib
 from collections.abc import Sequence
 
-from data_juicer.ops.base_op import OP, OPERATORS, Deduplicator
+from data_juicer.ops.base_op import OPERATORS
 
 from dj2mgm.data.shards import read_file
+
+from .batched_deduplicator import BatchedDeduplicator
 
 NAME = "image_text_deduplicator"
 HASH = "__dj__image_text_hash"
@@ -24,10 +26,9 @@ def image_text_hash(images: Sequence[str], text: str) -> str:
 
 
 @OPERATORS.register_module(NAME)
-class ImageTextDeduplicator(Deduplicator):
+class ImageTextDeduplicator(BatchedDeduplicator):
     """Keeps the first row of each group with equal image bytes and equal text."""
 
-    _batched_op = True
     hash_key = HASH
 
     def compute_hash(self, samples: dict) -> dict:
@@ -44,15 +45,3 @@ class ImageTextDeduplicator(Deduplicator):
             elif len(pairs) < show_num:
                 pairs.setdefault(value, [dataset[first[value]], dataset[position]])
         return dataset.select(kept), pairs
-
-    def run(self, dataset, *, exporter=None, tracer=None, reduce: bool = True):
-        """As `Deduplicator.run`, which hashes row by row: its overhead per row is twenty times the hash."""
-        dataset = OP.run(self, dataset).map(
-            self.compute_hash, num_proc=self.runtime_np(), batch_size=self.batch_size, desc=f"{NAME}_compute_hash"
-        )
-        if not reduce:
-            return dataset
-        dataset, pairs = self.process(dataset, tracer.show_num if tracer else 0)
-        if tracer:
-            tracer.trace_deduplicator(self._name, pairs)
-        return dataset

@@ -8,23 +8,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from data_juicer.ops.base_op import OP, Deduplicator
 from data_juicer.utils.constant import Fields
 
 from dj2mgm.data.near_copies import Copies, find_copies
 from dj2mgm.errors import InputError
 
+from .batched_deduplicator import BatchedDeduplicator
+
 PIXELS = "image_pixels"  # stat: width times height, the mean over a row's images
 SIGNATURES = "__dj__image_signatures"
 
 
-class NearDeduplicator(Deduplicator):
+class NearDeduplicator(BatchedDeduplicator):
     """Signs each image; of rows whose images are near each other, keeps the one with the highest statistic `prefer`.
 
     Subclasses say what a signature is and which ones are near.
     """
 
-    _batched_op = True
     hash_key = SIGNATURES
     report_key = "copies"
 
@@ -99,19 +99,3 @@ class NearDeduplicator(Deduplicator):
         shown = np.flatnonzero(copy_of >= 0)[:show_num]
         pairs = {str(place): [dataset[int(copy_of[place])], dataset[int(place)]] for place in shown}
         return dataset.select(np.flatnonzero(copy_of < 0)), pairs
-
-    def run(self, dataset, *, exporter=None, tracer=None, reduce: bool = True):
-        """As `Deduplicator.run`, in batches."""
-        dataset = OP.run(self, dataset).map(
-            self.compute_hash,
-            num_proc=self.runtime_np(),
-            batch_size=self.batch_size,
-            with_rank=self.use_cuda(),
-            desc=f"{self._name}_compute_hash",
-        )
-        if not reduce:
-            return dataset
-        dataset, pairs = self.process(dataset, tracer.show_num if tracer else 0)
-        if tracer:
-            tracer.trace_deduplicator(self._name, pairs)
-        return dataset
