@@ -72,6 +72,7 @@ class Runs:
         self.configs: dict[str, dict] = {}
         self.parents: dict[str, str] = {}
         self.refused: dict[str, InputError] = {}  # by experiment or target
+        self._datasets: dict[str, dict] = {}  # as they are resolved
         self._runs: dict[tuple[str, int], Run] = {}
         self._signatures: dict[tuple[str, int, str], str] = {}
         self.variants: dict[str, list[str]] = {}  # by target (config/variants.py)
@@ -104,7 +105,9 @@ class Runs:
             config = self.configs[experiment] | {"seed": seed}
             folder = experiment if seed == config["seeds"][0] else f"{experiment}/seed-{seed}"
             try:
-                dataset = resolve_dataset(config["dataset"])
+                if config["dataset"] not in self._datasets:  # whose files are listed
+                    self._datasets[config["dataset"]] = resolve_dataset(config["dataset"])
+                dataset = self._datasets[config["dataset"]]
                 config["sources"] = amounts_of(dataset, config["sources"])
                 settings = {name: stage.settings(config, dataset["images"]) for name, stage in self.stages.items()}
             except InputError as error:

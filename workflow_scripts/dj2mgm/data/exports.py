@@ -63,7 +63,8 @@ def _schema(sample: Sample) -> pa.Schema:
 
 
 def _image(sample: Sample) -> dict:
-    return {"bytes": read_file(sample.image), "path": f"{sample.image.stem}{suffix_of(sample.image)}"}
+    content = read_file(sample.image)
+    return {"bytes": content, "path": f"{sample.image.stem}{suffix_of(content)}"}
 
 
 def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
@@ -76,7 +77,8 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
                 number = len(list(folder.iterdir()))
                 tar = shard.enter_context(tarfile.open(folder / f"{number:05d}.tar", "w", format=tarfile.USTAR_FORMAT))
             described = json.dumps(sample.described(), ensure_ascii=False)
-            files = {suffix_of(sample.image): read_file(sample.image)}
+            content = read_file(sample.image)
+            files = {suffix_of(content): content}
             files |= {".txt": sample.caption.encode(), ".json": described.encode()}
             for suffix, content in files.items():
                 info = tarfile.TarInfo(f"{count - 1:09d}{suffix}")
@@ -108,9 +110,10 @@ def write_dj(samples: Iterable[Sample], folder: Path) -> int:
 def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Sample, str]]:
     """Each with its image's new path; a thousand images to a folder."""
     for number, sample in enumerate(samples):
-        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{suffix_of(sample.image)}")
+        content = read_file(sample.image)
+        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{suffix_of(content)}")
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(read_file(sample.image))
+        (folder / path).write_bytes(content)
         yield sample, str(path)
 
 

@@ -2,6 +2,8 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -105,25 +107,30 @@ def image_size(source: str | Path) -> tuple[int, int]:
     Raises:
         BadImage: `undecodable` for a file without the header of one of `FORMATS`, or of more than `MAX_PIXELS`.
     """
-    try:
-        with Image.open(_file_of(source), formats=FORMATS) as image:
-            _check_pixels(image)
-            return image.size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadImage("undecodable", f"{source}: {error}") from None
+    with _header(source) as image:
+        _check_pixels(image)
+        return image.size
 
 
-def suffix_of(source: str | Path) -> str:
-    """What the name of a file of this format ends with, whatever this one is called.
+def suffix_of(content: bytes) -> str:
+    """What the name of an image file with this content ends with.
 
     Raises:
         BadImage: as `image_size`.
     """
+    with _header(content) as image:
+        return SUFFIXES[image.format]
+
+
+@contextmanager
+def _header(source: str | Path | bytes) -> Iterator[Image.Image]:
+    """The image as far as its header says; an error on the way is the image's."""
     try:
         with Image.open(_file_of(source), formats=FORMATS) as image:
-            return SUFFIXES[image.format]
+            yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadImage("undecodable", f"{source}: {error}") from None
+        name = "the image" if isinstance(source, bytes) else source
+        raise BadImage("undecodable", f"{name}: {error}") from None
 
 
 def load_image(source: str | Path | bytes | BinaryIO) -> Image.Image:

@@ -90,9 +90,8 @@ class _SignatureFile:
         self.file.flush()
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
         places, slots = np.asarray(self.places), np.asarray(self.slots)
-        order = np.argsort(-np.asarray(self.scores), kind="stable").astype(
-            np.int32
-        )  # best first, of equals the earlier
+        # best first, of equals the earlier
+        order = np.argsort(-np.asarray(self.scores), kind="stable").astype(np.int32)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order), dtype=np.int32)
         best = np.empty(self.count, dtype=np.int32)

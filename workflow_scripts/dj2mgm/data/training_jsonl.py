@@ -91,7 +91,7 @@ def write_training_jsonl(
             )
         used, wanted = apportion(usable, rules)
         words: Rows = Counter()
-        written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words))
+        written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words, rules))
     left_out = sum(usable[source] - min(used[source], wanted[source]) for source in usable)
     counts = {
         "rows_in": rows_in,
@@ -197,10 +197,10 @@ def _samples(good: IO[str], usable: Rows, used: Rows, wanted: Rows, rules: Sampl
             yield row | {"id": ids.add(row["id"])}
 
 
-def _counted(rows: Iterable[dict], words: Rows) -> Iterator[dict]:
+def _counted(rows: Iterable[dict], words: Rows, rules: SampleRules) -> Iterator[dict]:
     """Count the words of each source's samples while they are written."""
     for row in rows:
-        words[str(row.get("source"))] += sum(len(turn["value"].split()) for turn in row["conversations"])
+        words[source_of(row, rules)] += sum(len(turn["value"].split()) for turn in row["conversations"])
         yield row
 
 
