@@ -42,6 +42,7 @@ from dj2mgm.families import family_of  # noqa: E402
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_yaml  # noqa: E402
 from dj2mgm.training.batches import StepBatches  # noqa: E402
 from dj2mgm.training.datasets import ConversationDataset  # noqa: E402
+from dj2mgm.vlm.family import supports_sdpa  # noqa: E402
 
 STEPS = 14
 ROWS = ("auto", "auto_fp8", "peer_4", "peer_8", "peer_8_recomputed", "peer_16_recomputed")
@@ -113,8 +114,9 @@ def train_as_peers_do(row: str, folder: Path) -> None:
         folder / "data.jsonl", family_of(folder / "model").encoder("", settings["max_length"])
     )
     order = StepBatches(dataset.lengths, 1, settings["global_batch_size"], settings["seed"])._order(0)
+    attention = "sdpa" if supports_sdpa(T.AutoConfig.from_pretrained(folder / "model")) else "eager"
     model = T.AutoModelForImageTextToText.from_pretrained(
-        folder / "model", dtype=torch.bfloat16, attn_implementation="sdpa"
+        folder / "model", dtype=torch.bfloat16, attn_implementation={"text_config": attention}
     )
     within = "|".join(lora["targets"])
     [decoder] = [name for name, module in model.named_modules() if module is model.get_decoder()]
