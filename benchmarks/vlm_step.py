@@ -106,7 +106,7 @@ class Steps(T.TrainerCallback):
             self.rows.append({"loss": float(logs["loss"]), "seconds": time.monotonic() - self.start})
 
 
-def train_as_peers_do(row: str, folder: Path) -> None:
+def train_as_peers_do(row: str, folder: Path, liger: bool) -> None:
     """What a careful user of transformers writes: processor, collator, labels at answers, bf16, PEFT, Liger."""
     settings, output = read_yaml(folder / row / "config.yaml"), folder / row
     micro_batch, lora = int(re.search(r"\d+", row)[0]), settings["lora"]
@@ -135,7 +135,7 @@ def train_as_peers_do(row: str, folder: Path) -> None:
         warmup_steps=settings["warmup_ratio"],
         gradient_checkpointing="recomputed" in row,
         gradient_checkpointing_kwargs={"use_reentrant": False},
-        use_liger_kernel=torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None,
+        use_liger_kernel=liger,
         logging_steps=1,
         save_strategy="no",
         report_to=[],
@@ -147,11 +147,7 @@ def train_as_peers_do(row: str, folder: Path) -> None:
     )
     steps = Steps()
     samples = torch.utils.data.Subset(dataset, order)
-    try:
-        T.Trainer(model, arguments, partial(collate, dataset.encoder), samples, callbacks=[steps]).train()
-    except ImportError:  # Liger 0.8.5 names a class of Qwen3-VL that it does not have
-        arguments.use_liger_kernel = False
-        T.Trainer(model, arguments, partial(collate, dataset.encoder), samples, callbacks=[steps]).train()
+    T.Trainer(model, arguments, partial(collate, dataset.encoder), samples, callbacks=[steps]).train()
     with open(output / "metrics.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps(step) + "\n" for step in steps.rows)
     gib = {"peak_gpu_gib": torch.cuda.max_memory_allocated(), "peak_gpu_reserved_gib": torch.cuda.max_memory_reserved()}
@@ -174,9 +170,17 @@ def main() -> None:
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="of GPU memory that is left free (default: 22)")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--peer", help=argparse.SUPPRESS)
+    parser.add_argument("--without-liger", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
-        train_as_peers_do(arguments.peer, arguments.folder)
+        installed = torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
+        try:
+            train_as_peers_do(arguments.peer, arguments.folder, liger=installed and not arguments.without_liger)
+        except (ImportError, AttributeError) as error:  # Liger 0.8.5 knows Qwen3-VL and PaliGemma of older transformers
+            if not installed or arguments.without_liger:
+                raise
+            print(f"again without Liger, which fails here: {error}", file=sys.stderr, flush=True)
+            os.execv(sys.executable, [sys.executable, *sys.argv, "--without-liger"])  # what it has patched is gone
         return
     with tempfile.TemporaryDirectory() as temporary:
         make_inputs(arguments.shape, Path(temporary), arguments.steps)
