@@ -198,12 +198,12 @@ def recipe_files(stage):
     )
 
 
-def fine_tuned(stages, lora):
-    """The experiments that train in so many stages, with LoRA or without."""
+def fine_tuned(lora, stages=None):
+    """The experiments that train with LoRA or without, and in so many stages."""
     return [
         name
         for name, config in RUNS.configs.items()
-        if (2 if has_stage_1(config["model"]) else 1) == stages
+        if stages in (None, 2 if has_stage_1(config["model"]) else 1)
         and bool(config["finetune"]["lora"]) == lora
     ]
 
@@ -237,9 +237,10 @@ def pretrained_flags(wildcards):
 def finetuned_files(wildcards):
     """Input function: the weights that fine-tuning wrote."""
     run = RUNS.at(wildcards.run)
-    names = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
-    names = names if run.config["finetune"]["lora"] else ["language_model.safetensors"]
-    names += ["projector.safetensors"] if "pretrain" in run.settings else []
+    adapter = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
+    lora = run.config["finetune"]["lora"]
+    names = adapter if lora else ["language_model.safetensors"]
+    names += ["projector.safetensors"] if "pretrain" in run.settings or not lora else []
     return [output_of("finetune", name)(wildcards) for name in names]
 
 

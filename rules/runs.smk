@@ -34,7 +34,7 @@ with user_errors():
 EXPERIMENTS = RUNS.names
 MODELS = RUNS.models
 if workflow.is_main_process:
-    for name in RUNS.files & RUNS.faults.keys():
+    for name in RUNS.files & RUNS.refused.keys():
         print(f"warning: {RUNS.refused[name]}", file=sys.stderr)
 
 

@@ -57,7 +57,7 @@ rule finetune:
     benchmark:
         "results/{run}/finetune/finetune.benchmark.tsv"
     wildcard_constraints:
-        run=runs_of(fine_tuned(stages=2, lora=True)),
+        run=runs_of(fine_tuned(lora=True, stages=2)),
     conda:
         "../envs/train.yaml"
     threads: GPU_STAGE_THREADS
@@ -88,7 +88,7 @@ use rule finetune as finetune_full with:
         metrics="results/{run}/finetune/metrics.json",
         memory="results/{run}/finetune/memory.csv",
     wildcard_constraints:
-        run=runs_of(fine_tuned(stages=2, lora=False)),
+        run=runs_of(fine_tuned(lora=False)),
 
 
 use rule finetune as finetune_in_one_stage with:
@@ -102,4 +102,4 @@ use rule finetune as finetune_in_one_stage with:
         metrics="results/{run}/finetune/metrics.json",
         memory="results/{run}/finetune/memory.csv",
     wildcard_constraints:
-        run=runs_of(fine_tuned(stages=1, lora=True)),
+        run=runs_of(fine_tuned(lora=True, stages=1)),

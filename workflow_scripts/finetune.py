@@ -6,7 +6,7 @@
 
 Writes adapter/ (PEFT) or, where `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl and
 metrics.json. Resumes from its own checkpoints. A model without a stage 1 has no --projector, and learns from the pairs
-too (--pairs).
+too (--pairs); what connects its towers and language model is trained with all of the language model, and not by LoRA.
 """
 
 import shutil
@@ -33,13 +33,17 @@ from dj2mgm.training.trained_weights import save_projector, save_weights
 from dj2mgm.vision_language import Parts
 
 
-def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path | None) -> PeftModel:
-    """Load the stage-1 projector, if there was a stage 1, and wrap the language model's projections; everything else
-    stays frozen."""
+def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None:
+    """The projector that stage 1 has trained, if there was a stage 1."""
     if projector is None and parts.fresh:
         raise InputError("stage 1 trains this model's projector: name its file with --projector")
     if projector:
         load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
+
+
+def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path | None) -> PeftModel:
+    """Wrap the language model's projections; a projector of stage 1 learns on, everything else stays frozen."""
+    load_stage_1(model, parts, projector)
     return wrap_with_lora(model, lora, parts.decoder, projector=projector is not None)
 
 
@@ -52,9 +56,9 @@ def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
 
 
-def train_language_model(model: nn.Module, parts: Parts, projector: Path) -> nn.Module:
-    """Load the stage-1 projector; it and all of the language model are trained."""
-    load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
+def train_language_model(model: nn.Module, parts: Parts, projector: Path | None) -> nn.Module:
+    """The projector and all of the language model are trained, the towers stay frozen."""
+    load_stage_1(model, parts, projector)
     model.requires_grad_(False)
     for parameter in (*projector_parameters(model).values(), *language_parameters(model).values()):
         parameter.requires_grad_(True)
@@ -77,10 +81,6 @@ def main() -> None:
     if settings.lora:
         prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
         run_stage("lora", settings, inputs, args.output_dir, prepare, save_adapter_and_projector)
-    elif args.projector is None:
-        raise InputError(
-            "lora: null trains a whole language model, for which stage 1's --projector is needed; set lora"
-        )
     else:
         prepare = partial(train_language_model, projector=args.projector)
         run_stage("full", settings, inputs, args.output_dir, prepare, save_language_model_and_projector)

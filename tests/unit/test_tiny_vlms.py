@@ -81,13 +81,6 @@ def test_parts_of_a_model_that_is_not_trained_here_are_refused(name, monkeypatch
         merge_experiment("baseline", {"model": "tiny-smolvlm"})
 
 
-def test_the_whole_language_model_without_a_stage_1_is_refused_before_anything_runs():
-    config = merge_experiment("baseline", {"model": "tiny-llava", "finetune": {"lora": None}}) | {"seed": 0}
-    del config["model"]["pretrain"]
-    with pytest.raises(InputError, match="lora: null is for models with a stage 1, and tiny-llava has none"):
-        STAGES["finetune"].settings(config, {})
-
-
 def test_special_tokens_of_a_models_own_tokenizer_may_not_stand_in_a_text(tmp_path, monkeypatch):
     save_tiny_family("smolvlm", tmp_path / "vlm")
     model = {"transformers": str(tmp_path / "vlm"), "clip_score": "clip"}

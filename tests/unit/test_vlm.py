@@ -490,3 +490,16 @@ def test_both_stages_of_a_model_end_in_one_that_answers(folders, data, forks, tm
     changed = {name for name, tensor in trained.state_dict().items() if not torch.equal(tensor, stock[name])}
     adapted = {name for name in stock if "language_model" in name and name.split(".")[-2] in LORA.targets}
     assert changed == {f"model.{name}" for name in after} | adapted
+
+
+def test_the_whole_language_model_learns_without_a_stage_1(folders, data, forks, tmp_path):
+    given = {"deepspeed": read_deepspeed("zero2_offload", "finetune"), "max_length": 512, "max_steps": 2, "epochs": 2}
+    given |= {"global_batch_size": 3, "gradient_accumulation_steps": 3}
+    command = flags(folders["smolvlm"], tmp_path, "full", **given) | {"--data": data["smolvlm"]}
+    del command["--projector"]
+    ended = forks.run("finetune.py", command | {"--model": folders["smolvlm"]})
+    assert ended.ok, ended.printed[-3000:]
+    trained = family_of(folders["smolvlm"]).trained(tmp_path, torch.float32).state_dict()
+    stock = AutoModelForImageTextToText.from_pretrained(folders["smolvlm"]).state_dict()
+    changed = {name for name, tensor in trained.items() if not torch.equal(tensor, stock[name])}
+    assert changed == {name for name in stock if "vision_model" not in name}

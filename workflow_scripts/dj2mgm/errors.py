@@ -4,7 +4,3 @@
 class InputError(Exception):
     """The input, not the program, is at fault: one sentence that says what, where (file and row, or key), and the
     remedy."""
-
-
-class NotForModel(InputError):
-    """An experiment that the chosen model cannot have, and that nobody may have asked for."""

@@ -20,7 +20,7 @@ from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING, Stage, analysis_settings, benchmark_stage
 from dj2mgm.config.variants import VARIANTS_OF
-from dj2mgm.errors import InputError, NotForModel
+from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, files_at, write_yaml
 
 REFERENCE = "baseline"  # what every experiment is compared with
@@ -90,11 +90,6 @@ class Runs:
             "lora_sweep": self.variants["lora_sweep"],
             "lora_vs_full": [*self.variants["lora_vs_full"], across["lora_vs_full"]["experiment"]],
         }
-
-    @property
-    def faults(self) -> dict[str, InputError]:
-        """What is refused for a mistake that somebody can correct."""
-        return {name: error for name, error in self.refused.items() if not isinstance(error, NotForModel)}
 
     def __iter__(self) -> Iterator[Run]:
         """Every run that a configuration names."""

@@ -22,7 +22,7 @@ from dj2mgm.config.training import (
     read_deepspeed,
     solve_batch,
 )
-from dj2mgm.errors import InputError, NotForModel
+from dj2mgm.errors import InputError
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a stage that a run shares: whose it is
 CAPTIONS = "results/captions"  # what captioners have said, shared by all experiments
@@ -145,11 +145,6 @@ def pretrain_settings(config: dict, images: dict) -> dict | None:
 
 def finetune_settings(config: dict, images: dict) -> dict:
     check_lora_targets(config)
-    if config["finetune"]["lora"] is None and not has_stage_1(config["model"]):
-        raise NotForModel(
-            f"finetune.lora: null is for models with a stage 1, and {config['model']['name']} has none: set lora, or "
-            "pretrain: connector in the model's file"
-        )
     return _training(config, "finetune") | {"template": _template(config, "template")}
 
 

@@ -27,8 +27,8 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
         runs = Runs(command_line)
     except InputError as error:
         return None, Finding(name, "fail", str(error), "correct that file or key")
-    if runs.faults:
-        return runs, Finding(name, "warn", "; ".join(map(str, runs.faults.values())), "fix what these say")
+    if runs.refused:
+        return runs, Finding(name, "warn", "; ".join(map(str, runs.refused.values())), "fix what these say")
     return runs, Finding(name, "pass", f"{len(runs.names)} experiments: {', '.join(runs.names)}")
 
 
