@@ -30,6 +30,8 @@ def test_a_model_without_a_stage_1_learns_from_all_data_and_is_reported_beside_i
     assert "Before training, shuffled images" in page and "<h3>Fine-tuning</h3>" in page
     assert not any(words in page for words in ("Stage 1", "Stage 2"))
     assert fresh.job_counts("baseline", config=("model=one",)) == {}, "nothing is left to do"
+    whole = fresh.job_counts("baseline", config=("model=one", "finetune={lora: null}"))
+    assert whole["finetune_full"] == 1 and "pretrain" not in whole
 
 
 def test_results_of_another_model_do_not_stand_in_for_one_whose_folder_is_missing(finished):
