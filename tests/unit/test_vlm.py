@@ -387,9 +387,9 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_sentence(fault, tmp_path):
 def test_what_cannot_be_asked_is_refused_in_a_sentence(folders):
     encoder = family_of(folders["qwen2_5_vl"]).encoder("", 512)
     with pytest.raises(InputError, match=r"holds the control token <\|image_pad\|>; ask without it"):
-        encoder.prompts([Image.new("RGB", (56, 56))], ["What is <|image_pad|>?"])
-    with pytest.raises(InputError, match="images of .*1, 5000.* pixels cannot be asked about: .*; delete their rows"):
-        encoder.prompts([Image.new("RGB", (1, 5000))], ["What?"])
+        encoder.prompts(["<|image_pad|>"], ["What is <|image_pad|>?"])
+    with pytest.raises(InputError, match="an image of .*1, 5000.* pixels cannot be looked at: .*; delete its rows"):
+        encoder.look(Image.new("RGB", (1, 5000)))
 
 
 def as_the_processor_asks(processor, image: Image.Image, question: str):
@@ -418,6 +418,23 @@ def test_answers_of_a_batch_are_those_of_generate_one_by_one(folders, tmp_path, 
 
 
 @pytest.mark.parametrize("family", BUILDERS)
+def test_an_image_is_encoded_once_and_answers_are_those_of_an_encoding_for_each(folders, tmp_path, monkeypatch, family):
+    paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES[:2])]
+    about, asked = [0, 1, 0, 1, 0], ["What is shown?", "Which color is it?", "How many?", "", "Where is the dog?"]
+    images, looked = [paths[n] for n in about], []
+    generator = family_of(folders[family]).generator(None, "cpu")
+    look = generator.encoder.look
+    monkeypatch.setattr(generator.encoder, "look", lambda image: looked.append(image) or look(image))
+    answers = list(generator.answer(images, asked, "", max_new_tokens=6, batch_size=2))
+    assert list(generator.answer(images[::-1], asked[::-1], "", max_new_tokens=6, batch_size=5)) == answers[::-1]
+    assert len(looked) == len(paths)
+
+    monkeypatch.setattr(type(generator.model), "_supports_mm_encoder_outputs", lambda self: False)
+    each = family_of(folders[family]).generator(None, "cpu")
+    assert list(each.answer(images, asked, "", max_new_tokens=6, batch_size=2)) == answers
+
+
+@pytest.mark.parametrize("family", BUILDERS)
 def test_answers_end_with_what_ends_an_answer_in_training(folders, family):
     generator = family_of(folders[family]).generator(None, "cpu")
     tokens = generator.encoder.tokenizer.convert_ids_to_tokens(generator.stops)
@@ -430,7 +447,7 @@ def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
     found = family_of(folders["qwen2_5_vl"])
     generator, path = found.generator(None, "cpu"), save_image(tmp_path / "a.png", (9, 200, 90), (48, 40))
     [candidates] = generator.candidates([path], "What is shown?", "", beams, max_new_tokens=4, batch_size=2)
-    inputs = generator.encoder.prompts([Image.open(path)], ["What is shown?"])
+    inputs = as_the_processor_asks(found.processor, Image.open(path), "What is shown?")
     limits = {"max_new_tokens": 4, "num_beams": beams, "num_return_sequences": beams, "eos_token_id": generator.stops}
     sequences = generator.model.generate(**inputs, **limits, do_sample=False, pad_token_id=0)
     width, values = inputs["input_ids"].shape[1], {}

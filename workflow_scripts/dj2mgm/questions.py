@@ -1,7 +1,7 @@
 """What is asked of a model together, and answers in the order of the questions; how likely it finds answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -114,6 +114,28 @@ def batches_of(images: Sequence[Image], questions: list[str], size: int) -> tupl
         shown = [files[key] for key in places]
         batches.append(Batch(shown, [places[key] for key, _ in part], [question for _, question in part]))
     return [[numbers[pair] for pair in part] for part in parts], batches
+
+
+def with_new_images(
+    batches: list[Batch], kept: Container[object], read: Callable[[list[Image]], Iterator[T]]
+) -> Iterator[tuple[Batch, dict[object, T]]]:
+    """Each batch with what `read` makes of those of its images that are not in `kept` by then, by their keys.
+
+    Args:
+        read: is handed what all batches lack, and may work ahead.
+    """
+    files = {key_of(image): image for batch in batches for image in batch.images}
+    coming = dict.fromkeys(key for key in files if key not in kept)
+    reading = read([files[key] for key in coming])
+    for batch in batches:
+        new = {}
+        for key in map(key_of, batch.images):
+            if key in coming:
+                del coming[key]
+                new[key] = next(reading)
+            elif key not in kept:  # not any more
+                new[key] = next(read([files[key]]))
+        yield batch, new
 
 
 def parts_of(items: Sequence[T], size: int) -> list[Sequence[T]]:

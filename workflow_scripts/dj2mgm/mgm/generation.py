@@ -23,7 +23,7 @@ from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.likelihood import answer_log_likelihoods
 from dj2mgm.mgm.weights import add_trained
-from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of
+from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, with_new_images
 from dj2mgm.streaming import map_in_order
 from dj2mgm.vision_language import IGNORED
 
@@ -80,17 +80,7 @@ class Generator(Answerer):
     @torch.inference_mode()
     def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
         chat = ChatTemplate.of(template, self.processor.tokenizer)
-        files = {key_of(image): image for batch in batches for image in batch.images}
-        coming = dict.fromkeys(key for key in files if key not in self._kept)
-        pixels = self._decoded([files[key] for key in coming])
-        for batch in batches:
-            new = {}
-            for key in map(key_of, batch.images):
-                if key in coming:
-                    del coming[key]
-                    new[key] = next(pixels)
-                elif key not in self._kept:  # not any more
-                    new[key] = next(self._decoded([files[key]]))
+        for batch, new in with_new_images(batches, self._kept, self._decoded):
             yield self._answers(self._visual_tokens(list(map(key_of, batch.images)), new), batch, chat, max_new_tokens)
 
     def batch_size(self, max_new_tokens: int) -> int:
@@ -221,7 +211,8 @@ class Generator(Answerer):
             known |= zip(part, map(torch.clone, self._encoded([new[key] for key in part])), strict=True)
         tokens = torch.stack([known[key] for key in keys])
         paths = [key for key in known if isinstance(key, str)]  # an open file is read once
-        self._kept = {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
+        self._kept.clear()
+        self._kept |= {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
         return tokens
 
     def _stops(self, chat: ChatTemplate) -> list[int]:

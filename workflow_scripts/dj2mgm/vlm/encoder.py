@@ -97,7 +97,7 @@ class ProcessorEncoder:
                 rows = [item.get(name, []) for item in items]
                 batch[name] = torch.tensor([row + [fillers[name]] * (width - len(row)) for row in rows])
             else:
-                batch[name] = _joined(values)
+                batch[name] = joined(values)
         return batch | {"answer_positions": positions_of_answers(batch["labels"])}
 
     def try_out(self) -> None:
@@ -109,7 +109,7 @@ class ProcessorEncoder:
         if self.image_token_id not in self._short["input_ids"]:
             raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")
         self.batch([self._blank], len(self._blank["input_ids"]))
-        self.prompts([Image.new("RGB", BLANK)], ["a"])
+        self.prompts([self.look(Image.new("RGB", BLANK))[1]], ["a"])
 
     @property
     def end_of_turn(self) -> int:
@@ -122,34 +122,48 @@ class ProcessorEncoder:
         control = set(self.special) | {token for token in self.tokenizer.get_added_vocab() if token in written}
         return tuple(sorted(token for token in control - {IMAGE_TOKEN} if token.strip()))
 
-    def prompts(self, images: list[Image.Image], questions: list[str]) -> dict[str, torch.Tensor]:
-        """One image and a question each, up to where the answer begins; padded on the left.
+    def look(self, image: Image.Image) -> tuple[dict[str, torch.Tensor], str]:
+        """What the processor gives the model of an image, and what it puts in its place in a text.
 
         Raises:
-            InputError: a question holds a control token, or the model does not take an image.
+            InputError: the model does not take the image.
+        """
+        try:
+            inputs, [replacement] = self._process_images([image], return_tensors="pt")
+        except ValueError as error:  # some processors take no image that is very long
+            raise InputError(f"an image of {image.size} pixels cannot be looked at: {error}; delete its rows") from None
+        return {name: values for name, values in inputs.items() if isinstance(values, torch.Tensor)}, replacement
+
+    def prompts(self, replacements: list[str], questions: list[str]) -> dict[str, torch.Tensor]:
+        """Questions about an image each, up to where the answer begins; padded on the left.
+
+        Args:
+            replacements: what `look` puts in the place of each question's image.
+
+        Raises:
+            InputError: a question holds a control token.
         """
         for question in questions:
             if token := find_control(question, self.control_tokens):
                 raise InputError(f"the question {question!r} holds the control token {token}; ask without it")
-        texts = [self._asked(question) for question in questions]
+        texts = list(map(self._prompt, replacements, questions))
         side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"
         try:
-            return self.processor(
-                text=texts,
-                images=[[image] for image in images],
-                add_special_tokens=self._adds_bos(texts[0]),
-                padding=True,
-                return_tensors="pt",
+            encoded = self.tokenizer(
+                texts, add_special_tokens=self._adds_bos(texts[0]), padding=True, return_tensors="pt"
             )
-        except ValueError as error:  # some processors take no image that is very long
-            sizes = sorted({image.size for image in images})
-            raise InputError(f"images of {sizes} pixels cannot be asked about: {error}; delete their rows") from None
         finally:
             self.tokenizer.padding_side = side
+        tokens = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        kinds = {"mm_token_type_ids": self.processor.create_mm_token_type_ids, "token_type_ids": torch.zeros_like}
+        return tokens | {
+            name: torch.as_tensor(kinds[name](tokens["input_ids"])) for name in kinds.keys() & self._short.keys()
+        }
 
-    def _asked(self, question: str) -> str:
+    def _prompt(self, replacement: str, question: str) -> str:
         turns = conversation("", "", question, "")["conversations"][:1]
-        return self._rendered(self._messages({"conversations": turns}), True)
+        text = self._rendered(self._messages({"conversations": turns}), True)
+        return text.replace(self.processor.image_token, replacement, 1)
 
     def _messages(self, row: dict) -> list[dict]:
         messages = []
@@ -242,11 +256,15 @@ class ProcessorEncoder:
         """What the processor puts in the place of each image of a conversation; sizes are (width, height)."""
         if not sizes:
             return []
+        return self._process_images([Image.new("RGB", size) for size in sizes])[1]
+
+    def _process_images(self, images: list[Image.Image], **more) -> tuple[dict, list[str]]:
+        """Of one conversation: what the model reads, and what stands in their place in its text."""
         kwargs = self.processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"]
-        return self.processor._process_images([[Image.new("RGB", size) for size in sizes]], **kwargs)[1]
+        return self.processor._process_images([images], **kwargs | more)
 
 
-def _joined(values: list[torch.Tensor]) -> torch.Tensor:
+def joined(values: list[torch.Tensor]) -> torch.Tensor:
     """Along their first dimension; the second, tiles of an image, is padded to the greatest."""
     if values[0].dim() > 2:
         greatest = max(value.shape[1] for value in values)

@@ -1,19 +1,55 @@
 """What any vision-language model of transformers says about images, by its own `generate`."""
 
+import inspect
+import os
 from collections.abc import Iterator, Sequence
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from dj2mgm.data.formats import conversation
 from dj2mgm.data.images import load_image
-from dj2mgm.questions import Answerer, Batch, Candidates, Image, parts_of
+from dj2mgm.messages import note
+from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, with_new_images
+from dj2mgm.streaming import map_in_order
 from dj2mgm.vision_language import IGNORED
-from dj2mgm.vlm.encoder import ProcessorEncoder
+from dj2mgm.vlm.encoder import ProcessorEncoder, joined
 
 ON_CPU, ON_GPU = 16, 32  # questions that are answered together where that is "auto"
+PROCESSES = 8  # that look at images for a GPU
+KEPT_BYTES = 2**31  # of features, for more questions about their images
+DEEPSTACK = "deepstack_features"
+PIXELS = ("pixel_values", "pixel_attention_mask")
+
+
+class Looked(NamedTuple):
+    """An image as the processor gives it: arrays for the model, and what stands in its place in a text."""
+
+    inputs: dict[str, np.ndarray]
+    replacement: str
+
+
+class Seen(NamedTuple):
+    """What is known of an image once the towers have seen it.
+
+    Attributes:
+        inputs: what else the model asks of it, such as its size in patches.
+        features: for the language model, (tokens, H) of each of its parts.
+        deepstack: of each layer that takes more of them, the same.
+    """
+
+    replacement: str
+    inputs: dict[str, torch.Tensor]
+    features: list[torch.Tensor]
+    deepstack: list[list[torch.Tensor]]
+
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in chain(self.features, *self.deepstack))
 
 
 class Generator(Answerer):
@@ -29,9 +65,17 @@ class Generator(Answerer):
         stops = {encoder.tokenizer.eos_token_id, encoder.end_of_turn, *known}
         self.stops = sorted(stops - {None})
         model.generation_config = GenerationConfig()  # answers are greedy, whatever the folder's own says
+        self._kept: dict[object, Seen] = {}  # by path
+        self._output, self._stacked = dict, False  # what the towers return, and whether features are one tensor in it
+        self._ahead = model._supports_mm_encoder_outputs() and hasattr(model.base_model, "get_image_features")
+        if not self._ahead:
+            note(f"models of type {model.config.model_type} take no features: images are encoded for each question")
+        reader = model.base_model.get_image_features if self._ahead else model.forward
+        self._read = inspect.signature(reader).parameters.keys()  # what is asked of an image
 
     def close(self) -> None:
         del self.model
+        self._kept.clear()
 
     def batch_size(self, max_new_tokens: int) -> int:
         return ON_GPU if self.model.device.type == "cuda" else ON_CPU
@@ -39,9 +83,9 @@ class Generator(Answerer):
     @torch.inference_mode()
     def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
         """`template` is not looked at: the processor has its own."""
-        for batch in batches:
-            images = [load_image(image) for image in batch.images]
-            inputs = self._prompts([images[number] for number in batch.about], batch.questions)
+        for batch, new in with_new_images(batches, self._kept, self._looked_at):
+            seen = self._seen(list(map(key_of, batch.images)), new)
+            inputs = self._prompts([seen[number] for number in batch.about], batch.questions)
             found = self.model.generate(**inputs, **self._limits(max_new_tokens), do_sample=False, num_beams=1)
             yield self._texts(found[:, inputs["input_ids"].shape[1] :])
 
@@ -55,8 +99,11 @@ class Generator(Answerer):
         max_new_tokens: int,
         batch_size: int,
     ) -> Iterator[Candidates]:
+        looked_at = self._looked_at(images)
         for part in parts_of(images, batch_size):
-            inputs = self._prompts([load_image(image) for image in part], [question] * len(part))
+            keys = list(range(len(part)))
+            seen = self._seen(keys, {key: next(looked_at) for key in keys})
+            inputs = self._prompts(seen, [question] * len(part))
             found = self.model.generate(
                 **inputs,
                 **self._limits(max_new_tokens),
@@ -100,10 +147,62 @@ class Generator(Answerer):
             found += [[next(values) for label in item["labels"][1:] if label != IGNORED] for item in items]
         return found
 
-    def _prompts(self, images: list, questions: list[str]) -> dict[str, torch.Tensor]:
-        """Padded on the left, as the model reads them."""
-        inputs = self.encoder.prompts(images, questions)
-        return {name: self._placed(values) for name, values in inputs.items()}
+    def _prompts(self, seen: list[Seen], questions: list[str]) -> dict:
+        """Padded on the left, as the model reads them, with what its towers have seen of each question's image."""
+        tokens = self.encoder.prompts([each.replacement for each in seen], questions)
+        inputs = {name: self._placed(values) for name, values in tokens.items()}
+        inputs |= _together([each.inputs for each in seen])
+        if not self._ahead:
+            return inputs
+        features = [part for each in seen for part in each.features]
+        layers = [each.deepstack for each in seen]
+        output = {"pooler_output": torch.stack(features) if self._stacked else features}
+        output |= {DEEPSTACK: [list(chain(*layer)) for layer in zip(*layers, strict=True)]} if any(layers) else {}
+        return inputs | {"mm_encoder_outputs": {"image": self._output(**output)}}
+
+    def _seen(self, keys: list, new: dict[object, Looked]) -> list[Seen]:
+        """Of each key. What is seen at paths is kept for more questions, as far as `KEPT_BYTES` go."""
+        self._kept |= self._encoded(new) if new else {}
+        seen, taken = [self._kept[key] for key in keys], 0
+        for key in reversed(list(self._kept)):
+            taken += self._kept[key].nbytes()
+            if taken > KEPT_BYTES or not self._ahead or not isinstance(key, str):  # an open file is read once
+                del self._kept[key]
+        return seen
+
+    def _encoded(self, images: dict[object, Looked]) -> dict[object, Seen]:
+        parts = [{name: torch.from_numpy(values) for name, values in each.inputs.items()} for each in images.values()]
+        texts = [each.replacement for each in images.values()]
+        if not self._ahead:
+            given = [{name: self._placed(values) for name, values in part.items()} for part in parts]
+            return {key: Seen(text, part, [], []) for key, text, part in zip(images, texts, given, strict=True)}
+        given = {name: self._placed(values) for name, values in _together(parts).items()}
+        output = self.model.base_model.get_image_features(**given, return_dict=True)
+        self._output, self._stacked = type(output), isinstance(output.pooler_output, torch.Tensor)
+        tokens = self.encoder.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        counts = [ids.count(self.encoder.image_token_id) for ids in tokens]
+        features = _divided(output.pooler_output, counts)
+        layers = [_divided(layer, counts) for layer in output.get(DEEPSTACK) or ()]
+        sizes = [{n: self._placed(values) for n, values in part.items() if n not in PIXELS} for part in parts]
+        return {
+            key: Seen(text, size, *rest)
+            for key, text, size, *rest in zip(
+                images, texts, sizes, features, [[layer[n] for layer in layers] for n in range(len(texts))], strict=True
+            )
+        }
+
+    def _looked_at(self, images: Sequence[Image]) -> Iterator[Looked]:
+        """A GPU has images decoded and resized ahead by other processes."""
+        cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
+        processes = min(PROCESSES, max(2, cores - 1)) if self.model.device.type == "cuda" else 1
+        return map_in_order(self._look, images, processes)
+
+    def _look(self, image: Image) -> Looked:
+        """As arrays: tensors would come from other processes through shared memory, of which containers have little."""
+        if self.model.device.type == "cuda":
+            torch.set_num_threads(1)  # OpenMP's threads are not there in a forked process
+        inputs, replacement = self.encoder.look(load_image(image))
+        return Looked({name: values.numpy() for name, values in inputs.items() if name in self._read}, replacement)
 
     def _placed(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.model.device, self.model.dtype if values.is_floating_point() else None)
@@ -118,3 +217,19 @@ class Generator(Answerer):
 
     def _texts(self, tokens: torch.Tensor) -> list[str]:
         return [text.strip() for text in self.encoder.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+
+def _together(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: joined([part[name] for part in parts]) for name in parts[0]}
+
+
+def _divided(features: Sequence[torch.Tensor], counts: list[int]) -> list[list[torch.Tensor]]:
+    """Features of images or their parts, (tokens, H) each, by image, of which each has as many tokens as its text."""
+    coming, divided = iter(features), []
+    for count in counts:
+        parts = []
+        while count > 0:
+            parts.append(next(coming))
+            count -= len(parts[-1])
+        divided.append(parts)
+    return divided

@@ -22,7 +22,7 @@ class PrefixEncoder(ProcessorEncoder):
         question, answer = self._question_and_answer(row)
         if len(replacements) != 1:
             raise InputError(f"row {row['id']}: this model takes one image, found {len(replacements)}; delete the row")
-        prefix = f"{replacements[0]}{self.tokenizer.bos_token}{question}\n"
+        prefix = self._prompt(replacements[0], question)
         suffix = answer + self.tokenizer.eos_token
         encoded = self.tokenizer(prefix, text_pair=suffix, return_token_type_ids=True)
         ids, kinds = encoded["input_ids"][: self.max_length], encoded["token_type_ids"][: self.max_length]
@@ -38,8 +38,8 @@ class PrefixEncoder(ProcessorEncoder):
         )
         return {name: values for name, values in output.items() if name not in ("attention_mask", "labels")}
 
-    def _asked(self, question: str) -> str:
-        return self.processor.image_token + question
+    def _prompt(self, replacement: str, question: str) -> str:
+        return f"{replacement}{self.tokenizer.bos_token}{question}\n"
 
     def _control_tokens(self) -> tuple[str, ...]:
         return tuple(sorted(token for token in set(self.special) - {IMAGE_TOKEN} if token.strip()))
