@@ -20,8 +20,7 @@ def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pai
     """Every pair of a left and a right code that differ in at most `radius` bits, once, some at a time.
 
     Args:
-        left, right: (N, bytes) and (M, bytes) uint8, perhaps files mapped into memory. Where both are the same object,
-            a pair is (earlier, later).
+        left, right: (N, bytes) and (M, bytes) uint8, perhaps files mapped into memory.
         radius: up to `MAX_RADIUS`.
 
     Yields:
@@ -39,9 +38,6 @@ def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pai
             for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
                 for first, second in table.look_up(wanted ^ flip):
                     first += start
-                    if left is right:
-                        earlier = first < second
-                        first, second = first[earlier], second[earlier]
                     distance = np.bitwise_count(left[first] ^ right[second]).sum(axis=1, dtype=np.int64)
                     near = np.flatnonzero(distance <= radius)
                     first, second, distance = first[near], second[near], distance[near]

@@ -6,7 +6,7 @@ are near each other. (In a chain, with each near the next, a picture could stand
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,12 @@ import numpy as np
 
 from dj2mgm.streaming import DiskMap
 
-Candidates = Callable[[np.ndarray], Iterable[tuple[np.ndarray, np.ndarray]]]
+Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, some at a time
+Search = Callable[[np.ndarray], Pairs]
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Stars = tuple[np.ndarray, np.ndarray]
+FIRST, MOST = 1 << 13, 1 << 20  # items whose neighbors are looked for together, at first and later
+PAIRS = 1 << 20  # that are held, where these are not of one item
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,18 @@ class Copies:
 
 
 def find_copies(
-    rows: Iterable[tuple[int, bytes, float]], folder: Path, candidates: Candidates, distance: Distance
+    rows: Iterable[tuple[int, bytes, float]],
+    folder: Path,
+    candidates: Callable[[np.ndarray], Search],
+    distance: Distance,
 ) -> Copies:
-    """Rows are compared with rows of as many images, image by image. Some 40 bytes a row stay in memory, and as many
-    for each pair that is near and not equal.
+    """Rows are compared with rows of as many images, image by image. Some 40 bytes a row stay in memory.
 
     Args:
         rows: number of images, their signatures one after the other, and score. A row without images has no copies.
         folder: where files of signatures go, which are removed.
-        candidates: places of pairs that may be near, among signatures of images, (S, bytes) uint8.
+        candidates: among signatures of images, (S, bytes) uint8: (Q,) places → pairs that may be near, the number in Q
+            and the place, some at a time.
         distance: of (P, bytes) and (P, bytes) uint8: (P,), infinite for what is not near.
     """
     files: dict[int, _SignatureFile] = {}
@@ -85,7 +91,7 @@ class _SignatureFile:
         self.slots.append(slot)
         self.scores.append(score)
 
-    def find_copies(self, copies: Copies, candidates: Candidates, distance: Distance) -> None:
+    def find_copies(self, copies: Copies, candidates: Callable, distance: Distance) -> None:
         """Fill in `copies` of these rows."""
         self.file.flush()
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
@@ -109,36 +115,62 @@ class _SignatureFile:
         Path(self.file.name).unlink()
 
 
-def _near(signatures: np.ndarray, candidates: Candidates, distance: Distance) -> Iterator[tuple[np.ndarray, ...]]:
-    for first, second in candidates(signatures[:, 0]):
-        apart = np.zeros(len(first))
-        for image in range(signatures.shape[1]):
-            apart = np.maximum(apart, distance(signatures[first, image], signatures[second, image]))
-        near = np.isfinite(apart)
-        yield first[near], second[near], apart[near]
+def _near(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], distance: Distance) -> Search:
+    search = candidates(signatures[:, 0])
+
+    def near(places: np.ndarray) -> Pairs:
+        for first, second in search(places):
+            apart = np.zeros(len(first))
+            for image in range(signatures.shape[1]):
+                apart = np.maximum(apart, distance(signatures[places[first], image], signatures[second, image]))
+            found = np.isfinite(apart)
+            yield first[found], second[found], apart[found]
+
+    return near
 
 
-def keep_best(pairs: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rank: np.ndarray) -> Stars:
-    """
+def keep_best(near: Search, rank: np.ndarray) -> Stars:
+    """The best item is kept, and what is near it is a copy; then the best of the others, and so on.
+
+    Best first, some at a time, and only what is no copy yet: pairs of many items that are all near each other, as
+    many as the square of their number, are never all looked for.
+
     Args:
-        pairs: places of two items that are near, and their distance, some at a time.
+        near: (Q,) places → pairs that are near: the number in Q, the place, and the distance.
         rank: (N,) of each item; the lowest is the best.
 
     Returns:
         (N,) center of each item, itself where it is kept, and (N,) distance to it.
     """
     center, apart = np.arange(len(rank), dtype=np.int32), np.zeros(len(rank), dtype=np.float32)
-    found = list(pairs)
-    if not found:
-        return center, apart
-    first, second, distance = (np.concatenate(part) for part in zip(*found, strict=True))
-    items, others, distance = np.append(first, second), np.append(second, first), np.append(distance, distance)
-    order = np.argsort(rank[items], kind="stable")
-    items, others, distance = items[order], others[order], distance[order]
-    ends = np.flatnonzero(np.diff(items, append=-1)) + 1
-    for start, end in zip(np.append(0, ends), ends, strict=False):
-        if center[items[start]] == items[start]:
-            free = center[others[start:end]] == others[start:end]
-            center[others[start:end][free]] = items[start]
-            apart[others[start:end][free]] = distance[start:end][free]
+    order, start, size = np.argsort(rank).astype(np.int32), 0, FIRST
+    while start < len(order):
+        part = order[start : start + size]
+        pairs = _pairs_of(near, part[center[part] == part], center, rank)
+        if pairs is None:
+            size = max(1, size // 4)
+            continue
+        items, others, distance = pairs
+        ends = np.flatnonzero(np.diff(items, append=-1)) + 1
+        for begin, end in zip(np.append(0, ends), ends, strict=False):
+            if center[items[begin]] == items[begin]:
+                free = center[others[begin:end]] == others[begin:end]
+                center[others[begin:end][free]] = items[begin]
+                apart[others[begin:end][free]] = distance[begin:end][free]
+        start, size = start + size, min(2 * size, MOST)
     return center, apart
+
+
+def _pairs_of(near: Search, places: np.ndarray, center: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, ...] | None:
+    """Places with what is near them, worse, and no copy yet, best places first; None if that is too much at once."""
+    found, count = [(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))], 0
+    for first, second, distance in near(places):
+        items, others = places[first], second.astype(np.int32)
+        new = (center[others] == others) & (rank[others] > rank[items])
+        found.append((items[new], others[new], distance[new]))
+        count += len(found[-1][0])
+        if count > PAIRS and len(places) > 1:
+            return None
+    items, others, distance = (np.concatenate(part) for part in zip(*found, strict=True))
+    best = np.argsort(rank[items], kind="stable")
+    return items[best], others[best], distance[best]

@@ -6,7 +6,7 @@
 The CLIP is the one that the similarity filter takes, and is loaded in the same way.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from data_juicer.ops.base_op import OPERATORS
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
+from dj2mgm.data.near_copies import Search
 
 from .batched_image_text_similarity_filter import load_clip
 from .near_duplicates import PIXELS, NearDeduplicator
@@ -69,14 +70,13 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         embeddings = get_model(self.model_key, rank, self.use_cuda()).embed(images, load).astype(np.float16)
         return [(vector.tobytes(), pixels[path]) for vector, path in zip(embeddings, images, strict=True)]
 
-    def candidates(self, signatures: np.ndarray, folder: Path) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
         from dj2mgm.data.near_vectors import VectorIndex
 
         vectors = signatures.view(np.float16)
         reach = (2 - 2 * self.min_similarity) ** 0.5 + ROUNDING
-        for first, second in VectorIndex(vectors, folder).near(vectors, reach):
-            earlier = first < second
-            yield first[earlier], second[earlier]
+        index = VectorIndex(vectors, folder)
+        return lambda places: index.near(vectors[places], reach)
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """1 - cosine."""

@@ -7,7 +7,7 @@ Data-Juicer's `image_deduplicator` keeps the first row of those with one and the
 imagededup and torchvision; here a few bits may differ, and a statistic decides which row is kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from data_juicer.ops.base_op import OPERATORS
 
 from dj2mgm.data.images import load_image
 from dj2mgm.data.near_codes import near_pairs
+from dj2mgm.data.near_copies import Search
 from dj2mgm.data.perceptual_hash import CODE, MAX_BITS, MAX_LEVELS, distance, signature_of
 
 from .near_duplicates import PIXELS, NearDeduplicator
@@ -52,9 +53,9 @@ class ImageNearDeduplicator(NearDeduplicator):
             signed.append((signature_of(image).tobytes(), image.width * image.height))
         return signed
 
-    def candidates(self, signatures: np.ndarray, folder: Path) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
         codes = signatures[:, :CODE]
-        return ((first, second) for first, second, _ in near_pairs(codes, codes, self.max_bits))
+        return lambda places: ((query, place) for query, place, _ in near_pairs(codes[places], codes, self.max_bits))
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Bits that differ."""

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from data_juicer.utils.constant import Fields
 
-from dj2mgm.data.near_copies import Copies, find_copies
+from dj2mgm.data.near_copies import Copies, Search, find_copies
 from dj2mgm.errors import InputError
 
 from .batched_deduplicator import BatchedDeduplicator
@@ -44,8 +44,8 @@ class NearDeduplicator(BatchedDeduplicator):
         """Signature, of a fixed number of bytes, and pixels of each image."""
 
     @abstractmethod
-    def candidates(self, signatures: np.ndarray, folder: Path) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        """Places (P,), (P,) of pairs that may be near, some at a time.
+    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
+        """A function: (Q,) places → pairs that may be near, the number in Q and the place, some at a time.
 
         Args:
             signatures: (N, bytes) uint8, a file mapped into memory.
