@@ -1,6 +1,7 @@
 """Training images that are copies of images that models are evaluated on: all are found, and no others."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -65,8 +66,8 @@ def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
 
 
 def test_all_references_that_an_image_copies_are_named():
-    random = np.random.default_rng(0)
-    signatures = random.integers(0, 256, (200, SIGNATURE), dtype=np.uint8)
+    draws = np.random.default_rng(0)
+    signatures = draws.integers(0, 256, (200, SIGNATURE), dtype=np.uint8)
     references = References([Reference("a", (str(number),)) for number in range(200)], signatures)
     signatures[4] = signatures[3]
     for number in (3, 77):
@@ -75,18 +76,22 @@ def test_all_references_that_an_image_copies_are_named():
         found = references.copied(np.array([near]))[0]
         assert [reference.ids for reference, _ in found] == [("3",), ("4",)] if number == 3 else [("77",)]
         assert found[0][1] == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
-    assert references.copied(np.array([random.integers(0, 256, SIGNATURE, dtype=np.uint8)]))[0] == []
+    assert references.copied(np.array([draws.integers(0, 256, SIGNATURE, dtype=np.uint8)]))[0] == []
     assert References([], signatures[:0]).copied(np.array([signatures[0]]))[0] == []
 
 
-def test_plain_pictures_are_copies_of_nothing():
-    pages = []
+@pytest.mark.parametrize("lines", [0, 1, 5, 20])
+def test_pages_of_text_are_copies_of_the_same_pixels_only(lines):
+    draw, pages = random.Random(0), []
     for number in range(6):
-        page = Image.new("RGB", (600, 400), (255, 255, 255 - number))
-        ImageDraw.Draw(page).text((40, 60), str(123456 * number), fill=(90, 90, 90))
+        page = Image.new("RGB", (1000, 1400), (255, 255, 255 - number))
+        for line in range(lines):
+            words = " ".join("".join(draw.choices("abcdefghij", k=6)) for _ in range(8))
+            ImageDraw.Draw(page).text((60, 60 + 30 * line), words, fill=(20, 20, 20), font_size=22)
         pages.append(signature_of(page))
     references = References([Reference("a", ("0",))], np.array(pages[:1]))
-    assert all(references.copied(np.array([page]))[0] == [] for page in pages)
+    found = references.copied(np.array(pages))
+    assert found == [[(Reference("a", ("0",)), 0)], [], [], [], [], []]
     photo = signature_of(picture(1))
     assert References([Reference("a", ("0",))], photo[None]).copied(np.array([photo]))[0] == [
         (Reference("a", ("0",)), 0)

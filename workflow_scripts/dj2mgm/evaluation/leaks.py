@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.perceptual_hash import CODE, SIGNATURE, signature_of
+from dj2mgm.data.perceptual_hash import SIGNATURE, signature_of
 from dj2mgm.data.reference_images import BLOCK, find_references
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_questions
@@ -20,7 +20,6 @@ from dj2mgm.files import IMAGE_SUFFIXES, read_jsonl
 from dj2mgm.streaming import DiskMap, map_in_order
 
 HELD_OUT = "held_out"
-LEAST_STRUCTURE = 24  # bits set of 256; photos and drawn scenes have about half of them, text on a white page a few
 Image = str | Path | bytes
 
 
@@ -40,16 +39,14 @@ class References:
     signatures: np.ndarray  # (N, SIGNATURE) uint8
 
     def copied(self, signatures: np.ndarray) -> list[list[tuple[Reference, int]]]:
-        """For each image the references that it is a copy of, and by how many of 256 bits they differ. A picture with
-        next to no structure, such as a white page, is like any other, and so is none.
+        """For each image the references that it is a copy of, and by how many of 256 bits they differ.
 
         Args:
             signatures: (M, SIGNATURE) uint8 of the images.
         """
         copied: list[list[tuple[Reference, int]]] = [[] for _ in signatures]
-        places = np.flatnonzero(np.bitwise_count(signatures[:, :CODE]).sum(axis=1) >= LEAST_STRUCTURE)
-        for place, reference, bits in sorted(find_references(signatures[places], self.signatures)):
-            copied[places[place]].append((self.known[reference], bits))
+        for place, reference, bits in sorted(find_references(signatures, self.signatures)):
+            copied[place].append((self.known[reference], bits))
         return copied
 
 
