@@ -156,6 +156,15 @@ def test_lengths_give_as_many_rows_each_as_far_as_they_have_them(tmp_path):
     assert len(kept) == 9 and Counter(words) == {0: 4, 5: 4, 10: 1}
 
 
+def test_a_second_filter_draws_anew(tmp_path):
+    """Else it would drop from the large group, whose rows are left with low draws only."""
+    data = texts(tmp_path, ["snow"] * 900 + ["a cat"] * 100)
+    recipe = [{NGRAMS: {"words": 1, "keep_rows": 200}}, {LENGTHS: {"keep_fraction": 0.5}}]
+    first, both = (run(data, tmp_path / str(len(steps)), *steps) for steps in (recipe[:1], recipe))
+    large = [sum(int(row[1:]) < 900 for row in kept) / len(kept) for kept in (first, both)]
+    assert len(first) == 200 and len(both) == 100 and abs(large[0] - large[1]) < 0.12
+
+
 def test_ngrams_are_the_different_ones_of_a_caption():
     assert ngrams_of(text_of("A cat, a cat and a dog"), 2) == ["a cat", "cat a", "cat and", "and a", "a dog"]
     assert ngrams_of(text_of("Snow"), 2) == ["snow"] and ngrams_of(text_of(""), 2) == [""]
@@ -172,7 +181,7 @@ def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):
     drawn = [
         f"r{number}"
         for number, caption in enumerate(captions)
-        if any(draw(5, f"r{number}", gram) < limit / counts[gram] for gram in ngrams_of(caption, 2))
+        if any(draw(5, NGRAMS, f"r{number}", gram) < limit / counts[gram] for gram in ngrams_of(caption, 2))
     ]
     assert kept == drawn and len(kept) == 32
     rare = [f"r{number}" for number, caption in enumerate(captions) if "cow" in caption]
@@ -180,7 +189,7 @@ def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):
 
 
 def test_equal_limits_keep_the_earlier_rows(monkeypatch, tmp_path):
-    monkeypatch.setattr("dj2mgm.juicer.operators.ngram_balance_filter.draw", lambda *names: 0.5)
+    monkeypatch.setattr("dj2mgm.juicer.operators.selection.draw", lambda *names: 0.5)
     assert run(texts(tmp_path, ["a cat"] * 5), tmp_path / "out", {NGRAMS: {"keep_rows": 3}}) == ["r0", "r1", "r2"]
 
 

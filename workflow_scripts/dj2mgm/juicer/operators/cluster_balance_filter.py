@@ -21,7 +21,7 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.data.images import load_image
 
 from .batched_image_text_similarity_filter import load_clip
-from .selection import NO_GROUP, BalanceFilter, Rows, draws_of
+from .selection import NO_GROUP, BalanceFilter, Rows
 
 NAME = "cluster_balance_filter"
 COLUMN = "__dj__clip_embedding"
@@ -108,7 +108,7 @@ class ClusterBalanceFilter(BalanceFilter):
 
     def _sample(self, rows: Rows, embedded: np.ndarray, count: int) -> np.ndarray:
         """(up to `count`, D) float32: the embeddings of the rows with the lowest draws."""
-        draws = np.where(embedded, draws_of(rows, self.seed), np.inf)
+        draws = np.where(embedded, self.draws_of(rows, "clusters"), np.inf)
         sampled = np.zeros(len(draws), dtype=bool)
         sampled[np.argsort(draws, kind="stable")[:count]] = True
         return np.concatenate(list(_embeddings(rows, sampled & embedded)))

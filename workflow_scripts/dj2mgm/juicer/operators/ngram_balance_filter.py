@@ -19,7 +19,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 
 from dj2mgm.streaming import DiskMap
 
-from .selection import Rows, Selection, SelectionFilter, draw, identities
+from .selection import Rows, Selection, SelectionFilter, identities
 
 NAME = "ngram_balance_filter"
 STAT = "ngram_limit"
@@ -73,7 +73,7 @@ class NgramBalanceFilter(SelectionFilter):
         for part in self._parts(rows):
             known = {gram: captions.get(gram) for grams in part for gram in grams}
             for grams, row in zip(part, identity, strict=False):
-                limits.append(min(draw(self.seed, row, gram) * known[gram] for gram in grams))
+                limits.append(min(self.draw(row, gram) * known[gram] for gram in grams))
         values = np.array(limits)
         wanted = self.wanted(len(values))
         kept = np.zeros(len(values), dtype=bool)

@@ -1,7 +1,8 @@
 """Filters that keep so many rows: which ones they are, is said when all rows have been measured.
 
-Where rows are equal in what counts, the earlier one is kept. Draws depend on the seed and a row's id, and not on the
-other rows: with a row more or less, the others are drawn as before.
+Where rows are equal in what counts, the earlier one is kept. Draws depend on the seed, the filter's name and a row's
+id, and not on the other rows: with a row more or less, the others are drawn as before. Two filters of a recipe draw
+differently: else the second would prefer rows of the groups that the first has cut.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from .keep_fraction import check_fraction
 
 NO_GROUP = -1
 BITS = 53  # that a float64 holds
+SEEDS = 2**31  # that Faiss takes
 
 
 class Rows(Iterable[dict], Sized, Protocol):
@@ -60,6 +62,8 @@ class SelectionFilter(Filter):
         check_fraction(keep_fraction)
         if keep_rows is not None and keep_rows < 1:
             raise ValueError(f"keep_rows must be 1 or more, found {keep_rows}")
+        if not 0 <= seed < SEEDS:
+            raise ValueError(f"seed must be from 0 and below {SEEDS}, found {seed}")
         self.keep_fraction = keep_fraction
         self.keep_rows = keep_rows
         self.seed = seed
@@ -68,6 +72,14 @@ class SelectionFilter(Filter):
     @abstractmethod
     def select(self, rows: Rows) -> Selection:
         """Say which rows are kept, and count in `report`."""
+
+    def draw(self, *names: str) -> float:
+        """In (0, 1], the same for the same names."""
+        return draw(self.seed, self._name, *names)
+
+    def draws_of(self, rows: Rows, *names: str) -> np.ndarray:
+        """(N,) float64: a draw of each row."""
+        return np.fromiter((self.draw(*names, row) for row in identities(rows)), dtype=np.float64, count=len(rows))
 
     def wanted(self, rows: int) -> int:
         """How many of so many rows are kept, one at least where there is one."""
@@ -104,7 +116,7 @@ class BalanceFilter(SelectionFilter):
         groups = self.groups_of(rows)
         members = np.flatnonzero(groups != NO_GROUP)
         kept = np.ones(len(groups), dtype=bool)
-        draws = draws_of(rows, self.seed)[members]
+        draws = self.draws_of(rows)[members]
         kept[members] = even_sample(groups[members], draws, self.wanted(len(members)))
         sizes = np.unique(groups[members], return_counts=True)[1]
         most = np.unique(groups[members][kept[members]], return_counts=True)[1]
@@ -138,11 +150,6 @@ def even_sample(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray
     chosen = np.zeros(len(groups), dtype=bool)
     chosen[np.lexsort((draws, rank))[:count]] = True
     return chosen
-
-
-def draws_of(rows: Rows, seed: int) -> np.ndarray:
-    """(N,) float64: a draw of each row."""
-    return np.fromiter((draw(seed, identity) for identity in identities(rows)), dtype=np.float64, count=len(rows))
 
 
 def identities(rows: Rows) -> Iterator[str]:
