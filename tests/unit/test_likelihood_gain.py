@@ -104,19 +104,30 @@ def test_a_row_gains_what_its_caption_says_of_its_image_and_not_of_others(tells)
     assert calls == [3]
 
 
-def test_rows_without_one_image_or_beside_no_other_have_no_gain_and_are_kept(tells):
+def test_rows_without_one_image_or_beside_too_few_others_have_no_gain_and_are_kept(tells):
+    """Beside fewer images, gains would be on another scale."""
     tells({})
     assert gains([["a.png"], ["a.png"], [], ["b.png", "c.png"]], ["x"] * 4) == [[]] * 4
+    assert gains([["a.png"], ["b.png"], ["c.png"]], ["x"] * 3, other_images=3) == [[]] * 3
     [operator] = load_ops([{NAME: {"base_model": "", "stage": ""}}])
     stats = [{STAT: []}, {STAT: [0.1]}, {STAT: [-0.1]}]
     assert list(operator.process({Fields.stats: stats})) == [True, True, False]
     assert gains([], []) == []
 
 
-def test_no_row_is_left_alone_at_the_end_of_many(tells):
-    calls = tells({})
-    found = gains([[f"{number}.png"] for number in range(33)], ["x"] * 33, batch_size=8, other_images=4)
-    assert all(found) and sum(calls) == 33 and set(calls) == {6, 7}
+@pytest.mark.parametrize(("batch_size", "other_images", "parts"), [(8, 4, {6, 7}), (8, 7, {8, 9}), (40, 4, {33})])
+def test_every_row_is_scored_beside_as_many_images(tells, batch_size, other_images, parts):
+    calls = tells({(str(number), "x"): 0.0 for number in range(33)})
+    images = [[f"{number}.png"] for number in range(33) for _ in range(2)]
+    found = gains(images, ["x", "y"] * 33, batch_size=batch_size, other_images=other_images)
+    assert [len(gain) for gain in found] == [1] * 66 and sum(calls) == 33 and set(calls) == parts
+
+
+def test_other_images_are_evenly_spread_over_those_scored_together(tells):
+    """Of eight images each has its fellow four places on, which its caption fits as well."""
+    tells({(str(number), caption): 0.0 for number in range(8) for caption in (str(number), str((number + 4) % 8))})
+    found = gains([[f"{number}.png"] for number in range(8)], [str(number) for number in range(8)], other_images=1)
+    assert found == [[0.0]] * 8
 
 
 @pytest.mark.parametrize(

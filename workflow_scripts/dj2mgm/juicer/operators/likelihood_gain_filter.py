@@ -7,10 +7,12 @@
           keep_fraction: 0.5
 
 The gain of a token is its log-likelihood given the image, less that given any image; of a caption it is the mean
-over its tokens: pointwise mutual information of caption and image under the model, per token. Lin et al. (Revisiting
-the role of language priors in vision-language models, ICML 2024, arXiv:2306.01879) rank captions by it, estimate the
-second term from images of the dataset, and weigh it by α, as here. The row's own image is one of these, as in InfoNCE
-(van den Oord et al., 2018, arXiv:1807.03748), so that no gain is above the logarithm of their number.
+over its tokens. Lin et al. (Revisiting the role of language priors in vision-language models, ICML 2024,
+arXiv:2306.01879) rank captions by the pointwise mutual information of caption and image under the model, estimate its
+second term from images of the dataset, and weigh that by α, as here. They average the likelihood of the caption as a
+whole over these images; here that of each token is averaged, given the tokens before it, so that one token that no
+other image explains does not settle the whole caption. The row's own image is one of them, as in InfoNCE (van den Oord
+et al., 2018, arXiv:1807.03748), so that no token gains more than the logarithm of their number.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.questions import parts_of
 
-from .keep_fraction import FractionFilter, check_fraction
+from .keep_fraction import FractionFilter, check_fraction, check_sides
 from .mgm_captioning_mapper import MGMCaptioningMapper, load_generator
 
 NAME = "likelihood_gain_filter"
@@ -49,7 +51,8 @@ class LikelihoodGainFilter(FractionFilter):
     """Keeps rows whose caption a trained model finds more likely given their image than given any.
 
     The stat `likelihood_gain` holds one number in nats a token. It is empty for a row that has not exactly one image,
-    or that is scored beside no other image; such a row is kept.
+    or that comes with fewer than `other_images` others, beside which its gain would be on another scale: the last few
+    of a dataset, or of a part of it. Such a row is kept.
     """
 
     _accelerator = "cuda"
@@ -62,7 +65,7 @@ class LikelihoodGainFilter(FractionFilter):
         stage: str,
         template: str | dict = "plain",
         question: str = "",
-        min_gain: float = 0.0,
+        min_gain: float | None = None,
         keep_fraction: float | None = None,
         other_images: int = 8,
         prior_weight: float = 1.0,
@@ -77,14 +80,15 @@ class LikelihoodGainFilter(FractionFilter):
         :param stage: output folder of `pretrain` or `finetune`.
         :param template: chat format of the stage: a name in config/chat_templates, or the content of its file.
         :param question: what is asked; `plain` asks nothing.
-        :param min_gain: lowest gain to keep, in nats a token.
+        :param min_gain: lowest gain to keep, in nats a token. The default is 0.
         :param keep_fraction: instead of `min_gain`: the share of rows to keep, highest gain first.
         :param other_images: how many images of the batch stand for any image, beside the row's own.
         :param prior_weight: α. With 1, a caption that needs no image gains nothing; with 0, likely captions are kept.
-        :param batch_size: rows scored together, which are also each other's other images.
+        :param batch_size: images whose captions are scored together, which are also each other's other images.
         """
         super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)  # divided here: no row shall be left alone
         check_fraction(keep_fraction)
+        check_sides(keep_fraction=(keep_fraction, min_gain))
         if not 1 <= other_images < batch_size:
             raise ValueError(f"other_images must be from 1 to batch_size - 1, {batch_size - 1}; found {other_images}")
         if not 0 <= prior_weight <= 1:
@@ -93,11 +97,11 @@ class LikelihoodGainFilter(FractionFilter):
         self.stage = stage
         self.template = template
         self.question = question
-        self.min_gain = min_gain
+        self.min_gain = 0.0 if min_gain is None else min_gain
         self.keep_fraction = keep_fraction
         self.other_images = other_images
         self.prior_weight = prior_weight
-        self.rows_at_once = batch_size
+        self.images_at_once = batch_size
         self.model_key = partial(load_generator, base_model, stage)
 
     model_files = staticmethod(MGMCaptioningMapper.model_files)
@@ -105,12 +109,16 @@ class LikelihoodGainFilter(FractionFilter):
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Score the rows that have no gain yet, some at a time, of each image of which one encoding serves all."""
         waiting = [row for row, stats in enumerate(samples[Fields.stats]) if STAT not in stats]
-        shown = [row for row in waiting if len(samples[self.image_key][row] or ()) == 1]
+        rows_of: dict[str, list[int]] = {}
+        for row in waiting:
+            if len(samples[self.image_key][row] or ()) == 1:
+                rows_of.setdefault(samples[self.image_key][row][0], []).append(row)
         gains: dict[int, float] = {}
-        for part in np.array_split(shown, ceil(len(shown) / self.rows_at_once) or 1):  # none much smaller than another
-            images = [samples[self.image_key][row][0] for row in part]
-            captions = [remove_special_tokens(samples[self.text_key][row]) for row in part]
-            gains |= zip(part.tolist(), self._gains(images, captions, rank), strict=False)
+        parts = min(ceil(len(rows_of) / self.images_at_once), len(rows_of) // (self.other_images + 1))
+        for images in np.array_split(np.array(list(rows_of), dtype=object), max(1, parts)):  # all of about one size
+            shown = [(place, row) for place, image in enumerate(images) for row in rows_of[image]]
+            captions = [(place, remove_special_tokens(samples[self.text_key][row])) for place, row in shown]
+            gains |= zip([row for _, row in shown], self._gains(images.tolist(), captions, rank), strict=False)
         for row in waiting:
             samples[Fields.stats][row][STAT] = np.array([gains[row]] if row in gains else [], dtype=np.float64)
         return samples
@@ -123,19 +131,14 @@ class LikelihoodGainFilter(FractionFilter):
         """A row's part in the scores that `keep_fraction` is a share of."""
         return list(stats[STAT])
 
-    def _gains(self, images: list[str], captions: list[str], rank: int | None) -> list[float]:
-        """Of each row, beside the images of the others; nothing where there is only one image."""
-        distinct = list(dict.fromkeys(images))
-        count = min(self.other_images, len(distinct) - 1)
-        if count < 1:
+    def _gains(self, images: list[str], captions: list[tuple[int, str]], rank: int | None) -> list[float]:
+        """Of each caption and the place of its image, beside other images; nothing where these are too few."""
+        compared = self.other_images + 1
+        if len(images) < compared:
             return []
-        # evenly spread over the rows: neighbors may be alike
-        steps = [step * len(distinct) // (count + 1) for step in range(count + 1)]
-        asked = [
-            ((distinct.index(image) + step) % len(distinct), caption)
-            for image, caption in zip(images, captions, strict=True)
-            for step in steps
-        ]
+        # evenly spread: neighbors may be alike
+        steps = [step * len(images) // compared for step in range(compared)]
+        asked = [((place + step) % len(images), caption) for place, caption in captions for step in steps]
         generator = get_model(self.model_key, rank, self.use_cuda())
-        found = generator.log_likelihoods(distinct, asked, self.question, self.template)
-        return [likelihood_gain(part, self.prior_weight) for part in parts_of(found, count + 1)]
+        found = generator.log_likelihoods(images, asked, self.question, self.template)
+        return [likelihood_gain(part, self.prior_weight) for part in parts_of(found, compared)]
