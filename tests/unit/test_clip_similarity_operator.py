@@ -17,7 +17,7 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, ViTCon
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, load_ops
-from dj2mgm.juicer.operators.keep_fraction import set_limits
+from dj2mgm.juicer.operators.keep_fraction import limits_of_shares, set_limits
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity, PixelBatches
 
 STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"
@@ -175,7 +175,8 @@ def test_a_window_keeps_the_rows_between_two_quantiles_and_ties_with_them(clip, 
     if (lower or 0) >= (1 if upper is None else upper):
         return
     stats = [{STAT: [score / 31]} for score in scores]
-    arguments = {"hf_clip": clip, "min_score": -1.0, "lower_quantile": lower, "upper_quantile": upper}
+    arguments = {"hf_clip": clip, "lower_quantile": lower, "upper_quantile": upper}
+    arguments |= {"min_score": -1.0} if lower is None and upper is None else {}
     [operator] = load_ops([{BATCHED: arguments}])
     found = set_limits(operator, stats)
     ordered, count = sorted(scores), len(scores)
@@ -185,7 +186,9 @@ def test_a_window_keeps_the_rows_between_two_quantiles_and_ties_with_them(clip, 
     highest = ordered[last] if upper is not None else max(scores)
     assert list(operator.process({Fields.stats: stats})) == [lowest <= score <= highest for score in scores]
     stated = {name for name in operator.quantiles if arguments[name] is not None}
-    assert found.keys() == stated | {operator.quantiles[name] for name in stated}
+    assert found.keys() == stated | {"min_score", "max_score"}
+    [limited] = load_ops([{BATCHED: {"hf_clip": clip} | found}])
+    assert (limited.min_score, limited.max_score) == (operator.min_score, operator.max_score)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +200,12 @@ def test_a_window_keeps_the_rows_between_two_quantiles_and_ties_with_them(clip, 
         ),
         ({"upper_quantile": 1.5}, "both from 0 to 1; found None and 1.5"),
         ({"lower_quantile": 0.5, "keep_fraction": 0.5}, "limits on the same side: name one of them"),
+        (
+            {"lower_quantile": 0.3, "min_score": 0.2},
+            "lower_quantile 0.3 stands for a limit, and a limit of 0.2 is given",
+        ),
+        ({"upper_quantile": 0.9, "max_score": 0.2}, "upper_quantile 0.9 stands for a limit"),
+        ({"keep_fraction": 0.9, "min_score": 0.1}, "keep_fraction 0.9 stands for a limit"),
     ],
 )
 def test_windows_that_make_no_sense_are_refused(clip, arguments, message):
@@ -275,3 +284,11 @@ def test_a_recipe_with_a_missing_clip_ends_in_one_line(photos, tmp_path):
     assert done.returncode == 2
     assert "hf_clip '/no/such/clip' is no folder" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_score_that_is_no_number_counts_as_the_lowest():
+    scores = [0.1 * number for number in range(8)] + [float("nan")] * 2
+    assert limits_of_shares(scores, keep_fraction=0.5)["min"] == pytest.approx(0.3, abs=1e-5)
+    assert limits_of_shares(scores, keep_fraction=1.0)["min"] == pytest.approx(0.0, abs=1e-5)
+    assert limits_of_shares(scores, lower_quantile=0.2, upper_quantile=0.9)["max"] == pytest.approx(0.6, abs=1e-5)
+    assert limits_of_shares([float("nan")], keep_fraction=0.5) == {"min": 0.0, "max": 0.0}

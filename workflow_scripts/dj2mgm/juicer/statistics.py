@@ -110,4 +110,5 @@ def _read_limits(operator: Filter, arguments: dict, statistic: str, alone: bool)
         name = prefix + word
         value = getattr(operator, name, None)
         if name in parameters and isinstance(value, int | float) and not isinstance(value, bool):
-            yield Limit(side, name, float(value), arguments.get(name, parameters[name].default))
+            default = parameters[name].default
+            yield Limit(side, name, float(value), arguments.get(name, value if default is None else default))

@@ -100,9 +100,17 @@ def unreadable_stat(operator: Operator) -> str | None:
 
 def shares(operator: OP) -> dict[str, str]:
     """Arguments that the recipe gives as a share or a quantile of all rows' scores, and the limits they stand for."""
+    return {name: limit for name, limit in _shares(operator).items() if getattr(operator, name) is not None}
+
+
+def limits_of(operator: OP) -> list[str]:
+    """Arguments that a share or a quantile may stand for."""
+    return list(dict.fromkeys(_shares(operator).values()))
+
+
+def _shares(operator: OP) -> dict[str, str]:
     limit = _declared(operator, "limit")
-    declared = _declared(operator, "quantiles", {}) | ({} if limit is None else {"keep_fraction": limit})
-    return {name: limit for name, limit in declared.items() if getattr(operator, name) is not None}
+    return _declared(operator, "quantiles", {}) | ({} if limit is None else {"keep_fraction": limit})
 
 
 def draws_at_random(operator: Operator) -> bool:

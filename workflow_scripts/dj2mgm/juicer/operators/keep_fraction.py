@@ -6,7 +6,7 @@ import numpy as np
 from data_juicer.ops.base_op import OP, Filter
 from data_juicer.utils.constant import Fields
 
-from .declarations import shares
+from .declarations import limits_of, shares
 
 TIE = 1e-6  # scores of equal rows in different batches differ by less
 SIDES = {"keep_fraction": "min", "lower_quantile": "min", "upper_quantile": "max"}  # of the range that each cuts
@@ -33,6 +33,17 @@ def check_fraction(keep_fraction: float | None) -> None:
         raise ValueError(f"keep_fraction must be above 0 and at most 1, found {keep_fraction}")
 
 
+def check_sides(**limits: tuple[float | None, float | None]) -> None:
+    """Raise ValueError where one side has two limits.
+
+    Args:
+        limits: by name of a share, its value and that of the limit in its place.
+    """
+    for name, (share, limit) in limits.items():
+        if share is not None and limit is not None:
+            raise ValueError(f"{name} {share} stands for a limit, and a limit of {limit} is given as well: name one")
+
+
 def check_quantiles(lower: float | None, upper: float | None) -> None:
     """Raise ValueError for what is no range of quantiles; None stands for no limit on that side."""
     if not 0 <= (0 if lower is None else lower) < (1 if upper is None else upper) <= 1:
@@ -49,10 +60,10 @@ def set_limits(operator: OP, stats: Iterable[dict]) -> dict[str, float | None]:
     given = shares(operator)
     scores = (score for row in stats for score in operator.scores_of(row))
     found = limits_of_shares(scores, **{name: getattr(operator, name) for name in given})
-    limits = {limit: found[SIDES[name]] for name, limit in given.items()}
-    for limit, value in limits.items():
-        setattr(operator, limit, value)
-    return dict.fromkeys(given) | limits
+    for name, limit in given.items():
+        setattr(operator, limit, found[SIDES[name]])
+    # those that no share stands for as well: without a share, they would have other defaults
+    return dict.fromkeys(given) | {limit: getattr(operator, limit) for limit in limits_of(operator)}
 
 
 def limits_of_shares(
@@ -61,7 +72,8 @@ def limits_of_shares(
     lower_quantile: float | None = None,
     upper_quantile: float = 1.0,
 ) -> dict[str, float]:
-    """The lowest and the highest score that shares keep, as `min` and `max`: of whole rows, and of one at least.
+    """The lowest and the highest score that shares keep, as `min` and `max`: of whole rows, and of one at least. What
+    is no number counts as the lowest of all, and is never kept.
 
     Args:
         keep_fraction: of the rows, highest scores first.
@@ -72,8 +84,13 @@ def limits_of_shares(
     rows = len(values)
     if not rows:
         return {"min": 0.0, "max": 0.0}
+    values[np.isnan(values)] = -np.inf
     below = rows - round(keep_fraction * rows) if lower_quantile is None else round(lower_quantile * rows)
     first = min(below, rows - 1)
     last = max(first, round(upper_quantile * rows) - 1)
     values.partition([first, last])
-    return {"min": float(values[first]) - TIE, "max": float(values[last]) + TIE}
+    numbers = values[np.isfinite(values)]
+    if not len(numbers):
+        return {"min": 0.0, "max": 0.0}
+    lowest, highest = np.clip(values[[first, last]], numbers.min(), numbers.max()).tolist()
+    return {"min": lowest - TIE, "max": highest + TIE}
