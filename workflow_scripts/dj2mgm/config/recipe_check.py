@@ -211,8 +211,17 @@ def check_operator(place: str, name: str, arguments: dict) -> None:
     if path.parent.name in MERGING:
         raise merges_rows(place, name)
     check_harmless(place, name)
-    for argument, value in arguments.items():
-        _check_argument(place, name, argument, value, _parameters(path, _registered(path)[name]))
+    check_arguments(place, name, arguments)
+
+
+def check_arguments(place: str, name: str, arguments: dict) -> None:
+    """
+    Raises:
+        InputError: a known operator has no such argument, or takes values of another type there.
+    """
+    if path := _source_of(name):
+        for argument, value in arguments.items():
+            _check_argument(place, name, argument, value, _parameters(path, _registered(path)[name]))
 
 
 def check_harmless(place: str, name: str) -> None:
@@ -236,7 +245,7 @@ def _harm_of(path: Path, name: str) -> str | None:
         return None
     if name in FUSED:
         return "runs operators that nothing has checked"
-    parameters = {argument for known in _parameters(path, _registered(path)[name]) for argument in known or ()}
+    parameters = _all_parameters(path, _registered(path)[name])
     if written := sorted(filter(WRITES.fullmatch, parameters)):
         return f"writes files ({written[0]})"
     for call in (node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)):
@@ -263,11 +272,56 @@ def _check_argument(place: str, name: str, argument: str, value: object, classes
 
 
 def _fits(value: object, annotation: str | None) -> bool:
-    if value is None or annotation not in TYPES:
+    kinds = _kinds(annotation)
+    if value is None or not kinds <= TYPES.keys():
         return True
-    if annotation == "int" and isinstance(value, float):
-        return value == int(value)
-    return isinstance(value, TYPES[annotation]) and isinstance(value, bool) == (annotation == "bool")
+    if isinstance(value, bool):
+        return not kinds or "bool" in kinds
+    if isinstance(value, float) and "int" in kinds and value == int(value):
+        return True
+    return not kinds or any(isinstance(value, TYPES[kind]) for kind in kinds - {"bool"})
+
+
+def _kinds(annotation: str | None) -> set[str]:
+    """`float | None` → {"float"}; nothing where any value is taken."""
+    return set((annotation or "").split(" | ")) - {"None", ""}
+
+
+def with_types(process: object) -> object:
+    """The `process` list with whole numbers as their arguments take them: YAML's 1 is an int, and 3.0 a float.
+
+    Args:
+        process: of any shape; `check_steps` judges it.
+    """
+    if not isinstance(process, list) or not _stems():
+        return process
+    return [
+        {name: _with_types(name, arguments) for name, arguments in step.items()} if isinstance(step, dict) else step
+        for step in process
+    ]
+
+
+def _with_types(name: object, arguments: object) -> object:
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return arguments
+    path = _source_of(name)
+    known = _all_parameters(path, _registered(path)[name]) if path else {}
+    return {key: _with_type(value, _kinds(known.get(key))) for key, value in arguments.items()}
+
+
+def _with_type(value: object, kinds: set[str]) -> object:
+    if type(value) is int and "float" in kinds and "int" not in kinds:
+        return float(value)
+    if isinstance(value, float) and "int" in kinds and "float" not in kinds and value == int(value):
+        return int(value)
+    return value
+
+
+def _all_parameters(path: Path, name: str) -> Parameters:
+    known: Parameters = {}
+    for parameters in _parameters(path, name):
+        known = (parameters or {}) | known  # a class's own come before its bases'
+    return known
 
 
 def _parameters(path: Path, name: str) -> Iterator[Parameters | None]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dj2mgm.config.recipe_check import check_harmless, check_steps, merges_rows, nearest
+from dj2mgm.config.recipe_check import check_arguments, check_harmless, check_steps, merges_rows, nearest
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import (
     OP,
@@ -61,6 +61,7 @@ def _check_operator(where: str, name: str, arguments: dict) -> None:
     if name not in OPERATORS.modules:
         known = nearest(name, OPERATORS.modules)
         raise InputError(f"{where}: unknown operator {name!r}; the nearest known one is {known!r}")
+    check_arguments(where, name, arguments)  # Data-Juicer's own fails at annotations such as `float | None`
     try:
         pre_instantiation_check([{name: arguments}])
     except PipelineConfigError as error:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN, WITH_CLIP, check_keys, check_shape
+from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN, WITH_CLIP, check_keys, check_shape, with_types
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, read_yaml
 
@@ -103,7 +103,9 @@ def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -
     arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
     recipe = values["recipe"]
     where = {key: recipe[key] for key in ("executor", "ray_address") if key in recipe}
-    return StageSettings(root, processes, recipe.get("process"), arguments, **where, gpus=values.get("gpus", 1))
+    return StageSettings(
+        root, processes, with_types(recipe.get("process")), arguments, **where, gpus=values.get("gpus", 1)
+    )
 
 
 def clip_arguments(clip: str) -> dict[str, dict]:
