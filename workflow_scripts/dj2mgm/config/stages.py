@@ -86,15 +86,21 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
             f"synthesize.captioner: {captioner} does not tell how likely captions are, as {LIKELIHOOD_GAIN} asks; "
             "choose mgm"
         )
-    return _common(config) | {
-        "image_root": images["pretrain"],
-        "processes": config["filter"]["processes"],
-        "gpus": gpus_on_one_node(config),
-        "recipe": recipe,
-        "clip": config["model"]["clip_score"],
-        "captioner": _captioner(config) if asking else None,
-        "captions": CAPTIONS,
-    }
+    # without a captioner, nothing depends on the run's seed: seeds then share the stage
+    seed = {} if asking else {"seed": 0}
+    return (
+        _common(config)
+        | seed
+        | {
+            "image_root": images["pretrain"],
+            "processes": config["filter"]["processes"],
+            "gpus": gpus_on_one_node(config),
+            "recipe": recipe,
+            "clip": config["model"]["clip_score"],
+            "captioner": _captioner(config) if asking else None,
+            "captions": CAPTIONS,
+        }
+    )
 
 
 def jsonl_settings(config: dict, images: dict) -> dict:
