@@ -51,6 +51,11 @@ def refusal(project, until, dataset, *more) -> str:
         ("modle=tiny", "unknown key 'modle'; did you mean 'model'?"),
         ("seeds=one", "'seeds' must be of type array, found 'one'"),
         ("dataset=/no/such/folder", "'/no/such/folder' is neither a folder nor one of"),
+        (
+            "evaluate={judge_clip: /no/such/clip}",
+            "evaluate.judge_clip: there is no folder /no/such/clip; name",
+        ),
+        ("evaluate={second_judge: ./config}", "evaluate.second_judge: ./config has no weights (model.safetensors)"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
     ],
 )

@@ -9,7 +9,7 @@ from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import attribute_metrics
 from dj2mgm.evaluation.embedder import Embedder
-from dj2mgm.evaluation.groups import REFERENCE, Metrics, Rows
+from dj2mgm.evaluation.groups import REFERENCE, SECOND, Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 
 # CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv:2104.08718, section 3) with any CLIP or SigLIP of transformers.
@@ -17,7 +17,6 @@ from dj2mgm.evaluation.intervals import Measurements
 # no part.
 
 RESCALE = 2.5  # w of the paper
-SECOND = "second_"  # begins the names of the second judge's metrics
 
 
 def clip_score(images: np.ndarray, captions: np.ndarray) -> np.ndarray:
