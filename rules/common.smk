@@ -83,9 +83,8 @@ def filter_folders(wildcards):
 def leaks(wildcards):
     """Input function: the training images that are copies of images that are evaluated on; nothing for the embedded
     dataset."""
-    dataset = RUNS.at(wildcards.run).dataset
-    generated = "generator" in dataset["settings"]
-    return [] if generated else f"results/datasets/{dataset['name']}/leaks/leaks.jsonl"
+    folder = leaks_of(RUNS.at(wildcards.run).dataset)
+    return f"{folder}/leaks.jsonl" if folder else []
 
 
 def dropped_leaks(wildcards):

@@ -4,7 +4,7 @@
         --dataset results/datasets/photos --output-dir results/datasets/photos/leaks
 
 Compared are the images of pairs and instructions with those of the held-out split, of the benchmarks whose files are
-configured, and of folders. Writes leaks.jsonl (a row for each training image) and summary.json.
+configured, and of folders. Writes leaks.jsonl (a row for each training image and what it copies) and summary.json.
 """
 
 import os
@@ -36,20 +36,25 @@ def main() -> None:
     for folder in settings["folders"]:
         images |= folder_images(Path(folder))
     references = read_references(images, processes)
-    found = chain.from_iterable(
-        find_leaks(rows, settings[f"{split}_images"], references, processes)
-        for split, rows in training_images(paths.dataset)
+    splits = {"pretrain": paths.dataset / "pretrain.jsonl", "finetune": paths.dataset / "finetune.json"}
+    found = (
+        {"split": split} | leak
+        for split, file in splits.items()
+        for leak in find_leaks(
+            chain.from_iterable(images_in(split, file)), settings[f"{split}_images"], references, processes
+        )
     )
     write_jsonl(paths.output_dir / "leaks.jsonl", found)
-    counts = count_leaks(references, read_jsonl(paths.output_dir / "leaks.jsonl"))
+    rows = ((split, images) for split, file in splits.items() for images in images_in(split, file))
+    counts = count_leaks(references, read_jsonl(paths.output_dir / "leaks.jsonl"), rows)
     for of, count in counts.items():
         print(f"{of}: {count['leaked']} of {count['references']} images are in the training data", flush=True)
     write_json(paths.output_dir / "summary.json", counts)
 
 
-def training_images(dataset: Path) -> Iterator[tuple[str, Iterator[str]]]:
-    yield "pretrain", (row["images"][0] for row in read_dj_jsonl(dataset / "pretrain.jsonl"))
-    yield "finetune", (image for row in read_llava(dataset / "finetune.json") for image in images_of(row))
+def images_in(split: str, file: Path) -> Iterator[list[str]]:
+    """Of each row."""
+    return (row["images"] for row in read_dj_jsonl(file)) if split == "pretrain" else map(images_of, read_llava(file))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from dj2mgm.errors import InputError
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a stage that a run shares: whose it is
 CAPTIONS = "results/captions"  # what captioners have said, shared by all experiments
+LEAKS = ("summary.json", "leaks.jsonl")  # what pages read of what is in a dataset and evaluated on
 Settings = Callable[[dict, dict], dict | None]
 
 

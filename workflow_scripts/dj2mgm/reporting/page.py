@@ -18,6 +18,7 @@ from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, 
 from dj2mgm.reporting.gallery import RecaptionedRow, gallery, quality, read_recaptions, read_truth, recaption_gallery
 from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
 from dj2mgm.reporting.judges import agreement, judge_notes, judges_of
+from dj2mgm.reporting.leaks import leaks_parts
 from dj2mgm.reporting.record import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
 
@@ -44,6 +45,7 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
     rewritten = list(_recaption_parts(experiments, recaptions))
     copies = list(_copies_parts(experiments))
+    leaks = list(leaks_parts(experiments, path))
     panels = headline_panels(experiments, differences)
     agreed = agreement(experiments, differences)
     page = (
@@ -62,12 +64,13 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             method_note=method_note(experiments),
             coverage=LOW_COVERAGE,
             several_seeds=any(len(experiment.seeds) > 1 for experiment in experiments),
-            sections=_sections({"judges": agreed, "copies": copies, "recaptions": rewritten}),
+            sections=_sections({"judges": agreed, "leaks": leaks, "copies": copies, "recaptions": rewritten}),
             panels=panels,
             lanes=LANES,
             flows=_flows(experiments, recaptions),
             statistics=_statistics(experiments, recaptions),
             copies=copies,
+            leaks=leaks,
             losses=[
                 (_title(name, experiments), meaning, loss_curves(experiments, name))
                 for name, meaning in TRAINED.items()
@@ -159,6 +162,7 @@ def _sections(parts: dict[str, object]) -> list[tuple[str, str]]:
         "verdict": "Headline metrics",
         "judges": "Two judges",
         "rows": "Where the rows went",
+        "leaks": "Leaks",
         "copies": "Copies of images",
         "statistics": "Statistics",
         "losses": "Loss curves",
