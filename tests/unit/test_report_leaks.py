@@ -42,9 +42,9 @@ def test_matches_treatment_and_the_file_are_shown(monkeypatch, config):
     page = write_report(monkeypatch, config)
     elements = Elements(page.read_text(encoding="utf-8"))
     text = elements.text()
-    assert "held-out images153334" in text and "textvqa5\u202f000121" in text
+    assert "held-out images1533341 234" in text and "textvqa5 0001217" in text
     assert "baseline kept: they were trained on." in text
-    assert "dj_synth dropped: 1\u202f100 of the pairs that were left by the filters, 0 of the instructions." in text
+    assert "dj_synth dropped: 1 100 of the pairs that were left by the filters, 0 of the instructions." in text
     [link] = [target for target in elements.attributes("href") if not target.startswith("#")]
     assert link == "../datasets/shapes/leaks%20and%20more/leaks.jsonl"
     assert "#leaks" in elements.attributes("href")
@@ -60,7 +60,8 @@ def test_scores_without_leaks_are_those_of_the_other_images(config, tmp_path):
     wanted = evaluate_answers({"finetune": answers})["groups"]["finetune/own"]["vqa_accuracy"]
     shown = {(score.experiment, score.group, score.metric): score for score in part.scores}
     score = shown["baseline", "Fine-tuned", "VQA accuracy"]
-    assert score.rest == (f"{100 * wanted['mean']:.1f} %", f"{100 * wanted['low']:.1f} to {100 * wanted['high']:.1f}")
+    low, high = (f"{100 * wanted[end]:.1f}".replace("-", "−") for end in ("low", "high"))
+    assert score.rest == (f"{100 * wanted['mean']:.1f} %", f"{low} to {high}")
     assert score.every != score.rest
     assert ("dj_synth", "Pretrained", "CLIPScore") in shown
 

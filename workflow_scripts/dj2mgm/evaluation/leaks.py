@@ -27,7 +27,7 @@ Image = str | Path | bytes
 
 @dataclass(frozen=True)
 class Reference:
-    """An image that a model is evaluated on: of what, the ids of the rows about it, and how many questions there are."""
+    """An image that a model is evaluated on: of what, the ids of the rows about it, and how many questions they ask."""
 
     of: str
     ids: tuple[str, ...]

@@ -58,7 +58,7 @@ def _benchmarks_that_leak(config: dict) -> list[str]:
 
 
 def _read_rest(folder: Path) -> float:
-    """The score without the questions that leak; NaN where no other is left. Where none leaks it is the score of all."""
+    """The score without the questions that leak, which is that of all where none does; NaN where no other is left."""
     metrics = _metrics(folder)
     estimates = metrics.get("without_leaked", metrics)["estimates"]
     return estimates["score"]["mean"] if "score" in estimates else math.nan

@@ -1,4 +1,4 @@
-"""What is in the training data and evaluated on: how much, whether it was trained on, and what it is worth in scores."""
+"""What is in the training data and evaluated on: how much, whether it was trained on, and what scores are without it."""
 
 import os
 from collections.abc import Iterator
