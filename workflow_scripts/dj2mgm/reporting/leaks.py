@@ -1,4 +1,4 @@
-"""What is in the training data and evaluated on: how much, whether it was trained on, and what scores are without it."""
+"""What is in the training data and evaluated on: how much, whether it was trained on, and the scores without it."""
 
 import os
 from collections.abc import Iterator
