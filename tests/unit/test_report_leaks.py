@@ -25,6 +25,7 @@ def config(tmp_path):
     names = ("references", "leaked", "questions", "training_images", "training_rows")
     counts = {"held_out": (15, 3, 33, 4, 1234), "textvqa": (5000, 1, 2, 1, 7)}
     summary = {of: dict(zip(names, numbers, strict=True)) for of, numbers in counts.items()}
+    summary["textvqa"] |= {"texts": 5001, "leaked_texts": 3, "text_rows": 12}
     write_json(folder / "summary.json", summary)
     page = read_yaml(config)
     for entry, treatment in zip(page["experiments"], ("keep", "drop"), strict=True):
@@ -34,6 +35,7 @@ def config(tmp_path):
     file = tmp_path / "dj_synth/jsonl/summary.json"
     written = read_json(file)
     written["pretrain"]["dropped"]["leaked"] = 1100
+    written["finetune"]["dropped"] |= {"leaked": 2, "leaked_text": 5}
     write_json(file, written)
     return config
 
@@ -42,9 +44,9 @@ def test_matches_treatment_and_the_file_are_shown(monkeypatch, config):
     page = write_report(monkeypatch, config)
     elements = Elements(page.read_text(encoding="utf-8"))
     text = elements.text()
-    assert "held-out images1533341 234" in text and "textvqa5 0001217" in text
+    assert "held-out images1533341 234–––" in text and "textvqa5 00012175 001312" in text
     assert "baseline kept: they were trained on." in text
-    assert "dj_synth dropped: 1 100 of the pairs that were left by the filters, 0 of the instructions." in text
+    assert "dj_synth dropped: 1 100 of the pairs that were left by the filters, 7 of the instructions." in text
     [link] = [target for target in elements.attributes("href") if not target.startswith("#")]
     assert link == "../datasets/shapes/leaks%20and%20more/leaks.jsonl"
     assert "#leaks" in elements.attributes("href")

@@ -51,11 +51,6 @@ def refusal(project, until, dataset, *more) -> str:
         ("modle=tiny", "unknown key 'modle'; did you mean 'model'?"),
         ("seeds=one", "'seeds' must be of type array, found 'one'"),
         ("dataset=/no/such/folder", "'/no/such/folder' is neither a folder nor one of"),
-        (
-            "evaluate={judge_clip: /no/such/clip}",
-            "evaluate.judge_clip: there is no folder /no/such/clip; name",
-        ),
-        ("evaluate={second_judge: ./config}", "evaluate.second_judge: ./config has no weights (model.safetensors)"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
     ],
 )
@@ -68,10 +63,7 @@ def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message)
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            "evaluate={judge_clip: /no/such/clip}",
-            "evaluate.judge_clip: there is no folder /no/such/clip; name",
-        ),
+        ("evaluate={judge_clip: /no/such/clip}", "evaluate.judge_clip: there is no folder /no/such/clip"),
         ("evaluate={second_judge: ./config}", "evaluate.second_judge: ./config has no weights (model.safetensors)"),
     ],
 )

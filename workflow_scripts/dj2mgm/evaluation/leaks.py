@@ -16,7 +16,6 @@ from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.perceptual_hash import CODE, SIGNATURE, signature_of
 from dj2mgm.data.reference_images import BLOCK, find_references
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.leaked import HELD_OUT
 from dj2mgm.files import IMAGE_SUFFIXES
 from dj2mgm.streaming import DiskMap, map_in_order
@@ -83,10 +82,10 @@ def held_out_images(rows: Iterable[dict], root: str | Path) -> dict[Reference, I
     }
 
 
-def benchmark_images(name: str, files: dict[str, str]) -> dict[Reference, Image]:
-    """Each image once, with the ids of all questions about it."""
+def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
+    """Each image of a benchmark's questions once, with the ids of all about it."""
     questions: dict[Image, list[str]] = {}
-    for row in read_questions(name, files):
+    for row in rows:
         questions.setdefault(row["image"], []).append(row["id"])
     distinct = {image: tuple(dict.fromkeys(ids)) for image, ids in questions.items()}
     return {Reference(name, ids, len(ids)): image for image, ids in distinct.items()}

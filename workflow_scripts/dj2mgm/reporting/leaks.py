@@ -13,7 +13,8 @@ from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, figure, interva
 from dj2mgm.reporting.drawing import grouped
 from dj2mgm.reporting.experiment import Experiment
 
-COUNTS = ("references", "leaked", "questions", "training_images", "training_rows")  # columns of the table of matches
+# columns of the table of matches; the last three are of texts, which are compared with benchmarks' only
+COUNTS = ("references", "leaked", "questions", "training_images", "training_rows", "texts", "leaked_texts", "text_rows")
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ def leaks_parts(experiments: list[Experiment], page: str | Path) -> Iterator[Lea
     for folder, group in by_folder.items():
         file = folder / "leaks.jsonl"
         leaked, summary = leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
-        found = any(counts["leaked"] for counts in summary.values())
+        found = any(counts["leaked"] or counts.get("leaked_texts") for counts in summary.values())
         yield LeaksPart(
             group[0][1].dataset.name,
             quote(os.path.relpath(file, Path(page).parent)),
             [
-                Match("held-out images" if of == HELD_OUT else of, [grouped(counts[name]) for name in COUNTS])
+                Match("held-out images" if of == HELD_OUT else of, [_count(counts.get(name)) for name in COUNTS])
                 for of, counts in summary.items()
             ],
             [Treatment(one.name, index, _treatment(one)) for index, one in group] if found else [],
@@ -76,12 +77,16 @@ def leaks_parts(experiments: list[Experiment], page: str | Path) -> Iterator[Lea
         )
 
 
+def _count(number: int | None) -> str:
+    return "–" if number is None else grouped(number)
+
+
 def _treatment(experiment: Experiment) -> str:
     if experiment.config["jsonl"]["leaks"] == "keep":
         return "kept: they were trained on"
     written = experiment.runs[0].jsonl
-    dropped = {split: written[split]["dropped"].get("leaked", 0) for split in ("pretrain", "finetune")}
-    pairs, instructions = map(grouped, dropped.values())
+    lost = {split: written[split]["dropped"] for split in ("pretrain", "finetune")}
+    pairs, instructions = (grouped(counts.get("leaked", 0) + counts.get("leaked_text", 0)) for counts in lost.values())
     return f"dropped: {pairs} of the pairs that were left by the filters, {instructions} of the instructions"
 
 
