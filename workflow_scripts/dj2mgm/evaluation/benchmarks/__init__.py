@@ -6,8 +6,8 @@
     read              (**files) → its questions, each {"variant", "id", "image": path or bytes, "prompt", and its truth}
     measure           (answers) → metrics in per cent, among them `score`; {} where the truth is withheld
     count             (answers) → more counts for metrics.json; may be missing
-    text              (a question) → what it asks, without instructions, and the right answers; may be missing: texts are
-                      then not looked for in the training data
+    text              (a question) → what it asks, without instructions, and the right answers; may be missing: then it
+                      is not looked for in the training data
     write_submission  (answers, path) → submission.xlsx for the benchmark's server; may be missing
 
 Answers are questions with a `prediction`. docs/examples/benchmark.py is a whole one.
