@@ -3,6 +3,7 @@ import json
 from glob import escape, glob
 
 from dj2mgm.code import modules_of
+from dj2mgm.config.clips import judge_files as files_of_judge
 from dj2mgm.config.datasets import files_of as files_in
 from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.reading import config_file, names_folder
@@ -20,6 +21,7 @@ def wanted(target, *files):
         # here, where nothing is there yet: of a rule that cannot be run, Snakemake takes old files for its results
         for name in {target, REFERENCE} & RUNS.configs.keys():
             files_of(RUNS.configs[name]["model"])
+            judges_of(RUNS.configs[name])
         return list(files)
 
     return files_or_sentence
@@ -81,9 +83,8 @@ def filter_folders(wildcards):
 def leaks(wildcards):
     """Input function: the training images that are copies of images that are evaluated on; nothing for the embedded
     dataset."""
-    dataset = RUNS.at(wildcards.run).dataset
-    generated = "generator" in dataset["settings"]
-    return [] if generated else f"results/datasets/{dataset['name']}/leaks/leaks.jsonl"
+    folder = leaks_of(RUNS.at(wildcards.run).dataset)
+    return f"{folder}/leaks.jsonl" if folder else []
 
 
 def dropped_leaks(wildcards):
@@ -189,6 +190,27 @@ def clip_files(stage):
         )
 
     return files
+
+
+def judges_of(config):
+    """The files of the judges that are named apart from the model's CLIP, or a sentence on what they lack."""
+    named = {
+        key: config["evaluate"][key]
+        for key in ("judge_clip", "second_judge")
+        if config["evaluate"][key]
+    }
+    with user_errors():
+        files = [
+            file
+            for key, name in named.items()
+            for file in files_of_judge(name, f"evaluate.{key}")
+        ]
+    return own_files(sorted(set(files)))
+
+
+def judge_files(wildcards):
+    """Input function: the models that judge a run's captions."""
+    return judges_of(RUNS.at(wildcards.run).config)
 
 
 def recipe_files(stage):

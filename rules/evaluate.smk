@@ -39,6 +39,8 @@ rule generate_answers:
 rule evaluate_clip:
     input:
         clip_files("evaluate_clip"),
+        judge_files,
+        model_files,
         config="results/{run}/evaluate_clip/config.yaml",
         captions=output_of("generate", "captions.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
@@ -57,10 +59,12 @@ rule evaluate_clip:
         gpu=1,
         mem_mb=mem_with_retries(16000),
         runtime=120,
+    params:
+        model=model_folder,
     shell:
         stage_command(
             "evaluate_clip.py",
-            "--config {input.config:q} --captions {input.captions:q}"
+            "--config {input.config:q} --model={params.model:q} --captions {input.captions:q}"
             " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip",
         )
 

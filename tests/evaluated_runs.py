@@ -6,6 +6,7 @@ from pathlib import Path
 from dj2mgm.config.stages import STAGES
 from dj2mgm.files import write_json, write_jsonl, write_text, write_yaml
 
+JUDGE = {"name": "models/clip", "kind": "CLIP", "selects": [], "sees": False}
 # {group: {metric: {image id: (sum, count)}}}
 Values = dict[str, dict[str, dict[str, tuple[float, int]]]]
 
@@ -54,7 +55,7 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
     write_jsonl(folder / "generate/answers.jsonl", [])
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(folder)})
     for stage, values in (("evaluate_clip", clip), ("evaluate_vqa", vqa)):
-        write_json(folder / stage / "metrics.json", {"groups": {}, "clip": "models/clip"})
+        write_json(folder / stage / "metrics.json", {"groups": {}, "judges": [JUDGE]})
         write_scores(folder / stage / "scores.jsonl", values)
     return {name: str(path) for name, path in stages.items()}
 
@@ -70,7 +71,7 @@ def write_memory(path: Path, host: list[float], gpu: list[float] | None = None) 
 
 def entry(name: str, dataset: Path, runs: dict[int, dict], **config: object) -> dict:
     """An experiment's entry in the configuration, from its stages by seed."""
-    described = {"name": name, "description": f"What {name} is for.", "dataset": str(dataset)}
+    described = {"name": name, "description": f"What {name} is for.", "dataset": str(dataset), "leaks": None}
     described["config"] = {"model": {"name": "tiny"}} | config
     listed = [{"seed": seed, "stages": stages} for seed, stages in runs.items()]
     return described | {"recipes": {"filter": {"process": []}, "synthesize": None}, "runs": listed}

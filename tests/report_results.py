@@ -253,7 +253,8 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
     by_group = {f"{model}/{images}": _metrics(captions, rows, model, images) for model, images in BOTH}
     by_group["reference"] = {"clip_score": Measurements.of([2.0] * IMAGES, [row["id"] for row in rows])}
     write_scores(folder / "evaluate_clip/scores.jsonl", {group: _sums(m) for group, m in by_group.items()})
-    record = {"groups": {}, "clip": "models/clip", "prompt": "A photo depicts "}
+    judge = {"name": "models/clip", "kind": "CLIP", "selects": ["models/clip"] if better else [], "sees": False}
+    record = {"groups": {}, "judges": [judge], "prompt": "A photo depicts "}
     write_json(folder / "evaluate_clip/metrics.json", record | {"seconds": 4.0, "versions": {"numpy": "2.4.6"}})
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(dataset)})
     pairs = {i: [answer for answer in answers if answer["images"] == i] for i in ("own", "shuffled")}

@@ -1,17 +1,20 @@
 """Scores the generated captions: CLIPScore, RefCLIPScore and, where the objects are known, attribute accuracy.
 
     python workflow_scripts/evaluate_clip.py --config results/baseline/evaluate_clip/config.yaml \\
-        --captions results/baseline/generate/captions.jsonl --evaluation results/datasets/shapes/evaluation.jsonl \\
-        --output-dir results/baseline/evaluate_clip
+        --model results/models/tiny/mgm --captions results/baseline/generate/captions.jsonl \\
+        --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/evaluate_clip
 
 Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.
 
-The configuration holds `clip` (folder or hub id), `prompt` (put before every caption: "A photo depicts " in the paper),
-`image_root` and `cpu_threads` (null: all cores this process may use).
+The configuration holds `clip`, the CLIP or SigLIP that judges (folder or hub id), `second_judge` (the same, or null),
+`selecting` (the CLIPs by which the data was selected), `prompt` (put before every caption: "A photo depicts " in the
+paper), `image_root` and `cpu_threads` (null: all cores this process may use). Of each judge, metrics.json says which of
+`selecting` it is, and whether the model sees with it.
 """
 
 import platform
 import time
+from pathlib import Path
 
 import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
 
@@ -23,22 +26,24 @@ import transformers
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.data.formats import read_evaluation
-from dj2mgm.evaluation.caption_metrics import CaptionJudge, ClipEmbedder, measure_captions, rows_of_captions
+from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, rows_of_captions
+from dj2mgm.evaluation.embedder import Embedder
 from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
+from dj2mgm.evaluation.same_weights import shares_image_tower
 from dj2mgm.files import read_yaml, sha256_of, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--captions", "--evaluation", "--output-dir")
+    paths = path_arguments(__doc__, "--config", "--model", "--captions", "--evaluation", "--output-dir")
     config = read_yaml(paths.config)
     started = time.monotonic()
     use_cpu_threads(config["cpu_threads"])
 
     models = read_pairs(paths.captions, key=("id",))
     rows = rows_of_captions(models, list(read_evaluation(paths.evaluation)))
-    embedder = ClipEmbedder(config["clip"])
-    judge = CaptionJudge(rows, config["image_root"], embedder, config["prompt"])
+    embedders = [Embedder(config[key], key) for key in ("clip", "second_judge") if config[key]]
+    judge = CaptionJudge(rows, config["image_root"], embedders, config["prompt"])
     measured, counts = measure_captions(models, judge)
     groups = estimate_groups(measured)
 
@@ -46,9 +51,9 @@ def main() -> None:
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
     record = {
-        "clip": config["clip"],
+        "judges": [describe(embedder, config["selecting"], paths.model) for embedder in embedders],
         "prompt": config["prompt"],
-        "device": str(embedder.device),
+        "device": str(embedders[0].device),
         "seconds": round(time.monotonic() - started, 2),
         "versions": {
             "python": platform.python_version(),
@@ -60,6 +65,15 @@ def main() -> None:
     }
     write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measured))
     write_json(paths.output_dir / "metrics.json", {"groups": groups, "counts": counts} | record)
+
+
+def describe(judge: Embedder, selecting: list[str], model: Path) -> dict:
+    return {
+        "name": judge.name,
+        "kind": judge.kind,
+        "selects": [clip for clip in selecting if shares_image_tower(judge.name, clip)],
+        "sees": shares_image_tower(judge.name, str(model)),
+    }
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Finds training images that are, encoded again or scaled, images that models are evaluated on.
+"""Finds what models are evaluated on in the training data: images, encoded again or scaled, and benchmarks' questions.
 
     python workflow_scripts/find_leaks.py --config results/datasets/photos/leaks/config.yaml \\
         --dataset results/datasets/photos --output-dir results/datasets/photos/leaks
 
 Compared are the images of pairs and instructions with those of the held-out split, of the benchmarks whose files are
-configured, and of folders. Writes leaks.jsonl (a row for each training image) and summary.json.
+configured, and of folders; and texts of instructions with the benchmarks' (evaluation/leaked_texts.py). Writes
+leaks.jsonl (a row for each training image and what it copies, and for each instruction that asks a question) and
+summary.json.
 """
 
 import os
@@ -14,6 +16,8 @@ from pathlib import Path
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.data.formats import images_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.evaluation.benchmarks import read_questions
+from dj2mgm.evaluation.leaked_texts import ReferenceTexts, count_leaked_texts, find_leaked_texts
 from dj2mgm.evaluation.leaks import (
     benchmark_images,
     count_leaks,
@@ -31,25 +35,37 @@ def main() -> None:
     settings = read_yaml(paths.config)
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     images = held_out_images(read_evaluation(paths.dataset / "evaluation.jsonl"), settings["evaluation_images"])
+    texts = ReferenceTexts()
     for name, files in settings["benchmarks"].items():
-        images |= benchmark_images(name, files)
+        images |= benchmark_images(name, texts.collect(read_questions(name, files)))
     for folder in settings["folders"]:
         images |= folder_images(Path(folder))
     references = read_references(images, processes)
-    found = chain.from_iterable(
-        find_leaks(rows, settings[f"{split}_images"], references, processes)
-        for split, rows in training_images(paths.dataset)
+    splits = {"pretrain": paths.dataset / "pretrain.jsonl", "finetune": paths.dataset / "finetune.json"}
+    found = (
+        {"split": split} | leak
+        for split, file in splits.items()
+        for leak in find_leaks(
+            chain.from_iterable(images_in(split, file)), settings[f"{split}_images"], references, processes
+        )
     )
-    write_jsonl(paths.output_dir / "leaks.jsonl", found)
-    counts = count_leaks(references, read_jsonl(paths.output_dir / "leaks.jsonl"))
+    in_texts = find_leaked_texts(read_llava(splits["finetune"]), texts)
+    write_jsonl(paths.output_dir / "leaks.jsonl", chain(found, in_texts))
+    rows = ((split, images) for split, file in splits.items() for images in images_in(split, file))
+    leaks = read_jsonl(paths.output_dir / "leaks.jsonl")
+    counts = count_leaks(references, (leak for leak in leaks if "image" in leak), rows)
     for of, count in counts.items():
         print(f"{of}: {count['leaked']} of {count['references']} images are in the training data", flush=True)
+    leaks = read_jsonl(paths.output_dir / "leaks.jsonl")
+    for of, count in count_leaked_texts(texts, (leak for leak in leaks if "row" in leak)).items():
+        print(f"{of}: {count['leaked_texts']} of {count['texts']} questions are in the training data", flush=True)
+        counts[of] |= count
     write_json(paths.output_dir / "summary.json", counts)
 
 
-def training_images(dataset: Path) -> Iterator[tuple[str, Iterator[str]]]:
-    yield "pretrain", (row["images"][0] for row in read_dj_jsonl(dataset / "pretrain.jsonl"))
-    yield "finetune", (image for row in read_llava(dataset / "finetune.json") for image in images_of(row))
+def images_in(split: str, file: Path) -> Iterator[list[str]]:
+    """Of each row."""
+    return (row["images"] for row in read_dj_jsonl(file)) if split == "pretrain" else map(images_of, read_llava(file))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.reporting.ablation import tabulate, variants, write_page
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.record import judge_note
+from dj2mgm.reporting.judges import judge_notes
 
 
 @command_line
@@ -18,7 +18,7 @@ def main() -> None:
     paths = path_arguments(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
     rows = variants(experiments)
-    write_page(rows, judge_note(experiments), paths.output_dir / "ablation.html")
+    write_page(rows, judge_notes(experiments)[0], paths.output_dir / "ablation.html")
     write_table(tabulate(rows), paths.output_dir / "ablation.csv")
     print(f"wrote {paths.output_dir / 'ablation.html'} and ablation.csv for {len(rows) - 1} operators", flush=True)
 

@@ -11,7 +11,8 @@ there are no instructions, the second is then empty.
 `--same-samples-as results/baseline/jsonl/summary.json` writes as many samples of each as another experiment trains on,
 by leaving out or repeating rows, so that only the data differs and not how much is trained.
 
-`--leaks results/datasets/photos/leaks/leaks.jsonl` leaves out rows about images that are evaluated on.
+`--leaks results/datasets/photos/leaks/leaks.jsonl` leaves out rows about images that are evaluated on, and instructions
+that ask a benchmark's question.
 
 Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 """
@@ -40,7 +41,7 @@ def main() -> None:
     settings = read_yaml(args.config)
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
-    leaked = frozenset(leak["path"] for leak in read_jsonl(args.leaks)) if args.leaks else frozenset()
+    leaked, leaked_rows = _read_leaks(args.leaks)
     held_out = HeldOut(read_evaluation(args.evaluation), settings["evaluation_images"])
     summary: dict = {}
     for name, (rows, root) in _sources(settings, args.pairs, args.instructions).items():
@@ -48,6 +49,7 @@ def main() -> None:
         budget = budgets and budgets[name]["rows_out"]
         limits = settings["on_bad_row"], settings["max_samples"], budget, settings["seed"]
         takes = {key: settings.get(key, False) for key in ("several_images", "one_question")}
+        takes |= {"leaked_rows": leaked_rows} if name == "finetune" else {}
         rules = SampleRules(*limits, settings["sources"], leaked, tuple(settings["control_tokens"]), **takes)
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
         if counts["rows_out"] == 0 and counts["rows_in"]:
@@ -61,6 +63,12 @@ def main() -> None:
     files = {"pairs": args.pairs, "instructions": args.instructions, "evaluation": args.evaluation}
     summary["inputs"] = {name: sha256_of(file) for name, file in files.items()}
     write_json(args.output_dir / "summary.json", summary)
+
+
+def _read_leaks(file: Path | None) -> tuple[frozenset[str], frozenset[str]]:
+    """Paths of images, and ids of instructions."""
+    keys = "path", "row"
+    return tuple(frozenset(leak[key] for leak in (read_jsonl(file) if file else ()) if key in leak) for key in keys)
 
 
 def _sources(settings: dict, pairs: Path, instructions: Path) -> dict[str, tuple[Iterator[dict], str]]:

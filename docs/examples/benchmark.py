@@ -53,6 +53,10 @@ def read(questions: str, images: str) -> Iterator[dict]:
         }
 
 
+def text(row: dict) -> tuple[str, list[str]]:
+    return row["prompt"].split("\n")[0], [row["answer"]]
+
+
 def measure(rows: Rows) -> Metrics:
     """`score`: accuracy in per cent."""
     scores = [100.0 * (_normalized(row["prediction"]) == row["answer"]) for row in rows]

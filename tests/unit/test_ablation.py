@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from evaluated_runs import entry, write_dataset, write_run
+from evaluated_runs import JUDGE, entry, write_dataset, write_run
 
 import tabulate_ablation
-from dj2mgm.files import read_yaml, write_jsonl, write_yaml
+from dj2mgm.files import read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.ablation import count_text, faults_left, signed
 
 IMAGES = [f"e{number}" for number in range(40)]
@@ -107,11 +107,13 @@ def test_worth_is_the_paired_difference_to_the_complete_recipe(monkeypatch, resu
 
 
 def test_a_judge_that_has_selected_is_named(monkeypatch, results):
-    config = read_yaml(results / "config.yaml")
-    assert "The CLIP that judges" not in run(monkeypatch, results)[1]
-    for item, clip in zip(config["experiments"], ({}, {"hf_clip": "another/clip"}, None), strict=True):
-        item["recipes"]["filter"] = {"process": [{"image_text_similarity_filter": clip}]}
-    write_yaml(results / "config.yaml", config)
+    assert "what judges" not in run(monkeypatch, results)[1]
+    for folder in ("complete", "no-mapper"):
+        for seed in (0, 1):
+            judge = JUDGE | {"selects": [JUDGE["name"]]}
+            write_json(
+                results / f"results/{folder}/{seed}/evaluate_clip/metrics.json", {"groups": {}, "judges": [judge]}
+            )
     note = "has also selected the data of all and all-without-mapper,"
     assert note in Elements(run(monkeypatch, results)[1]).text
 

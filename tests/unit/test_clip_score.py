@@ -8,16 +8,14 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from tiny_clip import TOKEN_LIMIT, save_tiny_clip
-from transformers import (
-    AutoTokenizer,
-    CLIPImageProcessorPil,
-    CLIPModel,
-)
+from safetensors.torch import save_file
+from tiny_clip import TOKEN_LIMIT, save_tiny_clip, save_tiny_siglip
+from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel, SiglipModel, SiglipProcessor
 
 import evaluate_clip
-from dj2mgm.evaluation import caption_metrics
-from dj2mgm.evaluation.caption_metrics import ClipEmbedder, clip_score, ref_clip_score, reference_similarity
+from dj2mgm.evaluation import embedder
+from dj2mgm.evaluation.caption_metrics import clip_score, ref_clip_score, reference_similarity
+from dj2mgm.evaluation.embedder import Embedder
 from dj2mgm.files import read_json, read_jsonl, write_jsonl
 
 PROMPT = "a photo "
@@ -28,6 +26,11 @@ CAPTIONS = {"1": "a red circle at the top left", "2": "a blue star at the top ri
 def clip_folder(tmp_path_factory):
     """A random CLIP, saved as `save_pretrained` leaves it, whose tokens are single letters."""
     return save_tiny_clip(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="module")
+def siglip_folder(tmp_path_factory):
+    return save_tiny_siglip(tmp_path_factory.mktemp("siglip"))
 
 
 @pytest.fixture
@@ -57,13 +60,13 @@ def caption_rows(own: list[str], shuffled: list[str], model: str = "finetune") -
 
 
 def evaluate(dataset, clip, rows, monkeypatch, at_once: int = 2, **changes) -> dict:
-    monkeypatch.setattr(caption_metrics, "AT_ONCE", at_once)
+    monkeypatch.setattr(embedder, "AT_ONCE", at_once)
     write_jsonl(dataset / "captions.jsonl", rows)
-    config = {"clip": str(clip), "prompt": PROMPT, "image_root": str(dataset)}
+    config = {"clip": str(clip), "second_judge": None, "selecting": [], "prompt": PROMPT, "image_root": str(dataset)}
     config |= {"cpu_threads": 1} | changes
     (dataset / "config.yaml").write_text(yaml.safe_dump(config))
     flags = {"config": "config.yaml", "captions": "captions.jsonl", "evaluation": "evaluation.jsonl"}
-    flags["output-dir"] = "."
+    flags |= {"model": "model", "output-dir": "."}
     arguments = [part for flag, name in flags.items() for part in (f"--{flag}", str(dataset / name))]
     monkeypatch.setattr(sys, "argv", ["evaluate_clip.py", *arguments])
     evaluate_clip.main()
@@ -105,6 +108,70 @@ def test_scores_equal_a_computation_by_hand(clip_folder, dataset, monkeypatch):
     # "a red circle at the top left" alone has more letters than the tower has places
     counts = {name: value["truncated"] for name, value in metrics["counts"].items()}
     assert counts == {"finetune/own": 1, "finetune/shuffled": 1, "reference": 2}
+
+
+def transformers_cosines(siglip_folder, image_path, captions: list[str]) -> np.ndarray:
+    """Of one image and each text, from transformers' own forward pass, in which logit = scale · cos + bias."""
+    model, processor = SiglipModel.from_pretrained(siglip_folder).eval(), SiglipProcessor.from_pretrained(siglip_folder)
+    with torch.no_grad(), Image.open(image_path) as image:
+        limits = {"padding": "max_length", "truncation": True, "max_length": TOKEN_LIMIT}
+        texts = processor.tokenizer([PROMPT + caption for caption in captions], return_tensors="pt", **limits)
+        pixels = processor.image_processor(image, return_tensors="pt").pixel_values
+        logits = model(input_ids=texts["input_ids"], pixel_values=pixels).logits_per_image[0]
+        return ((logits - model.logit_bias) / model.logit_scale.exp()).numpy()
+
+
+def test_a_siglip_scores_as_transformers_own_forward_pass(siglip_folder, dataset, monkeypatch):
+    own = [
+        "a red circle",
+        "a star",
+        "two cats at the top left and a dog at the bottom right and a blue square and a dog",
+    ]
+    siglip, images = Embedder(str(siglip_folder)), [dataset / f"images/{number}.png" for number in CAPTIONS]
+    cosines = np.stack([transformers_cosines(siglip_folder, image, own) for image in images])
+    found = siglip.embed_images(images) @ siglip.embed_texts([PROMPT + caption for caption in own]).T
+    assert found == pytest.approx(cosines, abs=1e-5)
+    assert cosines.max() > 0.01 and np.ptp(cosines, axis=1).min() > 0.001
+    metrics = evaluate(dataset, siglip_folder, caption_rows(own, own[::-1]), monkeypatch)
+    for group, diagonal in (("finetune/own", cosines), ("finetune/shuffled", cosines[:, ::-1])):
+        score = metrics["groups"][group]["clip_score"]["mean"]
+        assert score == pytest.approx(2.5 * np.maximum(np.diagonal(diagonal), 0).mean(), abs=1e-5)
+    assert metrics["counts"]["finetune/own"] == {"captions": 3, "empty": 0, "truncated": 1}
+    assert metrics["judges"] == [{"name": str(siglip_folder), "kind": "SigLIP", "selects": [], "sees": False}]
+
+
+def test_two_judges_score_as_each_does_alone(clip_folder, siglip_folder, dataset, monkeypatch):
+    rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
+    first, second = (evaluate(dataset, folder, rows, monkeypatch) for folder in (clip_folder, siglip_folder))
+    both = evaluate(dataset, clip_folder, rows, monkeypatch, second_judge=str(siglip_folder))
+    assert [judge["kind"] for judge in both["judges"]] == ["CLIP", "SigLIP"]
+    for group, estimates in both["groups"].items():
+        for metric in ("clip_score", "ref_clip_score"):
+            assert estimates[metric] == first["groups"][group][metric]
+            assert estimates[f"second_{metric}"] == second["groups"][group][metric]
+        added = {f"second_{metric}" for metric in ("clip_score", "ref_clip_score")}
+        assert estimates.keys() == first["groups"][group].keys() | added
+        if group in both["counts"]:
+            assert both["counts"][group]["second_truncated"] == second["counts"][group]["truncated"]
+
+
+def test_a_judge_that_selects_or_that_the_model_sees_with_is_known_by_its_weights(
+    clip_folder, dataset, monkeypatch, tmp_path
+):
+    rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
+    copy = shutil.copytree(clip_folder, tmp_path / "copy")
+    other = save_tiny_clip(tmp_path / "other", seed=5)
+    tower = CLIPModel.from_pretrained(clip_folder).vision_model.to(torch.bfloat16)
+    (dataset / "model").mkdir()
+    save_file(
+        {f"model.vision_tower.{name}": value for name, value in tower.state_dict().items()},
+        dataset / "model/model.safetensors",
+    )
+    selecting = [str(other), str(copy), "some/hub-id"]
+    [judge] = evaluate(dataset, clip_folder, rows, monkeypatch, selecting=selecting)["judges"]
+    assert judge["selects"] == [str(copy)] and judge["sees"]
+    [judge] = evaluate(dataset, other, rows, monkeypatch, selecting=[str(copy)])["judges"]
+    assert judge["selects"] == [] and not judge["sees"]
 
 
 def test_scores_of_images_add_up_to_the_metrics(clip_folder, dataset, monkeypatch):
@@ -164,6 +231,12 @@ def test_bad_input_is_one_sentence(clip_folder, dataset, monkeypatch, capsys, tm
     empty.mkdir()
     message = failure(capsys, dataset, empty, good, monkeypatch)
     assert "no clip" in message and "key clip" in message
+    blip = tmp_path / "blip"
+    blip.mkdir()
+    (blip / "config.json").write_text('{"model_type": "blip"}')
+    for key, changes in (("clip", {}), ("second_judge", {"second_judge": str(blip)})):
+        message = failure(capsys, dataset, clip_folder if changes else blip, good, monkeypatch, **changes)
+        assert f"{key}: {blip} is a model of type 'blip', and only a CLIP or a SigLIP can judge" in message
     unknown = [row | {"id": "9" + row["id"]} for row in good]
     assert "'91': the evaluation split has no such id" in failure(capsys, dataset, clip_folder, unknown, monkeypatch)
     assert "no captions to evaluate" in failure(capsys, dataset, clip_folder, [], monkeypatch)
@@ -196,11 +269,11 @@ def test_formulas_on_vectors_with_known_angles():
 
 
 def test_texts_keep_their_order_and_repeat(clip_folder, monkeypatch):
-    monkeypatch.setattr(caption_metrics, "AT_ONCE", 2)
-    embedder = ClipEmbedder(str(clip_folder))
+    monkeypatch.setattr(embedder, "AT_ONCE", 2)
+    clip = Embedder(str(clip_folder))
     texts = ["b", "a", "b", "cc", "a"]
-    features = embedder.embed_texts(texts)
-    alone = np.concatenate([embedder.embed_texts([text]) for text in texts])
+    features = clip.embed_texts(texts)
+    alone = np.concatenate([clip.embed_texts([text]) for text in texts])
     assert features == pytest.approx(alone, abs=1e-5)
     assert np.linalg.norm(features, axis=1) == pytest.approx(np.ones(5), abs=1e-5)
     assert features.dtype == np.float32

@@ -12,7 +12,8 @@ import find_leaks
 from dj2mgm.data.formats import conversation, text_of
 from dj2mgm.data.perceptual_hash import SIGNATURE, distance, signature_of
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.leaks import Reference, References, folder_images, leaked_ids, read_references
+from dj2mgm.evaluation.leaked import leaked_ids
+from dj2mgm.evaluation.leaks import Reference, References, count_leaks, folder_images, read_references
 from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 
 
@@ -39,7 +40,11 @@ def found(tmp_path, capsys):
     write_jsonl(tmp_path / "data/pretrain.jsonl", pairs)
     instructions = [conversation(str(number), f"{number}.png", "q", "a") for number in range(6, 12)]
     write_json_list(tmp_path / "data/finetune.json", [*instructions, conversation("x", "0.png", "q", "a")])
-    rows = [{"id": f"e{at}", "image": image, "captions": ["a"]} for at, image in enumerate(("held.jpg", "apart.png"))]
+    asked = [{"type": "color", "question": f"What color is it, {at}?", "answer": "red"} for at in range(3)]
+    rows = [
+        {"id": f"e{at}", "image": image, "captions": ["a"], "questions": asked}
+        for at, image in enumerate(("held.jpg", "apart.png"))
+    ]
     write_jsonl(tmp_path / "data/evaluation.jsonl", rows)
     settings = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(images))
     settings |= {"benchmarks": {}, "folders": [str(others)], "cpu_threads": 2}
@@ -54,15 +59,30 @@ def found(tmp_path, capsys):
 def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
     leaks = list(read_jsonl(found / "leaks.jsonl"))
     folder = str(found.parent / "others")
-    assert [(leak["image"], leak["of"], leak["ids"]) for leak in leaks] == [
-        ("0.png", "held_out", ["e0"]),
-        ("1.png", folder, ["scaled.webp"]),
-        ("0.png", "held_out", ["e0"]),  # an instruction's
+    assert [(leak["split"], leak["image"], leak["of"], leak["ids"]) for leak in leaks] == [
+        ("pretrain", "0.png", "held_out", ["e0"]),
+        ("pretrain", "1.png", folder, ["scaled.webp"]),
+        ("finetune", "0.png", "held_out", ["e0"]),
     ]
     summary = read_json(found / "summary.json")
-    assert summary["held_out"] == {"references": 2, "leaked": 1, "training_images": 1}
-    assert summary[folder] == {"references": 2, "leaked": 1, "training_images": 1}
+    counts = {"references": 2, "leaked": 1, "training_images": 1, "training_rows": 2}  # two pairs are about 1.png
+    assert summary["held_out"] == counts | {"questions": 3}
+    assert summary[folder] == counts | {"questions": 0}
     assert leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and leaked_ids(None, "held_out") == set()
+
+
+def test_a_row_counts_once_for_each_that_its_images_leak_from():
+    known = [Reference("a", ("1", "2"), 2), Reference("a", ("3",), 1), Reference("b", ("4",), 1)]
+    references = References(known, np.zeros((3, SIGNATURE), dtype=np.uint8))
+    leaks = [
+        {"split": "finetune", "image": image, "path": f"/{image}", "of": of, "ids": list(ids)}
+        for image, of, ids in (("x", "a", ("1", "2")), ("y", "a", ("1", "2")), ("y", "b", ("4",)))
+    ]
+    rows = [("pretrain", ["x"]), ("finetune", ["x", "y"]), ("finetune", ["y"]), ("finetune", ["z"]), ("finetune", [])]
+    assert count_leaks(references, leaks, rows) == {
+        "a": {"references": 2, "leaked": 1, "questions": 2, "training_images": 2, "training_rows": 2},
+        "b": {"references": 1, "leaked": 1, "questions": 1, "training_images": 1, "training_rows": 2},
+    }
 
 
 def test_all_references_that_an_image_copies_are_named():

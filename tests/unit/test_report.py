@@ -272,19 +272,6 @@ def test_page_says_how_intervals_are_made_and_what_holds_of_several(monkeypatch,
     assert "Where the intervals are too narrow" in text
 
 
-def test_a_clip_that_judges_what_it_has_selected_is_named_beside_its_scores(monkeypatch, root):
-    config = write_results(root)
-    said = "The CLIP that judges here has also selected the data of dj_synth"
-    assert text_of(write_report(monkeypatch, config)).count(said) == 1  # one panel is of CLIP scores
-    page = read_yaml(config)
-    for step in page["experiments"][1]["recipes"]["synthesize"]["process"]:
-        for arguments in step.values():
-            arguments["hf_clip"] = "another/clip"
-    write_yaml(config, page)
-    assert said not in text_of(write_report(monkeypatch, config))
-    assert "The CLIP that judges" not in text_of(write_report(monkeypatch, write_photos(root)))
-
-
 def test_seeds_note_says_what_the_intervals_cover(root):
     one, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
     assert "not training noise" in seeds_note(one)

@@ -55,6 +55,8 @@ def test_an_experiment_that_changes_nothing_is_the_baseline(write):
         ({"finetune": {"lora": {"r": 4}}}, ["finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
         ({"pretrain": {"epochs": 2}}, ["pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
         ({"evaluate": {"clip_prompt": "A drawing of "}}, ["evaluate_clip"]),
+        ({"evaluate": {"judge_clip": "a/judge"}}, ["evaluate_clip"]),
+        ({"evaluate": {"second_judge": "a/judge"}}, ["evaluate_clip"]),
         ({"without": ["image_text_deduplicator"]}, [stage for stage in STAGES if stage != "synthesize"]),
         ({"synthesize": {"recipe": "dj_synth"}}, [stage for stage in STAGES if stage != "filter"]),
         ({"dataset": "."}, [stage for stage in STAGES if stage != "synthesize"]),
@@ -67,6 +69,20 @@ def test_only_what_comes_after_the_first_difference_is_an_experiments_own(write,
     folders = owners(Runs({}), "mine")
     assert [stage for stage, folder in folders.items() if folder == "mine"] == [s for s in own if s in folders]
     assert set(folders.values()) <= {"baseline", "mine"}
+
+
+def test_a_page_reads_leaks_where_they_are_looked_for(write, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/pairs.jsonl").touch()
+    write(dataset="photos")
+    runs = Runs({})
+    assert [entry["leaks"] for entry in runs.page(["baseline", "mine"])["experiments"]] == [
+        None,
+        "results/datasets/photos/leaks",
+    ]
+    assert [file for file in runs.page_files(["baseline", "mine"]) if "leaks" in file] == [
+        f"results/datasets/photos/leaks/{name}" for name in ("leaks.jsonl", "summary.json")
+    ]
 
 
 def test_filtering_is_shared_between_seeds_and_training_is_not(write):

@@ -60,6 +60,18 @@ def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message)
     assert not (fresh.folder / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("evaluate={judge_clip: /no/such/clip}", "evaluate.judge_clip: there is no folder /no/such/clip"),
+        ("evaluate={second_judge: ./config}", "evaluate.second_judge: ./config has no weights (model.safetensors)"),
+    ],
+)
+def test_a_judge_that_is_not_whole_is_refused_before_anything_runs(fresh, config, message):
+    assert message in re.sub(r"\s+", " ", fresh.run("baseline", ok=False, config=(config,)))
+    assert not (fresh.folder / "results").exists()
+
+
 def test_a_bad_experiment_file_fails_only_its_own_target(fresh):
     (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
     (fresh.folder / "config/experiments/doctor.yaml").write_text("description: mine\n")

@@ -4,6 +4,7 @@ import shutil
 from contextlib import contextmanager
 
 from small_project import Project
+from tiny_clip import save_tiny_clip
 
 REPORT = {"compare_experiments"}
 EVALUATE = {"generate_answers", "evaluate_clip", "evaluate_vqa"} | REPORT
@@ -56,6 +57,13 @@ def test_stage_one_learning_rate_reruns_pretrain_onwards(finished):
 def test_evaluation_settings_rerun_evaluation_only(finished):
     with edited(finished.folder / "config/models/small.yaml", "max_new_tokens: 12", "max_new_tokens: 13"):
         assert finished.jobs() == EVALUATE
+
+
+def test_another_judge_reruns_its_scores_and_the_report_only(finished, tmp_path):
+    for key in ("judge_clip", "second_judge"):
+        judge = save_tiny_clip(tmp_path / key)
+        with edited(finished.folder / "config/config.yaml", f"  {key}: null", f"  {key}: {judge}"):
+            assert finished.jobs() == {"evaluate_clip"} | REPORT
 
 
 def test_a_module_of_the_trainer_reruns_training_onwards(finished):

@@ -18,7 +18,7 @@ from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.layers import Layer, experiment_file, experiment_names, merge_experiment, merge_shared_settings
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.schema import check_format
-from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING, Stage, analysis_settings, benchmark_stage
+from dj2mgm.config.stages import LEAKS, STAGE_NOTE, STAGES, TRAINING, Stage, analysis_settings, benchmark_stage
 from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, files_at, write_yaml
@@ -193,6 +193,7 @@ class Runs:
                     "name": name,
                     "description": self.configs[name]["description"],
                     "dataset": f"results/datasets/{runs[0].dataset['name']}",
+                    "leaks": leaks_of(runs[0].dataset),
                     "config": config,
                     "recipes": read_recipes(self.configs[name]),
                     "runs": [{"seed": run.seed, "stages": self._stages(run)} for run in runs],
@@ -241,6 +242,7 @@ class Runs:
         files = set()
         for experiment in self.page(experiments)["experiments"]:
             files |= {f"{experiment['dataset']}/{name}" for name in ("summary.json", "evaluation.jsonl")}
+            files |= {f"{experiment['leaks']}/{name}" for name in LEAKS if experiment["leaks"]}
             for run in experiment["runs"]:
                 for stage, folder in run["stages"].items():
                     files |= {f"{folder}/{name}" for name in STAGES[stage].outputs}
@@ -424,6 +426,12 @@ class Runs:
                 )
             chain.append(run.captioner)
             run = self.first(run.captioner)
+
+
+def leaks_of(dataset: dict) -> str | None:
+    """Where the leaks of a run's dataset are listed; None for the embedded one, whose held-out scenes are drawn as the
+    others are."""
+    return None if "generator" in dataset["settings"] else f"results/datasets/{dataset['name']}/leaks"
 
 
 @cache

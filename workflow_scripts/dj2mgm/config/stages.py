@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, WITHOUT_CHAT, read_chat_template
+from dj2mgm.config.clips import selecting_clips
 from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN
 from dj2mgm.config.recipes import asking_captioner, needs_clip, read_recipes
 from dj2mgm.config.training import (
@@ -26,6 +27,7 @@ from dj2mgm.errors import InputError
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a stage that a run shares: whose it is
 CAPTIONS = "results/captions"  # what captioners have said, shared by all experiments
+LEAKS = ("summary.json", "leaks.jsonl")  # what pages read of what is in a dataset and evaluated on
 Settings = Callable[[dict, dict], dict | None]
 
 
@@ -171,10 +173,12 @@ def generate_settings(config: dict, images: dict) -> dict:
 
 
 def evaluate_clip_settings(config: dict, images: dict) -> dict:
-    evaluate = config["evaluate"]
+    evaluate, clip = config["evaluate"], config["model"]["clip_score"]
     return {
         "cpu_threads": config["cpu_threads"],
-        "clip": config["model"]["clip_score"],
+        "clip": evaluate["judge_clip"] or clip,
+        "second_judge": evaluate["second_judge"],
+        "selecting": selecting_clips(read_recipes(config), clip),
         "prompt": evaluate["clip_prompt"],
         "image_root": images["evaluation"],
     }

@@ -51,6 +51,7 @@ class SampleRules:
         control_tokens: of the chat formats in use, beside those that no text may contain.
         several_images: whether the model takes more than one in a conversation.
         one_question: whether it takes nothing but one question about one image.
+        leaked_rows: ids of rows that ask what is evaluated on; they are left out.
     """
 
     on_bad_row: str
@@ -62,6 +63,7 @@ class SampleRules:
     control_tokens: tuple[str, ...] = ()
     several_images: bool = False
     one_question: bool = False
+    leaked_rows: frozenset[str] = frozenset()
 
 
 def write_training_jsonl(
@@ -81,7 +83,7 @@ def write_training_jsonl(
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
         usable, bad, leaked = _write_good(_checked_rows(rows, root, held_out, rules, processes), good, rules)
-        rows_in = usable.total() + bad.count + leaked
+        rows_in = usable.total() + bad.count + leaked.total()
         if bad.count and rules.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
             more = " …" if bad.count > SHOWN else ""
@@ -96,7 +98,7 @@ def write_training_jsonl(
     counts = {
         "rows_in": rows_in,
         "rows_out": written,
-        "dropped": dict(sorted((bad.reasons + _reasons(left_out, usable, rules) + Counter(leaked=leaked)).items())),
+        "dropped": dict(sorted((bad.reasons + _reasons(left_out, usable, rules) + leaked).items())),
         "repeated": written + left_out - usable.total(),
     }
     named = {source: rows for source, rows in usable.items() if source is not None}
@@ -125,14 +127,14 @@ class BadRows:
 
 
 def _write_good(
-    checked: Iterable[tuple[str, dict | BadRow | None]], file: IO[str], rules: SampleRules
-) -> tuple[Rows, BadRows, int]:
+    checked: Iterable[tuple[str, dict | BadRow | str]], file: IO[str], rules: SampleRules
+) -> tuple[Rows, BadRows, Counter[str]]:
     """Write the good ones, one a line; return how many these are by source, None where rows have none; the bad ones;
-    and how many are left out since they leak."""
-    good, bad, leaked = Counter(), BadRows(), 0
+    and how many are left out since they leak, by how."""
+    good, bad, leaked = Counter(), BadRows(), Counter()
     for identifier, found in checked:
-        if found is None:
-            leaked += 1
+        if isinstance(found, str):
+            leaked[found] += 1
         elif isinstance(found, BadRow):
             bad.add(identifier, found)
         else:
@@ -229,8 +231,9 @@ def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str, rul
 
 def _checked_rows(
     rows: Iterable[dict], root: str | Path, held_out: HeldOut, rules: SampleRules, processes: int
-) -> Iterator[tuple[str, dict | BadRow | None]]:
-    """Each row's id, and the row with its images' absolute paths, or why it cannot be trained on; None if it leaks.
+) -> Iterator[tuple[str, dict | BadRow | str]]:
+    """Each row's id, and the row with its images' absolute paths, or why it cannot be trained on; if it leaks, how:
+    `leaked` by an image, else `leaked_text`.
 
     Every image is opened once, however many rows it has.
     """
@@ -247,14 +250,14 @@ def _checked_rows(
     for batch, found in map_in_order(partial(_check_batch, root, held_out, rules), jobs(), processes):
         images.replace((image, json.dumps(result)) for image, result in found.items())
         for row, problem in batch:
-            leaks = False
+            leaks = "leaked_text" if problem is None and row["id"] in rules.leaked_rows else ""
             if problem is None and "image" in row:
                 found_images = [json.loads(images.get(image)) for image in images_of(row)]
                 problem = next((of_image for _, of_image in found_images if of_image), None)
                 paths = [path for path, _ in found_images]
-                leaks = not rules.leaked.isdisjoint(paths)
+                leaks = leaks if rules.leaked.isdisjoint(paths) else "leaked"
                 row = row | {"image": paths[0] if isinstance(row["image"], str) else paths}
-            yield row["id"], None if leaks else BadRow(*problem) if problem else row
+            yield row["id"], leaks or (BadRow(*problem) if problem else row)
 
 
 Problem = tuple[str, str] | None  # reason and detail of a `BadRow`

@@ -14,6 +14,7 @@ from dj2mgm.files import read_jsonl
 Rows = list[dict]
 Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
+SECOND = "second_"  # begins the names of the metrics that are the second judge's
 REFERENCE = "reference"  # the control that says the reference captions; it has no shuffled images
 
 

@@ -3,6 +3,7 @@
 A question about such an image may then be answered from memory.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,20 +16,20 @@ from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.perceptual_hash import SIGNATURE, signature_of
 from dj2mgm.data.reference_images import BLOCK, find_references
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import read_questions
-from dj2mgm.files import IMAGE_SUFFIXES, read_jsonl
+from dj2mgm.evaluation.leaked import HELD_OUT
+from dj2mgm.files import IMAGE_SUFFIXES
 from dj2mgm.streaming import DiskMap, map_in_order
 
-HELD_OUT = "held_out"
 Image = str | Path | bytes
 
 
 @dataclass(frozen=True)
 class Reference:
-    """An image that a model is evaluated on: of what, and the ids of the questions or rows about it."""
+    """An image that a model is evaluated on: of what, the ids of the rows about it, and how many questions they ask."""
 
     of: str
     ids: tuple[str, ...]
+    questions: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,19 @@ def _sign(image: Image) -> np.ndarray | None:
 
 
 def held_out_images(rows: Iterable[dict], root: str | Path) -> dict[Reference, Image]:
-    return {Reference(HELD_OUT, (row["id"],)): locate_image(root, row["image"]) for row in rows}
+    return {
+        Reference(HELD_OUT, (row["id"],), len(row.get("questions", ()))): locate_image(root, row["image"])
+        for row in rows
+    }
 
 
-def benchmark_images(name: str, files: dict[str, str]) -> dict[Reference, Image]:
-    """Each image once, with the ids of all questions about it."""
+def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
+    """Each image of a benchmark's questions once, with the ids of all about it."""
     questions: dict[Image, list[str]] = {}
-    for row in read_questions(name, files):
+    for row in rows:
         questions.setdefault(row["image"], []).append(row["id"])
-    return {Reference(name, tuple(dict.fromkeys(ids))): image for image, ids in questions.items()}
+    distinct = {image: tuple(dict.fromkeys(ids)) for image, ids in questions.items()}
+    return {Reference(name, ids, len(ids)): image for image, ids in distinct.items()}
 
 
 def folder_images(folder: Path) -> dict[Reference, Image]:
@@ -113,21 +118,37 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
                 yield {"image": image, "path": path, "of": reference.of, "ids": list(reference.ids), "bits": bits}
 
 
-def count_leaks(references: References, leaks: Iterable[dict]) -> dict[str, dict[str, int]]:
-    """By what the references are of: how many images these are, how many of them leak, and into how many images."""
+def count_leaks(
+    references: References, leaks: Iterable[dict], rows: Iterable[tuple[str, list[str]]]
+) -> dict[str, dict]:
+    """By what the references are of: how many images these are, how many of them leak and how many questions are about
+    these; into how many training images, and how many rows are about those.
+
+    Args:
+        leaks: as `find_leaks` yields them, each with its `split`.
+        rows: of the training data, each its split and images.
+    """
     known = Counter(reference.of for reference in references.known)
+    questions = {(reference.of, reference.ids): reference.questions for reference in references.known}
     leaked: dict[str, set[tuple[str, ...]]] = {of: set() for of in known}
     images: dict[str, set[str]] = {of: set() for of in known}
+    of_image = DiskMap()
     for leak in leaks:
         leaked[leak["of"]].add(tuple(leak["ids"]))
         images[leak["of"]].add(leak["path"])
+        place = json.dumps([leak["split"], leak["image"]])
+        of_image.replace([(place, json.dumps(sorted({leak["of"], *json.loads(of_image.get(place) or "[]")})))])
+    about: Counter[str] = Counter()
+    for split, named in rows if any(images.values()) else ():
+        found = (of_image.get(json.dumps([split, image])) for image in named)
+        about.update({of for copied in found if copied for of in json.loads(copied)})
     return {
-        of: {"references": known[of], "leaked": len(leaked[of]), "training_images": len(images[of])} for of in known
+        of: {
+            "references": known[of],
+            "leaked": len(leaked[of]),
+            "questions": sum(questions[of, ids] for ids in leaked[of]),
+            "training_images": len(images[of]),
+            "training_rows": about[of],
+        }
+        for of in known
     }
-
-
-def leaked_ids(file: Path | None, of: str) -> set[str]:
-    """Of a file that `find_leaks.py` wrote: ids of the questions, or rows, whose image is in the training data."""
-    return (
-        {identifier for leak in read_jsonl(file) if leak["of"] == of for identifier in leak["ids"]} if file else set()
-    )

@@ -83,6 +83,18 @@ def _per_image(path: Path, rows: list[tuple[str, float, float]]) -> PerImage:
     return PerImage(np.array(ids), np.array(sums, dtype=np.float64), np.array(counts, dtype=np.float64), path)
 
 
+def leave_out(run: Scores, ids: set[str]) -> Scores:
+    """The run's values without those of some images; without the metrics that no other image has."""
+    groups: dict[str, dict[str, PerImage]] = {}
+    for group, metrics in run.groups.items():
+        for metric, values in metrics.items():
+            kept = ~np.isin(values.ids, list(ids))
+            if kept.any():
+                left = PerImage(values.ids[kept], values.sums[kept], values.counts[kept], values.file)
+                groups.setdefault(group, {})[metric] = left
+    return Scores(run.experiment, run.seed, groups)
+
+
 def aggregate(runs: list[Scores]) -> Estimates:
     """Mean over the seeds of each seed's mean over values, with its 95 % interval, by group and metric.
 

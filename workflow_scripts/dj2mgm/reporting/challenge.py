@@ -10,6 +10,7 @@ The configuration (results/challenge/config.yaml):
         benchmarks: {textvqa: results/baseline/benchmarks/textvqa, mmbench: results/baseline/benchmarks/mmbench}
 """
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -21,17 +22,19 @@ from dj2mgm.files import read_json
 def tabulate_challenge(config: dict) -> pd.DataFrame:
     """The reference, then each run, then mean and standard deviation of experiments with several seeds.
 
-    Columns: experiment, seed, then of each benchmark its score in per cent and its ratio, last `challenge_score`.
+    Columns: experiment, seed, then of each benchmark its score in per cent and its ratio, last `challenge_score`. Where
+    images of a benchmark are in training data, a column more: its score without the questions about them.
 
     Raises:
         InputError: a benchmark was not scored, or was asked in another variant than the reference.
     """
-    scores = config["scores"]
+    scores, leaked = config["scores"], _benchmarks_that_leak(config)
     reference = _row(config["reference"], "reference", {name: entry["score"] for name, entry in scores.items()}, scores)
     rows = []
     for run in config["runs"]:
         own = {name: _read_score(Path(run["benchmarks"][name]), config, name) for name in scores}
-        rows.append(_row(run["experiment"], run["seed"], own, scores))
+        rest = {f"{name}_without_leaked": _read_rest(Path(run["benchmarks"][name])) for name in leaked}
+        rows.append(_row(run["experiment"], run["seed"], own, scores) | rest)
     table = pd.DataFrame(rows)
     for experiment, runs in table.groupby("experiment", sort=False):
         if len(runs) > 1:
@@ -49,12 +52,28 @@ def _row(experiment: str, seed: int | str, own: dict[str, float], reference: dic
     return row | {"challenge_score": sum(ratios.values()) / len(ratios)}
 
 
-def _read_score(folder: Path, config: dict, name: str) -> float:
-    """A benchmark's score in per cent, if it can be compared with the reference's."""
+def _benchmarks_that_leak(config: dict) -> list[str]:
+    folders = {name: [Path(run["benchmarks"][name]) for run in config["runs"]] for name in config["scores"]}
+    return [name for name, every in folders.items() if any("without_leaked" in _metrics(folder) for folder in every)]
+
+
+def _read_rest(folder: Path) -> float:
+    """The score without the questions that leak, which is that of all where none does; NaN where no other is left."""
+    metrics = _metrics(folder)
+    estimates = metrics.get("without_leaked", metrics)["estimates"]
+    return estimates["score"]["mean"] if "score" in estimates else math.nan
+
+
+def _metrics(folder: Path) -> dict:
     path = folder / "metrics.json"
     if not path.is_file():
         raise InputError(f"{path} does not exist; run the rule score_benchmark first")
-    metrics, wanted = read_json(path), config["scores"][name]["variant"]
+    return read_json(path)
+
+
+def _read_score(folder: Path, config: dict, name: str) -> float:
+    """A benchmark's score in per cent, if it can be compared with the reference's."""
+    path, metrics, wanted = folder / "metrics.json", _metrics(folder), config["scores"][name]["variant"]
     if metrics["variant"] != wanted:
         raise InputError(
             f"{path}: {name} was asked in the variant {metrics['variant']}, the score of {config['reference']} is of "

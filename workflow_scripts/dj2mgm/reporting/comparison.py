@@ -20,6 +20,8 @@ HEADLINES = {  # metric: title, what it means
     "attribute_accuracy": ("Attribute accuracy", "colors, shapes and places that captions state correctly"),
     "clip_score": ("CLIPScore", "how well captions fit their images"),
     "ref_clip_score": ("RefCLIPScore", "how well they fit images and reference captions"),
+    "second_clip_score": ("CLIPScore, second judge", "how well captions fit their images, to another judge"),
+    "second_ref_clip_score": ("RefCLIPScore, second judge", "how well they fit images and references, to it"),
 }
 GROUP_LABELS = {
     "finetune/own": "Fine-tuned",

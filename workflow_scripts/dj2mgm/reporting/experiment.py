@@ -7,6 +7,7 @@ experiments:
       - name: baseline              # the first is the reference for all others
         description: What it is for.
         dataset: results/datasets/shapes
+        leaks: null                 # or where they are listed
         config: {…}                 # the merged configuration
         recipes: {filter: {…}, synthesize: null}
         runs:
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dj2mgm.config.stages import STAGES, TRAINING
+from dj2mgm.config.stages import LEAKS, STAGES, TRAINING
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import Estimates, Scores, aggregate, read_scores
@@ -28,7 +29,7 @@ from dj2mgm.files import read_json, read_jsonl, read_yaml
 RULE_OF_FILE = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
 REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
 OPTIONAL_STAGES = frozenset(STAGES) - REQUIRED_STAGES
-EXPERIMENT_KEYS = {"name", "description", "dataset", "config", "recipes", "runs"}
+EXPERIMENT_KEYS = {"name", "description", "dataset", "leaks", "config", "recipes", "runs"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Experiment:
     name: str
     description: str
     dataset: Path
+    leaks: Path | None  # folder of what is in the training data and evaluated on; None where it was not looked for
     dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
     config: dict  # merged configuration
     recipes: dict  # {"filter": recipe, "synthesize": recipe or None}
@@ -125,11 +127,15 @@ def _load(entry: dict) -> Experiment:
     name, dataset = entry["name"], Path(entry["dataset"])
     for file in (dataset / "summary.json", dataset / "evaluation.jsonl"):
         _check_file(file, name, "make_dataset")
+    leaks = Path(entry["leaks"]) if entry["leaks"] else None
+    for file in (leaks / name for name in LEAKS) if leaks else ():
+        _check_file(file, name, "find_leaks")
     runs = [_load_run(name, run["seed"], run["stages"]) for run in entry["runs"]]
     return Experiment(
         name=name,
         description=entry["description"],
         dataset=dataset,
+        leaks=leaks,
         dataset_counts=read_json(dataset / "summary.json"),
         config=entry["config"],
         recipes=entry["recipes"],

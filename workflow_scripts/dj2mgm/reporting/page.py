@@ -17,7 +17,9 @@ from dj2mgm.reporting.experiment import Experiment
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import RecaptionedRow, gallery, quality, read_recaptions, read_truth, recaption_gallery
 from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
-from dj2mgm.reporting.record import config_difference, judge_note, times_table, training_table, versions
+from dj2mgm.reporting.judges import agreement, judge_notes, judges_of
+from dj2mgm.reporting.leaks import leaks_parts
+from dj2mgm.reporting.record import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
 
 LANES = {
@@ -43,7 +45,9 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
     rewritten = list(_recaption_parts(experiments, recaptions))
     copies = list(_copies_parts(experiments))
+    leaks = list(leaks_parts(experiments, path))
     panels = headline_panels(experiments, differences)
+    agreed = agreement(experiments, differences)
     page = (
         _environment()
         .get_template("report.html.j2")
@@ -55,16 +59,18 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             seeds=[experiment.seeds for experiment in experiments],
             seeds_note=seeds_note(experiments),
             chance_note=chance_note(sum(len(model.differences) for panel in panels for model in panel.models)),
-            judge_note=judge_note(experiments),
+            judge_notes=judge_notes(experiments),
+            agreement=agreed,
             method_note=method_note(experiments),
             coverage=LOW_COVERAGE,
             several_seeds=any(len(experiment.seeds) > 1 for experiment in experiments),
-            sections=_sections({"copies": copies, "recaptions": rewritten}),
+            sections=_sections({"judges": agreed, "leaks": leaks, "copies": copies, "recaptions": rewritten}),
             panels=panels,
             lanes=LANES,
             flows=_flows(experiments, recaptions),
             statistics=_statistics(experiments, recaptions),
             copies=copies,
+            leaks=leaks,
             losses=[
                 (_title(name, experiments), meaning, loss_curves(experiments, name))
                 for name, meaning in TRAINED.items()
@@ -150,11 +156,13 @@ def _freedom(numbers: list[int], what: str) -> str:
     return f"{least - 1} to {grouped(most - 1)} degrees of freedom for {least} to {grouped(most)} {what}"
 
 
-def _sections(parts: dict[str, list]) -> list[tuple[str, str]]:
+def _sections(parts: dict[str, object]) -> list[tuple[str, str]]:
     """Anchors and titles, of `parts` those that hold something."""
     titles = {
         "verdict": "Headline metrics",
+        "judges": "Two judges",
         "rows": "Where the rows went",
+        "leaks": "Leaks",
         "copies": "Copies of images",
         "statistics": "Statistics",
         "losses": "Loss curves",
@@ -270,8 +278,9 @@ def _evaluation_note(experiment: Experiment) -> str:
     clip, counts = experiment.runs[0].clip, experiment.dataset_counts
     prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
     questions = experiment.runs[0].vqa["questions"]
+    judges = listed([f"{judge['name']} ({judge['kind']})" for judge in judges_of(experiment)])
     return (
         f"Model: {experiment.config['model']['name']}. Evaluated on {grouped(counts['evaluation'])} held-out images of "
-        f"{experiment.dataset.name} with {grouped(questions) if questions else 'no'} questions; CLIP for the scores: "
-        f"{clip['clip']}{prompt}."
+        f"{experiment.dataset.name} with {grouped(questions) if questions else 'no'} questions; captions judged by "
+        f"{judges}{prompt}."
     )

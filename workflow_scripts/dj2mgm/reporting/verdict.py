@@ -4,6 +4,7 @@ as tables."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dj2mgm.evaluation.groups import SECOND
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, ends, figure, gain, interval, is_share, verdict
@@ -61,7 +62,7 @@ class MetricPanel:
     difference_ticks: list[Tick]
     zero: float
     unit: str  # of differences
-    by_clip: bool  # whether a CLIP judges
+    judge: int | None  # the first (0) or second (1) CLIP or SigLIP, where one gives the score
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def headline_panels(experiments: list[Experiment], differences: dict[str, Estima
                     contrast.ticks(3, factor, signed=True),
                     contrast.at(0),
                     "percentage points" if is_share(metric) else "",
-                    "clip_score" in metric,
+                    int(metric.startswith(SECOND)) if "clip_score" in metric else None,
                 )
             )
     return panels

@@ -6,6 +6,8 @@
     read              (**files) → its questions, each {"variant", "id", "image": path or bytes, "prompt", and its truth}
     measure           (answers) → metrics in per cent, among them `score`; {} where the truth is withheld
     count             (answers) → more counts for metrics.json; may be missing
+    text              (a question) → what it asks, without instructions, and the right answers; may be missing: then it
+                      is not looked for in the training data
     write_submission  (answers, path) → submission.xlsx for the benchmark's server; may be missing
 
 Answers are questions with a `prediction`. docs/examples/benchmark.py is a whole one.
@@ -36,6 +38,12 @@ def count_answers(name: str, rows: Rows) -> dict[str, int]:
     counts = {"answers": len(rows), "empty": sum(not row["prediction"].strip() for row in rows)}
     count: Callable[[Rows], dict[str, int]] = getattr(_module(name), "count", lambda rows: {})
     return counts | count(rows)
+
+
+def text_of(name: str, row: dict) -> tuple[str, list[str]] | None:
+    """What a question asks and the answers that are right; None where the benchmark does not tell."""
+    text: Callable[[dict], tuple[str, list[str]]] | None = getattr(_module(name), "text", None)
+    return text and text(row)
 
 
 def write_submission(name: str, rows: Rows, path: Path) -> None:

@@ -71,6 +71,11 @@ def read(questions: str | Path) -> Iterator[dict]:
         yield {"variant": variant} | row
 
 
+def text(row: dict) -> tuple[str, list[str]]:
+    answer = row["answer"]
+    return row["question"], [] if answer is None else [answer, row["options"][answer]]
+
+
 def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Numbered rows by column; a missing cell is empty."""
     csv.field_size_limit(sys.maxsize)  # an image is one cell

@@ -74,6 +74,10 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
         )
 
 
+def text(row: dict) -> tuple[str, list[str]]:
+    return row["prompt"].split("\n")[0], row["answers"]
+
+
 def _parse_prompt(text: str, where: str) -> tuple[str, str]:
     """The question alone, in lower case, and the prompt's variant."""
     check_no_control(text, where)

@@ -15,16 +15,10 @@ from PIL import Image
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
+from dj2mgm.config.clips import missing_parts
 from dj2mgm.errors import InputError
 
 RGB_LEVELS = 256
-# each part of a model's folder: the files of which it needs all, the usual ones first
-PARTS = {
-    "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
-    "config": (("config.json",),),
-    "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt")),
-    "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
-}
 SIMILAR_LENGTH = 1.25  # the longest text of a forward pass over its shortest
 
 
@@ -40,13 +34,13 @@ class ClipSimilarity:
         clip = check_model_home(clip)
         missing = missing_parts(Path(clip)) if os.path.isdir(clip) else []
         try:
-            if "config" not in missing:
+            if not any(part.startswith("config ") for part in missing):
                 architecture = AutoConfig.from_pretrained(clip, trust_remote_code=False).model_type
                 if architecture != "clip":
                     raise ValueError(f"it is a model of type {architecture!r}")
             if missing:
                 raise InputError(
-                    f"CLIP folder {clip} has no {' and no '.join(map(_with_file, missing))}; "
+                    f"CLIP folder {clip} has no {' and no '.join(missing)}; "
                     "save the whole model and its processor there, with save_pretrained"
                 )
             processor = AutoProcessor.from_pretrained(clip, trust_remote_code=False)
@@ -157,19 +151,6 @@ class PixelBatches:
         crop_height, crop_width = self.crop
         top, left = (height - crop_height) // 2, (width - crop_width) // 2
         return resized[top : top + crop_height, left : left + crop_width]
-
-
-def missing_parts(folder: Path) -> list[str]:
-    """Which parts of a CLIP (keys of `PARTS`) a `save_pretrained` folder lacks."""
-    return [
-        part
-        for part, alternatives in PARTS.items()
-        if not any(all((folder / name).is_file() for name in names) for names in alternatives)
-    ]
-
-
-def _with_file(part: str) -> str:
-    return f"{part} ({' and '.join(PARTS[part][0])})"
 
 
 def _is_usual(processor) -> bool:

@@ -1,0 +1,85 @@
+"""The CLIPs and SigLIPs that a configuration names: those that select data, and those that judge captions."""
+
+import re
+from pathlib import Path
+
+from dj2mgm.config.reading import cached_snapshot, names_folder, read_json_config
+from dj2mgm.errors import InputError
+
+KINDS = {"clip": "CLIP", "siglip": "SigLIP"}  # of judges: transformers' `model_type`, and what people call it
+# each part of a model's folder: the files of which it needs all, the usual ones first
+PARTS = {
+    "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
+    "config": (("config.json",),),
+    "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",)),
+    "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
+}
+MADE_HERE = re.compile(r"results/foundation/[^/]+/clip/?")
+FILES = (".json", ".safetensors", ".model", ".txt")
+# parts of the names of the operators by which a CLIP says which captions fit; a stage fills in the model's `clip_score`
+CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
+
+
+def missing_parts(folder: Path) -> list[str]:
+    """What a `save_pretrained` folder of a CLIP or SigLIP lacks, each with the files that it is usually in."""
+    return [
+        f"{part} ({' and '.join(alternatives[0])})"
+        for part, alternatives in PARTS.items()
+        if not any(all((folder / name).is_file() for name in names) for names in alternatives)
+    ]
+
+
+def folder_of(name: str) -> Path | None:
+    """Where a model is on this machine; None for a hub id that has not been fetched."""
+    return Path(name) if names_folder(name) or Path(name).is_dir() else cached_snapshot(name, "models")
+
+
+def judge_files(name: str, key: str) -> list[str]:
+    """The files of a judge, as inputs of the stage that asks it; of a hub id none.
+
+    Raises:
+        InputError: it is neither a CLIP nor a SigLIP, or its folder is not whole. Begins with `key`, which names it.
+    """
+    if MADE_HERE.fullmatch(name):
+        return [f"{name.rstrip('/')}/model.safetensors"]
+    folder = folder_of(name)
+    own = folder == Path(name)
+    if own and not folder.is_dir():
+        raise InputError(f"{key}: there is no folder {name}; name a folder or a hub id of a CLIP or SigLIP")
+    if own and (missing := missing_parts(folder)):
+        raise InputError(
+            f"{key}: {name} has no {' and no '.join(missing)}; save the whole model and its processor there, with "
+            "save_pretrained"
+        )
+    if folder and (folder / "config.json").is_file():
+        check_kind(name, read_json_config(folder / "config.json").get("model_type"), key)
+    return sorted(str(file) for file in folder.iterdir() if file.suffix in FILES) if own else []
+
+
+def check_kind(name: str, model_type: object, key: str) -> None:
+    """
+    Raises:
+        InputError: the model's type is not one of `KINDS`.
+    """
+    if model_type not in KINDS:
+        raise InputError(
+            f"{key}: {name} is a model of type {model_type!r}, and only a {' or a '.join(KINDS.values())} can judge "
+            "how captions fit; name one of these"
+        )
+
+
+def selecting_clips(recipes: dict[str, dict | None], clip: str) -> list[str]:
+    """The CLIPs by which recipes choose captions.
+
+    Args:
+        recipes: by stage.
+        clip: what an operator is given that names none.
+    """
+    steps = [step for recipe in recipes.values() if recipe for step in recipe["process"]]
+    named = {
+        (arguments or {}).get("hf_clip", clip)
+        for step in steps
+        for operator, arguments in step.items()
+        if any(part in operator for part in CLIP_OPERATORS)
+    }
+    return sorted(named)

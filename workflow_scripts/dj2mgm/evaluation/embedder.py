@@ -1,0 +1,100 @@
+"""The joint space of a CLIP or a SigLIP, in which captions are compared with images."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel
+
+from dj2mgm.compute import default_device
+from dj2mgm.config.clips import KINDS, check_kind
+from dj2mgm.data.images import load_image
+from dj2mgm.errors import InputError
+from dj2mgm.messages import Progress
+
+AT_ONCE = 64  # images or texts that are embedded together
+MODELS = {"clip": CLIPModel, "siglip": SiglipModel}
+
+
+class Embedder:
+    """Images and texts as float32 vectors of unit length. On the GPU if there is one."""
+
+    def __init__(self, name: str, key: str = "clip"):
+        """
+        Args:
+            name: a local folder or a hub id with safetensors weights; remote code is never run.
+            key: of the configuration that names it, for messages.
+
+        Raises:
+            InputError: it is neither a CLIP nor a SigLIP, or cannot be loaded.
+        """
+        try:
+            model_type = AutoConfig.from_pretrained(name, trust_remote_code=False).model_type
+            check_kind(name, model_type, key)
+            self.processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
+            self.model = MODELS[model_type].from_pretrained(
+                name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, ImportError, SafetensorError) as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"evaluation model {name!r} cannot be loaded as a CLIP or SigLIP with safetensors weights "
+                f"({first_line}); name a from_pretrained folder or a hub id under the key {key}"
+            ) from None
+        self.name, self.kind = name, KINDS[model_type]
+        self.device = default_device()
+        self.model.to(self.device).eval()
+        self.token_limit = self.model.config.text_config.max_position_embeddings
+
+    @torch.inference_mode()
+    def embed_images(self, paths: Sequence[Path]) -> np.ndarray:
+        """(N, D) float32, unit length.
+
+        Raises:
+            BadImage: a file is no image.
+        """
+        features = []
+        progress = Progress("images", len(paths))
+        for batch in _batches(paths):
+            pixels = self.processor.image_processor([load_image(path) for path in batch], return_tensors="pt")
+            features.append(self.model.get_image_features(**pixels.to(self.device)).pooler_output)
+            progress.add(len(batch))
+        return unit_length(features)
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """(N, D) float32, unit length. Texts beyond the tower's token limit are cut; equal texts are computed once."""
+        distinct = list(dict.fromkeys(texts))
+        features = [self._text_features(batch) for batch in _batches(distinct)]
+        place = {text: index for index, text in enumerate(distinct)}
+        return unit_length(features)[[place[text] for text in texts]]
+
+    def _text_features(self, texts: list[str]) -> torch.Tensor:
+        """(B, D). SigLIP was trained on texts that padding makes equally long, and looks at the padding: it takes no
+        mask, and its feature is the last position's."""
+        padded = self.kind == "SigLIP"
+        tokens = self.processor.tokenizer(
+            texts,
+            padding="max_length" if padded else True,
+            truncation=True,
+            max_length=self.token_limit,
+            return_tensors="pt",
+        ).to(self.device)
+        mask = None if padded else tokens["attention_mask"]
+        return self.model.get_text_features(input_ids=tokens["input_ids"], attention_mask=mask).pooler_output
+
+    def count_truncated(self, texts: Sequence[str]) -> int:
+        """How many of the texts are longer than the text tower's limit."""
+        tokens = self.processor.tokenizer(list(texts), verbose=False)["input_ids"]
+        return sum(len(ids) > self.token_limit for ids in tokens)
+
+
+def _batches(items: Sequence) -> list[list]:
+    return [list(items[start : start + AT_ONCE]) for start in range(0, len(items), AT_ONCE)]
+
+
+def unit_length(features: list[torch.Tensor]) -> np.ndarray:
+    """Batches of features (B, D) as one array (N, D) of unit vectors."""
+    return torch.nn.functional.normalize(torch.cat(features), dim=-1).cpu().numpy()
