@@ -15,6 +15,7 @@ Rows = list[dict]
 Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
 REFERENCE = "reference"  # the control that says the reference captions; it has no shuffled images
+NO_IMAGE = "none"  # the control that is shown no image; its group is <model>/none
 
 
 def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:

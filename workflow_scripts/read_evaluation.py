@@ -1,0 +1,42 @@
+"""What a task of lmms-eval asks: each question's prompt, and its image as a file.
+
+    python workflow_scripts/read_evaluation.py --config results/evaluations/pope/config.yaml \\
+        --output-dir results/evaluations/pope
+
+The configuration holds `task`, a name of lmms-eval's, and `data`, the folder of its data. Writes images/, decoding.json
+(how many tokens an answer may have, and what ends it) and questions.jsonl.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
+from dj2mgm.files import read_yaml, write_json, write_jsonl
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--config", "--output-dir")
+    settings = read_yaml(paths.config)
+    task = LmmsTask(settings["task"], Path(settings["data"]))
+    (paths.output_dir / "images").mkdir(parents=True, exist_ok=True)
+    write_json(paths.output_dir / "decoding.json", task.decoding)
+    count = write_jsonl(paths.output_dir / "questions.jsonl", _rows(task, paths.output_dir))
+    print(f"{settings['task']}: {count} questions", flush=True)
+
+
+def _rows(task: LmmsTask, folder: Path) -> Iterator[dict]:
+    """An image that is asked about again is one file; its name says what it shows."""
+    for number, (prompt, image) in enumerate(task.questions()):
+        image = image.convert("RGB")
+        shown = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest()[:32]
+        file = f"images/{shown}.png"
+        if not (folder / file).exists():
+            image.save(folder / file, compress_level=1)
+        yield {"id": str(number), "image": file, "prompt": prompt}
+
+
+if __name__ == "__main__":
+    main()
