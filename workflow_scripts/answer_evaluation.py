@@ -1,5 +1,5 @@
-"""What the fine-tuned model answers to the questions of a task, greedily decoded: about each question's own image, about
-another one, and without an image.
+"""What the fine-tuned model answers to the questions of a task, greedily decoded: about each question's own image,
+about another one, and without an image.
 
     python workflow_scripts/answer_evaluation.py --config results/baseline/evaluations/pope/config.yaml \\
         --questions results/evaluations/pope --model results/models/tiny/mgm \\
@@ -14,7 +14,7 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
-from dj2mgm.evaluation.harnesses.answers import cut
+from dj2mgm.evaluation.harnesses.exchange import cut
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl
 from dj2mgm.generation import generators
 from dj2mgm.messages import Progress

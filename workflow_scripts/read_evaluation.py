@@ -7,11 +7,11 @@ The configuration holds `task`, a name of lmms-eval's, and `data`, the folder of
 (how many tokens an answer may have, and what ends it) and questions.jsonl.
 """
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
 from dj2mgm.files import read_yaml, write_json, write_jsonl
 
@@ -28,14 +28,9 @@ def main() -> None:
 
 
 def _rows(task: LmmsTask, folder: Path) -> Iterator[dict]:
-    """An image that is asked about again is one file; its name says what it shows."""
     for number, (prompt, image) in enumerate(task.questions()):
-        image = image.convert("RGB")
-        shown = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest()[:32]
-        file = f"images/{shown}.png"
-        if not (folder / file).exists():
-            image.save(folder / file, compress_level=1)
-        yield {"id": str(number), "image": file, "prompt": prompt}
+        file = save_once(image, folder / "images")
+        yield {"id": str(number), "image": f"images/{file.name}", "prompt": prompt}
 
 
 if __name__ == "__main__":

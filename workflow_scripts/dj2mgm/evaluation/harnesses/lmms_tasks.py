@@ -61,9 +61,10 @@ class LmmsTask:
             self.task = ConfigurableTask(config=config, model_name=MODEL)
         except (RetryError, KeyError, ValueError, AssertionError, IndexError) as error:
             cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
+            split = config.get("test_split") or config.get("validation_split")
             raise InputError(
-                f"{data} is not the data of the task {name}, split {config.get('test_split') or config.get('validation_split')}"
-                f" ({type(cause).__name__}: {cause}); docs/evaluation.md says how to get it"
+                f"{data} is not the data of the task {name} with the split {split} ({type(cause).__name__}: {cause}); "
+                "docs/evaluation.md says how to get it"
             ) from None
         self.docs = self.task.eval_docs_no_media
 

@@ -1,8 +1,8 @@
-"""Metrics of a task as sums over images, from which means, intervals and differences are taken as for every other metric.
+"""Metrics of a task as sums over images, from which means, intervals and differences are taken as everywhere else.
 
-A task makes one figure of all answers in its own way: an F1, a mean of categories' means. Leaving out one image with its
-questions changes the figure by so much, and the values that are given to the image are those whose plain mean is the
-figure and changes by just as much (the jackknife's pseudo-values, Tukey 1958). For a plain mean they are the values
+A task makes one figure of all answers in its own way: an F1, a mean of categories' means. Leaving out one image with
+its questions changes the figure by so much, and the values that are given to the image are those whose plain mean is
+the figure and changes by just as much (the jackknife's pseudo-values, Tukey 1958). For a plain mean they are the values
 themselves.
 """
 
