@@ -25,10 +25,15 @@ def write_evaluations(root: Path, images: int = 4) -> Path:
     """The folder in which each task's data is."""
     for task, split in TASKS.items():
         rows, features = globals()[f"_{task}"](images)
-        (root / task / "data").mkdir(parents=True)
-        table = Dataset.from_list(rows, Features(features | {"image": Image()}))
-        table.to_parquet(root / task / "data" / f"{split}-00000-of-00001.parquet")
+        write_task(root / task, split, rows, features)
     return root
+
+
+def write_task(folder: Path, split: str, rows: list[dict], features: dict) -> None:
+    """`features` are those of all columns but `image`."""
+    (folder / "data").mkdir(parents=True)
+    table = Dataset.from_list(rows, Features(features | {"image": Image()}))
+    table.to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
 
 
 def _pope(images: int) -> tuple[list[dict], dict]:
