@@ -1,7 +1,7 @@
-"""Runs VLMEvalKit on a model of this workflow, which it knows as dj2mgm; what follows `--` goes to its run.py.
+"""Runs VLMEvalKit on a model of this workflow, which it knows as dj2mgm; further flags go to its run.py.
 
     python workflow_scripts/run_vlmevalkit.py --kit ../VLMEvalKit --model results/models/tiny/mgm \\
-        --finetuned results/baseline/finetune --template gemma -- --data MMStar --work-dir results/vlmevalkit
+        --finetuned results/baseline/finetune --template gemma --data MMStar
 
 `--kit` is a checkout of https://github.com/open-compass/VLMEvalKit, whose requirements are installed where this runs,
 beside those of envs/evaluate.yaml. Several GPUs: `torchrun --nproc-per-node 4 workflow_scripts/run_vlmevalkit.py …`.
@@ -28,8 +28,8 @@ def main() -> None:
     parser.add_argument("--finetuned", type=Path)
     parser.add_argument("--template", default=OF_THE_TOKENIZER)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("rest", nargs="*", help="after --: flags of VLMEvalKit's run.py")
-    args = parser.parse_args()
+    parser.add_argument("--data", nargs="+", required=True, help="names of VLMEvalKit's benchmarks")
+    args, others = parser.parse_known_args()
     if not (args.kit / "run.py").is_file():
         raise InputError(f"--kit: there is no {args.kit / 'run.py'}; name a checkout of VLMEvalKit")
     sys.path.insert(0, str(args.kit))
@@ -41,7 +41,7 @@ def main() -> None:
         raise InputError(f"VLMEvalKit cannot be imported ({error}); install its requirements first") from None
     folders = {"model": args.model, "finetuned": args.finetuned}
     supported_VLM[NAME] = partial(Dj2mgm, **folders, template=args.template, max_new_tokens=args.max_new_tokens)
-    sys.argv = [str(args.kit / "run.py"), "--model", NAME, *args.rest]
+    sys.argv = [str(args.kit / "run.py"), "--model", NAME, "--data", *args.data, *others]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
