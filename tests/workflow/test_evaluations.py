@@ -45,6 +45,7 @@ def test_each_task_is_read_once_and_put_to_every_run(fresh):
 @pytest.mark.skipif(not (BESIDE / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` does it")
 def test_a_finished_run_gets_its_scores_in_the_report(finished, tmp_path):
     project = Project(shutil.copytree(finished.folder, tmp_path / "copy"))
+    project.run("baseline", "--touch")  # its training files name the folder that it was copied from
     (project.folder / ".lmms_eval").symlink_to(BESIDE)
     write_evaluations(project.folder / "data")
     config = ("evaluations=[pope]", "evaluation_data=data", ALONE)
