@@ -164,7 +164,7 @@ class Generator(Answerer):
         return inputs | {"mm_encoder_outputs": {"image": self._output(**output)}}
 
     def _nothing(self) -> Seen | None:
-        """In the place of an image, where a question is asked without: a black one, if the model reads no text alone."""
+        """In the place of an image, for a question without one: a black image, if the model reads no text alone."""
         if self.encoder.reads_text_alone:
             return None
         black = BytesIO()
