@@ -5,6 +5,7 @@
 # make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm, munge and rsync installed
 # make lint       install, then lint only
 # make install    everything from requirements.txt, into .venv
+# make lmms_eval  lmms-eval into .lmms_eval, for `snakemake evaluate` without conda
 #
 # PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`, and TEST_PROCESSES the number of
 # processes that share the tests; each takes up to 3 GB.
@@ -15,7 +16,7 @@ ACTIVATE = . .venv/bin/activate
 # tests/conftest.py forms groups and puts the longest first
 PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install baseline test test-slow test-all test-slurm lint
+.PHONY: install lmms_eval baseline test test-slow test-all test-slurm lint
 
 ifneq "$(words $(CURDIR))" "1"
 $(error The path of this folder has a space in it, with which PyTorch cannot compile DeepSpeed's optimizer: $(CURDIR). \
@@ -23,6 +24,8 @@ $(error The path of this folder has a space in it, with which PyTorch cannot com
 endif
 
 install: .venv/installed
+
+lmms_eval: .lmms_eval/installed
 
 baseline: install
 	$(ACTIVATE) && snakemake --cores 1 baseline
@@ -42,6 +45,13 @@ test-slurm: install
 lint: install
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint \
 	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture
+
+# beside .venv rather than in it: what it requires would replace PyTorch
+.lmms_eval/installed: requirements-lmms_eval.txt .venv/installed
+	@echo "Installing lmms-eval into .lmms_eval: once, some seconds"
+	@rm -rf .lmms_eval
+	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --no-deps --target .lmms_eval --requirement $<
+	@touch $@
 
 # A virtual environment holds absolute paths: after the project was moved it is made again.
 ifneq "$(file < .venv/installed)" "$(CURDIR)"

@@ -22,6 +22,7 @@ include: "rules/plan.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/benchmark.smk"
+include: "rules/evaluations.smk"
 include: "rules/report.smk"
 include: "rules/doctor.smk"
 include: "rules/attention.smk"
@@ -81,6 +82,12 @@ rule export:
 rule finetune_minimal:
     input:
         wanted("finetune_minimal", "results/finetune_minimal/finetune/metrics.json"),
+    localrule: True
+
+
+rule evaluate:
+    input:
+        evaluated,
     localrule: True
 
 

@@ -2,14 +2,18 @@
 import json
 from glob import escape, glob
 
+from snakemake.settings.types import DeploymentMethod
+
 from dj2mgm.code import modules_of
 from dj2mgm.config.clips import judge_files as files_of_judge
 from dj2mgm.config.datasets import files_of as files_in
+from dj2mgm.config.evaluations import TABLES, check_lmms_eval
 from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.reading import config_file, names_folder
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import has_stage_1
+from dj2mgm.files import files_at
 
 
 def wanted(target, *files):
@@ -299,6 +303,33 @@ def benchmark_files(wildcards):
         )
     files = settings["files"]
     return own_files(file for kind, file in files.items() if kind != "images")
+
+
+def evaluation_settings(task):
+    """The task of lmms-eval, and the folder of its data."""
+    with user_errors():
+        return RUNS.evaluation_settings(task)
+
+
+def evaluation_data(wildcards):
+    """Input function: the files of a task's data, without those that a download leaves beside them."""
+    with user_errors():
+        if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+            check_lmms_eval()
+        files = files_at(evaluation_settings(wildcards.task)["data"], TABLES)
+    return own_files(map(str, files))
+
+
+def evaluated(wildcards):
+    """Input function: the report of all compared experiments, with what tasks say about them."""
+    if not RUNS.tasks:
+        raise WorkflowError(
+            "evaluations is empty: name tasks of lmms-eval in config/config.yaml, or with "
+            "--config 'evaluations=[pope]' (docs/evaluation.md)"
+        )
+    for task in RUNS.tasks:
+        evaluation_settings(task)
+    return wanted("evaluate", "results/report/report.html")(wildcards)
 
 
 def challenge_settings():

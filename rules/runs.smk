@@ -90,5 +90,6 @@ wildcard_constraints:
     model="[^/]+",
     stage=any_of(RUNS.stages),
     benchmark=any_of(declarations()),
+    task=any_of(RUNS.tasks),
     part="clip|language_model",
     variants=any_of(RUNS.experiments_by_page),

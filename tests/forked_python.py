@@ -46,6 +46,7 @@ sys.exit(status)
 SCRIPTS = [
     *("train_clip.py", "train_language_model.py", "unpack_foundation.py", "assemble_model.py", "filter_data.py"),
     *("synthesize_captions.py", "pretrain.py", "finetune.py", "generate_answers.py", "answer_benchmark.py"),
+    "answer_evaluation.py",
     *("evaluate_clip.py", "evaluate_vqa.py", "analyze_data.py", "doctor.py", "train_text_model.py"),
 ]
 

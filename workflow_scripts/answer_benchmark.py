@@ -5,7 +5,8 @@
         --output-dir results/baseline/benchmarks/textvqa
 
 The configuration holds `benchmark` (its name), `files` (see evaluation/benchmarks/), `template`, `decoding`, `gpus`
-and `cpu_threads`. Writes answers.jsonl: each question with its prompt, truth and `prediction`.
+and `cpu_threads`. Writes answers.jsonl: each question with its prompt, truth, `prediction` and `blind_prediction`, the
+answer without the image.
 """
 
 from io import BytesIO
@@ -29,9 +30,11 @@ def main() -> None:
 
     prompts = [row["prompt"] for row in rows]
     with generators(args.model, args.finetuned, settings["gpus"]) as generator:
-        predictions = generator.answer(files, prompts, settings["template"], **settings["decoding"])
-        predictions = Progress("answers", len(rows)).follow(predictions)
-        answered = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
+        answered = rows
+        for key, shown in {"prediction": files, "blind_prediction": [None] * len(files)}.items():
+            texts = generator.answer(shown, prompts, settings["template"], **settings["decoding"])
+            texts = Progress(f"answers, {key}".replace("_", " "), len(rows)).follow(texts)
+            answered = [row | {key: text} for row, text in zip(answered, texts, strict=True)]
     write_jsonl(args.output_dir / "answers.jsonl", answered)
 
 

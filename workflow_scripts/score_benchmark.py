@@ -3,8 +3,8 @@
     python workflow_scripts/score_benchmark.py --answers results/baseline/benchmarks/textvqa/answers.jsonl \\
         --output-dir results/baseline/benchmarks/textvqa
 
-Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % intervals. Where the
-benchmark withholds its answers there are no estimates.
+Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % intervals, also of the answers
+without the image. Where the benchmark withholds its answers there are no estimates.
 """
 
 import platform
@@ -28,7 +28,10 @@ def main() -> None:
     benchmark, variant = rows[0]["benchmark"], rows[0]["variant"]
     estimates = estimate_metrics(measure_answers(benchmark, rows))
     print(f"{benchmark}, {variant}, {len(rows)} answers", flush=True)
-    for name, value in estimates.items():
+    blind = [row | {"prediction": row["blind_prediction"]} for row in rows]
+    without_image = estimate_metrics(measure_answers(benchmark, blind))
+    shown = estimates | ({"score without the image": without_image["score"]} if without_image else {})
+    for name, value in shown.items():
         interval = "no interval" if value["low"] is None else f"[{value['low']:.2f}, {value['high']:.2f}]"
         print(f"{name:40} {value['mean']:6.2f}  {interval}", flush=True)
     if not estimates:
@@ -39,6 +42,7 @@ def main() -> None:
     }
     counts = count_answers(benchmark, rows)
     scored = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}
+    scored["without_image"] = {"estimates": without_image}
     if leaked := leaked_ids(paths.leaks, benchmark):
         rest = [row for row in rows if row["id"] not in leaked]
         scored["without_leaked"] = {

@@ -68,12 +68,17 @@ def test_textvqa_from_files_to_score(monkeypatch, model, tmp_path):
     images = [Path(files["images"]) / f"{row['image_id']}.png" for row in rows]
     expected = generator.answer(images, [row["prompt"] for row in rows], "gemma", 5, 1)
     assert [row["prediction"] for row in rows] == list(expected)
+    expected = generator.answer([None] * 3, [row["prompt"] for row in rows], "gemma", 5, 1)
+    assert [row["blind_prediction"] for row in rows] == list(expected)
     metrics = score(monkeypatch, tmp_path / "out")
     assert (metrics["benchmark"], metrics["variant"], metrics["counts"]["answers"]) == ("textvqa", "ocr_tokens", 3)
 
     said = ["Red", "two", "blue."]  # 10, 2 + 1 (as "2") and 1 of ten agree
-    write_jsonl(tmp_path / "out/answers.jsonl", [row | {"prediction": p} for row, p in zip(rows, said, strict=True)])
-    estimate = score(monkeypatch, tmp_path / "out")["estimates"]["score"]
+    rows = [row | {"prediction": text, "blind_prediction": "red"} for row, text in zip(rows, said, strict=True)]
+    write_jsonl(tmp_path / "out/answers.jsonl", rows)
+    metrics = score(monkeypatch, tmp_path / "out")
+    estimate = metrics["estimates"]["score"]
+    assert metrics["without_image"]["estimates"]["score"]["mean"] == pytest.approx(100 / 3)
     assert estimate["n"] == 3 and estimate["mean"] == pytest.approx((100 + 90 + 30) / 3)
     assert estimate["low"] <= estimate["mean"] <= estimate["high"]
     assert vqa_accuracy(said[1], rows[1]["answers"]) == 0.9

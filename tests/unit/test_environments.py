@@ -145,7 +145,7 @@ def unlisted_imports(script: Path, listed: dict[str, str]) -> list[str]:
         f"{module.name} imports {package}"
         for module in modules_of(script)
         for package in imported_packages(module)
-        if not {canonicalize_name(name) for name in distributions[package]} & set(listed)
+        if not {canonicalize_name(name) for name in distributions.get(package, [package])} & set(listed)
     ]
 
 

@@ -182,6 +182,28 @@ def test_batches_to_caption_are_encoded_as_given_without_gradients(trained, tmp_
     assert len(said) == 6 and [text for text, _ in said[3]] == [text for text, _ in said[2]]
 
 
+def test_without_an_image_the_language_model_answers_the_text_alone(trained):
+    """As it reads a conversation without an image in training; batches of any size say the same."""
+    generator = Generator(trained[0] / "base", trained[0] / "finetune")
+    asked = ["How many?", "What color is it?", "two"]
+    chat = ChatTemplate.of("gemma", generator.processor.tokenizer)
+    expected = []
+    for question in asked:
+        turns = [{"from": "human", "value": question}, {"from": "gpt", "value": "x"}]
+        (text, _), *_ = chat.segments(turns)
+        ids = torch.tensor([generator.processor.encode([(text, False)])["input_ids"]])
+        said = generator.model.generate(
+            input_ids=ids, max_new_tokens=5, do_sample=False, eos_token_id=generator._stops(chat), pad_token_id=0
+        )
+        tokens = said[0, ids.shape[1] :]
+        expected.append(generator.processor.tokenizer.decode(tokens, skip_special_tokens=True).strip())
+    for batch_size in (1, 3):
+        answers = generator.answer([None] * 3, asked, "gemma", max_new_tokens=5, batch_size=batch_size)
+        assert list(answers) == expected
+    with pytest.raises(ValueError, match="asked apart"):
+        list(generator.answer([None, "a.png"], asked[:2], "gemma", max_new_tokens=5, batch_size=2))
+
+
 def test_no_images_no_answers(trained):
     root, _ = trained
     generator = Generator(root / "base", root / "pretrain")

@@ -435,6 +435,26 @@ def test_an_image_is_encoded_once_and_answers_are_those_of_an_encoding_for_each(
 
 
 @pytest.mark.parametrize("family", BUILDERS)
+def test_answers_without_an_image_are_those_of_generate_to_the_text_alone(folders, family):
+    asked = ["Which color is it?", "How many shapes are there?"]
+    found = family_of(folders[family])
+    generator, tokenizer = found.generator(None, "cpu"), found.processor.tokenizer
+    answers = list(generator.answer([None, None], asked, "", max_new_tokens=6, batch_size=2))
+    stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
+    for question, answer in zip(asked, answers, strict=True):
+        if found.processor.chat_template:
+            turns = [{"role": "user", "content": [{"type": "text", "text": question}]}]
+            text = found.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            bos = tokenizer.bos_token
+            inputs = tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_tensors="pt")
+        else:  # PaliGemma takes no text alone
+            inputs = as_the_processor_asks(found.processor, Image.new("RGB", (56, 56)), question)
+        said = stock.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=generator.stops, pad_token_id=0)
+        text = tokenizer.decode(said[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert answer == text.strip()
+
+
+@pytest.mark.parametrize("family", BUILDERS)
 def test_answers_end_with_what_ends_an_answer_in_training(folders, family):
     generator = family_of(folders[family]).generator(None, "cpu")
     tokens = generator.encoder.tokenizer.convert_ids_to_tokens(generator.stops)

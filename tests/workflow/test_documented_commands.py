@@ -55,12 +55,15 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
     for own in config["benchmarks"].values():
         own |= {key: "questions.tsv" for key in own}
+    config |= {"evaluations": ["pope"], "evaluation_data": "evaluations"}
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     (project.folder / "questions.tsv").touch()
+    for folder in (".lmms_eval/lmms_eval", "evaluations/pope"):
+        (project.folder / folder).mkdir(parents=True)
     targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
     script = PROJECT / "tests/workflow/shell_commands.py"
     done = subprocess.run(
-        [sys.executable, script, "{}", *targets, "challenge", "export"],
+        [sys.executable, script, "{}", *targets, "challenge", "evaluate", "export"],
         cwd=project.folder,
         env=project.environment(),
         capture_output=True,

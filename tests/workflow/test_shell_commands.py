@@ -148,6 +148,9 @@ class HostileProject:
                 (self.project.folder / folder / key).touch()
             if "questions" in benchmarks[name]:
                 benchmarks[name]["questions"] = f"{folder}/questions"
+        values |= {"evaluations": ["pope"], "evaluation_data": self.hostile.value(PATH)}
+        for folder in (".lmms_eval/lmms_eval", f"{values['evaluation_data']}/pope"):
+            (self.project.folder / folder).mkdir(parents=True)
         values |= {"dataset": self.dataset, "model": self.model, "seeds": [0, 1]}
         values["report"] = {"experiments": ["baseline", "dj_synth", *self.experiments]}
         values["finetune"] = {"deepspeed": self.deepspeed}
@@ -164,6 +167,7 @@ class HostileProject:
             "attention_benchmark",
             "finetune_minimal",
             "challenge",
+            "evaluate",
             "export",
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]

@@ -11,7 +11,7 @@ from dj2mgm.config.training import AUTO
 
 SORTED = 4  # batches whose questions are sorted by length
 T = TypeVar("T")
-Image = str | Path | BytesIO
+Image = str | Path | BytesIO | None  # None: the question is asked without an image
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
 
 
@@ -37,6 +37,7 @@ class Answerer(ABC):
         """One answer for each (image, question); an empty question asks for a plain caption.
 
         Args:
+            images: or None for all questions, which are then asked without an image (PaliGemma is shown a black one).
             template: the name of a chat format, or its content (config/chat_templates.py), for a model without its own.
             batch_size: questions that are answered together, or "auto": as many as the device has memory for.
         """
@@ -95,14 +96,19 @@ def batches_of(images: Sequence[Image], questions: list[str], size: int) -> tupl
 
     Returns:
         For each batch the numbers of the questions that its answers answer; and the batches.
+
+    Raises:
+        ValueError: some questions are about an image and some about none.
     """
+    if None in images and any(image is not None for image in images):
+        raise ValueError("questions with an image and without one are asked apart")
     numbers: dict[tuple, list[int]] = {}
     groups: dict[object, list[tuple]] = {}  # by image
     files = {key_of(image): image for image in images}
     for number, (image, question) in enumerate(zip(images, questions, strict=True)):
         pair = key_of(image), question
         if pair not in numbers:
-            groups.setdefault(pair[0], []).append(pair)
+            groups.setdefault(pair if image is None else pair[0], []).append(pair)
         numbers.setdefault(pair, []).append(number)
     ordered: list[tuple] = []
     for window in _windows(groups.values(), SORTED * size):
@@ -124,12 +130,12 @@ def with_new_images(
     Args:
         read: is handed what all batches lack, and may work ahead.
     """
-    files = {key_of(image): image for batch in batches for image in batch.images}
+    files = {key_of(image): image for batch in batches for image in batch.images if image is not None}
     coming = dict.fromkeys(key for key in files if key not in kept)
     reading = read([files[key] for key in coming])
     for batch in batches:
         new = {}
-        for key in map(key_of, batch.images):
+        for key in (key_of(image) for image in batch.images if image is not None):
             if key in coming:
                 del coming[key]
                 new[key] = next(reading)

@@ -23,6 +23,8 @@ ACROSS_EXPERIMENTS = (
     "foundation",
     "benchmarks",
     "challenge",
+    "evaluations",
+    "evaluation_data",
 )
 OF_AN_EXPERIMENT = ("dataset", "model", "recipe", "without", "seeds", "description")  # and of no model
 

@@ -14,11 +14,21 @@ from typing import Any
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.datasets import amounts_of, resolve_dataset
+from dj2mgm.config.evaluations import data_of
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.layers import Layer, experiment_file, experiment_names, merge_experiment, merge_shared_settings
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.schema import check_format
-from dj2mgm.config.stages import LEAKS, STAGE_NOTE, STAGES, TRAINING, Stage, analysis_settings, benchmark_stage
+from dj2mgm.config.stages import (
+    LEAKS,
+    STAGE_NOTE,
+    STAGES,
+    TRAINING,
+    Stage,
+    analysis_settings,
+    benchmark_stage,
+    evaluation_stage,
+)
 from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, files_at, write_yaml
@@ -69,6 +79,8 @@ class Runs:
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }
+        self.tasks, self.evaluation_data = across["evaluations"], across["evaluation_data"]
+        self.stages |= {f"evaluations/{task}": evaluation_stage(task) for task in self.tasks}
         self.configs: dict[str, dict] = {}
         self.parents: dict[str, str] = {}
         self.refused: dict[str, InputError] = {}  # by experiment or target
@@ -245,7 +257,7 @@ class Runs:
             files |= {f"{experiment['leaks']}/{name}" for name in LEAKS if experiment["leaks"]}
             for run in experiment["runs"]:
                 for stage, folder in run["stages"].items():
-                    files |= {f"{folder}/{name}" for name in STAGES[stage].outputs}
+                    files |= {f"{folder}/{name}" for name in self.stages[stage].outputs}
         return sorted(files)
 
     def captioner_stage(self, run: Run) -> str | None:
@@ -255,6 +267,13 @@ class Runs:
             return None
         captioner = self.of(run.captioner, run.seed)
         return self.stage(captioner, captioner.trains[0])
+
+    def evaluation_settings(self, task: str) -> dict:
+        """
+        Raises:
+            InputError: there is no folder of the task's data.
+        """
+        return {"task": task, "data": str(data_of(task, self.evaluation_data))}
 
     def analyzed(self, dataset: str) -> Run:
         """The run whose recipe and CLIP a dataset is analyzed with: the reference's, if it uses the dataset."""
@@ -317,7 +336,9 @@ class Runs:
                     write_yaml(note, {"same_as": f"results/{owner.folder}/{stage}"})
 
     def _stages(self, run: Run) -> dict[str, str]:
-        return {stage: self.stage(run, stage) for stage in STAGES if stage in run.settings}
+        """Of a page: without benchmarks, which are on a page of their own."""
+        shown = [*STAGES, *(f"evaluations/{task}" for task in self.tasks)]
+        return {stage: self.stage(run, stage) for stage in shown if stage in run.settings}
 
     def _signature(self, run: Run, stage: str) -> str:
         """Equal for two runs exactly if everything that a stage's output depends on is equal."""

@@ -204,6 +204,14 @@ def benchmark_settings(name: str, config: dict, images: dict) -> dict | None:
     }
 
 
+def evaluation_settings(task: str, config: dict, images: dict) -> dict | None:
+    """None for a task that is not asked for."""
+    if task not in config["evaluations"]:
+        return None
+    template, decoding = _template(config, "template"), _decoding(config["evaluate"])
+    return _common(config) | {"template": template, "decoding": decoding, "gpus": gpus_on_one_node(config)}
+
+
 def gpus_on_one_node(config: dict) -> int:
     """What a stage without a launcher uses: it runs on one node."""
     return config["gpus"] // config["nodes"]
@@ -355,4 +363,16 @@ def benchmark_stage(name: str) -> Stage:
         upstream=("finetune",),
         settings=partial(benchmark_settings, name),
         outputs=("answers.jsonl",),
+    )
+
+
+def evaluation_stage(task: str) -> Stage:
+    """The stage of a task of lmms-eval; it is called evaluations/<task>."""
+    return Stage(
+        task,
+        rule="score_evaluation",
+        upstream=("finetune",),
+        settings=partial(evaluation_settings, task),
+        outputs=_SCORED,
+        optional=True,
     )

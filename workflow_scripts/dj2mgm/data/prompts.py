@@ -84,15 +84,16 @@ class ChatTemplate:
         segments = self._marked(turns) if GENERATION.search(self.source) else self._compared(turns)
         return self._without_bos(segments)
 
-    def prompt(self, question: str) -> str:
-        """The text up to where the answer begins, for generation about one image.
+    def prompt(self, question: str, shows_image: bool = True) -> str:
+        """The text up to where the answer begins, for generation about one image, or about none.
 
         Raises:
             InputError: the question holds a control token, or the template refuses it.
         """
         if token := find_control(question, self.control_tokens):
             raise InputError(f"the question {question[:80]!r} holds the control token {token}; ask without it")
-        text = self._render(_turns(question)[:1], add_generation_prompt=True)[0]
+        turns = _turns(question)[:1] if shows_image else [{"from": "human", "value": question}]
+        text = self._render(turns, add_generation_prompt=True)[0]
         return text.removeprefix(self.special_tokens["bos_token"])
 
     def _marked(self, turns: list[dict]) -> Segments:

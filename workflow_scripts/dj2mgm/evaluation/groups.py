@@ -16,6 +16,7 @@ Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
 SECOND = "second_"  # begins the names of the metrics that are the second judge's
 REFERENCE = "reference"  # the control that says the reference captions; it has no shuffled images
+NO_IMAGE = "none"  # the control that is shown no image; its group is <model>/none
 
 
 def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:

@@ -81,7 +81,9 @@ class Generator(Answerer):
     def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         for batch, new in with_new_images(batches, self._kept, self._decoded):
-            yield self._answers(self._visual_tokens(list(map(key_of, batch.images)), new), batch, chat, max_new_tokens)
+            shows = batch.images != [None]
+            tokens = self._visual_tokens(list(map(key_of, batch.images)), new) if shows else None
+            yield self._answers(tokens, batch, chat, max_new_tokens)
 
     def batch_size(self, max_new_tokens: int) -> int:
         """Questions whose keys, values and logits take half of what is free on a GPU; the other half is for what the
@@ -99,8 +101,12 @@ class Generator(Answerer):
         fitting = max(1, free // 2 // row)
         return min(AT_MOST, 1 << (fitting.bit_length() - 1))
 
-    def _answers(self, visual_tokens: torch.Tensor, batch: Batch, chat: ChatTemplate, max_new_tokens: int) -> list[str]:
-        prefixes, asked = zip(*(self._split(chat.prompt(question)) for question in batch.questions), strict=True)
+    def _answers(
+        self, visual_tokens: torch.Tensor | None, batch: Batch, chat: ChatTemplate, max_new_tokens: int
+    ) -> list[str]:
+        shows = visual_tokens is not None
+        prompts = (chat.prompt(question, shows) for question in batch.questions)
+        prefixes, asked = zip(*(self._split(prompt, shows) for prompt in prompts), strict=True)
         if len(set(prefixes)) > 1:
             raise InputError(f"template {chat.name}: what stands before the image depends on the question; {REMEDY}")
         answers: list[list[int]] = [[]] * len(asked)
@@ -125,10 +131,10 @@ class Generator(Answerer):
             return len
         return lambda ids: width if ids else 0
 
-    def _split(self, prompt: str) -> tuple[tuple[int, ...], list[int]]:
-        """Tokens up to the end of the image, and those behind it."""
+    def _split(self, prompt: str, shows_image: bool) -> tuple[tuple[int, ...], list[int]]:
+        """Tokens up to the end of the image, and those behind it; without one the first token, and the others."""
         ids = self.processor.encode([(prompt, False)])["input_ids"]
-        end = len(ids) - ids[::-1].index(self.processor.image_token_id)
+        end = len(ids) - ids[::-1].index(self.processor.image_token_id) if shows_image else 1
         return tuple(ids[:end]), ids[end:]
 
     @torch.inference_mode()

@@ -20,7 +20,7 @@ RECORDED = 4
 def greedy_search(
     model: MGMForConditionalGeneration,
     prefix: Sequence[int],
-    visual_tokens: torch.Tensor,
+    visual_tokens: torch.Tensor | None,
     images: Sequence[int],
     questions: Sequence[Sequence[int]],
     width: int,
@@ -31,13 +31,13 @@ def greedy_search(
 
     Args:
         prefix: P tokens with which all prompts begin, an image's among them.
-        visual_tokens: (I, N, H), of the images that are asked about.
-        images: which of them each question is about.
+        visual_tokens: (I, N, H), of the images that are asked about; None: of none, and the prefix holds no image.
+        images: which of them each question is about; zeros where there are none.
         questions: the tokens that follow the prefix; all of them have some, or none has.
         width: that they are padded to; their own, if attention slides over a window shorter than a prompt with its
             answer.
     """
-    device, rows = visual_tokens.device, torch.tensor(images, device=visual_tokens.device)
+    device, rows = model.device, torch.tensor(images, device=model.device)
     # padded on the left, between image and question, so that all questions end together
     padded = [[stops[0]] * (width - len(ids)) + list(ids) for ids in questions]
     mask = torch.tensor([[1] * len(prefix) + [0] * (width - len(ids)) + [1] * len(ids) for ids in questions])
@@ -143,12 +143,13 @@ def _with_room(layer: DynamicLayer, tokens: int) -> StaticLayer:
 
 
 def read_images(
-    model: MGMForConditionalGeneration, prefix: torch.Tensor, visual_tokens: torch.Tensor
+    model: MGMForConditionalGeneration, prefix: torch.Tensor, visual_tokens: torch.Tensor | None
 ) -> tuple[Cache, torch.Tensor]:
-    """Keys and values of the prefix with each image, and what follows it: logits (I, V)."""
+    """Keys and values of the prefix with each image, and what follows it: logits (I, V); I is 1 without an image."""
     caches, logits = [], []
-    for images in visual_tokens.split(max(1, TOKENS_AT_ONCE // len(prefix))):
-        ids = prefix.expand(len(images), -1)
+    parts = [None] if visual_tokens is None else visual_tokens.split(max(1, TOKENS_AT_ONCE // len(prefix)))
+    for images in parts:
+        ids = prefix.expand(1 if images is None else len(images), -1)
         output = model(input_ids=ids, visual_tokens=images, use_cache=True, logits_to_keep=1)
         caches.append(output.past_key_values)
         logits.append(output.logits[:, -1])

@@ -27,6 +27,7 @@ GROUP_LABELS = {
     "finetune/own": "Fine-tuned",
     "finetune/shuffled": "Fine-tuned, shuffled images",
     "finetune/difference": "Fine-tuned, own − shuffled",
+    "finetune/none": "Fine-tuned, no image",
     "pretrain/own": "Pretrained",
     "pretrain/shuffled": "Pretrained, shuffled images",
     "pretrain/difference": "Pretrained, own − shuffled",
@@ -90,8 +91,9 @@ def chance_note(comparisons: int) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Shares go from 0 to 1 and are shown in per cent; the other metrics are scores or counts."""
-    return "accuracy" in metric or metric == "exact_match"
+    """Shares go from 0 to 1 and are shown in per cent; the other metrics are scores or counts. Those of lmms-eval,
+    <task>/<metric>, are shown as it gives them."""
+    return "/" not in metric and ("accuracy" in metric or metric == "exact_match")
 
 
 def figure(metric: str, value: float) -> str:

@@ -29,6 +29,7 @@ from dj2mgm.files import read_json, read_jsonl, read_yaml
 RULE_OF_FILE = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
 REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
 OPTIONAL_STAGES = frozenset(STAGES) - REQUIRED_STAGES
+EVALUATIONS = "evaluations/"  # before the name of a task of lmms-eval
 EXPERIMENT_KEYS = {"name", "description", "dataset", "leaks", "config", "recipes", "runs"}
 
 
@@ -101,7 +102,8 @@ def _read_entries(config: str | Path) -> list[dict]:
             raise InputError(f"{where}: runs must be a list of at least one run")
         for run in entry["runs"]:
             _check_keys(run, {"seed", "stages"}, f"{where}, runs")
-            _check_keys(run["stages"], REQUIRED_STAGES, f"{where}, seed {run['seed']}", OPTIONAL_STAGES)
+            evaluations = {stage for stage in run["stages"] if stage.startswith(EVALUATIONS)}
+            _check_keys(run["stages"], REQUIRED_STAGES, f"{where}, seed {run['seed']}", OPTIONAL_STAGES | evaluations)
         _check_unique([run["seed"] for run in entry["runs"]], f"{where}: the seed")
     _check_unique([entry["name"] for entry in content["experiments"]], f"{config}: the name")
     return content["experiments"]
@@ -157,6 +159,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
     }
     trained = [stage for stage in TRAINING if stage in stages]
     metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
+    metrics |= {stage: read_json(stages[stage] / "metrics.json") for stage in stages if stage.startswith(EVALUATIONS)}
     scored = [stages[stage] / "scores.jsonl" for stage in metrics]
     for path, groups in zip(scored, (values["groups"] for values in metrics.values()), strict=True):
         next(read_jsonl(path, may_be_empty=not groups), None)

@@ -246,5 +246,7 @@ def title(metric: str) -> str:
 def _cell(group: str, metric: str, difference: Estimate | None) -> Cell | None:
     if difference is None:
         return None
-    shown = VERDICTS[verdict(metric, difference)] if group.endswith("/own") else ""
+    # of a metric of lmms-eval, nothing here says whether more is better
+    judged = group.endswith("/own") and "/" not in metric
+    shown = VERDICTS[verdict(metric, difference)] if judged else ""
     return Cell(gain(metric, difference["mean"]), interval(metric, difference, gain), shown)

@@ -27,6 +27,7 @@ class ProcessorEncoder:
     """One image to a conversation, or none, as the processor's own chat template puts it."""
 
     fillers = dict.fromkeys(OF_TOKENS, 0) | {"labels": IGNORED}
+    reads_text_alone = True
 
     def __init__(self, processor: ProcessorMixin, image_token_id: int, max_length: int):
         self.processor, self.tokenizer = processor, processor.tokenizer
@@ -134,11 +135,11 @@ class ProcessorEncoder:
             raise InputError(f"an image of {image.size} pixels cannot be looked at: {error}; delete its rows") from None
         return {name: values for name, values in inputs.items() if isinstance(values, torch.Tensor)}, replacement
 
-    def prompts(self, replacements: list[str], questions: list[str]) -> dict[str, torch.Tensor]:
+    def prompts(self, replacements: list[str | None], questions: list[str]) -> dict[str, torch.Tensor]:
         """Questions about an image each, up to where the answer begins; padded on the left.
 
         Args:
-            replacements: what `look` puts in the place of each question's image.
+            replacements: what `look` puts in the place of each question's image; None: it is asked without one.
 
         Raises:
             InputError: a question holds a control token.
@@ -160,8 +161,10 @@ class ProcessorEncoder:
             name: torch.as_tensor(kinds[name](tokens["input_ids"])) for name in kinds.keys() & self._short.keys()
         }
 
-    def _prompt(self, replacement: str, question: str) -> str:
+    def _prompt(self, replacement: str | None, question: str) -> str:
         turns = conversation("", "", question, "")["conversations"][:1]
+        if replacement is None:
+            return self._rendered(self._messages({"conversations": [turns[0] | {"value": question}]}), True)
         text = self._rendered(self._messages({"conversations": turns}), True)
         return text.replace(self.processor.image_token, replacement, 1)
 

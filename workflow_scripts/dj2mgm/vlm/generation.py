@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image as Pictures
 from transformers import GenerationConfig, PreTrainedModel
 
 from dj2mgm.data.formats import conversation
@@ -18,7 +19,7 @@ from dj2mgm.messages import note
 from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, with_new_images
 from dj2mgm.streaming import map_in_order
 from dj2mgm.vision_language import IGNORED
-from dj2mgm.vlm.encoder import ProcessorEncoder, joined
+from dj2mgm.vlm.encoder import BLANK, ProcessorEncoder, joined
 
 ON_CPU, ON_GPU = 16, 32  # questions that are answered together where that is "auto"
 PROCESSES = 8  # that look at images for a GPU
@@ -84,7 +85,7 @@ class Generator(Answerer):
     def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
         """`template` is not looked at: the processor has its own."""
         for batch, new in with_new_images(batches, self._kept, self._looked_at):
-            seen = self._seen(list(map(key_of, batch.images)), new)
+            seen = self._seen(list(map(key_of, batch.images)), new) if batch.images != [None] else [self._nothing()]
             inputs = self._prompts([seen[number] for number in batch.about], batch.questions)
             found = self.model.generate(**inputs, **self._limits(max_new_tokens), do_sample=False, num_beams=1)
             yield self._texts(found[:, inputs["input_ids"].shape[1] :])
@@ -147,10 +148,12 @@ class Generator(Answerer):
             found += [[next(values) for label in item["labels"][1:] if label != IGNORED] for item in items]
         return found
 
-    def _prompts(self, seen: list[Seen], questions: list[str]) -> dict:
+    def _prompts(self, seen: list[Seen] | list[None], questions: list[str]) -> dict:
         """Padded on the left, as the model reads them, with what its towers have seen of each question's image."""
-        tokens = self.encoder.prompts([each.replacement for each in seen], questions)
+        tokens = self.encoder.prompts([each and each.replacement for each in seen], questions)
         inputs = {name: self._placed(values) for name, values in tokens.items()}
+        if None in seen:
+            return inputs
         inputs |= _together([each.inputs for each in seen])
         if not self._ahead:
             return inputs
@@ -159,6 +162,14 @@ class Generator(Answerer):
         output = {"pooler_output": torch.stack(features) if self._stacked else features}
         output |= {DEEPSTACK: [list(chain(*layer)) for layer in zip(*layers, strict=True)]} if any(layers) else {}
         return inputs | {"mm_encoder_outputs": {"image": self._output(**output)}}
+
+    def _nothing(self) -> Seen | None:
+        """In the place of an image, for a question without one: a black image, if the model reads no text alone."""
+        if self.encoder.reads_text_alone:
+            return None
+        black = BytesIO()
+        Pictures.new("RGB", BLANK).save(black, "PNG")
+        return self._seen([BLANK], {BLANK: self._look(black)})[0]
 
     def _seen(self, keys: list, new: dict[object, Looked]) -> list[Seen]:
         """Of each key. What is seen at paths is kept for more questions, as far as `KEPT_BYTES` go."""

@@ -17,6 +17,7 @@ PREFIX, SUFFIX = 0, 1  # token_type_ids
 
 class PrefixEncoder(ProcessorEncoder):
     fillers = ProcessorEncoder.fillers | {"token_type_ids": SUFFIX}  # no prefix may see what fills a row up
+    reads_text_alone = False
 
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         question, answer = self._question_and_answer(row)

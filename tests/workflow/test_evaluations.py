@@ -1,0 +1,61 @@
+"""`snakemake evaluate`: its jobs, what it says where something is missing, and one task on a finished run."""
+
+import shutil
+
+import pandas
+import pytest
+from evaluation_files import write_evaluations
+from small_project import Project
+
+from dj2mgm.config.evaluations import BESIDE
+
+ALONE = "report={experiments: [baseline]}"
+
+
+def with_data(project: Project, *tasks: str) -> tuple[str, ...]:
+    """The settings that name data; lmms-eval seems to be installed."""
+    (project.folder / ".lmms_eval/lmms_eval").mkdir(parents=True)
+    for task in tasks:
+        (project.folder / "data" / task).mkdir(parents=True)
+    return (f"evaluations=[{','.join(tasks)}]", "evaluation_data=data", ALONE)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ((), "evaluations is empty: name tasks of lmms-eval"),
+        (("evaluations=[pope]",), "evaluations: pope needs its data: set evaluation_data"),
+        (("evaluations=[pope]", "evaluation_data=nowhere"), "there is no folder nowhere/pope"),
+        (("evaluations=[pope]", "evaluation_data=config"), "lmms-eval is not installed: run `make lmms_eval`"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_sentence_before_anything_runs(fresh, config, sentence):
+    if "evaluation_data=config" in config:
+        (fresh.folder / "config/pope").mkdir()
+    assert sentence in " ".join(fresh.run("evaluate", "--dry-run", ok=False, config=config).split())
+
+
+def test_each_task_is_read_once_and_put_to_every_run(fresh):
+    config = with_data(fresh, "pope", "mmstar")
+    counts = fresh.job_counts("evaluate", config=(*config, "seeds=[0,1]"))
+    assert (counts["read_evaluation"], counts["answer_evaluation"], counts["score_evaluation"]) == (2, 4, 4)
+    assert (counts["finetune"], counts["compare_experiments"]) == (2, 1)
+
+
+@pytest.mark.skipif(not (BESIDE / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` does it")
+def test_a_finished_run_gets_its_scores_in_the_report(finished, tmp_path):
+    project = Project(shutil.copytree(finished.folder, tmp_path / "copy"))
+    project.run("baseline", "--touch")  # its training files name the folder that it was copied from
+    (project.folder / ".lmms_eval").symlink_to(BESIDE)
+    write_evaluations(project.folder / "data")
+    config = ("evaluations=[pope]", "evaluation_data=data", ALONE)
+    jobs = {"read_evaluation", "answer_evaluation", "score_evaluation", "compare_experiments"}
+    assert set(project.job_counts("evaluate", config=config)) == jobs
+    project.run("evaluate", config=config)
+    table = pandas.read_csv(project.folder / "results/report/comparison.csv")
+    rows = table[table["metric"] == "pope/pope_accuracy"].set_index("group")
+    assert set(rows.index) == {f"finetune/{images}" for images in ("own", "shuffled", "difference", "none")}
+    assert rows.loc["finetune/own", "n"] == 8 and rows["value"].abs().max() <= 1
+    page = (project.folder / "results/report/report.html").read_text(encoding="utf-8")
+    assert "pope/pope accuracy" in page and "Fine-tuned, no image" in page
+    assert project.job_counts("evaluate", config=config) == {}

@@ -1,0 +1,51 @@
+"""What the fine-tuned model answers to the questions of a task, greedily decoded: about each question's own image,
+about another one, and without an image.
+
+    python workflow_scripts/answer_evaluation.py --config results/baseline/evaluations/pope/config.yaml \\
+        --questions results/evaluations/pope --model results/models/tiny/mgm \\
+        --finetuned results/baseline/finetune --output-dir results/baseline/evaluations/pope
+
+`--questions` is what read_evaluation.py wrote. The configuration holds `seed`, `template`, `decoding`, `gpus` and
+`cpu_threads`; the task says how long an answer may be, or else `decoding` does. Writes answers.jsonl: the rows of
+questions.jsonl, each with `images` (own, shuffled, none) and `prediction`.
+"""
+
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.compute import use_cpu_threads
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
+from dj2mgm.evaluation.harnesses.exchange import cut
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl
+from dj2mgm.generation import generators
+from dj2mgm.messages import Progress
+
+
+@command_line
+def main() -> None:
+    args = path_arguments(__doc__, "--config", "--questions", "--model", "--finetuned", "--output-dir")
+    settings = read_yaml(args.config)
+    use_cpu_threads(settings["cpu_threads"])
+    rows = list(read_jsonl(args.questions / "questions.jsonl", may_be_empty=False))
+    asked = read_json(args.questions / "decoding.json")
+    decoding = settings["decoding"] | ({"max_new_tokens": asked["max_new_tokens"]} if asked["max_new_tokens"] else {})
+    paths = image_paths(args.questions, rows)
+    if len(set(paths)) < 2:
+        raise InputError(
+            f"{args.questions} has {len(set(paths))} images; at least 2 are needed for the shuffled control"
+        )
+    shown = {"own": paths, "shuffled": control_paths(paths, settings["seed"]), NO_IMAGE: [None] * len(rows)}
+    prompts = [row["prompt"] for row in rows]
+    answered = []
+    with generators(args.model, args.finetuned, settings["gpus"]) as generator:
+        for images, files in shown.items():
+            texts = generator.answer(files, prompts, settings["template"], **decoding)
+            texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)
+            answered += [
+                row | {"images": images, "prediction": cut(text, asked["until"])}
+                for row, text in zip(rows, texts, strict=True)
+            ]
+    write_jsonl(args.output_dir / "answers.jsonl", answered)
+
+
+if __name__ == "__main__":
+    main()

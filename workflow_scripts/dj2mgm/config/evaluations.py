@@ -1,0 +1,38 @@
+"""Evaluations: tasks of lmms-eval. Where the data of each is, and where lmms-eval itself is."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from dj2mgm.code import SCRIPTS
+from dj2mgm.errors import InputError
+
+TABLES = (".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv", ".md")  # files of a task's data that are watched
+BESIDE = SCRIPTS.parent / ".lmms_eval"  # packages that `make lmms_eval` puts there, and nothing that .venv has
+
+
+def data_of(task: str, folder: str | None) -> Path:
+    """The folder of a task's data, which is called as the task is.
+
+    Raises:
+        InputError: there is none.
+    """
+    if folder is None:
+        raise InputError(
+            f"evaluations: {task} needs its data: set evaluation_data to the folder in which a folder {task} holds it "
+            "(docs/evaluation.md says how to get it)"
+        )
+    data = Path(folder).expanduser() / task
+    if not data.is_dir():
+        raise InputError(
+            f"evaluations: there is no folder {data} with the data of {task}; docs/evaluation.md says how to get it"
+        )
+    return data
+
+
+def check_lmms_eval() -> None:
+    """
+    Raises:
+        InputError: it is not installed where this runs.
+    """
+    if not (BESIDE / "lmms_eval").is_dir() and find_spec("lmms_eval") is None:
+        raise InputError("evaluations: lmms-eval is not installed: run `make lmms_eval`, or Snakemake with --sdm conda")

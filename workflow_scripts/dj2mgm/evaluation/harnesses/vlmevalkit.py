@@ -1,0 +1,38 @@
+"""This workflow's models in VLMEvalKit, which workflow_scripts/run_vlmevalkit.py starts."""
+
+from pathlib import Path
+
+from vlmeval.vlm.base import BaseModel
+
+from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
+from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.generation import load_generator
+
+
+class Dj2mgm(BaseModel):
+    """
+    Args:
+        model: folder of a whole model.
+        finetuned: what a training stage wrote for it; None: the model as it is.
+        template: chat format, for MGM.
+        max_new_tokens: of an answer.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        finetuned: str | None = None,
+        template: str = OF_THE_TOKENIZER,
+        max_new_tokens: int = 64,
+        **_: object,
+    ):
+        super().__init__()
+        self.generator = load_generator(Path(model), Path(finetuned) if finetuned else None)
+        self.template, self.max_new_tokens = template, max_new_tokens
+
+    def generate_inner(self, message: list[dict], dataset: str | None = None) -> str:
+        """The greedy answer to the texts of a message about its first image; without one, to the texts alone."""
+        prompt, image = self.message_to_promptimg(message, dataset=dataset)
+        prompt = prompt.replace(IMAGE_TOKEN, " ").strip()
+        [answer] = self.generator.answer([image], [prompt], self.template, self.max_new_tokens, batch_size=1)
+        return answer

@@ -1,0 +1,37 @@
+"""What a task of lmms-eval asks: each question's prompt, and its image as a file.
+
+    python workflow_scripts/read_evaluation.py --config results/evaluations/pope/config.yaml \\
+        --output-dir results/evaluations/pope
+
+The configuration holds `task`, a name of lmms-eval's, and `data`, the folder of its data. Writes images/, decoding.json
+(how many tokens an answer may have, and what ends it) and questions.jsonl.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.evaluation.harnesses.exchange import save_once
+from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
+from dj2mgm.files import read_yaml, write_json, write_jsonl
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--config", "--output-dir")
+    settings = read_yaml(paths.config)
+    task = LmmsTask(settings["task"], Path(settings["data"]))
+    (paths.output_dir / "images").mkdir(parents=True, exist_ok=True)
+    write_json(paths.output_dir / "decoding.json", task.decoding)
+    count = write_jsonl(paths.output_dir / "questions.jsonl", _rows(task, paths.output_dir))
+    print(f"{settings['task']}: {count} questions", flush=True)
+
+
+def _rows(task: LmmsTask, folder: Path) -> Iterator[dict]:
+    for number, (prompt, image) in enumerate(task.questions()):
+        file = save_once(image, folder / "images")
+        yield {"id": str(number), "image": f"images/{file.name}", "prompt": prompt}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Scores a task's answers by the task's own metrics, with 95 % intervals and controls.
+
+    python workflow_scripts/score_evaluation.py --config results/evaluations/pope/config.yaml \\
+        --answers results/baseline/evaluations/pope/answers.jsonl --output-dir results/baseline/evaluations/pope
+
+The configuration is that of read_evaluation.py. Writes scores.jsonl, values by image that the metrics are means of, and
+metrics.json: estimates on own images, on shuffled ones, of their paired difference, and without an image.
+"""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
+from dj2mgm.evaluation.harnesses.scores import score_answers
+from dj2mgm.evaluation.seeds import aggregate, read_scores
+from dj2mgm.files import read_jsonl, read_yaml, sha256_of, write_json, write_jsonl
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--config", "--answers", "--output-dir")
+    settings = read_yaml(paths.config)
+    rows = list(read_jsonl(paths.answers, may_be_empty=False))
+    task = LmmsTask(settings["task"], Path(settings["data"]))
+    scores = paths.output_dir / "scores.jsonl"
+    if not write_jsonl(scores, score_answers(task, rows)):
+        raise InputError(f"the task {task.name} has no metric that is a number; choose another one")
+    groups = aggregate([read_scores(task.name, 0, scores)])
+    for group, estimates in groups.items():
+        for name, value in estimates.items():
+            interval = "no interval" if value["low"] is None else f"[{value['low']:.3f}, {value['high']:.3f}]"
+            print(f"{group:22} {name:40} {value['mean']:8.3f}  {interval}", flush=True)
+    record = {
+        "versions": {"python": platform.python_version(), "lmms_eval": version("lmms_eval")},
+        "inputs": {"answers": sha256_of(paths.answers)},
+    }
+    counts = {
+        "questions": len(task.docs),
+        "empty": sum(not row["prediction"] for row in rows if row["images"] == "own"),
+    }
+    write_json(paths.output_dir / "metrics.json", {"task": task.name, "counts": counts, "groups": groups} | record)
+
+
+if __name__ == "__main__":
+    main()
