@@ -26,6 +26,7 @@ include: "rules/report.smk"
 include: "rules/doctor.smk"
 include: "rules/attention.smk"
 include: "rules/export.smk"
+include: "rules/publish.smk"
 
 
 for name in EXPERIMENTS:
@@ -75,6 +76,12 @@ rule export:
             RUNS.export["experiment"],
             f"results/{RUNS.export['experiment']}/export/{RUNS.export['format']}/README.md",
         ),
+    localrule: True
+
+
+rule publish:
+    input:
+        wanted(RUNS.publish["experiment"], *published()),
     localrule: True
 
 

@@ -7,6 +7,7 @@ experiments:
       - name: baseline              # the first is the reference for all others
         description: What it is for.
         dataset: results/datasets/shapes
+        licenses: {"": apache-2.0}  # by source, or by split; null where none is stated
         config: {…}                 # the merged configuration
         recipes: {filter: {…}, synthesize: null}
         runs:
@@ -28,7 +29,7 @@ from dj2mgm.files import read_json, read_jsonl, read_yaml
 RULE_OF_FILE = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
 REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
 OPTIONAL_STAGES = frozenset(STAGES) - REQUIRED_STAGES
-EXPERIMENT_KEYS = {"name", "description", "dataset", "config", "recipes", "runs"}
+EXPERIMENT_KEYS = {"name", "description", "dataset", "licenses", "config", "recipes", "runs"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Experiment:
     name: str
     description: str
     dataset: Path
+    licenses: dict[str, str | None]  # by source, or by split
     dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
     config: dict  # merged configuration
     recipes: dict  # {"filter": recipe, "synthesize": recipe or None}
@@ -130,6 +132,7 @@ def _load(entry: dict) -> Experiment:
         name=name,
         description=entry["description"],
         dataset=dataset,
+        licenses=entry["licenses"],
         dataset_counts=read_json(dataset / "summary.json"),
         config=entry["config"],
         recipes=entry["recipes"],
