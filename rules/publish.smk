@@ -97,7 +97,8 @@ rule publish_dataset:
         )
 
 
-rule push_model:  # where Snakemake runs: nodes of a cluster may reach no hub
+# where Snakemake runs: nodes of a cluster may reach no hub
+rule push_model:
     input:
         card="results/published/{run}/model/README.md",
         other="results/published/{run}/dataset/README.md",  # nothing is pushed before all is there

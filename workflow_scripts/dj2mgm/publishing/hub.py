@@ -17,7 +17,7 @@ from dj2mgm.publishing.records import FOLDER, MARK
 
 OF_THE_HUB = {".gitattributes"}  # what it puts into each new repository
 LONGEST = 200  # characters of what somebody else says
-AGAIN = "nothing there was changed; run the same command again"
+AGAIN = "nothing is half published; run the same command again"
 
 
 def push(folder: Path, kind: str, repository: str, private: bool) -> str:
@@ -69,9 +69,9 @@ def faults(repository: str) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What the hub's library has wrapped."""
-    while not isinstance(error, HfHubHTTPError) and (error.__cause__ or error.__context__):
-        error = error.__cause__ or error.__context__
+    """What made the upload of one file fail, which the hub's library raises with the file's name."""
+    while isinstance(error, RuntimeError) and error.__cause__:
+        error = error.__cause__
     return error
 
 

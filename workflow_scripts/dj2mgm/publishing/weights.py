@@ -115,6 +115,7 @@ def generation_settings(family: TransformersVLM, model: PreTrainedModel, max_new
 
 def copy_processor(base: Path, folder: Path) -> None:
     """As it came: also what only other machines use, such as a processor of videos."""
+    folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(base.iterdir()):
         if file.suffix in SMALL and file.name not in OF_WEIGHTS:
             shutil.copyfile(file, folder / file.name)
