@@ -81,7 +81,7 @@ rule export:
 
 rule publish:
     input:
-        wanted(RUNS.publish["experiment"], *published()),
+        published,
     localrule: True
 
 

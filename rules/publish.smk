@@ -3,9 +3,9 @@ from dj2mgm.config.publishing import publish_settings, records_of
 
 
 def publishing(wildcards):
-    """What is published of a run; refuses what may not be."""
+    """What is published of a run, as text."""
     with user_errors():
-        return publish_settings(RUNS, RUNS.at(wildcards.run))
+        return json.dumps(publish_settings(RUNS, RUNS.at(wildcards.run)))
 
 
 def records(*names):
@@ -22,18 +22,21 @@ def records(*names):
     return files
 
 
-def published():
-    """What `snakemake publish` asks for; a repository that is named is pushed to."""
-    folder = f"results/published/{RUNS.publish['experiment']}"
+def published(wildcards):
+    """Input function: what `snakemake publish` asks for; a repository that is named is pushed to. Refuses what may not be
+    published before anything runs."""
+    experiment = RUNS.publish["experiment"]
     keys = {"model": "repository", "dataset": "dataset_repository"}
-    return [
-        (
-            f"{folder}/{part}.pushed.json"
-            if RUNS.publish[key]
-            else f"{folder}/{part}/README.md"
-        )
+    files = [
+        f"{part}.pushed.json" if RUNS.publish[key] else f"{part}/README.md"
         for part, key in keys.items()
     ]
+    found = wanted(
+        experiment, *(f"results/published/{experiment}/{file}" for file in files)
+    )(wildcards)
+    with user_errors():
+        publish_settings(RUNS, RUNS.first(experiment))
+    return found
 
 
 def stage_folder(wildcards):

@@ -124,7 +124,7 @@ use rule resolve_config as configure_publishing with:
     log:
         "results/published/{run}/config.log",
     params:
-        settings=lambda w: json.dumps(publishing(w)),
+        settings=lambda w: publishing(w),
 
 
 use rule resolve_config as configure_leaks with:

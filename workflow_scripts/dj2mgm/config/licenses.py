@@ -42,7 +42,7 @@ def check_licenses(dataset: dict) -> None:
             key = ".".join(filter(None, ["sources" if "sources" in dataset["settings"] else "", part, "license"]))
             raise InputError(
                 f"publish: nothing is published without a license, and {part or dataset['name']} has none; state "
-                f"{key} in config/datasets/{dataset['name']}.yaml (docs/publishing.md), which runs nothing again"
+                f"{key} in config/datasets/{dataset['name']}.yaml (docs/publishing.md), which trains nothing again"
             )
 
 

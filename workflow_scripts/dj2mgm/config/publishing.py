@@ -20,7 +20,7 @@ def publish_settings(runs: Runs, run: Run) -> dict:
     if not model.get("license"):
         raise InputError(
             f"publish: nothing is published without a license, and {model['name']} has none; state license in {file}, "
-            "as its base models and data allow, which runs nothing again"
+            "as its base models and data allow, which trains nothing again"
         )
     bases = model.get("base_models", [])
     if not bases and "transformers" in model and not names_folder(model["transformers"]):
