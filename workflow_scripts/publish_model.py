@@ -26,7 +26,7 @@ def main() -> None:
         if settings["weights"] == "merged":
             write_merged(family, args.model, args.stage, tokens, folder)
         else:
-            write_adapter(family, args.model, args.stage, settings["base_models"][0], tokens, folder)
+            write_adapter(family, args.model, args.stage, settings["adapter_base"], tokens, folder)
         adapter, chat = (args.stage / "adapter").is_dir(), bool(getattr(family.processor, "chat_template", None))
         model_card(settings, Records(folder), adapter, chat).save(folder / "README.md")
         count = check_card(folder, settings["records"])

@@ -21,7 +21,7 @@ from dj2mgm.publishing.usage import how_to_use
 from dj2mgm.publishing.weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
 
 QUESTION, TOKENS = "What is shown in the picture?", 12
-SETTINGS = {"mgm": False, "question": QUESTION, "base_models": [], "weights": "merged"}
+SETTINGS = {"mgm": False, "question": QUESTION, "adapter_base": None, "weights": "merged"}
 
 
 def train(base: Path, stage: Path, connector: bool = True) -> None:

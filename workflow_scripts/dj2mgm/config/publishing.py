@@ -22,15 +22,16 @@ def publish_settings(runs: Runs, run: Run) -> dict:
             f"publish: nothing is published without a license, and {model['name']} has none; state license in {file}, "
             "as its base models and data allow, which trains nothing again"
         )
-    bases = model.get("base_models", [])
+    bases = model.get("hub_ids", [])
     if not bases and "transformers" in model and not names_folder(model["transformers"]):
         bases = [model["transformers"]]
     if weights == "adapter" and not run.config["finetune"]["lora"]:
         raise InputError(f"publish.weights: {run.experiment} trains no adapter but the language model; choose merged")
-    if weights == "adapter" and not bases:
+    adapter_base = bases[0] if bases and "assembled" not in model else None  # of an MGM, its language model
+    if weights == "adapter" and not adapter_base:
         raise InputError(
-            f"publish.weights: nobody can load an adapter without its base model, and {file} states no base_models on "
-            "the hub; state them, or choose merged"
+            f"publish.weights: nobody can load an adapter without its base model, and {file} names none that stock "
+            "libraries load from the hub; state hub_ids there, or choose merged"
         )
     evaluate = run.config["evaluate"]
     return {
@@ -41,6 +42,7 @@ def publish_settings(runs: Runs, run: Run) -> dict:
         "model": model["name"],
         "license": model["license"],
         "base_models": bases,
+        "adapter_base": adapter_base,
         "mgm": is_mgm(model),
         "made_here": "tiny" in model or "foundation" in model,  # of parts that this workflow has trained itself
         "weights": weights,

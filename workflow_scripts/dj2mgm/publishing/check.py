@@ -34,6 +34,7 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
     card, known = folder / "README.md", Records(folder)
     head, text = _parts(card)
     checked = 0
+    text = CODE.sub(_blank, text)
     for match in FIGURE.finditer(text):
         shown, file, place = match.groups()
         if not _says(shown, known.value(file, place)):
@@ -43,7 +44,7 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
                 f"{REMEDY}"
             )
         checked += 1
-    bare = FIGURE.sub(_blank, CODE.sub(_blank, text))
+    bare = FIGURE.sub("", text)
     if match := NUMBER.search(bare):
         line = head.count("\n") + bare[: match.start()].count("\n") + 1
         raise InputError(f"{card}, line {line}: the number {match[0]} names no record; {REMEDY}")

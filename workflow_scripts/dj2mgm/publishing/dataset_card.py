@@ -26,8 +26,8 @@ def dataset_card(settings: dict, records: Records, exported: DatasetCard) -> Dat
         tags=["dj2mgm"],
         configs=exported.data.configs,
     )
-    stage, number, _ = list(records.steps())[-1]
-    count = records.figure(f"{stage}/summary.json", "operators", number, "rows_out")
+    last = next(stage for stage in ("synthesize", "filter") if f"{stage}/summary.json" in records.files)
+    count = records.figure(f"{last}/summary.json", "rows_kept")
     rewritten = [
         "- Where `original_caption` is not empty, a model has written the caption; it may state what is not there.",
     ]

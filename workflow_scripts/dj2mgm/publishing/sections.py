@@ -5,7 +5,7 @@ import yaml
 
 from dj2mgm.publishing.records import Records
 
-CONTROL = str.maketrans({"|": "\\|", "[": "\\[", "]": "\\]", "<": "&lt;", "`": "'"})
+MARKS = str.maketrans({"|": "\\|", "`": "'"})
 
 
 def sources(records: Records, licenses: dict[str, str | None], dataset: str) -> list[str]:
@@ -72,7 +72,7 @@ def command(settings: dict) -> list[str]:
 
 def code(text: str) -> str:
     """A name that somebody else has chosen, which may hold digits and marks."""
-    return f"`{' '.join(text.split()).translate(CONTROL)}`"
+    return f"`{' '.join(text.split()).translate(MARKS)}`"
 
 
 def section(title: str, *parts: list[str]) -> list[str]:

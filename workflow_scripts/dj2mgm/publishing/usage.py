@@ -44,7 +44,7 @@ def _of_transformers(settings: dict, chat: bool) -> list[str]:
         'FOLDER = "."  # this folder, or the name of this repository',
         f"QUESTION = {settings['question'] or 'Describe the image.'!r}",
         load,
-        "processor = AutoProcessor.from_pretrained(FOLDER)",
+        "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # the pixels that it was trained on",
         'image = Image.open("photo.jpg").convert("RGB")',
         CHAT if chat else PREFIX,
         ANSWER,
@@ -72,7 +72,7 @@ def _of_mgm(settings: dict, adapter: bool) -> list[str]:
         ]
     if adapter:
         folder = f"FOLDER/{LANGUAGE_MODEL}" if merged else "FOLDER"
-        base = settings["base_models"][0] if settings["base_models"] else "LANGUAGE_MODEL"
+        base = settings["adapter_base"] or "LANGUAGE_MODEL"
         lines += [
             "",
             "Stock transformers and PEFT load what fine-tuning has changed in the language model, which alone sees no "

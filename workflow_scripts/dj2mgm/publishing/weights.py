@@ -27,6 +27,7 @@ STAGE = "stage"  # folder of what the stage wrote, which this project puts on MG
 WITHIN = "model.language_model."  # names of MGM's language model, which on its own is called `model.`
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 SMALL = (".json", ".txt", ".model", ".jinja")  # of a processor and its tokenizer
+TERMS = ("license", "notice")  # under which others pass a model on
 OF_WEIGHTS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 PREFIX = "base_model.model."  # that PEFT puts before names
 
@@ -117,7 +118,8 @@ def copy_processor(base: Path, folder: Path) -> None:
     """As it came: also what only other machines use, such as a processor of videos."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(base.iterdir()):
-        if file.suffix in SMALL and file.name not in OF_WEIGHTS:
+        terms = file.is_file() and file.name.lower().startswith(TERMS)
+        if terms or (file.suffix in SMALL and file.name not in OF_WEIGHTS):
             shutil.copyfile(file, folder / file.name)
 
 
