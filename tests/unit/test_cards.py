@@ -95,6 +95,8 @@ def tamper(folder, pattern: str, new: str) -> None:
         (r"## Limits\n", "## Limits\n\nIt is right in 97 % of all cases.\n", "the number 97 names no record"),
         (r"(- type: vqa_accuracy\n +value: )[\d.]+", r"\g<1>0.9876", "metadata say that vqa_accuracy is 0.9876"),
         (r"(value: [\d.]+\n +args:\n +record: )\S+", r"\1records/none.json", "has no"),
+        (r"- type: vqa_accuracy\n", "- kind: vqa_accuracy\n", "README.md is damaged"),
+        (r"license: ", "license: : ", "README.md is damaged"),
     ],
 )
 def test_a_changed_number_is_found_and_named(published, finished, pattern, new, said):

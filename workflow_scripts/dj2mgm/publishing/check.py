@@ -4,9 +4,11 @@ import re
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
+import yaml
 from huggingface_hub import ModelCard
 
 from dj2mgm.errors import InputError
+from dj2mgm.files import readable
 from dj2mgm.publishing.records import FOLDER, UNITS, Records
 
 FIGURE = re.compile(rf'\[([^\]\n]*)\]\({FOLDER}/([^ )\n]+) "([^"\n]*)"\)')
@@ -62,7 +64,8 @@ def _parts(card: Path) -> tuple[str, str]:
 
 def _check_scores(card: Path, known: Records) -> int:
     """The scores in the metadata, from which the hub makes its own table."""
-    results = ModelCard.load(card, ignore_metadata_errors=True).data.eval_results or []
+    with readable(card, yaml.YAMLError, KeyError, TypeError, remedy=REMEDY):
+        results = ModelCard.load(card).data.eval_results or []
     for result in results:
         source = result.metric_args or {}
         value = known.value(str(source.get("record", "")).removeprefix(f"{FOLDER}/"), str(source.get("place", "")))
