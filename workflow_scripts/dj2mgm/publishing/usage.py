@@ -32,11 +32,9 @@ def how_to_use(settings: dict, adapter: bool, chat: bool) -> list[str]:
 
 
 def _of_transformers(settings: dict, chat: bool) -> list[str]:
-    load = ADAPTED if settings["weights"] == "adapter" else MERGED
+    load, with_peft = (ADAPTED, " with PEFT") if settings["weights"] == "adapter" else (MERGED, "")
     return [
-        "Transformers loads it"
-        + (" with PEFT" if settings["weights"] == "adapter" else "")
-        + "; no code of others runs.",
+        f"Transformers loads it{with_peft}; no code that comes with it runs.",
         "",
         "```python",
         IMPORTS,
@@ -44,7 +42,7 @@ def _of_transformers(settings: dict, chat: bool) -> list[str]:
         'FOLDER = "."  # this folder, or the name of this repository',
         f"QUESTION = {settings['question'] or 'Describe the image.'!r}",
         load,
-        "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # the pixels that it was trained on",
+        "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # pixels as in its training",
         'image = Image.open("photo.jpg").convert("RGB")',
         CHAT if chat else PREFIX,
         ANSWER,
