@@ -27,6 +27,7 @@ include: "rules/report.smk"
 include: "rules/doctor.smk"
 include: "rules/attention.smk"
 include: "rules/export.smk"
+include: "rules/publish.smk"
 
 
 for name in EXPERIMENTS:
@@ -76,6 +77,12 @@ rule export:
             RUNS.export["experiment"],
             f"results/{RUNS.export['experiment']}/export/{RUNS.export['format']}/README.md",
         ),
+    localrule: True
+
+
+rule publish:
+    input:
+        published,
     localrule: True
 
 

@@ -12,6 +12,7 @@ localrules:  # `use rule` does not take this over
     configure_challenge,
     configure_analysis,
     configure_export,
+    configure_publishing,
     configure_leaks,
     configure_evaluation,
 
@@ -116,6 +117,15 @@ use rule resolve_config as configure_export with:
         "results/{run}/export/config.log",
     params:
         settings=lambda w: json.dumps(RUNS.export_settings(RUNS.at(w.run))),
+
+
+use rule resolve_config as configure_publishing with:
+    output:
+        "results/published/{run}/config.yaml",
+    log:
+        "results/published/{run}/config.log",
+    params:
+        settings=lambda w: publishing(w),
 
 
 use rule resolve_config as configure_leaks with:

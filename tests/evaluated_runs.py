@@ -72,6 +72,7 @@ def write_memory(path: Path, host: list[float], gpu: list[float] | None = None) 
 def entry(name: str, dataset: Path, runs: dict[int, dict], **config: object) -> dict:
     """An experiment's entry in the configuration, from its stages by seed."""
     described = {"name": name, "description": f"What {name} is for.", "dataset": str(dataset), "leaks": None}
+    described["licenses"] = {"pretrain": None}
     described["config"] = {"model": {"name": "tiny"}} | config
     listed = [{"seed": seed, "stages": stages} for seed, stages in runs.items()]
     return described | {"recipes": {"filter": {"process": []}, "synthesize": None}, "runs": listed}

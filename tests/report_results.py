@@ -191,7 +191,8 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
     write_jsonl(folder / "synthesized.jsonl", kept)
     write_jsonl(folder / "stats.jsonl", stats)
     write_jsonl(folder / "dropped.jsonl", dropped)
-    write_json(folder / "summary.json", {"rows_in": left, "operators": operators, "data_juicer": "1.6.1"})
+    summary = {"rows_in": left, "rows_kept": len(kept), "operators": operators, "data_juicer": "1.6.1"}
+    write_json(folder / "summary.json", summary)
     write_yaml(folder / "config.yaml", {"image_root": str(image_root)})
     return [row["id"] for row in kept]
 

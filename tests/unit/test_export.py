@@ -19,7 +19,7 @@ from dj2mgm.data.shards import read_file
 from dj2mgm.files import write_json, write_jsonl, write_yaml
 
 ROWS = {f"web/{number}": f"caption {number} with an ü, a | and a\nbreak" for number in range(5)}
-SOURCES = {"web": {"split": "pretrain", "rows": 9, "format": "table", "license": "CC-BY-4.0"}}
+SOURCES = {"web": {"split": "pretrain", "rows": 9, "format": "table"}}
 READ_AS = {"dj": ("data_juicer", "data.jsonl"), "llava": ("llava", "data.json")}
 
 
@@ -48,7 +48,7 @@ def export(tmp_path, monkeypatch, capsys):
         write_json(tmp_path / stage / "summary.json", {"operators": [step]})
     write_json(tmp_path / "summary.json", {"pretrain": 9, "sources": SOURCES})
     recipes = {"filter": {"process": [{"words_filter": {"min_num": 3}}]}, "synthesize": None}
-    names = {"experiment": "mine", "dataset": "photos"}
+    names = {"experiment": "mine", "dataset": "photos", "licenses": {"web": "CC-BY-4.0"}}
     write_yaml(tmp_path / "config.yaml", names | {"image_root": str(tmp_path / "images"), "recipes": recipes})
 
     def run(kind: str):

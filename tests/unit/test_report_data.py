@@ -87,9 +87,10 @@ def test_instructions_that_are_made_from_the_pairs_are_counted_as_such(experimen
 
 def test_each_source_has_its_rows_its_samples_and_how_often_they_are_used(experiments):
     assert source_table(experiments[0], experiments[0].runs[0]) == []
-    read = {"a": {"split": "pretrain", "rows": 9, "format": "table", "license": "CC0"}}
+    read = {"a": {"split": "pretrain", "rows": 9, "format": "table"}}
     read["b"] = {"split": "finetune", "rows": 5, "format": "llava"}
     mixed = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"sources": read})
+    mixed = replace(mixed, licenses={"a": "CC0", "b": None})
     written = {"a": {"usable": 8, "rows_out": 4, "words": 30}}
     run = replace(mixed.runs[0], jsonl={"pretrain": {"sources": written}, "finetune": {}})
     first, second = source_table(mixed, run)

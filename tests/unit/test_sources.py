@@ -148,7 +148,7 @@ def test_every_format_gives_the_same_captions_and_the_same_bytes_of_images(make,
         assert load_image(path).size == image_size(path) == (8 + int(key), 8)
         assert locate_image(output / "sources.json", absolute_path(output / "sources.json", row["images"][0])) == path
     read = read_json(output / "summary.json")["sources"]["one"]
-    assert read == {"split": "pretrain", "rows": len(CAPTIONS), "format": kind, "license": "CC-BY-4.0"}
+    assert read == {"split": "pretrain", "rows": len(CAPTIONS), "format": kind}
 
 
 def test_sources_of_two_splits_stand_beside_each_other_and_say_whose_each_row_is(make):

@@ -19,6 +19,7 @@ SCRIPTS = {
 }
 DOCS = {name: ast.get_docstring(ast.parse(text)) for name, text in SCRIPTS.items()}
 COMMAND = re.compile(r"^ *((?:python|bash|deepspeed) (?:.*\\\n)*.*)$", flags=re.MULTILINE)
+CONFIG = {"publish": {"repository": "me/my-model"}}
 PRINTED = ("plan_memory", "doctor", "diagnose", "resolve_config")  # rules hand them values, not files
 
 
@@ -63,7 +64,7 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
     script = PROJECT / "tests/workflow/shell_commands.py"
     done = subprocess.run(
-        [sys.executable, script, "{}", *targets, "challenge", "evaluate", "export"],
+        [sys.executable, script, json.dumps(CONFIG), *targets, "challenge", "evaluate", "export", "publish"],
         cwd=project.folder,
         env=project.environment(),
         capture_output=True,

@@ -22,7 +22,7 @@ VALUE = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ {x} {input} {question}\ntou
 PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ "  # what a folder may be called
 # by the `format` of the schema; None where nothing hostile is let through
 TEXTS = {"path": PATH, "question_prompt": PATH + "\ntouch X\n{question}", "question": VALUE}
-TEXTS |= {"name": None, "address": None, "variable": None}
+TEXTS |= {"name": None, "address": None, "variable": None, "repository": None}
 STUBS = ("python", "bash", "tee", "touch", "X")
 # names of chat formats, and keys that name a dataset, an operator, or a module of the language model
 TEMPLATES = {"pretrain_template": "plain", "template": "gemma"}
@@ -132,7 +132,8 @@ class HostileProject:
         for own in split:
             (self.project.folder / own["file"]).touch()
         dataset = {"pretrain": split[0], "finetune": split[1], "evaluation": split[2]}
-        dataset["pretrain"] |= {"questions": split[1]["file"]}
+        dataset["pretrain"] |= {"questions": split[1]["file"], "license": self.hostile.value(VALUE)}
+        dataset["finetune"] |= {"license": self.hostile.value(VALUE)}
         names = {"dataset": self.write("datasets", dataset), "model": self.write("models", model)}
         captioner = {"recipe": self.recipe, "mgm": {"experiment": self.write("experiments", names)}}
         return self.write("experiments", names | {"synthesize": captioner})
@@ -154,6 +155,8 @@ class HostileProject:
         values |= {"dataset": self.dataset, "model": self.model, "seeds": [0, 1]}
         values["report"] = {"experiments": ["baseline", "dj_synth", *self.experiments]}
         values["finetune"] = {"deepspeed": self.deepspeed}
+        values["publish"] = {"experiment": self.experiments[1], "weights": "merged"}
+        values["publish"] |= {"repository": "me/my-model", "dataset_repository": "me/my-data"}
         values["finetune_minimal"] = {"experiment": self.experiments[1]}
         file = self.project.folder / "config/config.yaml"
         file.write_text(yaml.safe_dump(merged(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
@@ -169,6 +172,7 @@ class HostileProject:
             "challenge",
             "evaluate",
             "export",
+            "publish",
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from dj2mgm.config.licenses import take_licenses
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config
 from dj2mgm.config.schema import check_format, check_merged, is_of, schema_of
 from dj2mgm.errors import InputError
@@ -23,7 +24,8 @@ LEAST_ROWS = 10  # a smaller whole number is more likely a weight
 
 
 def resolve_dataset(value: str) -> dict:
-    """`{name, settings, images: {pretrain, finetune, evaluation}}`; image paths are relative to the folders `images`.
+    """`{name, settings, images: {pretrain, finetune, evaluation}, licenses}`; image paths are relative to the folders
+    `images`. What licenses are stated for (config/licenses.py) is no part of the settings: it makes nothing again.
 
     Raises:
         InputError: neither a known dataset nor a folder that holds one Data-Juicer jsonl.
@@ -43,7 +45,8 @@ def resolve_dataset(value: str) -> dict:
         images |= {"evaluation": settings["evaluation"]["images"]} if "evaluation" in settings else {}
     else:
         images = {split: settings.get(split, settings["pretrain"])["images"] for split in splits}
-    return {"name": name, "settings": settings, "images": images}
+    settings, licenses = take_licenses(settings)
+    return {"name": name, "settings": settings, "images": images, "licenses": licenses}
 
 
 def files_of(dataset: dict) -> list[str]:

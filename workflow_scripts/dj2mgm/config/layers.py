@@ -14,6 +14,7 @@ ACROSS_EXPERIMENTS = (
     "report",
     "format",
     "export",
+    "publish",
     "decontaminate",
     "ablation",
     "lora_sweep",

@@ -76,6 +76,7 @@ class Runs:
         self.foundation = across["foundation"]
         self.folders_apart = across["decontaminate"]["folders"]
         self.export = across["export"] | {"format": across["format"]}
+        self.publish = across["publish"]
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }
@@ -92,6 +93,7 @@ class Runs:
         self._check_known([REFERENCE], "config/experiments")
         self._check_known(self.compared, "report.experiments")
         self._check_known([self.export["experiment"]], "export.experiment")
+        self._check_known([self.publish["experiment"]], "publish.experiment")
         for target in VARIANTS_OF:
             self._check_known([across[target]["experiment"]], f"{target}.experiment")
         self._add_experiments(command_line)
@@ -206,6 +208,7 @@ class Runs:
                     "description": self.configs[name]["description"],
                     "dataset": f"results/datasets/{runs[0].dataset['name']}",
                     "leaks": leaks_of(runs[0].dataset),
+                    "licenses": runs[0].dataset["licenses"],
                     "config": config,
                     "recipes": read_recipes(self.configs[name]),
                     "runs": [{"seed": run.seed, "stages": self._stages(run)} for run in runs],
@@ -286,7 +289,7 @@ class Runs:
 
     def export_settings(self, run: Run) -> dict:
         root = run.dataset["images"]["pretrain"]
-        names = {"experiment": run.experiment, "dataset": run.dataset["name"]}
+        names = {"experiment": run.experiment, "dataset": run.dataset["name"], "licenses": run.dataset["licenses"]}
         return names | {"image_root": root, "recipes": read_recipes(run.config)}
 
     @property

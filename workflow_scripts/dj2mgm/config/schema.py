@@ -34,6 +34,10 @@ FORMATS = {
         re.compile(r"[^{}\x00-\x1f]+").fullmatch,
         "be a path without braces and line breaks, which Snakemake reads otherwise; rename the file or folder",
     ),
+    "repository": (
+        re.compile(r"(?!.*(--|\.\.))[\w](?:[\w.-]{0,94}\w)?/[\w](?:[\w.-]{0,94}\w)?", re.ASCII).fullmatch,
+        "be a repository of the hub, <owner>/<name>, of ASCII letters, digits, _, - and .",
+    ),
     "question": (lambda text: not CONTROL.search(text), "hold no control token: the template has its own"),
     "question_prompt": (
         lambda text: re.fullmatch(r"[^{}]*\{question\}[^{}]*", text) and not CONTROL.search(text),

@@ -16,17 +16,17 @@ def dataset_card(
 ) -> str:
     """
     Args:
-        settings: {experiment, seed, dataset, recipes: {filter, synthesize}}.
+        settings: {experiment, dataset, licenses: by source, or by split, recipes: {filter, synthesize}}.
         count: pairs that are in the folder.
         scores: names of the statistics.
         dataset: the dataset's summary.json.
         stages: summary.json of the filters and the synthesis, by stage.
     """
     sources = {name: source for name, source in dataset.get("sources", {}).items() if source["split"] == "pretrain"}
-    licenses = sorted({source["license"] for source in sources.values() if "license" in source})
-    named = all("license" in source for source in sources.values()) and bool(sources)
+    stated = [settings["licenses"].get(name) for name in sources or settings["licenses"]]
+    licenses = sorted({text for text in stated if text})
     head = {"task_categories": ["image-to-text"], "size_categories": [_size(count)]}
-    if named:
+    if licenses and all(stated):
         head |= {"license": licenses[0].lower()} if len(licenses) == 1 else {"license": "other"}
     if kind == "parquet":
         head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
@@ -36,12 +36,12 @@ def dataset_card(
     lines += ["```python", USE[kind], "```", "", "## Where the pairs come from", ""]
     if sources:
         lines += ["| source | format | license | rows |", "|---|---|---|---|"]
+        named = {name: _cell(settings["licenses"].get(name) or "not stated") for name in sources}
         lines += [
-            f"| {name} | {source['format']} | {_cell(source.get('license', 'not stated'))} | {source['rows']} |"
-            for name, source in sources.items()
+            f"| {name} | {source['format']} | {named[name]} | {source['rows']} |" for name, source in sources.items()
         ]
     else:
-        lines += [f"{dataset['pretrain']} pairs of one source. Its license is not stated."]
+        lines += [f"{dataset['pretrain']} pairs of one source. License: {_cell(', '.join(licenses) or 'not stated')}."]
     lines += ["", "## What became of them", "", "| step | rows in | dropped | rows out |", "|---|---|---|---|"]
     for summary in stages.values():
         lines += [

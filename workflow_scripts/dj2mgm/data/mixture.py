@@ -52,8 +52,7 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
         for name in names:
             if not rows[name]:
                 raise InputError(f"sources.{name}: {sources[name]['path']} holds no rows; add some, or take it out")
-            facts = {key: sources[name][key] for key in ("format", "license") if key in sources[name]}
-            counts[name] = {"split": split, "rows": rows[name]} | facts
+            counts[name] = {"split": split, "rows": rows[name], "format": sources[name]["format"]}
         splits[split] = {"file": str(file), "images": str(folder / SOURCES)}
     folders = {  # a project may be moved, with what it holds itself
         name: f"images/{name}" if source.own.is_dir() else str(source.images.resolve())

@@ -8,6 +8,7 @@ experiments:
         description: What it is for.
         dataset: results/datasets/shapes
         leaks: null                 # or where they are listed
+        licenses: {"": apache-2.0}  # by source, or by split; null where none is stated
         config: {…}                 # the merged configuration
         recipes: {filter: {…}, synthesize: null}
         runs:
@@ -30,7 +31,7 @@ RULE_OF_FILE = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() f
 REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
 OPTIONAL_STAGES = frozenset(STAGES) - REQUIRED_STAGES
 EVALUATIONS = "evaluations/"  # before the name of a task of lmms-eval
-EXPERIMENT_KEYS = {"name", "description", "dataset", "leaks", "config", "recipes", "runs"}
+EXPERIMENT_KEYS = {"name", "description", "dataset", "leaks", "licenses", "config", "recipes", "runs"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Experiment:
     description: str
     dataset: Path
     leaks: Path | None  # folder of what is in the training data and evaluated on; None where it was not looked for
+    licenses: dict[str, str | None]  # by source, or by split
     dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
     config: dict  # merged configuration
     recipes: dict  # {"filter": recipe, "synthesize": recipe or None}
@@ -138,6 +140,7 @@ def _load(entry: dict) -> Experiment:
         description=entry["description"],
         dataset=dataset,
         leaks=leaks,
+        licenses=entry["licenses"],
         dataset_counts=read_json(dataset / "summary.json"),
         config=entry["config"],
         recipes=entry["recipes"],

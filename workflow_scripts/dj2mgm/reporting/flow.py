@@ -80,7 +80,8 @@ def source_table(experiment: Experiment, run: RunResults) -> list[dict]:
     for name, read in experiment.dataset_counts.get("sources", {}).items():
         counts = written.get(name, {"usable": 0, "rows_out": 0, "words": 0})
         times = counts["rows_out"] / counts["usable"] if counts["usable"] else 0.0
-        rows.append({"name": name, "license": "", **read, **counts, "times": times})
+        license = experiment.licenses.get(name) or ""
+        rows.append({"name": name, "license": license, **read, **counts, "times": times})
     return rows
 
 

@@ -53,6 +53,22 @@ class Seen(NamedTuple):
         return sum(part.nbytes for part in chain(self.features, *self.deepstack))
 
 
+def stop_tokens(model: PreTrainedModel, encoder: ProcessorEncoder) -> list[int]:
+    """What ends an answer: for the tokenizer, for the chat format, and for the model's folder."""
+    ends = model.generation_config.eos_token_id
+    known = ends if isinstance(ends, list) else [ends]
+    return sorted({encoder.tokenizer.eos_token_id, encoder.end_of_turn, *known} - {None})
+
+
+def limits(encoder: ProcessorEncoder, stops: list[int], max_new_tokens: int) -> dict:
+    pad = encoder.tokenizer.pad_token_id
+    return {
+        "max_new_tokens": max_new_tokens,
+        "eos_token_id": stops,
+        "pad_token_id": stops[0] if pad is None else pad,
+    }
+
+
 class Generator(Answerer):
     """
     Args:
@@ -61,10 +77,7 @@ class Generator(Answerer):
 
     def __init__(self, model: PreTrainedModel, encoder: ProcessorEncoder):
         self.model, self.encoder = model.eval(), encoder
-        ends = model.generation_config.eos_token_id
-        known = ends if isinstance(ends, list) else [ends]
-        stops = {encoder.tokenizer.eos_token_id, encoder.end_of_turn, *known}
-        self.stops = sorted(stops - {None})
+        self.stops = stop_tokens(model, encoder)
         model.generation_config = GenerationConfig()  # answers are greedy, whatever the folder's own says
         self._kept: dict[object, Seen] = {}  # by path
         self._output, self._stacked = dict, False  # what the towers return, and whether features are one tensor in it
@@ -87,7 +100,8 @@ class Generator(Answerer):
         for batch, new in with_new_images(batches, self._kept, self._looked_at):
             seen = self._seen(list(map(key_of, batch.images)), new) if batch.images != [None] else [self._nothing()]
             inputs = self._prompts([seen[number] for number in batch.about], batch.questions)
-            found = self.model.generate(**inputs, **self._limits(max_new_tokens), do_sample=False, num_beams=1)
+            ends = limits(self.encoder, self.stops, max_new_tokens)
+            found = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
             yield self._texts(found[:, inputs["input_ids"].shape[1] :])
 
     @torch.inference_mode()
@@ -107,7 +121,7 @@ class Generator(Answerer):
             inputs = self._prompts(seen, [question] * len(part))
             found = self.model.generate(
                 **inputs,
-                **self._limits(max_new_tokens),
+                **limits(self.encoder, self.stops, max_new_tokens),
                 do_sample=False,
                 num_beams=num_beams,
                 num_return_sequences=num_beams,
@@ -217,14 +231,6 @@ class Generator(Answerer):
 
     def _placed(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.model.device, self.model.dtype if values.is_floating_point() else None)
-
-    def _limits(self, max_new_tokens: int) -> dict:
-        pad = self.encoder.tokenizer.pad_token_id
-        return {
-            "max_new_tokens": max_new_tokens,
-            "eos_token_id": self.stops,
-            "pad_token_id": self.stops[0] if pad is None else pad,
-        }
 
     def _texts(self, tokens: torch.Tensor) -> list[str]:
         return [text.strip() for text in self.encoder.tokenizer.batch_decode(tokens, skip_special_tokens=True)]

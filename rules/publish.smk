@@ -1,0 +1,142 @@
+# A model and its pairs for others, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
+from dj2mgm.config.publishing import publish_settings, records_of
+
+
+def publishing(wildcards):
+    """What is published of a run, as text."""
+    with user_errors():
+        return json.dumps(publish_settings(RUNS, RUNS.at(wildcards.run)))
+
+
+def records(*names):
+    """Input function: the files whose figures a card states, of these folders or all."""
+
+    def files(wildcards):
+        found = records_of(RUNS, RUNS.at(wildcards.run))
+        return [
+            path
+            for name, path in found.items()
+            if not names or name.split("/")[0] in names
+        ]
+
+    return files
+
+
+def published(wildcards):
+    """Input function: what `snakemake publish` asks for; a repository that is named is pushed to. Refuses what may not be
+    published before anything runs."""
+    experiment = RUNS.publish["experiment"]
+    keys = {"model": "repository", "dataset": "dataset_repository"}
+    files = [
+        f"{part}.pushed.json" if RUNS.publish[key] else f"{part}/README.md"
+        for part, key in keys.items()
+    ]
+    found = wanted(
+        experiment, *(f"results/published/{experiment}/{file}" for file in files)
+    )(wildcards)
+    with user_errors():
+        publish_settings(RUNS, RUNS.first(experiment))
+    return found
+
+
+def stage_folder(wildcards):
+    return RUNS.stage(RUNS.at(wildcards.run), "finetune")
+
+
+rule publish_model:
+    input:
+        model_files,
+        finetuned_files,
+        first_stage,
+        records(),
+        config="results/published/{run}/config.yaml",
+        code=code("publish_model.py"),
+    output:
+        "results/published/{run}/model/README.md",
+    log:
+        "results/published/{run}/model.log",
+    benchmark:
+        "results/published/{run}/model.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    resources:
+        mem_mb=mem_with_retries(16000),
+        runtime=120,
+    params:
+        model=model_folder,
+        stage=stage_folder,
+    shell:
+        stage_command(
+            "publish_model.py",
+            "--config {input.config:q} --model={params.model:q} --stage {params.stage:q}"
+            " --output-dir results/published/{wildcards.run:q}/model",
+        )
+
+
+rule publish_dataset:
+    input:
+        records("dataset", "filter", "synthesize"),
+        exported="results/{run}/export/parquet/README.md",
+        config="results/published/{run}/config.yaml",
+        code=code("publish_dataset.py"),
+    output:
+        "results/published/{run}/dataset/README.md",
+    log:
+        "results/published/{run}/dataset.log",
+    benchmark:
+        "results/published/{run}/dataset.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    resources:
+        mem_mb=mem_with_retries(4000),
+        runtime=120,
+    params:
+        exported=subpath(input.exported, parent=True),
+    shell:
+        stage_command(
+            "publish_dataset.py",
+            "--config {input.config:q} --exported {params.exported:q}"
+            " --output-dir results/published/{wildcards.run:q}/dataset",
+        )
+
+
+# where Snakemake runs: nodes of a cluster may reach no hub
+rule push_model:
+    input:
+        card="results/published/{run}/model/README.md",
+        other="results/published/{run}/dataset/README.md",  # nothing is pushed before all is there
+        config="results/published/{run}/config.yaml",
+        code=code("push_to_hub.py"),
+    output:
+        "results/published/{run}/model.pushed.json",
+    log:
+        "results/published/{run}/model.push.log",
+    localrule: True
+    conda:
+        "../envs/evaluate.yaml"
+    params:
+        repository=RUNS.publish["repository"],
+        private=["--private"] if RUNS.publish["private"] else [],
+        kind="model",
+    shell:
+        stage_command(
+            "push_to_hub.py",
+            "--config {input.config:q} --folder results/published/{wildcards.run:q}/{params.kind:q}"
+            " --kind {params.kind:q} --repository {params.repository:q} {params.private:q} --output {output:q}",
+        )
+
+
+use rule push_model as push_dataset with:
+    input:
+        card="results/published/{run}/dataset/README.md",
+        other="results/published/{run}/model/README.md",
+        config="results/published/{run}/config.yaml",
+        code=code("push_to_hub.py"),
+    output:
+        "results/published/{run}/dataset.pushed.json",
+    log:
+        "results/published/{run}/dataset.push.log",
+    params:
+        repository=RUNS.publish["dataset_repository"],
+        private=["--private"] if RUNS.publish["private"] else [],
+        kind="dataset",

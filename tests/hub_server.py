@@ -1,0 +1,182 @@
+"""As much of the Hugging Face hub as pushing needs, in this process: it remembers commits, and fails if told to.
+
+with HubServer() as hub: ...   # HF_ENDPOINT=hub.url, HF_TOKEN=hub_server.TOKEN, HF_HUB_DISABLE_XET=1
+
+The protocol is that of huggingface_hub 2.4: /api/repos/create, preupload, Git LFS's batch with basic transfers, and a
+commit as one request of ndjson lines.
+"""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+TOKEN = "hf_" + "a1B2c3D4" * 4
+LARGE = (".safetensors", ".parquet")  # files that the hub wants by LFS
+
+
+@dataclass
+class Repository:
+    private: bool
+    files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b""})
+    commits: list[str] = field(default_factory=list)  # their subjects
+
+
+class HubServer(ThreadingHTTPServer):
+    """
+    Attributes:
+        repositories: by kind and name, such as `models/me/mine`.
+        fails: path and number of the request → the status to answer with, or None.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, user: str = "me", fails: Callable[[str, int], int | None] = lambda path, number: None):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.user, self.fails = user, fails
+        self.repositories: dict[str, Repository] = {}
+        self.objects: dict[str, bytes] = {}  # large files, by sha256
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: HubServer
+
+    def do_GET(self):
+        self._answer()
+
+    do_POST = do_PUT = do_GET
+
+    def _answer(self):
+        path = urlsplit(self.path).path
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            body = self._chunks()
+        hub = self.server
+        hub.asked.append(f"{self.command} {path}")
+        if status := hub.fails(path, sum(f"{self.command} {path}" == asked for asked in hub.asked)):
+            return self._send(status, {"error": f"planned failure of {path}"})
+        if path.startswith("/store/"):
+            hub.objects[path.rpartition("/")[2]] = body
+            return self._send(200, {})
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self._send(401, {"error": "Invalid username or password."})
+        return self._api(path, body)
+
+    def _api(self, path: str, body: bytes):
+        hub, values = self.server, json.loads(body) if body and not path.endswith("/commit/main") else {}
+        if path == "/api/whoami-v2":
+            return self._send(200, {"type": "user", "name": hub.user, "orgs": []})
+        if path == "/api/repos/create":
+            return self._create(values)
+        if path == "/api/validate-yaml":
+            return self._send(200, {"errors": [], "warnings": []})
+        if path.endswith("/objects/batch"):
+            return self._batch(values)
+        _, _, kind, owner, name, *more = path.split("/")
+        what = more[0] if more else "info"
+        repository = hub.repositories.get(f"{kind}/{owner}/{name}")
+        if repository is None:
+            return self._send(404, {"error": "Repository not found"})
+        if what == "tree":
+            listed = [{"type": "file", "path": file, "size": 1, "oid": "0" * 40} for file in repository.files]
+            return self._send(200, listed)
+        if what == "preupload":
+            modes = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
+                    "shouldIgnore": False,
+                    "oid": self._oid(repository, file["path"]),
+                }
+                for file in values["files"]
+            ]
+            return self._send(200, {"files": modes})
+        if what == "commit":
+            return self._commit(repository, f"{owner}/{name}", [json.loads(line) for line in body.splitlines()])
+        return self._send(200, {"sha": "0" * 40, "id": f"{owner}/{name}"})
+
+    def _create(self, values: dict):
+        owner = values["organization"] or self.server.user
+        if owner != self.server.user:
+            return self._send(403, {"error": f"You don't have the rights to create a model under {owner}"})
+        key = f"{values.get('type', 'model')}s/{owner}/{values['name']}"
+        there = key in self.server.repositories
+        private = values.get("visibility") == "private" or values.get("private", False)
+        self.server.repositories.setdefault(key, Repository(private))
+        return self._send(409 if there else 200, {"url": f"{self.server.url}/{key}", "error": "already there"})
+
+    def _batch(self, values: dict):
+        objects = []
+        for wanted in values["objects"]:
+            described = {"oid": wanted["oid"], "size": wanted["size"]}
+            if wanted["oid"] not in self.server.objects:
+                described["actions"] = {"upload": {"href": f"{self.server.url}/store/{wanted['oid']}", "header": {}}}
+            objects.append(described)
+        return self._send(200, {"transfer": "basic", "objects": objects})
+
+    def _commit(self, repository: Repository, name: str, lines: list[dict]):
+        """All of it or, where a large file was not uploaded, nothing."""
+        files = dict(repository.files)
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                content = self.server.objects.get(value["oid"])
+                if content is None or hashlib.sha256(content).hexdigest() != value["oid"]:
+                    return self._send(400, {"error": f"{value['path']} was not uploaded"})
+                files[value["path"]] = content
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+        repository.files = files
+        repository.commits.append(lines[0]["value"]["summary"])
+        oid = hashlib.sha1(str(len(repository.commits)).encode()).hexdigest()
+        return self._send(200, {"commitUrl": f"{self.server.url}/{name}/commit/{oid}", "commitOid": oid})
+
+    @staticmethod
+    def _oid(repository: Repository, path: str) -> str | None:
+        """Git's, or of a large file its content's."""
+        content = repository.files.get(path)
+        if content is None:
+            return None
+        if path.endswith(LARGE):
+            return hashlib.sha256(content).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+    def _chunks(self) -> bytes:
+        content = b""
+        while size := int(self.rfile.readline(), 16):
+            content += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return content
+
+    def _send(self, status: int, values: dict | list) -> None:
+        content = json.dumps(values).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        """Nothing."""

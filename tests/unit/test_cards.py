@@ -1,0 +1,204 @@
+"""Cards of published models and datasets: each number in them is the record's, and a changed one is found."""
+
+import json
+import re
+
+import pytest
+from datasets import load_dataset
+from huggingface_hub import DatasetCard, ModelCard
+from in_process import run_main
+from report_results import write_results
+from tiny_models import save_image
+
+import publish_dataset
+from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.licenses import card_license, check_licenses
+from dj2mgm.config.publishing import publish_settings
+from dj2mgm.config.runs import Runs
+from dj2mgm.data.card import dataset_card
+from dj2mgm.data.exports import Sample, write_parquet
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_yaml, write_yaml
+from dj2mgm.publishing.check import check_card
+from dj2mgm.publishing.model_card import model_card
+from dj2mgm.publishing.records import Records, copy_records, of_dataset, room_on_disk
+from dj2mgm.reporting.comparison import compare, write_table
+from dj2mgm.reporting.experiment import load_experiments
+
+OWN = "/dj_synth/finetune~1own"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The results of two experiments with two seeds, and the settings of what is published of the second."""
+    root = tmp_path_factory.mktemp("results")
+    page = write_results(root)
+    write_table(compare(load_experiments(page)), root / "comparison.csv")
+    settings = publish_settings(runs := Runs({}), runs.first("dj_synth"))
+    [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
+    records = {"dataset/summary.json": f"{entry['dataset']}/summary.json", "comparison.csv": f"{root}/comparison.csv"}
+    for name in settings["records"].keys() - records.keys():
+        stage, file = name.split("/")
+        records[name] = f"{entry['runs'][0]['stages'][stage]}/{file}"
+        if file == "config.yaml":
+            lora = {"lora": {"r": 16, "alpha": 32, "dropout": 0.05}} if stage == "finetune" else {}
+            write_yaml(records[name], {"learning_rate": 0.001, "lr_scheduler": "cosine"} | lora)
+    return settings | {"records": records}
+
+
+@pytest.fixture
+def published(finished, tmp_path):
+    copy_records(finished["records"], tmp_path, "model", finished)
+    model_card(finished, Records(tmp_path), adapter=True, chat=True).save(tmp_path / "README.md")
+    return tmp_path
+
+
+def test_a_cards_figures_are_those_of_the_record_and_its_metadata_are_the_hubs(published, finished):
+    assert check_card(published, finished["records"]) > 50
+    data = ModelCard.load(published / "README.md").data
+    assert (data.license, data.pipeline_tag) == ("apache-2.0", "image-text-to-text")
+    table = {
+        tuple(line.split(",")[i] for i in (0, 2, 3)): line.split(",")
+        for line in open(finished["records"]["comparison.csv"], encoding="utf-8").read().splitlines()
+    }
+    assert len(data.eval_results) > 3
+    for result in data.eval_results:
+        assert result.metric_value == float(table["dj_synth", "finetune/own", result.metric_type][4])
+    [shown] = re.findall(rf'\[([^\]]*)\]\(records/comparison.csv "{OWN}/vqa_accuracy/value"\)', text_of(published))
+    assert shown == f"{100 * float(table['dj_synth', 'finetune/own', 'vqa_accuracy'][4]):.1f} %"
+    steps = json.loads(open(finished["records"]["filter/summary.json"], encoding="utf-8").read())["operators"]
+    assert all(f"[{step['rows_out']}](records/filter" in text_of(published) for step in steps)
+
+
+def text_of(folder) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def tamper(folder, pattern: str, new: str) -> None:
+    text, count = re.subn(pattern, new, text_of(folder), count=1)
+    assert count == 1
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "new", "said"),
+    [
+        (
+            rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")',
+            r"[99.9 %](\1",
+            "states 99.9 %, and records/comparison.csv",
+        ),
+        (rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")', r"[good](\1", "states good"),
+        (r'\[\d+\]\((records/filter/summary.json "/operators/0/dropped")', r"[1](\1", "states 1, and records/filter"),
+        (r'\[16\]\((records/finetune/config.yaml "/lora/r")', r"[16.4](\1", "states 16.4"),
+        (r'"/lora/r"', '"/lora/rank"', "has no /lora/rank"),
+        (r"## Limits\n", "## Limits\n\nIt is right in 97 % of all cases.\n", "the number 97 names no record"),
+        (r"(- type: vqa_accuracy\n +value: )[\d.]+", r"\g<1>0.9876", "metadata say that vqa_accuracy is 0.9876"),
+        (r"(value: [\d.]+\n +args:\n +record: )\S+", r"\1records/none.json", "has no"),
+        (r"- type: vqa_accuracy\n", "- kind: vqa_accuracy\n", "README.md is damaged"),
+        (r"license: ", "license: : ", "README.md is damaged"),
+    ],
+)
+def test_a_changed_number_is_found_and_named(published, finished, pattern, new, said):
+    tamper(published, pattern, new)
+    with pytest.raises(InputError, match=re.escape(said)):
+        check_card(published, finished["records"])
+
+
+def test_prose_may_be_changed_and_names_may_hold_digits(published, finished):
+    tamper(published, r"## Limits\n", "## Limits\n\nNot for CLIP2 or `v1.5`.\n")
+    assert check_card(published, finished["records"])
+
+
+def test_a_record_that_is_not_the_runs_any_more_is_found(published, finished):
+    (published / "records/comparison.csv").write_text("experiment\n")
+    with pytest.raises(InputError, match="comparison.csv is not what .* says now; publish again"):
+        check_card(published, finished["records"])
+
+
+def test_a_dataset_loads_with_stock_datasets_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):
+    write_export(tmp_path / "exported")
+    write_yaml(tmp_path / "config.yaml", finished)
+    flags = ["--config", "config.yaml", "--exported", "exported", "--output-dir", "out/dataset"]
+    monkeypatch.chdir(tmp_path)
+    done = run_main(publish_dataset, *flags, capture=capsys)
+    assert done.status == 0, done.stderr
+    folder = tmp_path / "out/dataset"
+    rows = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    assert rows["caption"] == ["a", "b"] and rows["image"][0].size == (8, 8)
+    card = DatasetCard.load(folder / "README.md")
+    assert card.data.license == "apache-2.0" and "`score`" in card.text
+    assert check_card(folder, of_dataset(finished["records"])) > 10
+    tamper(folder, r"\[\d+\]\(records/dataset", "[7](records/dataset")
+    with pytest.raises(InputError, match="states 7"):
+        check_card(folder, of_dataset(finished["records"]))
+
+
+def write_export(exported) -> None:
+    image = save_image(exported / "a.png", size=(8, 8))
+    write_parquet((Sample(text, image, text, "", "", "", {"score": 0.5}) for text in "ab"), exported)
+    settings = {"experiment": "dj_synth", "dataset": "shapes", "licenses": {"": "apache-2.0"}}
+    card = dataset_card(settings | {"recipes": {}}, "parquet", 2, ["score"], {"pretrain": 2}, {})
+    (exported / "README.md").write_text(card, encoding="utf-8")
+
+
+@pytest.fixture
+def describe(tmp_path, monkeypatch):
+    """A dataset's file, and what it states."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").touch()
+
+    def write(**keys) -> dict:
+        write_yaml(tmp_path / "config/datasets/mine.yaml", keys)
+        return resolve_dataset("mine")
+
+    return write
+
+
+def test_a_source_without_a_license_is_named_with_its_key(describe):
+    one, two = ({"format": "data_juicer", "path": "a.jsonl"} for _ in "12")
+    with pytest.raises(InputError, match=r"and two has none; state sources\.two\.license"):
+        check_licenses(describe(sources={"one": one | {"license": "mit"}, "two": two}))
+    split = {"file": "a.jsonl", "images": "."}
+    with pytest.raises(InputError, match=r"pretrain has none; state pretrain\.license in config/datasets/mine\.yaml"):
+        check_licenses(describe(pretrain=split))
+    check_licenses(describe(pretrain=split | {"license": "CC-BY-4.0"}))
+
+
+def test_a_license_is_no_part_of_what_a_stage_is_handed(describe):
+    source, split = {"format": "data_juicer", "path": "a.jsonl"}, {"file": "a.jsonl", "images": "."}
+    for keys, licensed in (
+        ({"pretrain": split}, {"pretrain": split | {"license": "mit"}}),
+        ({"sources": {"a": source}}, {"sources": {"a": source | {"license": "mit"}}}),
+    ):
+        bare, full = describe(**keys), describe(**licensed)
+        assert bare["settings"] == full["settings"] and "mit" in full["licenses"].values()
+
+
+def test_a_card_states_the_hubs_word_for_a_license_or_others_by_name():
+    assert card_license("CC-BY-4.0") == {"license": "cc-by-4.0"}
+    assert card_license("MIT", "cc0-1.0") == {"license": "other", "license_name": "cc0-1.0, MIT"}
+    assert card_license("My own terms") == {"license": "other", "license_name": "My own terms"}
+
+
+@pytest.mark.parametrize(
+    ("model", "publish", "said"),
+    [
+        ({"license": None}, {}, "tiny has none; state license in config/models/tiny.yaml"),
+        ({}, {"weights": "adapter"}, "publish.weights: nobody can load an adapter without its base model"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_before_anything_runs(model, publish, said):
+    runs = Runs({"publish": publish})
+    run = runs.first("dj_synth")
+    run.config["model"] |= model
+    with pytest.raises(InputError, match=said):
+        publish_settings(runs, run)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="does not fit on the disk; make room"):
+        with room_on_disk(tmp_path), open("/dev/full", "w") as file:
+            file.write("a" * 10**6)
+    with pytest.raises(PermissionError), room_on_disk(tmp_path):
+        raise PermissionError(13, "not allowed")

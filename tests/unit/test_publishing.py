@@ -1,0 +1,132 @@
+"""Published models answer as the workflow's own in a process that knows nothing of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from test_vlm import LORA
+from tiny_families import save_tiny_family
+from tiny_models import save_image, tiny_mgm, tiny_processor
+from transformers import GemmaForCausalLM
+
+from dj2mgm.errors import InputError
+from dj2mgm.families import family_of
+from dj2mgm.mgm.lora import wrap_with_lora
+from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.publishing.usage import how_to_use
+from dj2mgm.publishing.weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
+
+QUESTION, TOKENS = "What is shown in the picture?", 12
+SETTINGS = {"mgm": False, "question": QUESTION, "adapter_base": None, "weights": "merged"}
+
+
+def train(base: Path, stage: Path, connector: bool = True) -> None:
+    """What fine-tuning would leave, with weights that say something else than the base's."""
+    found = family_of(base)
+    model = found.load(torch.float32, "eager")
+    wrapped = wrap_with_lora(model, LORA, found.parts(model).decoder, projector=connector)
+    trained = {name: parameter for name, parameter in wrapped.named_parameters() if "lora_" in name}
+    torch.manual_seed(1)
+    for parameter in [*trained.values(), *(projector_parameters(wrapped).values() if connector else ())]:
+        torch.nn.init.normal_(parameter, std=0.2)
+    wrapped.save_pretrained(stage / "adapter", state_dict=trained, save_embedding_layers=False)
+    if connector:
+        weights = {name: value.detach().contiguous() for name, value in projector_parameters(wrapped).items()}
+        save_file(weights, stage / "projector.safetensors")
+
+
+def answer_alone(folder: Path, settings: dict) -> str:
+    """What the code in the card prints, in a process of its own that cannot find this project."""
+    lines = how_to_use(settings, adapter=True, chat=settings.get("chat", True))
+    code = "\n".join(lines).split("```python\n")[1].split("```")[0]
+    check = "import sys; assert not any('workflow_scripts' in path for path in sys.path)\n"
+    environment = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", check + code], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.rstrip("\n").splitlines()[-1] if done.stdout.strip() else ""
+
+
+@pytest.fixture(params=["llava", "gemma3"])
+def family(request, tmp_path) -> str:
+    save_tiny_family(request.param, tmp_path / "base")
+    train(tmp_path / "base", tmp_path / "stage")
+    return request.param
+
+
+@pytest.fixture
+def own_answer(family, tmp_path) -> str:
+    """The workflow's."""
+    image = save_image(tmp_path / "photo.jpg", (200, 30, 90), (48, 40))
+    generator = family_of(tmp_path / "base").generator(tmp_path / "stage", "cpu")
+    [answer] = generator.answer([image], [QUESTION], "", TOKENS, 1)
+    [before] = family_of(tmp_path / "base").generator(None, "cpu").answer([image], [QUESTION], "", TOKENS, 1)
+    assert answer != before and answer
+    return answer
+
+
+def test_a_merged_model_answers_in_stock_transformers_as_in_the_workflow(own_answer, tmp_path):
+    folder = tmp_path / "merged"
+    write_merged(family_of(tmp_path / "base"), tmp_path / "base", tmp_path / "stage", TOKENS, folder)
+    (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
+    assert answer_alone(folder, SETTINGS) == own_answer
+
+
+@pytest.mark.parametrize("family", ["llava"], indirect=True)
+def test_an_adapter_with_its_connector_answers_under_stock_peft_as_in_the_workflow(own_answer, tmp_path):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    write_adapter(family_of(base), base, tmp_path / "stage", str(base), TOKENS, folder)
+    (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
+    assert answer_alone(folder, SETTINGS | {"weights": "adapter"}) == own_answer
+
+
+def test_what_is_no_module_is_refused_in_an_adapter(tmp_path):
+    save_tiny_family("llava_onevision", tmp_path / "base")
+    train(tmp_path / "base", tmp_path / "stage")
+    with pytest.raises(InputError, match="image_newline is trained, which an adapter of PEFT cannot hold; choose"):
+        write_adapter(
+            family_of(tmp_path / "base"), tmp_path / "base", tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter"
+        )
+
+
+@pytest.fixture
+def mgm(tmp_path) -> Path:
+    """An MGM, its language model as a folder of its own, and a stage."""
+    model = tiny_mgm()
+    model.save_pretrained(tmp_path / "base")
+    tiny_processor().save_pretrained(tmp_path / "base")
+    language = GemmaForCausalLM(model.config.text_config)
+    language.model.load_state_dict(model.model.language_model.state_dict())
+    language.save_pretrained(tmp_path / "language")
+    train(tmp_path / "base", tmp_path / "stage")
+    return tmp_path
+
+
+@pytest.mark.parametrize("weights", ["merged", "adapter"])
+def test_the_adapter_of_mgms_language_model_loads_in_stock_peft(mgm, weights):
+    base, stage, folder = mgm / "base", mgm / "stage", mgm / weights
+    if weights == "merged":
+        write_merged(family_of(base), base, stage, TOKENS, folder)
+    else:
+        write_adapter(family_of(base), base, stage, "me/language-model", TOKENS, folder)
+    trained = family_of(base).trained(stage, torch.float32)
+    stock = GemmaForCausalLM.from_pretrained(mgm / "language")
+    ids = torch.arange(5, 15)[None]
+    before = stock(ids).logits
+    tuned = PeftModel.from_pretrained(stock, folder / LANGUAGE_MODEL if weights == "merged" else folder)
+    wanted = trained(input_ids=ids).logits
+    torch.testing.assert_close(tuned(ids).logits, wanted, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(before, wanted, atol=1e-2)
+    # and the whole of it in this project
+    whole = (
+        family_of(folder).trained(None, "auto")
+        if weights == "merged"
+        else family_of(base).trained(folder / STAGE, "auto")
+    )
+    again = dict(whole.named_parameters())
+    assert all(torch.equal(again[name], parameter) for name, parameter in trained.named_parameters())

@@ -1,0 +1,66 @@
+"""`snakemake publish`, from a finished run to what a hub holds."""
+
+import shutil
+import subprocess
+
+import pytest
+from hub_server import TOKEN, HubServer
+from small_project import Project
+
+from dj2mgm.files import read_json
+
+PUBLISH = "{experiment: baseline, repository: me/mine, dataset_repository: me/pairs}"
+OWN = {"export_data": 1, "push_model": 1, "push_dataset": 1}  # and those whose names begin with the target's
+
+
+@pytest.fixture
+def licensed(finished):
+    """The finished project, whose model and dataset state their licenses; as it was afterwards."""
+    files = [finished.folder / "config" / kind / "small.yaml" for kind in ("models", "datasets")]
+    before = [file.read_bytes() for file in files]
+    for file, content in zip(files, before, strict=True):
+        file.write_bytes(content + b"\nlicense: apache-2.0\n")
+    yield finished
+    for file, content in zip(files, before, strict=True):
+        file.write_bytes(content)
+    for folder in (finished.folder / "results/published", finished.result("export")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(project: Project, hub: HubServer, **more: str) -> tuple[int, str]:
+    given = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(project.folder / "home")}
+    done = subprocess.run(
+        project.command("publish", config=(f"publish={PUBLISH}",)),
+        cwd=project.folder,
+        env=project.environment(forked=False) | given | more,
+        capture_output=True,
+        text=True,
+    )
+    assert TOKEN not in done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_without_a_license_nothing_is_published_and_nothing_runs(fresh):
+    printed = fresh.run("publish", ok=False, config=(f"publish={PUBLISH}",))
+    assert "small has none; state license in config/datasets/small.yaml" in " ".join(printed.split())
+    assert not (fresh.folder / "results").exists()
+
+
+def test_a_finished_run_is_published_without_training_anything_again(licensed):
+    report = {"compare_experiments": 1}  # which shows licenses
+    assert licensed.job_counts("publish", config=(f"publish={PUBLISH}",)) == OWN | report
+    folder = licensed.folder / "results/published/baseline"
+    with HubServer() as hub:
+        status, printed = publish(licensed, hub)
+        assert status != 0 and "there is no token to push it with" in " ".join(printed.split())
+        assert (folder / "model/README.md").is_file() and (folder / "dataset/README.md").is_file()
+        status, printed = publish(licensed, hub, HF_TOKEN=TOKEN)
+        assert status == 0, printed[-3000:]
+        for part, key in (("model", "models/me/mine"), ("dataset", "datasets/me/pairs")):
+            local = {str(file.relative_to(folder / part)) for file in (folder / part).rglob("*") if file.is_file()}
+            assert set(hub.repositories[key].files) - {".gitattributes"} == local
+            assert hub.repositories[key].private and len(hub.repositories[key].commits) == 1
+            assert read_json(folder / f"{part}.pushed.json")["repository"] in key
+    assert licensed.job_counts("publish", config=(f"publish={PUBLISH}",)) == {}
+    content = b"".join(file.read_bytes() for file in licensed.folder.rglob("*.log"))
+    assert TOKEN.encode() not in content

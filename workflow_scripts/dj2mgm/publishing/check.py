@@ -1,0 +1,95 @@
+"""Whether a card says what the record says: every number in it, and nothing that names no record."""
+
+import re
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+import yaml
+from huggingface_hub import ModelCard
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import readable
+from dj2mgm.publishing.records import FOLDER, UNITS, Records
+
+FIGURE = re.compile(rf'\[([^\]\n]*)\]\({FOLDER}/([^ )\n]+) "([^"\n]*)"\)')
+CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\b\d[\d.,]*")  # not within a name, such as bf16
+REMEDY = "correct it, or delete the folder and publish again"
+
+
+def check_card(folder: Path, records: dict[str, str]) -> int:
+    """
+    Args:
+        folder: with README.md and records/.
+        records: by name in records/, the run's own files.
+
+    Returns:
+        How many figures there are.
+
+    Raises:
+        InputError: a figure differs from its record, a number names none, or a record is not the run's any more.
+    """
+    for name, path in records.items():
+        copy = folder / FOLDER / name
+        if not copy.is_file() or copy.read_bytes() != Path(path).read_bytes():
+            raise InputError(f"{copy} is not what {path} says now; publish again")
+    card, known = folder / "README.md", Records(folder)
+    head, text = _parts(card)
+    checked = 0
+    text = CODE.sub(_blank, text)
+    for match in FIGURE.finditer(text):
+        shown, file, place = match.groups()
+        if not _says(shown, known.value(file, place)):
+            line = head.count("\n") + text[: match.start()].count("\n") + 1
+            raise InputError(
+                f"{card}, line {line}: states {shown}, and {FOLDER}/{file} {place} is {known.value(file, place)}; "
+                f"{REMEDY}"
+            )
+        checked += 1
+    bare = FIGURE.sub("", text)
+    if match := NUMBER.search(bare):
+        line = head.count("\n") + bare[: match.start()].count("\n") + 1
+        raise InputError(f"{card}, line {line}: the number {match[0]} names no record; {REMEDY}")
+    return checked + _check_scores(card, known)
+
+
+def _parts(card: Path) -> tuple[str, str]:
+    """The head with its metadata, and the text."""
+    content = card.read_text(encoding="utf-8")
+    head, mark, text = content.removeprefix("---\n").partition("\n---\n")
+    if not content.startswith("---\n") or not mark:
+        raise InputError(f"{card} does not begin with its metadata; {REMEDY}")
+    return f"---\n{head}{mark}", text
+
+
+def _check_scores(card: Path, known: Records) -> int:
+    """The scores in the metadata, from which the hub makes its own table."""
+    with readable(card, yaml.YAMLError, KeyError, TypeError, remedy=REMEDY):
+        results = ModelCard.load(card).data.eval_results or []
+    for result in results:
+        source = result.metric_args or {}
+        value = known.value(str(source.get("record", "")).removeprefix(f"{FOLDER}/"), str(source.get("place", "")))
+        if result.metric_value != value:
+            raise InputError(
+                f"{card}: its metadata say that {result.metric_type} is {result.metric_value}, and "
+                f"{source.get('record')} {source.get('place')} is {value}; {REMEDY}"
+            )
+    return len(results)
+
+
+def _says(shown: str, value: object) -> bool:
+    """Whether a text is the value, as far as its digits go."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return shown == {None: "–", True: "yes", False: "no"}.get(value, str(value))
+    number, _, unit = shown.partition(" ")
+    try:
+        stated = Decimal(number)
+        exact = Decimal(repr(value)) * {"": 1, **UNITS}[unit]
+    except (InvalidOperation, KeyError):
+        return False
+    last = Decimal(1).scaleb(stated.as_tuple().exponent)
+    return stated == exact if isinstance(value, int) else abs(stated - exact) <= last / 2
+
+
+def _blank(match: re.Match) -> str:
+    return "\n" * match[0].count("\n")

@@ -1,0 +1,134 @@
+"""The record of a run beside a card, and figures that name their place in it.
+
+A figure in a card is a Markdown link whose title is the place of its value, a JSON pointer (RFC 6901):
+`[75.5 %](records/comparison.csv "/dj_synth/finetune~1own/vqa_accuracy/value")`.
+"""
+
+import csv
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_yaml, write_json
+
+FOLDER = "records"
+MARK = "experiment.json"  # what says that a repository was published from here
+UNITS = {"%": 100, "points": 100}  # by what a share is multiplied
+SHARES = ("accuracy", "exact_match")  # parts of the names of metrics that are shown in per cent
+
+
+class Records:
+    """The files in a card's `records/`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / FOLDER
+
+    @cached_property
+    def files(self) -> dict[str, dict]:
+        """Contents by name; a table is `{experiment: {group: {metric: row}}}`."""
+        found = {}
+        for path in sorted(self.folder.rglob("*.*")):
+            read = {".json": read_json, ".yaml": read_yaml, ".csv": _read_table}.get(path.suffix)
+            if read:
+                found[str(path.relative_to(self.folder))] = read(path)
+        return found
+
+    def value(self, file: str, place: str) -> object:
+        """
+        Args:
+            place: a JSON pointer.
+
+        Raises:
+            InputError: the record has no such file or place.
+        """
+        try:
+            value: object = self.files[file]
+            for part in place.split("/")[1:]:
+                part = part.replace("~1", "/").replace("~0", "~")
+                value = value[int(part)] if isinstance(value, list) else value[part]
+        except (KeyError, IndexError, ValueError, TypeError, InputError):
+            raise InputError(f"{self.folder / file} has no {place}; publish again") from None
+        return value
+
+    def figure(self, file: str, *path: object, unit: str = "") -> str:
+        """The value there, as a link to it; `unit` is one of `UNITS` for a share."""
+        place = pointer(*path)
+        return f'[{show(self.value(file, place), unit)}]({FOLDER}/{file} "{place}")'
+
+    def steps(self) -> Iterator[tuple[str, int, dict]]:
+        """Of filters and synthesis: stage, number and counts of each operator, in the order in which rows pass."""
+        for stage in ("filter", "synthesize"):
+            if summary := self.files.get(f"{stage}/summary.json"):
+                yield from ((stage, number, step) for number, step in enumerate(summary["operators"]))
+
+
+def copy_records(records: dict[str, str], folder: Path, kind: str, settings: dict) -> None:
+    """
+    Args:
+        records: paths by the names that they get.
+        kind: `model` or `dataset`.
+        settings: config/publishing.py.
+    """
+    for name, path in records.items():
+        target = folder / FOLDER / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    about = {key: settings[key] for key in ("experiment", "seed", "model", "dataset")}
+    write_json(folder / FOLDER / MARK, {"published_by": "dj2mgm", "kind": kind} | about)
+
+
+def of_dataset(records: dict[str, str]) -> dict[str, str]:
+    """Those that say what became of the pairs."""
+    return {name: path for name, path in records.items() if name.split("/")[0] in ("dataset", "filter", "synthesize")}
+
+
+@contextmanager
+def room_on_disk(folder: Path) -> Iterator[None]:
+    """Around what writes a folder: a full disk becomes one sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise InputError(f"{folder} does not fit on the disk; make room, and run the same command again") from None
+        raise
+
+
+def pointer(*path: object) -> str:
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def is_share(metric: str) -> bool:
+    return any(part in metric for part in SHARES)
+
+
+def show(value: object, unit: str = "") -> str:
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit:
+        return f"{UNITS[unit] * value:.1f} {unit}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _read_table(path: Path) -> dict:
+    """comparison.csv, with numbers where there are any."""
+    table: dict[str, dict[str, dict[str, dict]]] = {}
+    with open(path, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            experiment, group, metric = (row.pop(key) for key in ("experiment", "group", "metric"))
+            values = {key: _number(text) for key, text in row.items()}
+            table.setdefault(experiment, {}).setdefault(group, {})[metric] = values
+    return table
+
+
+def _number(text: str) -> int | float | None:
+    if not text:
+        return None
+    return int(text) if text.isdecimal() else float(text)

@@ -1,0 +1,82 @@
+"""What the cards of a model and of a dataset both say: where the rows come from, what became of them, and how to repeat
+it. Numbers are figures of the record (records.py)."""
+
+import yaml
+
+from dj2mgm.publishing.records import Records
+
+MARKS = str.maketrans({"|": "\\|", "`": "'"})
+
+
+def sources(records: Records, licenses: dict[str, str | None], dataset: str) -> list[str]:
+    """
+    Args:
+        licenses: by source, or by split.
+    """
+    lines = [f"The dataset is {code(dataset)}.", "", "| source | rows | license |", "|---|---|---|"]
+    read = records.files["dataset/summary.json"].get("sources", {})
+    for name, license in licenses.items():
+        place = ("sources", name, "rows") if name in read else (name or "pretrain",)
+        rows = records.figure("dataset/summary.json", *place)
+        lines.append(f"| {code(name or dataset)} | {rows} | {code(license or '')} |")
+    return lines
+
+
+def flow(records: Records, trained_on: bool) -> list[str]:
+    """
+    Args:
+        trained_on: whether the files that a model was trained on are shown too.
+    """
+    lines = ["| step | rows in | dropped | rewritten | kept |", "|---|---|---|---|---|"]
+    for stage, number, step in records.steps():
+        counts = [
+            records.figure(f"{stage}/summary.json", "operators", number, key) if key in step else ""
+            for key in ("rows_in", "dropped", "changed", "rows_out")
+        ]
+        lines.append(f"| {code(step['operator'])} | {' | '.join(counts)} |")
+    written = records.files.get("jsonl/summary.json", {}) if trained_on else {}
+    for split in ("pretrain", "finetune"):
+        if written.get(split, {}).get("rows_out"):
+            rows_in, rows_out = (records.figure("jsonl/summary.json", split, key) for key in ("rows_in", "rows_out"))
+            dropped = ", ".join(
+                f"{records.figure('jsonl/summary.json', split, 'dropped', reason)} {reason.replace('_', ' ')}"
+                for reason in written[split]["dropped"]
+            )
+            lines.append(f"| training file of {code(split)} | {rows_in} | {dropped or 'none'} | | {rows_out} |")
+    return lines
+
+
+def recipes(settings: dict) -> list[str]:
+    lines = []
+    for stage, recipe in settings["recipes"].items():
+        if recipe:
+            lines += [
+                f"The recipe of `{stage}`:",
+                "",
+                "```yaml",
+                yaml.safe_dump(recipe, sort_keys=False).strip(),
+                "```",
+            ]
+            lines.append("")
+    return lines
+
+
+def command(settings: dict) -> list[str]:
+    return [
+        "```bash",
+        f"snakemake --cores 1 {settings['experiment']} --config model={settings['model']} "
+        f"dataset='{settings['dataset']}'",
+        "```",
+    ]
+
+
+def code(text: str) -> str:
+    """A name that somebody else has chosen, which may hold digits and marks."""
+    return f"`{' '.join(text.split()).translate(MARKS)}`"
+
+
+def section(title: str, *parts: list[str]) -> list[str]:
+    lines = [f"## {title}", ""]
+    for part in parts:
+        lines += [*part, ""]
+    return lines

@@ -1,0 +1,87 @@
+"""How to load what is published: with stock libraries as far as they know the model, and honestly where they do not."""
+
+from dj2mgm.publishing.weights import LANGUAGE_MODEL, STAGE
+
+IMPORTS = "from PIL import Image\nfrom transformers import AutoModelForImageTextToText, AutoProcessor"
+MERGED = "model = AutoModelForImageTextToText.from_pretrained(FOLDER)"
+ADAPTED = """from peft import PeftConfig, PeftModel
+from transformers import GenerationConfig
+
+base = PeftConfig.from_pretrained(FOLDER).base_model_name_or_path
+model = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), FOLDER).eval()
+model.generation_config = GenerationConfig.from_pretrained(FOLDER)"""
+CHAT = """content = [{"type": "image", "image": image}, {"type": "text", "text": QUESTION}]
+inputs = processor.apply_chat_template(
+    [{"role": "user", "content": content}],
+    add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
+)"""
+PREFIX = """inputs = processor(text=processor.image_token + QUESTION, images=image, return_tensors="pt")"""
+ANSWER = """answer = model.generate(**inputs, generation_config=model.generation_config)[0]
+print(processor.decode(answer[inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip())"""
+
+
+def library(settings: dict) -> str:
+    """Which of the hub's libraries loads the folder."""
+    if settings["weights"] == "adapter":
+        return "peft"
+    return "dj2mgm" if settings["mgm"] else "transformers"
+
+
+def how_to_use(settings: dict, adapter: bool, chat: bool) -> list[str]:
+    return _of_mgm(settings, adapter) if settings["mgm"] else _of_transformers(settings, chat)
+
+
+def _of_transformers(settings: dict, chat: bool) -> list[str]:
+    load, with_peft = (ADAPTED, " with PEFT") if settings["weights"] == "adapter" else (MERGED, "")
+    return [
+        f"Transformers loads it{with_peft}; no code that comes with it runs.",
+        "",
+        "```python",
+        IMPORTS,
+        "",
+        'FOLDER = "."  # this folder, or the name of this repository',
+        f"QUESTION = {settings['question'] or 'Describe the image.'!r}",
+        load,
+        "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # pixels as in its training",
+        'image = Image.open("photo.jpg").convert("RGB")',
+        CHAT if chat else PREFIX,
+        ANSWER,
+        "```",
+    ]
+
+
+def _of_mgm(settings: dict, adapter: bool) -> list[str]:
+    """MGM has no class in transformers."""
+    merged = settings["weights"] == "merged"
+    lines = [
+        "**Transformers has no class for this model (MGM), and code that comes with a repository is not needed and not "
+        "there.** To ask it about images, take this project, dj2mgm:",
+        "",
+        "```bash",
+    ]
+    if merged:
+        lines += ["python workflow_scripts/chat.py --model FOLDER --image photo.jpg --question 'What is this?'", "```"]
+    else:
+        lines += [
+            "# BASE: the assembled model before training (docs/models.md)",
+            f"python workflow_scripts/merge_adapter.py --model BASE --stage FOLDER/{STAGE} --output-dir merged",
+            "python workflow_scripts/chat.py --model merged --image photo.jpg --question 'What is this?'",
+            "```",
+        ]
+    if adapter:
+        folder = f"FOLDER/{LANGUAGE_MODEL}" if merged else "FOLDER"
+        base = settings["adapter_base"] or "LANGUAGE_MODEL"
+        lines += [
+            "",
+            "Stock transformers and PEFT load what fine-tuning has changed in the language model, which alone sees no "
+            "images:",
+            "",
+            "```python",
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM",
+            "",
+            f"BASE, ADAPTER = {base!r}, {folder!r}",
+            "model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), ADAPTER)",
+            "```",
+        ]
+    return lines

@@ -1,0 +1,135 @@
+"""Trained weights as stock libraries load them: a whole model of transformers, or an adapter of PEFT.
+
+MGM has no class in transformers. Its whole folder needs this project; the adapter of its language model does not.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from peft import PeftConfig
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import readable
+from dj2mgm.mgm.family import MGM
+from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.vision_language import Family
+from dj2mgm.vlm.family import TransformersVLM
+from dj2mgm.vlm.generation import limits, stop_tokens
+
+LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter that stock PEFT puts on MGM's language model
+STAGE = "stage"  # folder of what the stage wrote, which this project puts on MGM
+WITHIN = "model.language_model."  # names of MGM's language model, which on its own is called `model.`
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+SMALL = (".json", ".txt", ".model", ".jinja")  # of a processor and its tokenizer
+TERMS = ("license", "notice")  # under which others pass a model on
+OF_WEIGHTS = ("config.json", "generation_config.json", "model.safetensors.index.json")
+PREFIX = "base_model.model."  # that PEFT puts before names
+
+
+def write_merged(family: Family, base: Path, stage: Path, max_new_tokens: int, folder: Path) -> None:
+    """A whole model.
+
+    Args:
+        base: the model's folder before training, whose processor is taken over as it is.
+        stage: what fine-tuning wrote.
+    """
+    model = family.trained(stage, dtype="auto")
+    if isinstance(family, MGM):
+        family.processor.save_pretrained(folder)
+        if (stage / "adapter").is_dir():
+            write_language_model_adapter(stage / "adapter", None, folder / LANGUAGE_MODEL)
+    else:
+        copy_processor(base, folder)
+        model.generation_config = generation_settings(family, model, max_new_tokens)
+    model.save_pretrained(folder)
+
+
+def write_adapter(family: Family, base: Path, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
+    """An adapter in PEFT's format, for the base model that it names; of MGM, for its language model.
+
+    Args:
+        base_model: hub id.
+    """
+    if isinstance(family, MGM):
+        write_language_model_adapter(stage / "adapter", base_model, folder)
+        shutil.copytree(stage / "adapter", folder / STAGE / "adapter")
+        shutil.copyfile(stage / "projector.safetensors", folder / STAGE / "projector.safetensors")
+        return
+    weights, config = _adapter(stage / "adapter")
+    with torch.device("meta"):
+        shapes = AutoModelForImageTextToText.from_config(family.config, trust_remote_code=False)
+    if (stage / "projector.safetensors").is_file():
+        modules, connector = whole_modules(shapes, load_file(stage / "projector.safetensors"))
+        config.modules_to_save = modules
+        weights |= {f"{PREFIX}{name}": tensor for name, tensor in connector.items()}
+    _save_adapter(weights, config, base_model, folder)
+    copy_processor(base, folder)
+    if (base / "generation_config.json").is_file():
+        shapes.generation_config = GenerationConfig.from_pretrained(base)
+    generation_settings(family, shapes, max_new_tokens).save_pretrained(folder)
+
+
+def whole_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
+    """The modules that connect towers and language model, and their trained weights, by names in the whole model.
+
+    Args:
+        projector: by names inside of what holds them (mgm/weights.py).
+
+    Raises:
+        InputError: one is no module, which PEFT cannot replace.
+    """
+    shorts = {id(parameter): name for name, parameter in projector_parameters(model).items()}
+    connector, modules = {}, {}
+    known = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        if short := shorts.get(id(parameter)):
+            module = name.removesuffix(short) + short.split(".")[0]
+            if module not in known:
+                raise InputError(
+                    f"publish.weights: {module} is trained, which an adapter of PEFT cannot hold; choose merged"
+                )
+            modules[module] = None
+            connector[name] = projector[short]
+    return list(modules), connector
+
+
+def write_language_model_adapter(adapter: Path, base_model: str | None, folder: Path) -> None:
+    """MGM's LoRA under the names that its language model has on its own."""
+    weights, config = _adapter(adapter)
+    weights = {name.replace(WITHIN, "model.", 1): tensor for name, tensor in weights.items()}
+    projections = re.search(r"\(([^()]*)\)$", config.target_modules)[1]
+    config.target_modules = [name.replace("\\", "") for name in projections.split("|")]
+    _save_adapter(weights, config, base_model, folder)
+
+
+def generation_settings(family: TransformersVLM, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
+    """Those of the workflow's own answers."""
+    encoder = family.encoder("", max_length=sys.maxsize)
+    return GenerationConfig(do_sample=False, **limits(encoder, stop_tokens(model, encoder), max_new_tokens))
+
+
+def copy_processor(base: Path, folder: Path) -> None:
+    """As it came: also what only other machines use, such as a processor of videos."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(base.iterdir()):
+        terms = file.is_file() and file.name.lower().startswith(TERMS)
+        if terms or (file.suffix in SMALL and file.name not in OF_WEIGHTS):
+            shutil.copyfile(file, folder / file.name)
+
+
+def _adapter(folder: Path) -> tuple[dict[str, torch.Tensor], PeftConfig]:
+    with readable(folder, SafetensorError, OSError):
+        return load_file(folder / ADAPTER[1]), PeftConfig.from_pretrained(folder)
+
+
+def _save_adapter(weights: dict, config: PeftConfig, base_model: str | None, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    config.base_model_name_or_path = base_model
+    config.save_pretrained(folder)
+    save_file(weights, folder / ADAPTER[1], metadata={"format": "pt"})

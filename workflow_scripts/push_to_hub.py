@@ -1,0 +1,37 @@
+"""Pushes a published folder to the Hugging Face hub in one commit, after its card was checked against the run's record.
+
+    python workflow_scripts/push_to_hub.py --config results/published/dj_synth/config.yaml \\
+        --folder results/published/dj_synth/model --kind model --repository me/my-model --private \\
+        --output results/published/dj_synth/model.pushed.json
+
+The token is taken from HF_TOKEN, or from `hf auth login`.
+"""
+
+import argparse
+from pathlib import Path
+
+from dj2mgm.command_line import command_line
+from dj2mgm.files import read_yaml, write_json
+from dj2mgm.publishing.check import check_card
+from dj2mgm.publishing.hub import push
+from dj2mgm.publishing.records import of_dataset
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in ("--config", "--folder", "--output"):
+        parser.add_argument(flag, type=Path, required=True)
+    parser.add_argument("--kind", choices=("model", "dataset"), required=True)
+    parser.add_argument("--repository", required=True, help="owner/name")
+    parser.add_argument("--private", action="store_true", help="if the repository does not exist yet")
+    args = parser.parse_args()
+    records = read_yaml(args.config)["records"]
+    check_card(args.folder, records if args.kind == "model" else of_dataset(records))
+    commit = push(args.folder, args.kind, args.repository, args.private)
+    write_json(args.output, {"repository": args.repository, "commit": commit})
+    print(f"pushed: {commit}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
