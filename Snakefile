@@ -26,6 +26,7 @@ include: "rules/report.smk"
 include: "rules/doctor.smk"
 include: "rules/attention.smk"
 include: "rules/export.smk"
+include: "rules/crate.smk"
 
 
 for name in EXPERIMENTS:
@@ -74,6 +75,14 @@ rule export:
         wanted(
             RUNS.export["experiment"],
             f"results/{RUNS.export['experiment']}/export/{RUNS.export['format']}/README.md",
+        ),
+    localrule: True
+
+
+rule crate:
+    input:
+        wanted(
+            RUNS.recorded, f"results/{RUNS.page_of(RUNS.recorded)}/crate/run.crate.zip"
         ),
     localrule: True
 

@@ -13,6 +13,7 @@ localrules:  # `use rule` does not take this over
     configure_analysis,
     configure_export,
     configure_leaks,
+    configure_crate,
 
 
 rule resolve_config:
@@ -124,3 +125,12 @@ use rule resolve_config as configure_leaks with:
         "results/datasets/{dataset}/leaks/config.log",
     params:
         settings=lambda w: json.dumps(RUNS.leak_settings(w.dataset)),
+
+
+use rule resolve_config as configure_crate with:
+    output:
+        "results/{page}/crate/config.yaml",
+    log:
+        "results/{page}/crate/config.log",
+    params:
+        settings=lambda w: json.dumps(crate_settings(w.page)),

@@ -14,6 +14,8 @@ ACROSS_EXPERIMENTS = (
     "report",
     "format",
     "export",
+    "provenance",
+    "crate",
     "decontaminate",
     "ablation",
     "lora_sweep",
