@@ -1,7 +1,4 @@
 # How the figures of a page came about, as an RO-Crate; and the run of a crate, made again.
-import sys
-
-
 rule write_crate:
     input:
         lambda w: page_files(RUNS.experiments_on(w.page)),
@@ -35,6 +32,7 @@ rule reproduce:
     params:
         crate=crate_to_reproduce,
         python=sys.executable,
+        deployment=sorted(map(str, workflow.deployment_settings.deployment_method)),
     shell:
         f"python {script_path('reproduce.py')} --crate {{params.crate:q}} --python {{params.python:q}}"
-        f" --cores {{threads:q}} 2> {{log:q}}"
+        f" --cores {{threads:q}} --deployment {{params.deployment:q}} 2>&1 | tee {{log:q}}"

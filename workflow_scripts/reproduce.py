@@ -30,15 +30,19 @@ def main() -> None:
     parser.add_argument("--crate", type=Path, required=True, help="zip file or folder")
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has Snakemake")
+    parser.add_argument("--deployment", nargs="*", default=[], help="as Snakemake's --sdm, such as conda")
     args = parser.parse_args()
+    snakemake = [args.python, "-m", "snakemake", "--cores", str(args.cores)]
+    if args.deployment:
+        snakemake += ["--sdm", *args.deployment, f"--conda-prefix={Path('.snakemake/conda').absolute()}"]
     with open_crate(args.crate) as crate:
-        reproduce(crate, [args.python, "-m", "snakemake", "--cores", str(args.cores)])
+        reproduce(crate, snakemake)
 
 
 def reproduce(crate: Crate, snakemake: list[str]) -> None:
-    differences = list(describe_differences(crate))
-    for sentence in differences or ["nothing: same code, packages and machine"]:
-        print(one_line(f"differs: {sentence}"), flush=True)
+    differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
+    for sentence in differences or ["no difference: the code, its packages and the machine are those of the crate"]:
+        print(one_line(sentence), flush=True)
     check_inputs(crate.record["inputs"])
     folder = (RESULTS / crate.identity[:12]).absolute()
     table = f"results/{crate.record['page']}/comparison.csv"

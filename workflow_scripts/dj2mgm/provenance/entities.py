@@ -4,11 +4,12 @@ The crate holds the code, the configuration and the small results. Weights, imag
 they were, their size and their digest.
 """
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dj2mgm.provenance.catalog import Catalog, size_of, type_of
-from dj2mgm.provenance.files import SNAKEFILE, code_files, config_files, find_input
+from dj2mgm.provenance.files import DATASET, MODEL, RECIPE, SNAKEFILE, code_files, config_files, find_input
 from dj2mgm.provenance.jobs import Job
 
 TERMS = "https://w3id.org/ro/terms/workflow-run"
@@ -53,8 +54,10 @@ class Book(Catalog):
         self.workflow = self._workflow(code_files()[SNAKEFILE])
         self.config = [self.hold(path, name) for name, path in config_files().items()]
         self.noted = self.hold(record_file, record_file.name)
-        self.inputs = [self._input(entry) for entry in record["inputs"]]
-        self.inputs += [self._images(entry) for entry in record["images"]]
+        self.inputs: dict[str, list] = {DATASET: [], MODEL: [], RECIPE: []}
+        for entry in record["inputs"]:
+            self.inputs[entry["of"]].append(self._input(entry))
+        self.inputs[DATASET] += [self._images(entry) for entry in record["images"]]
         self.user = self.about("#user", "Person", name="the user who ran the workflow")
         self._add_jobs()
 
@@ -67,7 +70,8 @@ class Book(Catalog):
         for job in jobs:
             read = [entity for folder in job.reads for entity in results.get(folder, ())]
             read += [self.file(job.settings)] if job.settings else []
-            actions.append(self._action(job, read if job.reads else [*read, *self.inputs]))
+            read += [entity for kind in job.inputs for entity in self.inputs[kind]]
+            actions.append(self._action(job, read))
         scripts = list(dict.fromkeys(job.script for job in jobs))
         steps = {script: self._step(place, script) for place, script in enumerate(scripts, start=1)}
         self.workflow["hasPart"] = [self._tool(script) for script in scripts]
@@ -113,7 +117,7 @@ class Book(Catalog):
             name=f"the workflow's run for {', '.join(self.record['experiments'])}",
             description="All jobs behind one page of results; jobs that several experiments share ran once.",
             instrument=self.workflow,
-            object=[*self.config, self.noted, *self.inputs],
+            object=[*self.config, self.noted, *chain.from_iterable(self.inputs.values())],
             result=page,
             agent=self.user,
             **times,

@@ -36,6 +36,7 @@ CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 PARTS = ("assembled", "transformers", "language_model", "vision_tower", "vision_tower_aux", "clip_score")
 MADE_HERE = "results/"
+DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # what an input is of
 
 
 def code_files() -> dict[str, Path]:
@@ -71,24 +72,24 @@ def describe_inputs(experiments: list[dict], datasets: dict[str, dict], foundati
         foundations: folders of the parts by model.
 
     Returns:
-        Of each file: `given` (as it is configured: a file, or a folder or hub id in which it is `file`), `found_at`,
-        `sha256` and `bytes`.
+        Of each file: `of` (dataset, model or recipe), `given` (as it is configured: a file; or a folder or hub id, in
+        which it is `file`), `found_at`, `sha256` and `bytes`.
     """
-    named = [(file, "") for dataset in datasets.values() for file in files_of(dataset["settings"])]
+    named = [(DATASET, file, "") for dataset in datasets.values() for file in files_of(dataset["settings"])]
     for name, folder in foundations.items():
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-        named += [(f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
+        named += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
     for experiment in experiments:
-        named += [(file, "") for recipe in experiment["recipes"].values() for file in files_named(recipe)]
-        named += [pair for part in parts_of(experiment["config"]["model"]) for pair in _model_files(part)]
-    outside = (pair for pair in dict.fromkeys(named) if not pair[0].startswith(MADE_HERE))
-    return [_described(given, file) for given, file in outside]
+        named += [(RECIPE, file, "") for recipe in experiment["recipes"].values() for file in files_named(recipe)]
+        named += [(MODEL, *pair) for part in parts_of(experiment["config"]["model"]) for pair in _model_files(part)]
+    outside = (entry for entry in dict.fromkeys(named) if not entry[1].startswith(MADE_HERE))
+    return [_described(*entry) for entry in outside]
 
 
-def _described(given: str, file: str) -> dict:
+def _described(of: str, given: str, file: str) -> dict:
     path = find_input(given, file)
     sizes = {"sha256": sha256_of(path), "bytes": path.stat().st_size}
-    return {"given": given, "file": file, "found_at": str(path.absolute())} | sizes
+    return {"of": of, "given": given, "file": file, "found_at": str(path.absolute())} | sizes
 
 
 def find_input(given: str, file: str) -> Path:

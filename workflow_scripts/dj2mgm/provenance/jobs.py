@@ -5,7 +5,7 @@ how long it took and what it used.
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,12 +14,12 @@ from dj2mgm.code import SCRIPTS
 from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json
+from dj2mgm.provenance.files import DATASET, MODEL, RECIPE
 
 # what stages read beside the results of those before them
-DATASET, MODEL = "dataset", "model"
 READS = {
-    "filter": (DATASET,),
-    "synthesize": (MODEL,),
+    "filter": (DATASET, RECIPE),
+    "synthesize": (MODEL, RECIPE),
     "jsonl": (DATASET,),
     "pretrain": (MODEL,),
     "finetune": (MODEL,),
@@ -40,6 +40,7 @@ class Job:
     ended: datetime
     used: dict[str, float]
     reads: tuple[Path, ...]  # folders of other jobs
+    inputs: tuple[str, ...] = ()  # of what it reads the user's own files
 
     @property
     def label(self) -> str:
@@ -88,20 +89,23 @@ def jobs_of(settings: dict) -> list[Job]:
     """
     models = [Path(folder) for folder in settings["models"] if Path(folder).is_dir()]
     datasets = [Path(experiment["dataset"], part) for experiment in settings["experiments"] for part in ("", "leaks")]
-    jobs = [job for folder in dict.fromkeys([*models, *datasets]) for job in _jobs_in(folder, ())]
+    made = [path for path in models if path.parent.name == "foundation"]
+    jobs = [job for folder in models for job in _jobs_in(folder, made if folder not in made else (), (MODEL,))]
+    jobs += [job for folder in dict.fromkeys(datasets) for job in _jobs_in(folder, (), (DATASET,))]
     stages: dict[Path, Job] = {}
     for dataset, run in _runs(settings):
         roots = {DATASET: (dataset,), MODEL: tuple(models)}
         for stage, folder in run.items():
             if Path(folder) not in stages:
                 before = [Path(run[name]) for name in STAGES[stage].upstream if name in run]
-                reads = (*before, *(root for kind in READS.get(stage, ()) for root in roots[kind]))
-                found = _jobs_in(Path(folder), reads)
+                kinds = READS.get(stage, ())
+                made_here = [root for kind in kinds for root in roots.get(kind, ())]
+                found = _jobs_in(Path(folder), [*before, *made_here], [kind for kind in kinds if not roots.get(kind)])
                 if not found:
                     raise InputError(f"{folder} holds no log of its stage; delete the folder and run it again")
                 stages[Path(folder)] = found[0]
     page = Path("results", settings["page"])
-    return [*jobs, *stages.values(), *_jobs_in(page, tuple(stages))]
+    return [*jobs, *stages.values(), *_jobs_in(page, stages, ())]
 
 
 def _runs(settings: dict) -> Iterator[tuple[Path, dict[str, str]]]:
@@ -113,15 +117,15 @@ def _runs(settings: dict) -> Iterator[tuple[Path, dict[str, str]]]:
             yield Path(experiment["dataset"]), run["stages"]
 
 
-def _jobs_in(folder: Path, reads: tuple[Path, ...]) -> list[Job]:
+def _jobs_in(folder: Path, reads: Iterable[Path], inputs: Iterable[str]) -> list[Job]:
     logs = (path for path in sorted(folder.glob("*.log")) if (SCRIPTS / f"{path.stem}.py").is_file())
-    return [_job(log, reads) for log in logs]
+    return [_job(log, tuple(reads), tuple(inputs)) for log in logs]
 
 
-def _job(log: Path, reads: tuple[Path, ...]) -> Job:
+def _job(log: Path, reads: tuple[Path, ...], inputs: tuple[str, ...]) -> Job:
     benchmark = log.with_suffix(".benchmark.tsv")
     if not benchmark.is_file():
-        return Job(log.stem, log.parent, None, _time_of(log), {}, reads)
+        return Job(log.stem, log.parent, None, _time_of(log), {}, reads, inputs)
     with open(benchmark, encoding="utf-8", newline="") as file:
         *_, row = csv.DictReader(file, delimiter="\t")
     ended, used = _time_of(benchmark), {}
@@ -130,7 +134,7 @@ def _job(log: Path, reads: tuple[Path, ...]) -> Job:
             used[name] = float(row[name])
         except (KeyError, TypeError, ValueError):  # `-`, or NA, of a job that was too short
             pass
-    return Job(log.stem, log.parent, ended - timedelta(seconds=round(float(row["s"]))), ended, used, reads)
+    return Job(log.stem, log.parent, ended - timedelta(seconds=round(float(row["s"]))), ended, used, reads, inputs)
 
 
 def _time_of(path: Path) -> datetime:

@@ -35,8 +35,11 @@ def make_project(crate: Crate, folder: Path) -> Runs:
     names = [name for name in crate.files("config") if is_config(name) and name.endswith(CONFIG_SUFFIXES)]
     datasets = {Path(name).stem for name in names if name.startswith("config/datasets/")}
     for name in names:
-        with replace_file(folder / name, "wb") as file:
-            file.write(crate.read(name))
+        try:
+            with replace_file(folder / name, "wb") as file:
+                file.write(crate.read(name))
+        except OSError as error:  # a name too long, or one that is also a folder's
+            raise InputError(f"{name} cannot be written ({error.strerror})") from None
     here = Path.cwd()
     with chdir(folder):
         for name in names:
