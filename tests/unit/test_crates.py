@@ -1,7 +1,8 @@
-"""Crates: what they say is so, by hashlib and the profile's own words; they are not believed where they were changed."""
+"""Crates: what they say is so, by hashlib and the profile's own words; a changed one is not believed."""
 
 import hashlib
 import json
+import re
 import shutil
 import stat
 import zipfile
@@ -46,11 +47,7 @@ def links(entity: dict, key: str) -> list[str]:
 
 
 def of_type(graph: dict[str, dict], kind: str) -> list[dict]:
-    return [
-        entity
-        for entity in graph.values()
-        if kind in ([entity["@type"]] if isinstance(entity["@type"], str) else entity["@type"])
-    ]
+    return [entity for entity in graph.values() if kind == entity["@type"] or kind in list(entity["@type"])]
 
 
 def record_of(crate: Path) -> dict:
@@ -120,14 +117,8 @@ def test_the_profiles_musts_hold(crate):
     for parameter in of_type(graph, "FormalParameter"):
         assert parameter["additionalType"] == "File"
         assert links(graph[links(parameter, "workExample")[0]], "exampleOfWork") == [parameter["@id"]]
-    for entity in graph.values():
-        named = [
-            uri
-            for key in entity
-            if key not in ("@id", "@type") and "@id" in str(entity[key])
-            for uri in links(entity, key)
-        ]
-        assert not [uri for uri in named if uri not in graph and not uri.startswith("http")], entity["@id"]
+    linked = set(re.findall(r'\{"@id": "([^"]+)"\}', json.dumps(list(graph.values()))))
+    assert [uri for uri in linked - graph.keys() if not uri.startswith("http")] == []
 
 
 def test_the_digest_of_images_is_over_their_content_wherever_they_are(tmp_path, monkeypatch):
@@ -262,32 +253,27 @@ def test_code_weights_and_deepspeed_configurations_of_a_crate_are_not_taken(crat
     assert not [name for name in names if (tmp_path / "made" / name).exists()]
 
 
+FILTER = b"process: [text_length_filter: {}]"
+SERVER = b"synthesize: {recipe: dj_synth, captioner: openai, openai: {model: x}}"
+CODE = b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        (
-            "config/experiments/dj_synth.yaml",
-            b"synthesize: {captioner: openai, openai: {model: x}}",
-            "answers cannot be",
-        ),
-        (
-            "config/recipes/baseline.yaml",
-            b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]",
-            "Python code",
-        ),
-        ("config/experiments/baseline.yaml", b"learning_rat: 1", "unknown key"),
-        ("config/models/tiny.yaml", b"!!python/object/apply:os.system [id]", "tag"),
+        ("experiments/dj_synth.yaml", SERVER, "base_url.*answers cannot be made again"),
+        ("recipes/baseline.yaml", b"executor: ray\nray_address: a.b:1\n" + FILTER, "ray_address"),
+        ("recipes/baseline.yaml", CODE, "Python code"),
+        ("experiments/baseline.yaml", b"learning_rat: 1", "unknown key"),
+        ("models/tiny.yaml", b"!!python/object/apply:os.system [id]", "tag"),
     ],
 )
 def test_a_configuration_that_may_not_run_is_refused(crate, tmp_path, name, content, sentence):
-    changes = {name: content} | ({"config/recipes/dj_synth.yaml": RECAPTION} if b"openai" in content else {})
     page = {"page": "report", "experiments": ["baseline", "dj_synth"]}
     path = with_record(crate, tmp_path / "page.zip", **page)
-    with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened, pytest.raises(InputError, match=sentence):
-        make_project(opened, tmp_path / "made")
-
-
-RECAPTION = b"process: [low_similarity_recaption_mapper: {}]"
+    with open_crate(forged(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
+        with pytest.raises(InputError, match=sentence):
+            make_project(opened, tmp_path / "made")
 
 
 def test_scores_are_compared_with_the_crates_interval():
