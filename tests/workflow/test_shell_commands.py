@@ -165,6 +165,8 @@ class HostileProject:
             "finetune_minimal",
             "challenge",
             "export",
+            "crate",
+            "reproduce",
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}
