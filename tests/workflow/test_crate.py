@@ -4,22 +4,24 @@ import csv
 import json
 import shutil
 import zipfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from small_project import Project, copy_project
+from small_project import copy_project
 
 
 @pytest.fixture
-def copied(finished, tmp_path) -> Project:
-    """The finished project in a folder of its own, with times as they were."""
-    shutil.copytree(finished.folder, tmp_path / "copy", symlinks=True)
-    return Project(tmp_path / "copy")
+def crate(finished) -> Iterator[Path]:
+    """Of the finished run, which it leaves as it was."""
+    assert finished.job_counts("crate") == {"write_crate": 1}
+    finished.run("crate")
+    yield finished.result("report/crate/run.crate.zip")
+    shutil.rmtree(finished.result("report/crate"))
 
 
-def test_a_finished_run_becomes_a_crate_without_another_stage(copied):
-    assert copied.job_counts("crate") == {"write_crate": 1}
-    copied.run("crate")
-    with zipfile.ZipFile(copied.result("report/crate/run.crate.zip")) as archive:
+def test_a_finished_run_becomes_a_crate_without_another_stage(crate):
+    with zipfile.ZipFile(crate) as archive:
         record = json.loads(archive.read("run.json"))
         graph = json.loads(archive.read("ro-crate-metadata.json"))["@graph"]
     assert record["experiments"] == ["baseline"] and record["command_line"]["dataset"] == "small"
@@ -35,12 +37,11 @@ def test_without_a_crate_to_reproduce_a_sentence_says_how_to_name_one(fresh):
 
 
 @pytest.mark.slow
-def test_a_moved_crate_gives_the_same_scores_in_another_folder(copied, tmp_path):
-    copied.run("crate")
-    crate = shutil.move(copied.result("report/crate/run.crate.zip"), tmp_path / "moved.zip")
+def test_a_moved_crate_gives_the_same_scores_in_another_folder(crate, tmp_path):
+    moved = shutil.copy(crate, tmp_path / "moved.zip")
     elsewhere = copy_project(tmp_path / "another folder")
     (elsewhere.folder / "config/datasets/small.yaml").unlink()  # the crate has it
-    printed = elsewhere.run("reproduce", config=("dataset=shapes", f"crate={crate}"))
+    printed = elsewhere.run("reproduce", config=("dataset=shapes", f"crate={moved}"))
     [table] = elsewhere.folder.glob("results/reproduced/*/reproduction.csv")
     rows = list(csv.DictReader(table.open(encoding="utf-8")))
     assert len(rows) > 50 and {float(row["difference"]) for row in rows} == {0.0}
