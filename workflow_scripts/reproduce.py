@@ -61,7 +61,7 @@ def reproduce(crate: Crate, snakemake: list[str]) -> None:
             run_targets(snakemake, folder, f"results/datasets/{name}/summary.json")
             check_images(images, folder, datasets[name]["images"])
     run_targets(snakemake, folder, table)
-    there, here = crate.read(table).decode(), (folder / table).read_text(encoding="utf-8")
+    there, here = crate.read(table).decode(errors="replace"), (folder / table).read_text(encoding="utf-8")
     compared = compare_scores(there, here, f"{crate.path}: {table}")
     write_comparisons(compared, folder / "reproduction.csv")
     print("\n".join(map(one_line, show(compared).splitlines())))

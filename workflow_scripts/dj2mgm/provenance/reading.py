@@ -31,8 +31,20 @@ class Crate:
     path: Path
     record: dict  # schemas/run.schema.yaml
     digests: dict[str, str]  # of the files that it holds, by name; each has been checked
-    read: Read
     identity: str  # digest of its metadata, which has those of all its files
+    content: Read  # of a file, as it is now
+
+    def read(self, name: str) -> bytes:
+        """
+        Raises:
+            InputError: the crate has no such file, or another than its metadata says.
+        """
+        if name not in self.digests:
+            raise InputError(f"crate: {self.path} holds no {name}; {AGAIN}")
+        content = self.content(name)
+        if hashlib.sha256(content).hexdigest() != self.digests[name]:
+            raise InputError(f"crate: {self.path}: {name!r} is not what it was when the crate was written; {AGAIN}")
+        return content
 
     def files(self, *folders: str) -> dict[str, str]:
         """Digests of the files that these folders or names stand for."""
@@ -98,21 +110,21 @@ def _checked(path: Path, sizes: dict[str, int], read: Read) -> Crate:
         raise InputError(f"crate: {path} holds more or larger files than a crate of this workflow; {AGAIN}")
     for name in sizes:
         _check_name(path, name)
-    content = read(METADATA)
-    digests = _digests_in(path, content)
+    metadata = read(METADATA)
+    digests = _digests_in(path, metadata)
     for name in sorted(sizes.keys() - digests.keys() - {METADATA}):
         if not name.startswith(PREVIEW):
             raise InputError(f"crate: {path} holds {name!r}, which its metadata does not list; {AGAIN}")
-    for name, digest in digests.items():
-        if name not in sizes:
-            raise InputError(f"crate: {path} lacks {name!r}, which its metadata lists; {AGAIN}")
-        if hashlib.sha256(read(name)).hexdigest() != digest:
-            raise InputError(f"crate: {path}: {name!r} is not what it was when the crate was written; {AGAIN}")
+    if missing := sorted(digests.keys() - sizes.keys()):
+        raise InputError(f"crate: {path} lacks {missing[0]!r}, which its metadata lists; {AGAIN}")
     if RECORD not in digests:
         raise InputError(f"crate: {path} holds no {RECORD}; name a crate that `snakemake crate` wrote")
     record = _parse(path, RECORD, read(RECORD))
+    crate = Crate(path, record, digests, hashlib.sha256(metadata).hexdigest(), read)
+    for name in digests:
+        crate.read(name)
     check_merged(f"{path}: {RECORD}", record, "run")
-    return Crate(path, record, digests, read, hashlib.sha256(content).hexdigest())
+    return crate
 
 
 def _check_name(path: Path, name: str) -> None:
