@@ -34,5 +34,5 @@ rule reproduce:
         python=sys.executable,
         deployment=sorted(map(str, workflow.deployment_settings.deployment_method)),
     shell:
-        f"python {script_path('reproduce.py')} --crate {{params.crate:q}} --python {{params.python:q}}"
+        f"python {script_path('reproduce.py')} --crate={{params.crate:q}} --python={{params.python:q}}"
         f" --cores {{threads:q}} --deployment {{params.deployment:q}} 2>&1 | tee {{log:q}}"

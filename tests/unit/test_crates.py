@@ -175,6 +175,17 @@ def test_a_name_that_leaves_the_crate_is_refused(crate, tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]
 
 
+def test_a_file_that_changes_after_it_was_checked_is_noticed(crate, tmp_path):
+    with zipfile.ZipFile(crate) as archive:
+        archive.extractall(tmp_path)
+    with open_crate(tmp_path) as opened:
+        (tmp_path / "config/config.yaml").write_text("seeds: [1]")
+        with pytest.raises(InputError, match="is not what it was"):
+            opened.read("config/config.yaml")
+        with pytest.raises(InputError, match="holds no more.csv"):
+            opened.read("more.csv")
+
+
 def test_links_are_refused_in_a_zip_file_and_in_a_folder(crate, tmp_path):
     link = zipfile.ZipInfo("config/passwords.yaml")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
