@@ -28,6 +28,7 @@ include: "rules/doctor.smk"
 include: "rules/attention.smk"
 include: "rules/export.smk"
 include: "rules/publish.smk"
+include: "rules/crate.smk"
 
 
 for name in EXPERIMENTS:
@@ -83,6 +84,14 @@ rule export:
 rule publish:
     input:
         published,
+    localrule: True
+
+
+rule crate:
+    input:
+        wanted(
+            RUNS.recorded, f"results/{RUNS.page_of(RUNS.recorded)}/crate/run.crate.zip"
+        ),
     localrule: True
 
 

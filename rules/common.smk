@@ -3,6 +3,7 @@ import json
 from glob import escape, glob
 
 from snakemake.settings.types import DeploymentMethod
+from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.code import modules_of
 from dj2mgm.config.clips import judge_files as files_of_judge
@@ -364,3 +365,18 @@ def page_files(experiments):
     """All files that a page reads."""
     with user_errors():
         return RUNS.page_files(experiments)
+
+
+def crate_settings(page):
+    """What a page's crate is made from."""
+    with user_errors():
+        return RUNS.crate_settings(page) | {"snakemake": SNAKEMAKE}
+
+
+def crate_to_reproduce(wildcards):
+    """Params function: the crate that the command line names."""
+    if RUNS.crate is None:
+        raise WorkflowError(
+            "crate is not set: `snakemake --cores 1 reproduce --config crate=path/to/run.crate.zip`"
+        )
+    return RUNS.crate

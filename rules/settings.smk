@@ -15,6 +15,7 @@ localrules:  # `use rule` does not take this over
     configure_publishing,
     configure_leaks,
     configure_evaluation,
+    configure_crate,
 
 
 rule resolve_config:
@@ -144,3 +145,12 @@ use rule resolve_config as configure_evaluation with:
         "results/evaluations/{task}/config.log",
     params:
         settings=lambda w: json.dumps(evaluation_settings(w.task)),
+
+
+use rule resolve_config as configure_crate with:
+    output:
+        "results/{page}/crate/config.yaml",
+    log:
+        "results/{page}/crate/config.log",
+    params:
+        settings=lambda w: json.dumps(crate_settings(w.page)),

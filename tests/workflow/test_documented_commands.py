@@ -64,7 +64,7 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
     script = PROJECT / "tests/workflow/shell_commands.py"
     done = subprocess.run(
-        [sys.executable, script, json.dumps(CONFIG), *targets, "challenge", "evaluate", "export", "publish"],
+        [sys.executable, script, json.dumps(CONFIG), *targets, "challenge", "evaluate", "export", "publish", "crate"],
         cwd=project.folder,
         env=project.environment(),
         capture_output=True,

@@ -173,6 +173,8 @@ class HostileProject:
             "evaluate",
             "export",
             "publish",
+            "crate",
+            "reproduce",
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}

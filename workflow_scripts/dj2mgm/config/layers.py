@@ -15,6 +15,8 @@ ACROSS_EXPERIMENTS = (
     "format",
     "export",
     "publish",
+    "provenance",
+    "crate",
     "decontaminate",
     "ablation",
     "lora_sweep",

@@ -16,7 +16,14 @@ from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.datasets import amounts_of, resolve_dataset
 from dj2mgm.config.evaluations import data_of
 from dj2mgm.config.foundation import shipped_foundation
-from dj2mgm.config.layers import Layer, experiment_file, experiment_names, merge_experiment, merge_shared_settings
+from dj2mgm.config.layers import (
+    Layer,
+    command_line_layer,
+    experiment_file,
+    experiment_names,
+    merge_experiment,
+    merge_shared_settings,
+)
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import (
@@ -70,6 +77,7 @@ class Runs:
                 A fault of another experiment is in `refused`, and is raised where that experiment is asked for.
         """
         across = merge_shared_settings(command_line)
+        self.command_line = command_line_layer(command_line).values
         self.compared = across["report"]["experiments"]
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self.attention_benchmark = across["attention_benchmark"]
@@ -77,6 +85,7 @@ class Runs:
         self.folders_apart = across["decontaminate"]["folders"]
         self.export = across["export"] | {"format": across["format"]}
         self.publish = across["publish"]
+        self.recorded, self.crate = across["provenance"]["experiment"], across["crate"]
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }
@@ -94,6 +103,7 @@ class Runs:
         self._check_known(self.compared, "report.experiments")
         self._check_known([self.export["experiment"]], "export.experiment")
         self._check_known([self.publish["experiment"]], "publish.experiment")
+        self._check_known([self.recorded], "provenance.experiment")
         for target in VARIANTS_OF:
             self._check_known([across[target]["experiment"]], f"{target}.experiment")
         self._add_experiments(command_line)
@@ -262,6 +272,37 @@ class Runs:
                 for stage, folder in run["stages"].items():
                     files |= {f"{folder}/{name}" for name in self.stages[stage].outputs}
         return sorted(files)
+
+    def crate_settings(self, page: str) -> dict:
+        """What the crate of a page's experiments is made from; raises as `page` does."""
+        described = self.page(self.experiments_on(page))["experiments"]
+        models, datasets, captioners = {}, {}, []
+        for experiment in described:
+            for seed in (run["seed"] for run in experiment["runs"]):
+                run = self.of(experiment["name"], seed)
+                datasets[run.dataset["name"]] = {key: run.dataset[key] for key in ("settings", "images")}
+                models |= {model["name"]: model for model in (_made_of(run.config["model"]), run.config["model"])}
+                if run.captioner:
+                    captioners.append(self._stages_before_captions(run))
+        return {
+            "page": page,
+            "experiments": described,
+            "datasets": datasets,
+            "models": [f"results/{kind}/{name}" for kind in ("foundation", "models") for name in models],
+            "captioners": captioners,
+            "foundations": {name: str(path) for name, path in self.shipped_foundations.items() if name in models},
+            "command_line": {key: value for key, value in self.command_line.items() if key != "crate"},
+        }
+
+    def _stages_before_captions(self, run: Run) -> dict[str, str]:
+        """The dataset, and the folders of the stages that made the model which writes captions for a run."""
+        captioner = self.of(run.captioner, run.seed)
+        stages = self._stages(captioner)
+        last = list(stages).index(captioner.trains[0]) + 1
+        return {
+            "dataset": f"results/datasets/{captioner.dataset['name']}",
+            "stages": dict(list(stages.items())[:last]),
+        }
 
     def captioner_stage(self, run: Run) -> str | None:
         """The folder of the trained stage that writes captions, the first of its run; None where the captioner is
@@ -456,6 +497,12 @@ def leaks_of(dataset: dict) -> str | None:
     """Where the leaks of a run's dataset are listed; None for the embedded one, whose held-out scenes are drawn as the
     others are."""
     return None if "generator" in dataset["settings"] else f"results/datasets/{dataset['name']}/leaks"
+
+
+def _made_of(model: dict) -> dict:
+    """The model whose parts a tiny one is made of; otherwise the model itself."""
+    foundation = model.get("foundation", {})
+    return foundation if "name" in foundation else model
 
 
 @cache

@@ -1,0 +1,38 @@
+# How the figures of a page came about, as an RO-Crate; and the run of a crate, made again.
+rule write_crate:
+    input:
+        lambda w: page_files(RUNS.experiments_on(w.page)),
+        page="results/{page}/report.html",
+        table="results/{page}/comparison.csv",
+        config="results/{page}/crate/config.yaml",
+        code=code("write_crate.py"),
+    output:
+        "results/{page}/crate/run.crate.zip",
+    log:
+        "results/{page}/crate/write_crate.log",
+    benchmark:
+        "results/{page}/crate/write_crate.benchmark.tsv"
+    conda:
+        "../envs/crate.yaml"
+    resources:
+        mem_mb=mem_with_retries(2000),
+        runtime=240,
+    shell:
+        stage_command("write_crate.py", "--config {input.config:q} --output {output:q}")
+
+
+# Prints, and runs whenever it is asked. Its Snakemake has a folder of its own, and so a lock of its own.
+rule reproduce:
+    log:
+        "results/reproduced/reproduce.log",
+    localrule: True
+    conda:
+        "../envs/crate.yaml"
+    threads: workflow.resource_settings.cores or 1
+    params:
+        crate=crate_to_reproduce,
+        python=sys.executable,
+        deployment=sorted(map(str, workflow.deployment_settings.deployment_method)),
+    shell:
+        f"python {script_path('reproduce.py')} --crate={{params.crate:q}} --python={{params.python:q}}"
+        f" --cores {{threads:q}} --deployment {{params.deployment:q}} 2>&1 | tee {{log:q}}"

@@ -1,0 +1,75 @@
+"""The entities of an RO-Crate, each there once: files that the crate holds, files elsewhere, and what is no file."""
+
+from pathlib import Path
+from typing import Any
+
+from rocrate.model import ContextEntity
+from rocrate.rocrate import ROCrate
+
+from dj2mgm.files import sha256_of
+
+HELD_BYTES = 1 << 20  # larger files are described, and not held
+WEIGHTS = (".safetensors", ".bin", ".pt")
+TYPES = {
+    ".csv": "text/csv",
+    ".html": "text/html",
+    ".json": "application/json",
+    ".jsonl": "application/jsonl",
+    ".log": "text/plain",
+    ".py": "text/x-python",
+    ".tsv": "text/tab-separated-values",
+    ".txt": "text/plain",
+    ".yaml": "application/yaml",
+    ".j2": "text/plain",
+    ".rst": "text/plain",
+    ".smk": "text/plain",
+    ".sh": "text/plain",
+    "": "text/plain",
+}
+
+
+class Catalog:
+    """A crate that is being filled."""
+
+    def __init__(self) -> None:
+        self.crate = ROCrate(version="1.1")
+        self.known: dict[Path, Any] = {}  # files of inputs and results
+
+    def file(self, path: Path) -> Any:
+        """Of the results."""
+        if path not in self.known:
+            name, is_small = path.as_posix(), path.stat().st_size <= HELD_BYTES and path.suffix not in WEIGHTS
+            large = {"name": name, **size_of(path)}
+            self.known[path] = self.hold(path, name) if is_small else self.outside(path, large)
+        return self.known[path]
+
+    def hold(self, path: Path, name: str, properties: dict | None = None) -> Any:
+        """A file that is in the crate under this name."""
+        own = {"name": name, **size_of(path), **type_of(path)} | (properties or {})
+        return self.crate.add_file(path, name, properties=own)
+
+    def outside(self, path: Path, properties: dict) -> Any:
+        """A file that stays where it is."""
+        return self.crate.add_file(path.absolute().as_uri(), properties=properties | type_of(path))
+
+    def about(self, uri: str, kind: str, **values: object) -> Any:
+        """What is no file, once for each address; of a list with one item the item."""
+        if found := self.crate.dereference(uri):
+            return found
+        entity = self.crate.add(ContextEntity(self.crate, uri, properties={"@type": kind}))
+        for key, value in values.items():
+            entity[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
+        return entity
+
+    def mentioned(self, uri: str, kind: str, **values: object) -> Any:
+        entity = self.about(uri, kind, **values)
+        self.crate.root_dataset.append_to("mentions", entity)
+        return entity
+
+
+def size_of(path: Path) -> dict[str, str]:
+    return {"sha256": sha256_of(path), "contentSize": str(path.stat().st_size)}
+
+
+def type_of(path: Path) -> dict[str, str]:
+    return {"encodingFormat": TYPES.get(path.suffix, "application/octet-stream")}

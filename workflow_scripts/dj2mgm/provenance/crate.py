@@ -1,0 +1,53 @@
+"""Writes what is known of a finished run: its record (run.json), and the RO-Crate that holds it."""
+
+import tempfile
+from pathlib import Path
+
+from dj2mgm.files import replace_file, write_json
+from dj2mgm.provenance.entities import Book
+from dj2mgm.provenance.files import describe_inputs, digest_images
+from dj2mgm.provenance.jobs import Job, jobs_of
+from dj2mgm.provenance.machine import commit_of_code, describe_machine
+from dj2mgm.provenance.reading import RECORD
+
+
+def write_crate(settings: dict, target: Path) -> int:
+    """Write the crate of a page's experiments as a zip file; return how many jobs it describes.
+
+    Args:
+        settings: `Runs.crate_settings`.
+    """
+    jobs = jobs_of(settings)
+    record = {
+        "format": 1,
+        "page": settings["page"],
+        "experiments": [experiment["name"] for experiment in settings["experiments"]],
+        "command_line": settings["command_line"],
+        "commit": commit_of_code(),
+        "snakemake": settings["snakemake"],
+        "versions": _versions(jobs),
+        "machine": describe_machine(),
+        "inputs": describe_inputs(settings["experiments"], settings["datasets"], settings["foundations"]),
+        "images": [_images(name, dataset) for name, dataset in settings["datasets"].items()],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(Path(folder, RECORD), record)
+        book = Book(record, Path(folder, RECORD), jobs)
+        with replace_file(target, "wb") as file:
+            for chunk in book.crate.stream_zip():
+                file.write(chunk)
+    return len(jobs)
+
+
+def _images(name: str, dataset: dict) -> dict:
+    drawn = "generator" in dataset["settings"]
+    return {"dataset": name, "drawn": drawn} | digest_images(Path("results/datasets", name), dataset["images"])
+
+
+def _versions(jobs: list[Job]) -> dict[str, list[str]]:
+    """By package; several where jobs differ in it."""
+    found: dict[str, set[str]] = {}
+    for job in jobs:
+        for name, version in job.versions.items():
+            found.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in sorted(found.items())}

@@ -1,0 +1,82 @@
+"""What differs on this machine from where a crate's run was made: code, packages, processor and GPUs, inputs."""
+
+import importlib.metadata
+import platform
+from collections.abc import Iterator
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import sha256_of
+from dj2mgm.messages import Progress
+from dj2mgm.provenance.files import CODE, code_files, find_input
+from dj2mgm.provenance.machine import commit_of_code, describe_machine
+from dj2mgm.provenance.reading import Crate
+
+NAMED = 5  # files in a sentence
+
+
+def describe_differences(crate: Crate) -> Iterator[str]:
+    """A sentence for each kind of difference; none of them forbids the run."""
+    yield from _of_code(crate)
+    yield from _of_versions(crate.record["versions"])
+    there, here = crate.record["machine"], describe_machine()
+    for fact in there:
+        if there[fact] != here[fact]:
+            yield f"{fact.replace('_gib', ' in GiB')}: {_shown(there[fact])} there, {_shown(here[fact])} here"
+
+
+def _of_code(crate: Crate) -> Iterator[str]:
+    there, here = crate.files(*CODE), {name: sha256_of(path) for name, path in code_files().items()}
+    kinds = {
+        "differ": [name for name in there if name in here and here[name] != there[name]],
+        "are missing here": [name for name in there if name not in here],
+        "are new here": [name for name in here if name not in there],
+    }
+    for kind, names in kinds.items():
+        if names:
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            yield f"code: {len(names)} of {len(there)} files {kind}: {', '.join(names[:NAMED])}{more}"
+    commit = crate.record["commit"]
+    if any(kinds.values()):
+        where = f"commit {commit}" if commit else "no commit of git's"
+        yield f"code: this clone's runs, {commit_of_code() or 'not in git'}; the crate's is of {where}, and is in it"
+
+
+def _of_versions(versions: dict[str, list[str]]) -> Iterator[str]:
+    for package, there in versions.items():
+        here = _version(package)
+        if here not in there:
+            yield f"{package}: {' and '.join(there)} there, {here or 'none'} here"
+
+
+def _version(package: str) -> str | None:
+    if package == "python":
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def _shown(value: object) -> str:
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
+
+
+def check_inputs(inputs: list[dict]) -> None:
+    """Compare the user's files on this machine with those of the crate's run, which they must equal.
+
+    Raises:
+        InputError: one is not here, with where it was, or is another.
+    """
+    progress = Progress("files of inputs", len(inputs))
+    for entry in progress.follow(inputs):
+        path = find_input(entry["given"], entry["file"])
+        if not path.is_file():
+            raise InputError(
+                f"{path} is not here, which the crate's run read ({entry['bytes']} bytes, then {entry['found_at']}); "
+                "put it there, or run this in the folder that the path is relative to"
+            )
+        if path.stat().st_size != entry["bytes"] or sha256_of(path) != entry["sha256"]:
+            raise InputError(
+                f"{path} is not the file that the crate's run read (then {entry['found_at']}, SHA-256 "
+                f"{entry['sha256'][:12]}…); put that one in its place"
+            )

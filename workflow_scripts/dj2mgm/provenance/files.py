@@ -1,0 +1,158 @@
+"""The files that a run was made from: the clone's code, the configuration, and digests of the user's own files."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.config.datasets import files_of
+from dj2mgm.config.layers import find_model
+from dj2mgm.config.reading import CONFIG, SHIPPED
+from dj2mgm.config.recipe_check import files_named
+from dj2mgm.data.formats import images_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.shards import digest_of
+from dj2mgm.errors import InputError
+from dj2mgm.files import sha256_of
+from dj2mgm.messages import Progress, warn
+from dj2mgm.provenance.machine import ROOT
+from dj2mgm.streaming import DiskMap
+
+SNAKEFILE = "Snakefile"
+# of the clone: what runs, and what says how it is installed
+CODE = (
+    SNAKEFILE,
+    "LICENSE",
+    "requirements.txt",
+    "rules",
+    "workflow_scripts",
+    "envs",
+    "profiles",
+    "report",
+    "config/schemas",
+    "config/deepspeed",  # DeepSpeed opens files and connections that these name, so they are no mere data
+)
+FOUNDATION = "foundation"  # below config/; weights, and so an input
+CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
+MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
+PARTS = ("assembled", "transformers", "language_model", "vision_tower", "vision_tower_aux", "clip_score")
+MADE_HERE = "results/"
+DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # what an input is of
+
+
+def code_files() -> dict[str, Path]:
+    """The clone's code by name, which is its path in the repository."""
+    named = [path for part in CODE for path in ([ROOT / part] if (ROOT / part).is_file() else (ROOT / part).rglob("*"))]
+    kept = (path for path in named if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(ROOT).as_posix(): path for path in sorted(kept)}
+
+
+def config_files() -> dict[str, Path]:
+    """The configuration by name, `config/…`: the current folder's files, and those of the clone's that it lacks."""
+    found = {}
+    for folder in (SHIPPED, CONFIG):
+        for path in sorted(folder.rglob("*")):
+            name = Path("config", path.relative_to(folder)).as_posix()
+            if path.suffix in CONFIG_SUFFIXES and path.is_file() and is_config(name):
+                found[name] = path
+    return found
+
+
+def is_config(name: str) -> bool:
+    """Whether a file of the repository is configuration that a crate may bring, not code or weights."""
+    kinds = ("schemas", "deepspeed", FOUNDATION)
+    return name.startswith("config/") and not name.startswith(tuple(f"config/{kind}/" for kind in kinds))
+
+
+def describe_inputs(experiments: list[dict], datasets: dict[str, dict], foundations: dict[str, str]) -> list[dict]:
+    """The user's own files, and trained parts that come with the workflow, each once.
+
+    Args:
+        experiments: as on a page (reporting/experiment.py).
+        datasets: settings and image folders by name.
+        foundations: folders of the parts by model.
+
+    Returns:
+        Of each file: `of` (dataset, model or recipe), `given` (as it is configured: a file; or a folder or hub id, in
+        which it is `file`), `found_at`, `sha256` and `bytes`.
+    """
+    named = [(DATASET, file, "") for dataset in datasets.values() for file in files_of(dataset["settings"])]
+    for name, folder in foundations.items():
+        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        named += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
+    for experiment in experiments:
+        named += [(RECIPE, file, "") for recipe in experiment["recipes"].values() for file in files_named(recipe)]
+        named += [(MODEL, *pair) for part in parts_of(experiment["config"]["model"]) for pair in _model_files(part)]
+    outside = (entry for entry in dict.fromkeys(named) if not entry[1].startswith(MADE_HERE))
+    return [_described(*entry) for entry in outside]
+
+
+def _described(of: str, given: str, file: str) -> dict:
+    path = find_input(given, file)
+    sizes = {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+    return {"of": of, "given": given, "file": file, "found_at": str(path.absolute())} | sizes
+
+
+def find_input(given: str, file: str) -> Path:
+    """Where an input is on this machine, or would be."""
+    if given.startswith(f"config/{FOUNDATION}/") and not Path(given, file).exists():
+        return ROOT / given / file
+    return Path(find_model(given), file) if file else Path(given)
+
+
+def parts_of(model: dict) -> list[str]:
+    """Folders and hub ids that a model's file names."""
+    parts = (model.get(key) for key in PARTS)
+    return [part for part in parts if isinstance(part, str) and not part.startswith(MADE_HERE)]
+
+
+def _model_files(part: str) -> Iterator[tuple[str, str]]:
+    folder = Path(find_model(part)).expanduser()
+    if not folder.is_dir():
+        warn(f"{part} is not on this machine: the crate holds its name and no digest")
+        return
+    for path in sorted(folder.iterdir()):
+        if path.suffix in MODEL_SUFFIXES and path.is_file():
+            yield part, path.name
+
+
+def digest_images(folder: Path, roots: dict[str, str]) -> dict:
+    """How many images a dataset has, and one digest over them.
+
+    Args:
+        folder: of the dataset that `make_dataset` wrote.
+        roots: the folders of the images by split.
+
+    Returns:
+        `count`, and `sha256` over a line for each image, in the order in which they are first named: its own digest, or
+        why it cannot be read. Where they are makes no difference.
+    """
+    digest, seen, progress = hashlib.sha256(), DiskMap(), Progress("images", _rows(folder))
+    count = 0
+    for split, images in _images(folder):
+        for image in images:
+            progress.add()
+            if (key := f"{split}\n{image}") not in seen:
+                seen.fill([(key, 1)])
+                digest.update(f"{_content(roots[split], image)}\n".encode())
+                count += 1
+    return {"count": count, "sha256": digest.hexdigest()}
+
+
+def _images(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
+    yield "pretrain", (row["images"][0] for row in read_dj_jsonl(folder / "pretrain.jsonl"))
+    yield "finetune", (image for row in read_llava(folder / "finetune.json") for image in images_of(row))
+    yield "evaluation", (row["image"] for row in read_evaluation(folder / "evaluation.jsonl"))
+
+
+def _rows(folder: Path) -> int:
+    """How many images rows name, for the progress."""
+    return sum(1 for _, images in _images(folder) for _ in images)
+
+
+def _content(root: str, image: str) -> str:
+    try:
+        return digest_of(locate_image(root, image))
+    except BadImage as error:
+        return error.reason
+    except OSError as error:
+        raise InputError(f"{image} in {root} cannot be read ({error}); make the dataset again") from None

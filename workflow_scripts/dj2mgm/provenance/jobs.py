@@ -1,0 +1,141 @@
+"""What ran: each job of a finished run, by the log that its rule left beside its results.
+
+A rule's log is named after its script, as is Snakemake's `benchmark:` file. That is written when the job ends, and says
+how long it took and what it used.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from dj2mgm.code import SCRIPTS
+from dj2mgm.config.stages import STAGES
+from dj2mgm.errors import InputError
+from dj2mgm.files import IMAGE_SUFFIXES, read_json
+from dj2mgm.provenance.files import DATASET, MODEL, RECIPE
+
+# what stages read beside the results of those before them
+READS = {
+    "filter": (DATASET, RECIPE),
+    "synthesize": (MODEL, RECIPE),
+    "jsonl": (DATASET,),
+    "pretrain": (MODEL,),
+    "finetune": (MODEL,),
+    "generate": (DATASET, MODEL),
+    "evaluate_clip": (DATASET, MODEL),
+    "evaluate_vqa": (DATASET,),
+}
+NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
+# scripts whose results lie in folders of one that they share
+SHARE = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}
+
+
+@dataclass(frozen=True)
+class Job:
+    script: str  # its name without .py, which is its rule's
+    folder: Path
+    started: datetime | None  # None: its rule measures no time
+    ended: datetime
+    used: dict[str, float]
+    reads: tuple[Path, ...]  # folders of other jobs
+    inputs: tuple[str, ...] = ()  # of what it reads the user's own files
+
+    @property
+    def label(self) -> str:
+        return f"{self.script} in {self.folder}"
+
+    @property
+    def settings(self) -> Path | None:
+        path = self.folder / "config.yaml"
+        return path if path.is_file() else None
+
+    @property
+    def results(self) -> list[Path]:
+        """Its files, without images, whose number is that of the data."""
+        folders = [self.folder / name for name in SHARE.get(self.script, (".",))]
+        files = (path for folder in folders for path in _files_below(folder))
+        return [path for path in files if not path.name.endswith(NOT_RESULTS)]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of packages, as the job recorded them."""
+        records = [read_json(path) for path in self.results if path.name in ("metrics.json", "summary.json")]
+        found: dict[str, str] = {}
+        for record in records:
+            found |= {name: str(version) for name, version in record.get("versions", {}).items()}
+            found |= {"py-data-juicer": str(record["data_juicer"])} if "data_juicer" in record else {}
+        return found
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Without those of folders that are another job's."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name != "images" and not any(path.glob("*.log")):
+            yield from _files_below(path)
+        elif path.is_file() and not path.name.startswith("."):
+            yield path
+
+
+def jobs_of(settings: dict) -> list[Job]:
+    """The jobs behind a page, in the order in which data flows.
+
+    Args:
+        settings: what the crate is made from (`Runs.crate_settings`).
+
+    Raises:
+        InputError: a stage of it left no log.
+    """
+    models = [Path(folder) for folder in settings["models"] if Path(folder).is_dir()]
+    datasets = [Path(experiment["dataset"], part) for experiment in settings["experiments"] for part in ("", "leaks")]
+    made = [path for path in models if path.parent.name == "foundation"]
+    jobs = [job for folder in models for job in _jobs_in(folder, made if folder not in made else (), (MODEL,))]
+    jobs += [job for folder in dict.fromkeys(datasets) for job in _jobs_in(folder, (), (DATASET,))]
+    stages: dict[Path, Job] = {}
+    for dataset, run in _runs(settings):
+        roots = {DATASET: (dataset,), MODEL: tuple(models)}
+        for stage, folder in run.items():
+            if Path(folder) not in stages:
+                before = [Path(run[name]) for name in STAGES[stage].upstream if name in run]
+                kinds = READS.get(stage, ())
+                made_here = [root for kind in kinds for root in roots.get(kind, ())]
+                found = _jobs_in(Path(folder), [*before, *made_here], [kind for kind in kinds if not roots.get(kind)])
+                if not found:
+                    raise InputError(f"{folder} holds no log of its stage; delete the folder and run it again")
+                stages[Path(folder)] = found[0]
+    page = Path("results", settings["page"])
+    return [*jobs, *stages.values(), *_jobs_in(page, stages, ())]
+
+
+def _runs(settings: dict) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Of each run, and of what made the models that write captions: the dataset, and the folders of the stages."""
+    for captioner in settings["captioners"]:
+        yield Path(captioner["dataset"]), captioner["stages"]
+    for experiment in settings["experiments"]:
+        for run in experiment["runs"]:
+            yield Path(experiment["dataset"]), run["stages"]
+
+
+def _jobs_in(folder: Path, reads: Iterable[Path], inputs: Iterable[str]) -> list[Job]:
+    logs = (path for path in sorted(folder.glob("*.log")) if (SCRIPTS / f"{path.stem}.py").is_file())
+    return [_job(log, tuple(reads), tuple(inputs)) for log in logs]
+
+
+def _job(log: Path, reads: tuple[Path, ...], inputs: tuple[str, ...]) -> Job:
+    benchmark = log.with_suffix(".benchmark.tsv")
+    if not benchmark.is_file():
+        return Job(log.stem, log.parent, None, _time_of(log), {}, reads, inputs)
+    with open(benchmark, encoding="utf-8", newline="") as file:
+        *_, row = csv.DictReader(file, delimiter="\t")
+    ended, used = _time_of(benchmark), {}
+    for name in ("max_rss", "cpu_time"):
+        try:
+            used[name] = float(row[name])
+        except (KeyError, TypeError, ValueError):  # `-`, or NA, of a job that was too short
+            pass
+    return Job(log.stem, log.parent, ended - timedelta(seconds=round(float(row["s"]))), ended, used, reads, inputs)
+
+
+def _time_of(path: Path) -> datetime:
+    return datetime.fromtimestamp(int(path.stat().st_mtime), UTC)

@@ -1,0 +1,97 @@
+"""Makes the run of a crate again, in a folder of its own, and shows the difference of every score.
+
+    python workflow_scripts/reproduce.py --crate results/baseline/report/crate/run.crate.zip --cores 1
+
+Says first what differs here from where the crate was written. This clone's code runs, with the crate's configuration;
+nothing of the crate is executed. The results are in results/reproduced/<digest of the crate>/. After a kill, the same
+command goes on from there.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from dj2mgm.command_line import command_line, one_line
+from dj2mgm.errors import InputError
+from dj2mgm.provenance.differences import check_inputs, describe_differences
+from dj2mgm.provenance.files import SNAKEFILE, digest_images
+from dj2mgm.provenance.machine import ROOT
+from dj2mgm.provenance.project import COMMAND_LINE, make_project
+from dj2mgm.provenance.reading import Crate, open_crate
+from dj2mgm.provenance.scores import compare_scores, show, write_comparisons
+
+RESULTS = Path("results/reproduced")
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--crate", type=Path, required=True, help="zip file or folder")
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has Snakemake")
+    parser.add_argument("--deployment", nargs="*", default=[], help="as Snakemake's --sdm, such as conda")
+    args = parser.parse_args()
+    snakemake = [args.python, "-m", "snakemake", "--cores", str(args.cores)]
+    if args.deployment:
+        snakemake += ["--sdm", *args.deployment, f"--conda-prefix={Path('.snakemake/conda').absolute()}"]
+    with open_crate(args.crate) as crate:
+        reproduce(crate, snakemake)
+
+
+def reproduce(crate: Crate, snakemake: list[str]) -> None:
+    differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
+    for sentence in differences or ["no difference: the code, its packages and the machine are those of the crate"]:
+        print(one_line(sentence), flush=True)
+    check_inputs(crate.record["inputs"])
+    folder = (RESULTS / crate.identity[:12]).absolute()
+    table = f"results/{crate.record['page']}/comparison.csv"
+    try:
+        runs = make_project(crate, folder)
+    except InputError as error:
+        commit = crate.record["commit"].removesuffix("-dirty")
+        remedy = f" (git checkout {commit} has the code that the crate was made with)" if commit else ""
+        raise InputError(f"the crate cannot be made again here: {error}{remedy}") from None
+    print(f"running in {folder}", flush=True)
+    snakemake += [f"--snakefile={ROOT / SNAKEFILE}", f"--configfile={folder / COMMAND_LINE}", "--"]
+    datasets = {run.dataset["name"]: run.dataset for run in runs}
+    for images in crate.record["images"]:
+        name = images["dataset"]
+        if name in datasets:
+            run_targets(snakemake, folder, f"results/datasets/{name}/summary.json")
+            check_images(images, folder, datasets[name]["images"])
+    run_targets(snakemake, folder, table)
+    there, here = crate.read(table).decode(errors="replace"), (folder / table).read_text(encoding="utf-8")
+    compared = compare_scores(there, here, f"{crate.path}: {table}")
+    write_comparisons(compared, folder / "reproduction.csv")
+    print("\n".join(map(one_line, show(compared).splitlines())))
+    print(f"wrote {folder / 'reproduction.csv'}", flush=True)
+
+
+def run_targets(snakemake: list[str], folder: Path, target: str) -> None:
+    done = subprocess.run([*snakemake, target], cwd=folder)
+    if done.returncode:
+        raise InputError(f"the run in {folder} failed; see above, and run the same command again")
+
+
+def check_images(images: dict, folder: Path, roots: dict[str, str]) -> None:
+    """
+    Raises:
+        InputError: images of the user's are others than those of the crate's run.
+    """
+    name = images["dataset"]
+    rooted = {split: str(folder / root) for split, root in roots.items()}
+    here = digest_images(folder / "results/datasets" / name, rooted)
+    if here == {key: images[key] for key in here}:
+        print(one_line(f"the {here['count']} images of {name} are those of the crate"), flush=True)
+    elif images["drawn"]:
+        print(one_line(f"differs: the images of {name} are drawn differently by this code or its packages"), flush=True)
+    else:
+        raise InputError(
+            f"the images of the dataset {name} are not those of the crate's run ({here['count']} here, "
+            f"{images['count']} there); put those in their place"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Writes how the figures of a page came about, as a Workflow Run RO-Crate: code, configuration, inputs, jobs, results.
+
+    python workflow_scripts/write_crate.py --config results/baseline/report/crate/config.yaml \\
+        --output results/baseline/report/crate/run.crate.zip
+
+Weights, images and large files are in it by their digests only.
+"""
+
+from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.files import read_yaml
+from dj2mgm.provenance.crate import write_crate
+
+
+@command_line
+def main() -> None:
+    paths = path_arguments(__doc__, "--config", "--output")
+    count = write_crate(read_yaml(paths.config), paths.output)
+    print(f"wrote {paths.output}: {count} jobs, {paths.output.stat().st_size / 2**20:.1f} MiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
