@@ -204,6 +204,45 @@ def test_what_the_server_writes_without_a_caption_is_an_answer_with_its_problem(
     assert found[6].tokens is None and found[0].tokens == 10
 
 
+def test_an_answer_in_parts_is_their_text(images):
+    parts = {
+        0: [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}],
+        1: [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a dog"}],
+        2: [],
+    }
+    with ScriptedServer(lambda asked: caption(parts[number_of(asked)])) as server:
+        found = ask(server, images[:3])
+    assert [found[place].candidates for place in range(3)] == [["a cat"], ["a dog"], [""]] and server.requests == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "text", "problem"),
+    [
+        ("<think>It is red.</think>\n\nA red square.", "stop", "A red square.", None),
+        ("It is red.\n</think> A red square.", "stop", "A red square.", None),
+        ("<think>It is", "length", "<think>It is", "cut off"),
+        ("\n<think>It is", "stop", "<think>It is", "cut off"),
+        ("<think>It is red.</think>", "stop", "", None),
+    ],
+)
+def test_thoughts_are_no_part_of_a_caption(images, said, finish, text, problem):
+    with ScriptedServer(lambda _: caption(said, finish)) as server:
+        assert ask(server, images[:1]) == {0: Captions([text], None, problem, 10)}
+
+
+@pytest.mark.parametrize("character", ["\ud83d", "\0", "\a", "\x7f", "\x9b", "\u202e", "\u2066"])
+def test_a_character_that_no_caption_may_have_is_a_problem_of_its_answer(images, character):
+    with ScriptedServer(lambda _: caption(f"a cat {character} b")) as server:
+        found = ask(server, images[:1])
+    assert found == {0: Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)}
+
+
+@pytest.mark.parametrize("text", ["गुलाब", "می\u200cخواهم", "👩\u200d🚀 in space", "\u200fא", "e\u0301t\u00e9"])
+def test_texts_of_other_scripts_are_captions(images, text):
+    with ScriptedServer(lambda _: caption(text)) as server:
+        assert ask(server, images[:1])[0] == Captions([text], None, None, 10)
+
+
 def test_a_server_that_goes_down_stops_the_stage_after_what_it_has_answered(images):
     def dies(asked):
         return named(asked) if asked.number <= 10 else Reply(action="reset")
@@ -274,6 +313,15 @@ def test_a_budget_of_tokens_stops_when_it_is_reached(images):
     with ScriptedServer(lambda _: caption("x", tokens=None)) as server:
         found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
     assert len(found) == 1 and "does not tell what its answers cost in tokens" in sentence
+    with ScriptedServer(lambda _: caption("x", tokens=-9)) as server:
+        assert "does not tell" in stopped(server, images, max_total_tokens=95, concurrency=1)[1]
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_tokens_of_what_is_no_answer_count(images, status):
+    with ScriptedServer(lambda _: Reply(status, '{"choices": [], "usage": {"total_tokens": 10}}')) as server:
+        _, sentence = stopped(server, images, max_total_tokens=15, concurrency=1)
+    assert server.requests == 2 and "(2 requests and 20 tokens so far" in sentence
 
 
 def test_the_report_counts_requests_answers_and_tokens(images):

@@ -16,7 +16,7 @@ import httpx
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
-from .chat_answer import Answer, answer_of
+from .chat_answer import Answer, answer_of, tokens_of
 
 CONNECT_S = 10.0
 LONGEST_PAUSE_S = 600.0  # that a server may ask for; a stage that slept for longer would only hold its GPUs
@@ -34,13 +34,15 @@ class Failure(Exception):
         again: whether it may get one if it is sent again.
         wait_s: what the server asks to wait before.
         busy: the server has too many requests.
+        tokens: that the server has counted all the same.
     """
 
-    def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, busy: bool = False):
+    def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, busy: bool = False, tokens: int = 0):
         super().__init__(reason)
         self.again = again
         self.wait_s = wait_s
         self.busy = busy
+        self.tokens = tokens
 
 
 class ChatServer:
@@ -123,9 +125,10 @@ class ChatServer:
             )
         if not response.is_success:
             raise self._failure_of(response)
-        answer = answer_of(_json(response))
+        values = _json(response)
+        answer = answer_of(values)
         if answer is None:
-            raise Failure(f"{self._quote(response)}, which is no chat completion")
+            raise Failure(f"{self._quote(response)}, which is no chat completion", tokens=tokens_of(values) or 0)
         self._has_answered = True
         return answer
 
@@ -161,7 +164,8 @@ class ChatServer:
             raise InputError(
                 f"{self.name}: it answers {self._quote(response)}{wait}; run again when it allows more requests"
             )
-        return Failure(self._quote(response), status >= 500 or status in TRY_AGAIN, wait_s, status in BUSY)
+        again, tokens = status >= 500 or status in TRY_AGAIN, tokens_of(_json(response)) or 0
+        return Failure(self._quote(response), again, wait_s, status in BUSY, tokens)
 
     def _quote(self, response: httpx.Response) -> str:
         """Status and beginning of what the server says, on one line."""
