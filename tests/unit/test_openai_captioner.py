@@ -51,7 +51,13 @@ def mapper(server: ScriptedServer, **arguments):
 def ask(server: ScriptedServer, images: list[str], spent: tuple[int, int] = (0, 0), **arguments) -> dict[int, Captions]:
     operator = mapper(server, **arguments)
     operator.connect(spent)
-    return dict(operator.captions_as_they_come(images))
+    return answers_of(operator, images)
+
+
+def answers_of(operator, images: list[str]) -> dict[int, Captions]:
+    found: dict[int, Captions] = {}
+    operator.captions_as_they_come(images, found.__setitem__)
+    return found
 
 
 def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments) -> tuple[dict[int, Captions], str]:
@@ -59,8 +65,7 @@ def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments
     operator, found = mapper(server, **arguments), {}
     operator.connect(spent)
     with pytest.raises(InputError) as caught:
-        for place, captions in operator.captions_as_they_come(images):
-            found[place] = captions
+        operator.captions_as_they_come(images, found.__setitem__)
     assert "\n" not in str(caught.value) and KEY not in str(caught.value)
     return found, str(caught.value)
 
@@ -268,6 +273,26 @@ def test_answers_on_their_way_are_kept_when_the_stage_stops(images):
     assert len(found) == server.answered.total() == server.requests - 1 <= 8
 
 
+def test_an_answer_that_cannot_be_kept_loses_no_other(images):
+    found: list[int] = []
+
+    def slow(asked):
+        time.sleep(0.1)
+        return named(asked)
+
+    def keep(place: int, captions: Captions) -> None:
+        found.append(place)
+        if len(found) == 1:
+            raise OSError("disk full")
+
+    with ScriptedServer(slow) as server:
+        operator = mapper(server)
+        operator.connect()
+        with pytest.raises(OSError, match="disk full"):
+            operator.captions_as_they_come(images, keep)
+    assert 4 <= len(found) == server.requests < 24
+
+
 @pytest.mark.parametrize(
     ("reply", "sentence"),
     [
@@ -328,7 +353,7 @@ def test_the_report_counts_requests_answers_and_tokens(images):
     with ScriptedServer(lambda asked: Reply(500) if asked.number == 1 else named(asked)) as server:
         operator = mapper(server)
         operator.connect((7, 70))
-        assert len(dict(operator.captions_as_they_come(images[:5]))) == 5
+        assert len(answers_of(operator, images[:5])) == 5
     assert operator.report == {"requests": 6, "answers": 5, "tokens": 50}
 
 
@@ -378,7 +403,7 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeyp
         monkeypatch.setenv(VARIABLE, f" {KEY}\n")
         operator = mapper(server, key_variable=VARIABLE)
         operator.connect()
-        assert len(dict(operator.captions_as_they_come(images))) == 24
+        assert len(answers_of(operator, images)) == 24
         with pytest.raises(InputError, match="it wants a key"):
             ask(server, images, key_variable=None)
         server.reply = lambda asked: Reply(400, f"you sent {asked.headers['Authorization']}")

@@ -198,10 +198,13 @@ class LowSimilarityRecaptionMapper(Mapper):
         waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in known}
         new = sum(hashed in waiting for hashed in hashes)
         progress = Progress(f"captions by {self.captioner.name}", len(waiting))
-        for captions in self.captioner.caption(waiting, self._store.before):
+
+        def keep(captions: dict[str, Captions]) -> None:
             self._store.add(captions)
-            known |= captions
+            known.update(captions)
             progress.add(len(captions))
+
+        self.captioner.caption(waiting, self._store.before, keep)
         return [known.get(hashed, NO_ANSWER) for hashed in hashes], new
 
     def _has_captions(self) -> bool:

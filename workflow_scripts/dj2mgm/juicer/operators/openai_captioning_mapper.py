@@ -10,7 +10,7 @@ A captioner only, not a step of its own: `low_similarity_recaption_mapper` keeps
 """
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -124,11 +124,12 @@ class OpenAICaptioningMapper(Mapper):
             requests.check()
             self._requests = requests
 
-    def captions_as_they_come(self, images: Sequence[str]) -> Iterator[tuple[int, Captions]]:
-        """The place of each image that has got an answer, and its captions; after `connect`.
+    def captions_as_they_come(self, images: Sequence[str], keep: Callable[[int, Captions], None]) -> None:
+        """Hand the place of each image that has got an answer, and its captions, to `keep`; after `connect`.
 
         Raises:
-            InputError: the server answers no more, or a budget is used up; answers on their way come first.
+            InputError: the server answers no more, or a budget is used up; answers on their way are kept before.
+            Exception: as `keep` raises it for one answer; the others on their way are handed to it all the same.
         """
         requests, before = self._requests, self._requests.counts()
         stopped: Exception | None = None
@@ -136,12 +137,13 @@ class OpenAICaptioningMapper(Mapper):
             places = {threads.submit(self._ask, image): place for place, image in enumerate(images)}
             try:
                 for asked in as_completed(places):
-                    if error := asked.exception():
+                    try:
+                        if answer := asked.result():
+                            keep(places[asked], Captions([answer.text], None, answer.problem, answer.tokens))
+                    except Exception as error:
                         stopped = stopped or error
                         requests.stop()
-                    elif answer := asked.result():
-                        yield places[asked], Captions([answer.text], None, answer.problem, answer.tokens)
-            finally:  # also where nobody takes the captions any more
+            finally:  # also where this process is interrupted
                 if any(not asked.done() for asked in places):
                     requests.stop()
         if isinstance(stopped, InputError):

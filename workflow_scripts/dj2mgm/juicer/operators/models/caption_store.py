@@ -65,10 +65,10 @@ class CaptionStore:
     def add(self, batch: dict[str, Captions]) -> None:
         """Keep a batch; it is on disk, whole, when this returns."""
         lines = {image: _line(image, captions) for image, captions in batch.items()}
-        self._lines.fill(lines.items())
         if self._file:
             self._file.write("".join(lines.values()).encode())
             self._file.flush()
+        self._lines.fill(lines.items())
 
     def close(self) -> None:
         for file in filter(None, (self._file, self._turn)):

@@ -7,7 +7,7 @@ of another shape round differently; where it draws at random, the random numbers
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from data_juicer.ops import load_ops
@@ -62,8 +62,10 @@ class Captioner:
         """Whether captions come one by one, in any order, and cost something."""
         return answers_one_by_one(self.operator)
 
-    def caption(self, images: dict[str, str], spent: tuple[int, int]) -> Iterator[dict[str, Captions]]:
-        """Captions of image files by their SHA-256, some at a time, as soon as they are there.
+    def caption(
+        self, images: dict[str, str], spent: tuple[int, int], keep: Callable[[dict[str, Captions]], None]
+    ) -> None:
+        """Hand captions of image files by their SHA-256 to `keep`, some at a time, as soon as they are there.
 
         Args:
             images: by their SHA-256. Those that a server gives no answer about are left out.
@@ -72,12 +74,13 @@ class Captioner:
         hashes = list(images)
         if self.is_server and hashes:
             self.operator.connect(spent)
-            for place, captions in self.operator.captions_as_they_come(list(images.values())):
-                yield {hashes[place]: captions}
+            self.operator.captions_as_they_come(
+                list(images.values()), lambda place, captions: keep({hashes[place]: captions})
+            )
             return
         for start in range(0, len(hashes), self.batch_size):
             batch = hashes[start : start + self.batch_size]
-            yield dict(zip(batch, self([images[hashed] for hashed in batch], batch), strict=True))
+            keep(dict(zip(batch, self([images[hashed] for hashed in batch], batch), strict=True)))
 
     def __call__(self, images: Sequence[str], hashes: Sequence[str]) -> list[Captions]:
         """Captions of up to `batch_size` image files, whose SHA-256 hashes are given too."""
