@@ -455,6 +455,21 @@ def test_only_what_changes_an_answer_asks_again(tmp_path):
     assert fingerprint(model=str(tmp_path)) != fingerprint(model=str(tmp_path / "m")), "a name, not a folder"
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"temperature": 0},
+        {"max_tokens": 128, "longest_side": 768.0, "question": "Describe the image in one sentence."},
+        {"base_url": "http://h/v1/"},
+        {"base_url": "HTTP://H/v1"},
+    ],
+)
+def test_a_captioner_is_the_same_however_it_is_written(written):
+    base = {"base_url": "http://h/v1", "model": "m"}
+    first, same = (Captioner({"openai_captioning_mapper": base | each}, 0) for each in ({}, written))
+    assert first.fingerprint() == same.fingerprint() and same.operator.base_url == "http://h/v1"
+
+
 def test_it_is_no_step_of_its_own():
     [operator] = load_ops([{"openai_captioning_mapper": {"model": "m"}}])
     with pytest.raises(InputError, match="no step of its own: name it as the captioner of low_similarity"):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from data_juicer.ops.base_op import OPERATORS, UNFORKABLE, Mapper
 
-from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
+from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable, one_address
 from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.errors import InputError
 
@@ -86,7 +86,7 @@ class OpenAICaptioningMapper(Mapper):
             raise InputError(f"{NAME}: 'key_variable' must {VARIABLE}")
         if not model:
             raise InputError(f"{NAME}: 'model' is missing; name one of {base_url}/models")
-        self.base_url = base_url
+        self.base_url = one_address(base_url)
         self.model = model
         self.key_variable = key_variable
         self.question = question

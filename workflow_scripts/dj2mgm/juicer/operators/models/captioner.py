@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 
 from data_juicer.ops import load_ops
 from data_juicer.utils.constant import Fields
@@ -102,8 +103,8 @@ class Captioner:
         return [_captions(text, meta) for text, meta in zip(texts, metas, strict=True)][: len(images)]
 
     def fingerprint(self) -> str:
-        """SHA-256 over everything that captions depend on, wherever the model's folder lies."""
-        arguments = {key: value for key, value in self.arguments.items() if key not in without_effect(self.operator)}
+        """SHA-256 over everything that captions depend on, wherever the model's folder lies, however they are written."""
+        arguments = {key: value for key, value in self._settings().items() if key not in without_effect(self.operator)}
         if not self.is_server:  # whose model is a name, even where a folder is called so
             arguments = {key: value for key, value in arguments.items() if not _is_folder(value)}
         digest = hashlib.sha256()
@@ -112,6 +113,12 @@ class Captioner:
         for file in model_files({self.name: self.arguments}):
             digest.update(file.name.encode() + sha256_of(file).encode())
         return digest.hexdigest()
+
+    def _settings(self) -> dict:
+        """The operator's arguments, defaults filled in, as it has kept them; 0.0 as 0, since YAML tells them apart."""
+        known = signature(type(self.operator).__init__).parameters.values()
+        settings = {each.name: each.default for each in known if each.default is not each.empty} | self.arguments
+        return {key: _one_spelling(getattr(self.operator, key, value), value) for key, value in settings.items()}
 
 
 def problem_of(caption: str, max_length: int) -> str | None:
@@ -127,6 +134,11 @@ def problem_of(caption: str, max_length: int) -> str | None:
     if special or CONTROL.search(caption) or len(caption.splitlines()) > 1:
         return "control token"
     return None
+
+
+def _one_spelling(kept: object, given: object) -> object:
+    value = kept if isinstance(kept, str | int | float | None) else given
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_folder(value: object) -> bool:

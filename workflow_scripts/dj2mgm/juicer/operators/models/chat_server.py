@@ -51,6 +51,7 @@ class ChatServer:
     The key is read from the environment, goes into a header of the requests, and nowhere else.
 
     Args:
+        base_url: without / at the end.
         key_variable: of the environment; None: no key is sent.
         timeout_s: of silence.
     """
@@ -69,7 +70,7 @@ class ChatServer:
         self._timeout_s = timeout_s
         self._has_answered = False
         self._client = httpx.Client(
-            base_url=base_url.rstrip("/") + "/",
+            base_url=f"{base_url}/",
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
