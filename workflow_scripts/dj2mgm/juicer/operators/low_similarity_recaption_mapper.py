@@ -193,10 +193,10 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
         """Each image's captions, and for how many of the images they were not known before."""
-        hashes = [digest_of(image) for image in images]
-        known = self._store.get(hashes)
-        waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in known}
-        new = sum(hashed in waiting for hashed in hashes)
+        keys = self.captioner.keys_of([digest_of(image) for image in images])
+        known = self._store.get(keys)
+        waiting = self.captioner.waiting(dict(zip(keys, images, strict=True)), known)
+        new = sum(key in waiting for key in keys)
         progress = Progress(f"captions by {self.captioner.name}", len(waiting))
 
         def keep(captions: dict[str, Captions]) -> None:
@@ -205,7 +205,7 @@ class LowSimilarityRecaptionMapper(Mapper):
             progress.add(len(captions))
 
         self.captioner.caption(waiting, self._store.before, keep)
-        return [known.get(hashed, NO_ANSWER) for hashed in hashes], new
+        return [known.get(key, NO_ANSWER) for key in keys], new
 
     def _has_captions(self) -> bool:
         return bool(self.captions_folder) and has_captions(Path(self.captions_folder), self.captioner.fingerprint())
