@@ -207,6 +207,26 @@ def test_a_budget_stops_the_stage_and_a_higher_one_goes_on_where_it_stopped(proj
     assert server.requests == COUNT and set(server.answered.values()) == {1}
 
 
+def test_two_steps_that_would_pay_for_the_same_captions_are_refused_before_any_is_asked(project, tmp_path):
+    with ScriptedServer(of_its_image) as server:
+        write_settings(project, tmp_path, server.url)
+        settings = read_yaml(tmp_path / "config.yaml")
+        mapper, *others = settings["recipe"]["process"]
+        captioner = {"openai_captioning_mapper": {"base_url": f"{server.url}/", "model": MODEL, "max_requests": COUNT}}
+        same = {"low_similarity_recaption_mapper": {"keep_fraction": 0.5, "captioner": captioner}}
+        settings["recipe"]["process"] = [mapper, *others, same]
+        write_yaml(tmp_path / "config.yaml", settings)
+        read = read_synthesize_settings(tmp_path / "config.yaml", tmp_path / "out", None)
+        with pytest.raises(InputError, match="recipe, steps 1 and 4: low_similarity_recaption_mapper asks the same"):
+            run_recipe(read, project / "data/pairs.jsonl", tmp_path / "out", SYNTHESIZED)
+        assert server.requests == server.lists == 0
+        captioner["openai_captioning_mapper"]["question"] = "What is it?"
+        write_yaml(tmp_path / "config.yaml", settings)
+        read = read_synthesize_settings(tmp_path / "config.yaml", tmp_path / "out", None)
+        run_recipe(read, project / "data/pairs.jsonl", tmp_path / "out", SYNTHESIZED)
+    assert COUNT < server.requests < 2 * COUNT, "another question may be asked"
+
+
 def test_a_server_that_is_not_there_stops_the_stage_before_any_work(project, tmp_path):
     with ScriptedServer(of_its_image, ["another"]) as server:
         with pytest.raises(InputError, match="does not list this model, but another"):

@@ -27,6 +27,7 @@ operator's class, and all are optional:
   it is there, the second hands captions one by one to `keep`; `openai_captioning_mapper` has both.
 - `without_effect`: names of a captioner's arguments that change no caption.
 - `in_one_process`: whether the operator runs where the stage runs, on Ray too, because it counts what it does.
+- `budget`: names what the operator spends, or is None; no two operators of a recipe may spend the same.
 - `check_ready()`: raises an InputError where the operator could not run; called before the stage starts.
 - `close()`: closes files that stay open between batches.
 """
@@ -119,6 +120,10 @@ def without_effect(operator: Operator) -> set[str]:
 
 def in_one_process(operator: OP) -> bool:
     return _declared(operator, "in_one_process") is not None and operator.in_one_process
+
+
+def budget(operator: OP) -> str | None:
+    return operator.budget if _declared(operator, "budget") else None
 
 
 def check_ready(operator: OP) -> None:

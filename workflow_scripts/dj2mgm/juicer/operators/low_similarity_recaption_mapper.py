@@ -107,6 +107,11 @@ class LowSimilarityRecaptionMapper(Mapper):
     def in_one_process(self) -> bool:
         return in_one_process(self.captioner.operator)
 
+    @property
+    def budget(self) -> str | None:
+        """A captioner's that asks a server: two operators would ask twice, and each spend all of it."""
+        return self.captioner.fingerprint() if self.captioner.is_server else None
+
     def check_ready(self) -> None:
         """Ask a captioner's server whether it is there; later, when it is first needed, where it has answered before.
 
