@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 from scripted_server import Asked, Reply, ScriptedServer, caption
 
+from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import load_ops
+from dj2mgm.juicer.operators import openai_captioning_mapper
 from dj2mgm.juicer.operators.models import chat_requests
 from dj2mgm.juicer.operators.models.captioner import Captioner, Captions
 
@@ -87,6 +89,24 @@ def test_as_many_requests_are_in_flight_as_asked_for_and_no_more(images):
     with ScriptedServer(by_eights) as server:
         assert len(ask(server, images, concurrency=8)) == 24
     assert server.most_in_flight == 8
+
+
+def test_as_many_images_are_decoded_at_the_same_time_as_there_are_cores(images, monkeypatch):
+    decoding: list[str] = []
+    most: list[int] = []
+
+    def slow_load(image, longest_side):
+        decoding.append(image)
+        most.append(len(decoding))
+        time.sleep(0.02)
+        decoding.remove(image)
+        return load_image(image, longest_side)
+
+    monkeypatch.setattr(openai_captioning_mapper, "load_image", slow_load)
+    monkeypatch.setattr(openai_captioning_mapper.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    with ScriptedServer(named) as server:
+        assert len(ask(server, images, concurrency=12)) == 24
+    assert max(most) == 3
 
 
 def test_the_request_is_a_chat_completion_with_the_image_scaled_down(images):

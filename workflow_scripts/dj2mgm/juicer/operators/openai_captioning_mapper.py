@@ -10,8 +10,9 @@ A captioner only, not a step of its own: `low_similarity_recaption_mapper` keeps
 """
 
 import base64
+import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -133,8 +134,9 @@ class OpenAICaptioningMapper(Mapper):
         """
         requests, before = self._requests, self._requests.counts()
         stopped: Exception | None = None
-        with ThreadPoolExecutor(self.concurrency) as threads:
-            places = {threads.submit(self._ask, image): place for place, image in enumerate(images)}
+        cores = len(os.sched_getaffinity(0))  # as many whole images in memory, however many requests are in flight
+        with ThreadPoolExecutor(cores) as encoders, ThreadPoolExecutor(self.concurrency) as threads:
+            places = {threads.submit(self._ask, image, encoders): place for place, image in enumerate(images)}
             try:
                 for asked in as_completed(places):
                     try:
@@ -158,17 +160,17 @@ class OpenAICaptioningMapper(Mapper):
             "what has been paid for"
         )
 
-    def _ask(self, image: str) -> "Answer | None":
+    def _ask(self, image: str, encoders: Executor) -> "Answer | None":
         if self._requests.stopped:
             return None
-        picture = {"type": "image_url", "image_url": {"url": self._data_url(image)}}
+        picture = {"type": "image_url", "image_url": {"url": encoders.submit(self._data_url, image).result()}}
         content = [picture, {"type": "text", "text": self.question}]
         return self._requests.ask(content, max_tokens=self.max_tokens, temperature=self.temperature)
 
     def _data_url(self, image: str) -> str:
         """The image as the workflow sees it, in a JPEG of at most `longest_side`."""
         try:
-            picture = load_image(image)
+            picture = load_image(image, self.longest_side)
         except BadImage as error:
             raise InputError(f"{error}; take its row out of the data") from None
         picture.thumbnail((self.longest_side, self.longest_side))
