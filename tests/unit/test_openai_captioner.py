@@ -1,9 +1,13 @@
 """The captioner that asks a server, against one that misbehaves on command and counts what it is asked."""
 
+import html
+import json
+import re
 import time
 from dataclasses import replace
 from email.utils import formatdate
 from threading import Barrier, Lock
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -380,8 +384,8 @@ def test_the_report_counts_requests_answers_and_tokens(images):
 @pytest.mark.parametrize(
     ("models", "sentence"),
     [
-        (["a", "b"], r"\(model tiny\): the server does not list this model, but a, b; name one of these"),
-        ([f"m{number}" for number in range(12)], "but m0, m1, m2, m3, m4, m5, m6, m7, m8, m9 and 2 more; name one"),
+        (["a", "b"], r"\(model tiny\): the server does not list this model, but 'a', 'b'; name one of these"),
+        ([f"m{number}" for number in range(12)], "but 'm0', 'm1', .*, 'm9' and 2 more; name one"),
         (
             Reply(200, "<html>hello"),
             "asked for its models, it answers 200 '<html>hello'; correct base_url, which often",
@@ -429,7 +433,45 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeyp
         server.reply = lambda asked: Reply(400, f"you sent {asked.headers['Authorization']}")
         found, sentence = stopped(server, images * 3, key_variable=VARIABLE, concurrency=1)
         assert "<key>" in sentence and not found
-    assert KEY not in capfd.readouterr().err and KEY not in repr(vars(operator))
+    assert KEY not in capfd.readouterr().err
+
+
+def test_an_operator_holds_the_name_of_the_variable_and_not_the_key(monkeypatch):
+    """Ray and Data-Juicer write an operator's values down, for other processes and for their records."""
+    monkeypatch.setenv(VARIABLE, KEY)
+    [operator] = load_ops([{"openai_captioning_mapper": {"model": "m", "key_variable": VARIABLE}}])
+    written = repr(vars(operator))
+    assert VARIABLE in written and KEY not in written
+
+
+ODD_KEY = 'sk-ab/cd+"e\\'
+SPELLINGS = {
+    "plain": ODD_KEY,
+    "json": json.dumps(ODD_KEY)[1:-1],
+    "php": json.dumps(ODD_KEY)[1:-1].replace("/", "\\/"),
+    "json twice": json.dumps(json.dumps(ODD_KEY)),
+    "code points": "".join(f"\\u{ord(character):04X}" for character in ODD_KEY),
+    "address": quote(ODD_KEY, safe=""),
+    "address twice": quote(quote(ODD_KEY, safe=""), safe=""),
+    "html": html.escape(ODD_KEY),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_the_key_is_masked_however_the_server_writes_it(images, monkeypatch, spelling):
+    monkeypatch.setenv(VARIABLE, ODD_KEY)
+    with ScriptedServer(lambda _: Reply(404, f"no scope: {spelling}.")) as server:
+        _, sentence = stopped(server, images, key_variable=VARIABLE, concurrency=1)
+        assert re.search(r"it answers 404 .no scope: \W*<key>\W*\.", sentence)
+        server.models = [spelling]
+        with pytest.raises(InputError, match=r"does not list this model, but \W*<key>\W*; name one"):
+            ask(server, images, key_variable=VARIABLE)
+
+
+def test_names_of_models_are_shown_on_one_line_and_not_at_any_length(images):
+    with ScriptedServer(named, ["m\n\x1b[31m" + "x" * 1000]) as server, pytest.raises(InputError) as caught:
+        ask(server, images)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("key", ["sk-two\nlines", "sk-schlüssel", "sk a"])

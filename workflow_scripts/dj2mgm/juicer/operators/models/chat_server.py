@@ -4,6 +4,7 @@ With httpx, and not with the library `openai`: that one repeats requests by itse
 request learns from another that the server is busy, and it hands over any JSON as an answer.
 """
 
+import html
 import logging
 import math
 import os
@@ -67,6 +68,7 @@ class ChatServer:
         self.name = f"{base_url} (model {model})"
         self._key_variable = key_variable
         self._key = _key_of(key_variable)
+        self._key_written = _spellings_of(self._key)
         self._timeout_s = timeout_s
         self._has_answered = False
         self._client = httpx.Client(
@@ -98,11 +100,9 @@ class ChatServer:
             )
         listed = [str(model.get("id")) for model in values["data"] if isinstance(model, dict)]
         if listed and self.model not in listed:
+            shown = ", ".join(map(self._shown, listed[:SHOWN_MODELS]))
             more = f" and {len(listed) - SHOWN_MODELS} more" if len(listed) > SHOWN_MODELS else ""
-            raise InputError(
-                f"{self.name}: the server does not list this model, but {', '.join(listed[:SHOWN_MODELS])}{more}; name "
-                "one of these"
-            )
+            raise InputError(f"{self.name}: the server does not list this model, but {shown}{more}; name one of these")
         if not listed:
             note(f"{self.name}: the server lists no models; the first answer will show whether it has this one")
 
@@ -139,7 +139,7 @@ class ChatServer:
         except httpx.TimeoutException:
             raise Failure(f"no answer in {self._timeout_s:g} s") from None
         except httpx.HTTPError as error:
-            raise Failure(f"no answer ({self._without_key(str(error)) or type(error).__name__})") from None
+            raise Failure(f"no answer ({self._shown(str(error) or type(error).__name__)})") from None
 
     def _check_key(self, response: httpx.Response) -> None:
         """
@@ -169,12 +169,13 @@ class ChatServer:
         return Failure(self._quote(response), again, wait_s, status in BUSY, tokens)
 
     def _quote(self, response: httpx.Response) -> str:
-        """Status and beginning of what the server says, on one line."""
-        text = " ".join(self._without_key(response.text).split())
-        return f"{response.status_code} {text[:SHOWN_CHARACTERS]!r}"
+        """Status and beginning of what the server says."""
+        return f"{response.status_code} {self._shown(response.text)}"
 
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "<key>") if self._key else text
+    def _shown(self, text: str) -> str:
+        """The beginning of what comes from outside, on one line, in quotes and without the key."""
+        hidden = self._key_written.sub("<key>", text) if self._key else text
+        return repr(" ".join(hidden.split())[:SHOWN_CHARACTERS])
 
 
 def _key_of(variable: str | None) -> str:
@@ -186,6 +187,17 @@ def _key_of(variable: str | None) -> str:
     if not re.fullmatch(r"[!-~]*", key):
         raise InputError(f"the variable {variable} of the environment holds no key: keys have no blanks or umlauts")
     return key
+
+
+def _spellings_of(key: str) -> re.Pattern:
+    """The key as it is, and as JSON, addresses and HTML write its characters."""
+    return re.compile("".join(map(_spellings_of_character, key)))
+
+
+def _spellings_of_character(character: str) -> str:
+    code = f"{ord(character):02x}"
+    coded = rf"(?i:\\{{1,4}}u00{code}|%(25)?{code}|&#x0{{0,4}}{code};|&#0{{0,4}}{ord(character)};)"
+    return rf"(?:{coded}|\\{{0,4}}{re.escape(character)}|{re.escape(html.escape(character))})"
 
 
 def _json(response: httpx.Response) -> object:
