@@ -100,8 +100,10 @@ def main() -> None:
         asked = [images[number % len(images)] for number in range(arguments.images)]
         operator.connect()
         started, cpu = perf_counter(), process_time()
-        answered = sum(1 for _ in operator.captions_as_they_come(asked))
+        found: dict = {}
+        operator.captions_as_they_come(asked, found.__setitem__)
         seconds, cpu = perf_counter() - started, process_time() - cpu
+    answered = len(found)
     rate, possible = answered / seconds, arguments.concurrency / arguments.seconds
     print(
         f"{answered} of {arguments.images} captions in {seconds:.1f} s: {rate:.1f}/s of {possible:.0f}/s; "

@@ -126,6 +126,8 @@ def test_a_fingerprint_is_of_contents_and_not_of_paths(kind, request, tmp_path):
     [(name, arguments)] = copy.items()
     (tmp_path / next(iter(arguments)) / "notes.md").write_text("not the model's")
     assert Captioner(copy, 0).fingerprint() == original
+    default = {"mgm": {"question": ""}, "blip2": {"caption_num": 1.0}}[kind]
+    assert Captioner({name: default | arguments}, 0).fingerprint() == original
     assert (Captioner(copy, 1).fingerprint() == original) == (kind == "mgm"), "beam search draws nothing"
     assert Captioner({name: arguments | {"batch_size": 2}}, 0).fingerprint() != original
     weights = next(tmp_path.rglob("projector.safetensors" if kind == "mgm" else "model.safetensors"))

@@ -236,6 +236,17 @@ def test_the_first_of_several_frames_is_loaded():
         assert np.abs(loaded(data) - (255, 0, 0)).max() <= 2, kind
 
 
+@pytest.mark.parametrize(
+    ("kind", "longest_side", "size"),
+    [("JPEG", 100, (250, 150)), ("JPEG", 300, (1000, 600)), ("JPEG", None, (1000, 600)), ("PNG", 100, (1000, 600))],
+)
+def test_a_jpeg_is_decoded_no_larger_than_needed(kind, longest_side, size):
+    smooth = Image.linear_gradient("L").resize((1000, 600))
+    decoded = load_image(encode(smooth, kind), longest_side)
+    assert decoded.size == size and (longest_side is None or max(size) >= 2 * longest_side)
+    assert abs(np.asarray(decoded, int) - np.asarray(smooth.resize(size).convert("RGB"), int)).max() <= 4
+
+
 def test_what_exif_says_about_turning_is_not_followed():
     exif = Image.Exif()
     exif[0x0112] = 6

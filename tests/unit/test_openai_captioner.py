@@ -1,17 +1,23 @@
 """The captioner that asks a server, against one that misbehaves on command and counts what it is asked."""
 
+import html
+import json
+import re
 import time
 from dataclasses import replace
 from email.utils import formatdate
 from threading import Barrier, Lock
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 from PIL import Image
 from scripted_server import Asked, Reply, ScriptedServer, caption
 
+from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import load_ops
+from dj2mgm.juicer.operators import openai_captioning_mapper
 from dj2mgm.juicer.operators.models import chat_requests
 from dj2mgm.juicer.operators.models.captioner import Captioner, Captions
 
@@ -51,7 +57,13 @@ def mapper(server: ScriptedServer, **arguments):
 def ask(server: ScriptedServer, images: list[str], spent: tuple[int, int] = (0, 0), **arguments) -> dict[int, Captions]:
     operator = mapper(server, **arguments)
     operator.connect(spent)
-    return dict(operator.captions_as_they_come(images))
+    return answers_of(operator, images)
+
+
+def answers_of(operator, images: list[str]) -> dict[int, Captions]:
+    found: dict[int, Captions] = {}
+    operator.captions_as_they_come(images, found.__setitem__)
+    return found
 
 
 def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments) -> tuple[dict[int, Captions], str]:
@@ -59,8 +71,7 @@ def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments
     operator, found = mapper(server, **arguments), {}
     operator.connect(spent)
     with pytest.raises(InputError) as caught:
-        for place, captions in operator.captions_as_they_come(images):
-            found[place] = captions
+        operator.captions_as_they_come(images, found.__setitem__)
     assert "\n" not in str(caught.value) and KEY not in str(caught.value)
     return found, str(caught.value)
 
@@ -82,6 +93,24 @@ def test_as_many_requests_are_in_flight_as_asked_for_and_no_more(images):
     with ScriptedServer(by_eights) as server:
         assert len(ask(server, images, concurrency=8)) == 24
     assert server.most_in_flight == 8
+
+
+def test_as_many_images_are_decoded_at_the_same_time_as_there_are_cores(images, monkeypatch):
+    decoding: list[str] = []
+    most: list[int] = []
+
+    def slow_load(image, longest_side):
+        decoding.append(image)
+        most.append(len(decoding))
+        time.sleep(0.02)
+        decoding.remove(image)
+        return load_image(image, longest_side)
+
+    monkeypatch.setattr(openai_captioning_mapper, "load_image", slow_load)
+    monkeypatch.setattr(openai_captioning_mapper.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    with ScriptedServer(named) as server:
+        assert len(ask(server, images, concurrency=12)) == 24
+    assert max(most) == 3
 
 
 def test_the_request_is_a_chat_completion_with_the_image_scaled_down(images):
@@ -204,6 +233,45 @@ def test_what_the_server_writes_without_a_caption_is_an_answer_with_its_problem(
     assert found[6].tokens is None and found[0].tokens == 10
 
 
+def test_an_answer_in_parts_is_their_text(images):
+    parts = {
+        0: [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}],
+        1: [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a dog"}],
+        2: [],
+    }
+    with ScriptedServer(lambda asked: caption(parts[number_of(asked)])) as server:
+        found = ask(server, images[:3])
+    assert [found[place].candidates for place in range(3)] == [["a cat"], ["a dog"], [""]] and server.requests == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "text", "problem"),
+    [
+        ("<think>It is red.</think>\n\nA red square.", "stop", "A red square.", None),
+        ("It is red.\n</think> A red square.", "stop", "A red square.", None),
+        ("<think>It is", "length", "<think>It is", "cut off"),
+        ("\n<think>It is", "stop", "<think>It is", "cut off"),
+        ("<think>It is red.</think>", "stop", "", None),
+    ],
+)
+def test_thoughts_are_no_part_of_a_caption(images, said, finish, text, problem):
+    with ScriptedServer(lambda _: caption(said, finish)) as server:
+        assert ask(server, images[:1]) == {0: Captions([text], None, problem, 10)}
+
+
+@pytest.mark.parametrize("character", ["\ud83d", "\0", "\a", "\x7f", "\x9b", "\u202e", "\u2066"])
+def test_a_character_that_no_caption_may_have_is_a_problem_of_its_answer(images, character):
+    with ScriptedServer(lambda _: caption(f"a cat {character} b")) as server:
+        found = ask(server, images[:1])
+    assert found == {0: Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)}
+
+
+@pytest.mark.parametrize("text", ["गुलाब", "می\u200cخواهم", "👩\u200d🚀 in space", "\u200fא", "e\u0301t\u00e9"])
+def test_texts_of_other_scripts_are_captions(images, text):
+    with ScriptedServer(lambda _: caption(text)) as server:
+        assert ask(server, images[:1])[0] == Captions([text], None, None, 10)
+
+
 def test_a_server_that_goes_down_stops_the_stage_after_what_it_has_answered(images):
     def dies(asked):
         return named(asked) if asked.number <= 10 else Reply(action="reset")
@@ -227,6 +295,26 @@ def test_answers_on_their_way_are_kept_when_the_stage_stops(images):
         found, sentence = stopped(server, images, concurrency=8)
     assert "asked for a caption, it answers 404 'no such model'; correct model or base_url" in sentence
     assert len(found) == server.answered.total() == server.requests - 1 <= 8
+
+
+def test_an_answer_that_cannot_be_kept_loses_no_other(images):
+    found: list[int] = []
+
+    def slow(asked):
+        time.sleep(0.1)
+        return named(asked)
+
+    def keep(place: int, captions: Captions) -> None:
+        found.append(place)
+        if len(found) == 1:
+            raise OSError("disk full")
+
+    with ScriptedServer(slow) as server:
+        operator = mapper(server)
+        operator.connect()
+        with pytest.raises(OSError, match="disk full"):
+            operator.captions_as_they_come(images, keep)
+    assert 4 <= len(found) == server.requests < 24
 
 
 @pytest.mark.parametrize(
@@ -274,21 +362,30 @@ def test_a_budget_of_tokens_stops_when_it_is_reached(images):
     with ScriptedServer(lambda _: caption("x", tokens=None)) as server:
         found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
     assert len(found) == 1 and "does not tell what its answers cost in tokens" in sentence
+    with ScriptedServer(lambda _: caption("x", tokens=-9)) as server:
+        assert "does not tell" in stopped(server, images, max_total_tokens=95, concurrency=1)[1]
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_tokens_of_what_is_no_answer_count(images, status):
+    with ScriptedServer(lambda _: Reply(status, '{"choices": [], "usage": {"total_tokens": 10}}')) as server:
+        _, sentence = stopped(server, images, max_total_tokens=15, concurrency=1)
+    assert server.requests == 2 and "(2 requests and 20 tokens so far" in sentence
 
 
 def test_the_report_counts_requests_answers_and_tokens(images):
     with ScriptedServer(lambda asked: Reply(500) if asked.number == 1 else named(asked)) as server:
         operator = mapper(server)
         operator.connect((7, 70))
-        assert len(dict(operator.captions_as_they_come(images[:5]))) == 5
+        assert len(answers_of(operator, images[:5])) == 5
     assert operator.report == {"requests": 6, "answers": 5, "tokens": 50}
 
 
 @pytest.mark.parametrize(
     ("models", "sentence"),
     [
-        (["a", "b"], r"\(model tiny\): the server does not list this model, but a, b; name one of these"),
-        ([f"m{number}" for number in range(12)], "but m0, m1, m2, m3, m4, m5, m6, m7, m8, m9 and 2 more; name one"),
+        (["a", "b"], r"\(model tiny\): the server does not list this model, but 'a', 'b'; name one of these"),
+        ([f"m{number}" for number in range(12)], "but 'm0', 'm1', .*, 'm9' and 2 more; name one"),
         (
             Reply(200, "<html>hello"),
             "asked for its models, it answers 200 '<html>hello'; correct base_url, which often",
@@ -330,13 +427,51 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeyp
         monkeypatch.setenv(VARIABLE, f" {KEY}\n")
         operator = mapper(server, key_variable=VARIABLE)
         operator.connect()
-        assert len(dict(operator.captions_as_they_come(images))) == 24
+        assert len(answers_of(operator, images)) == 24
         with pytest.raises(InputError, match="it wants a key"):
             ask(server, images, key_variable=None)
         server.reply = lambda asked: Reply(400, f"you sent {asked.headers['Authorization']}")
         found, sentence = stopped(server, images * 3, key_variable=VARIABLE, concurrency=1)
         assert "<key>" in sentence and not found
-    assert KEY not in capfd.readouterr().err and KEY not in repr(vars(operator))
+    assert KEY not in capfd.readouterr().err
+
+
+def test_an_operator_holds_the_name_of_the_variable_and_not_the_key(monkeypatch):
+    """Ray and Data-Juicer write an operator's values down, for other processes and for their records."""
+    monkeypatch.setenv(VARIABLE, KEY)
+    [operator] = load_ops([{"openai_captioning_mapper": {"model": "m", "key_variable": VARIABLE}}])
+    written = repr(vars(operator))
+    assert VARIABLE in written and KEY not in written
+
+
+ODD_KEY = 'sk-ab/cd+"e\\'
+SPELLINGS = {
+    "plain": ODD_KEY,
+    "json": json.dumps(ODD_KEY)[1:-1],
+    "php": json.dumps(ODD_KEY)[1:-1].replace("/", "\\/"),
+    "json twice": json.dumps(json.dumps(ODD_KEY)),
+    "code points": "".join(f"\\u{ord(character):04X}" for character in ODD_KEY),
+    "address": quote(ODD_KEY, safe=""),
+    "address twice": quote(quote(ODD_KEY, safe=""), safe=""),
+    "html": html.escape(ODD_KEY),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_the_key_is_masked_however_the_server_writes_it(images, monkeypatch, spelling):
+    monkeypatch.setenv(VARIABLE, ODD_KEY)
+    with ScriptedServer(lambda _: Reply(404, f"no scope: {spelling}.")) as server:
+        _, sentence = stopped(server, images, key_variable=VARIABLE, concurrency=1)
+        assert re.search(r"it answers 404 .no scope: \W*<key>\W*\.", sentence)
+        server.models = [spelling]
+        with pytest.raises(InputError, match=r"does not list this model, but \W*<key>\W*; name one"):
+            ask(server, images, key_variable=VARIABLE)
+
+
+def test_names_of_models_are_shown_on_one_line_and_not_at_any_length(images):
+    with ScriptedServer(named, ["m\n\x1b[31m" + "x" * 1000]) as server, pytest.raises(InputError) as caught:
+        ask(server, images)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("key", ["sk-two\nlines", "sk-schlüssel", "sk a"])
@@ -380,6 +515,21 @@ def test_only_what_changes_an_answer_asks_again(tmp_path):
     assert len({first, *(fingerprint(**{key: value}) for key, value in other.items())}) == 7
     (tmp_path / "m").mkdir()
     assert fingerprint(model=str(tmp_path)) != fingerprint(model=str(tmp_path / "m")), "a name, not a folder"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"temperature": 0},
+        {"max_tokens": 128, "longest_side": 768.0, "question": "Describe the image in one sentence."},
+        {"base_url": "http://h/v1/"},
+        {"base_url": "HTTP://H/v1"},
+    ],
+)
+def test_a_captioner_is_the_same_however_it_is_written(written):
+    base = {"base_url": "http://h/v1", "model": "m"}
+    first, same = (Captioner({"openai_captioning_mapper": base | each}, 0) for each in ({}, written))
+    assert first.fingerprint() == same.fingerprint() and same.operator.base_url == "http://h/v1"
 
 
 def test_it_is_no_step_of_its_own():

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from forked_python import forked_python
 from places import PROJECT
 from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
+from synthesis import OUTPUTS, run_synthesis, synthesis_command, synthesis_settings
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 
@@ -22,11 +22,9 @@ from dj2mgm.juicer.chain import Chain, ChainStep
 from dj2mgm.juicer.dataset import import_rows, partitions_of
 from dj2mgm.juicer.operators.models import chat_requests
 from dj2mgm.juicer.settings import read_synthesize_settings
-from dj2mgm.juicer.stage import SYNTHESIZED, run_recipe
 
 COUNT = 20
 CAPTIONS = [f"picture {number}" for number in range(COUNT)]
-OUTPUTS = ("synthesized.jsonl", "stats.jsonl", "dropped.jsonl")
 KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
 
 
@@ -50,39 +48,25 @@ def of_its_image(asked: Asked) -> Reply:
     return caption(f"pixels {asked.image.getpixel((0, 0))}")
 
 
-def write_settings(project: Path, folder: Path, url: str, min_similarity: float = 10.0, **changes) -> None:
+def settings_of(project: Path, folder: Path, url: str, **changes) -> dict:
     process = [
-        {"low_similarity_recaption_mapper": {"min_similarity": min_similarity}},
+        {"low_similarity_recaption_mapper": {"min_similarity": 10.0}},
         {"batched_image_text_similarity_filter": {"min_score": -10.0}},
         {"caption_log_likelihood_filter": {"min_log_likelihood": -3.0}},
     ]
     defaults = read_yaml(PROJECT / "config/config.yaml")["synthesize"]["openai"]
     given = {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1}
-    settings = {
-        "image_root": str(project / "data"),
-        "processes": 1,
-        "recipe": {"process": process},
-        "seed": 0,
-        "cpu_threads": 1,
-        "gpus": 1,
-        "clip": str(project / "clip"),
-        "captioner": {"name": "openai"} | defaults | given | changes,
-        "captions": str(folder / "captions"),
-    }
+    captioner = {"name": "openai"} | defaults | given | changes
+    return synthesis_settings(project, folder, process, captioner)
+
+
+def write_settings(project: Path, folder: Path, url: str, **changes) -> None:
     folder.mkdir(exist_ok=True)
-    write_yaml(folder / "config.yaml", settings)
+    write_yaml(folder / "config.yaml", settings_of(project, folder, url, **changes))
 
 
-def synthesize(project: Path, folder: Path, url: str, min_similarity: float = 10.0, **changes) -> dict:
-    write_settings(project, folder, url, min_similarity, **changes)
-    read = read_synthesize_settings(folder / "config.yaml", folder / "out", None)
-    return run_recipe(read, project / "data/pairs.jsonl", folder / "out", SYNTHESIZED)
-
-
-def command(project: Path, folder: Path) -> list[str]:
-    script = PROJECT / "workflow_scripts/synthesize_captions.py"
-    flags = ["--config", folder / "config.yaml", "--data", project / "data/pairs.jsonl", "--output-dir", folder / "out"]
-    return [str(word) for word in (forked_python(), script, *flags)]
+def synthesize(project: Path, folder: Path, url: str, **changes) -> dict:
+    return run_synthesis(project, folder, settings_of(project, folder, url, **changes))
 
 
 def kept_captions(folder: Path) -> list[dict]:
@@ -119,7 +103,7 @@ def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
     """The server answers eight images and then hangs; the stage is killed, and started again."""
     with ScriptedServer(lambda asked: of_its_image(asked) if asked.number <= 8 else Reply(action="hang")) as server:
         write_settings(project, tmp_path, server.url)
-        killed = subprocess.Popen(command(project, tmp_path), stderr=subprocess.DEVNULL)
+        killed = subprocess.Popen(synthesis_command(project, tmp_path), stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while len(kept_captions(tmp_path)) < 8 or server.in_flight < 4 and server.requests < 12:
             assert time.monotonic() < deadline and killed.poll() is None
@@ -129,7 +113,7 @@ def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
         assert not [name for name in OUTPUTS if (tmp_path / "out" / name).exists()]
         assert len(kept_captions(tmp_path)) == server.answered.total() == 8 and server.requests == 12
         server.reply = of_its_image
-        done = subprocess.run(command(project, tmp_path), capture_output=True, text=True)
+        done = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert server.requests == 12 + COUNT - 8
         assert len(server.answered) == COUNT and set(server.answered.values()) == {1}
@@ -149,10 +133,10 @@ def test_two_stages_at_the_same_time_ask_about_each_image_once(project, tmp_path
 
     with ScriptedServer(slow) as server:
         for name in ("one", "two"):
-            write_settings(project, tmp_path / name, server.url)
-            settings = read_yaml(tmp_path / name / "config.yaml") | {"captions": str(tmp_path / "captions")}
+            (tmp_path / name).mkdir()
+            settings = settings_of(project, tmp_path, server.url)
             write_yaml(tmp_path / name / "config.yaml", settings)
-        runs = [subprocess.Popen(command(project, tmp_path / name)) for name in ("one", "two")]
+        runs = [subprocess.Popen(synthesis_command(project, tmp_path / name)) for name in ("one", "two")]
         assert [run.wait() for run in runs] == [0, 0]
     assert server.requests == COUNT and set(server.asked.values()) == {1}
     outputs = {(tmp_path / name / "out/synthesized.jsonl").read_bytes() for name in ("one", "two")}
@@ -207,9 +191,24 @@ def test_a_budget_stops_the_stage_and_a_higher_one_goes_on_where_it_stopped(proj
     assert server.requests == COUNT and set(server.answered.values()) == {1}
 
 
+def test_two_steps_that_would_pay_for_the_same_captions_are_refused_before_any_is_asked(project, tmp_path):
+    with ScriptedServer(of_its_image) as server:
+        settings = settings_of(project, tmp_path, server.url)
+        mapper, *others = settings["recipe"]["process"]
+        captioner = {"openai_captioning_mapper": {"base_url": f"{server.url}/", "model": MODEL, "max_requests": COUNT}}
+        same = {"low_similarity_recaption_mapper": {"keep_fraction": 0.5, "captioner": captioner}}
+        settings["recipe"]["process"] = [mapper, *others, same]
+        with pytest.raises(InputError, match="recipe, steps 1 and 4: low_similarity_recaption_mapper asks the same"):
+            run_synthesis(project, tmp_path, settings)
+        assert server.requests == server.lists == 0
+        captioner["openai_captioning_mapper"]["question"] = "What is it?"
+        run_synthesis(project, tmp_path, settings)
+    assert COUNT < server.requests < 2 * COUNT, "another question may be asked"
+
+
 def test_a_server_that_is_not_there_stops_the_stage_before_any_work(project, tmp_path):
     with ScriptedServer(of_its_image, ["another"]) as server:
-        with pytest.raises(InputError, match="does not list this model, but another"):
+        with pytest.raises(InputError, match="does not list this model, but 'another'"):
             synthesize(project, tmp_path, server.url)
         url = server.url
     with pytest.raises(InputError, match=f"{url}.*start the server"):
@@ -220,9 +219,9 @@ def test_a_server_that_is_not_there_stops_the_stage_before_any_work(project, tmp
 def test_the_key_is_in_no_file_and_in_no_line_that_the_stage_prints(project, tmp_path):
     with ScriptedServer(of_its_image, key=KEY) as server:
         write_settings(project, tmp_path, server.url, key_variable=VARIABLE)
-        without = subprocess.run(command(project, tmp_path), capture_output=True, text=True)
+        without = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)
         environment = os.environ | {VARIABLE: KEY}
-        done = subprocess.run(command(project, tmp_path), capture_output=True, text=True, env=environment)
+        done = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True, env=environment)
     assert without.returncode == 2 and f"it wants a key (401); put one into {VARIABLE}" in without.stderr
     assert done.returncode == 0 and server.requests == COUNT
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,5 +1,6 @@
 """Recaptioning rows of low similarity, with captioners whose captions are known."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,32 @@ def test_a_captioner_that_tells_no_likelihood_is_judged_by_similarity(clip, rows
         assert row["text"] == text_of(f"{number} one")
         assert row[Fields.stats]["caption_log_likelihood"] == []
         assert row[Fields.meta]["recaption"]["log_likelihood"] is None
+
+
+def test_captions_drawn_at_random_follow_from_seed_and_images_not_from_what_is_known(clip, rows, monkeypatch, tmp_path):
+    class DrawingCaptioningMapper(Mapper):
+        _batched_op = True
+        asked = 0
+
+        def process_batched(self, samples):
+            DrawingCaptioningMapper.asked += 1
+            return samples | {"text": [text_of(f"number {random.random()}") for _ in samples["text"]]}
+
+    monkeypatch.setitem(OPERATORS.modules, "drawing_captioning_mapper", DrawingCaptioningMapper)
+
+    def drawn(folder: str, **limit) -> list[str]:
+        arguments = {"hf_clip": clip, "captioner": {"drawing_captioning_mapper": {"batch_size": 2}}}
+        found, _ = recaption(rows, **arguments, captions_folder=str(tmp_path / folder), **limit)
+        return [row["text"] for row in found]
+
+    alone = drawn("alone", min_similarity=EVERYTHING)
+    drawn("shared", keep_fraction=0.5)
+    assert drawn("shared", min_similarity=EVERYTHING) == alone and len(set(alone)) == 6
+    asked = DrawingCaptioningMapper.asked
+    assert drawn("shared", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked
+    [file] = (tmp_path / "alone").rglob("*.jsonl")
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))  # as a kill within a batch leaves it
+    assert drawn("alone", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked + 2
 
 
 @pytest.mark.parametrize(("fraction", "kept"), [(0.5, 3), (0.01, 1), (1.0, 6), (0.34, 2)])

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from forked_python import forked_python
 from places import PROJECT
+from synthesis import OUTPUTS, run_synthesis, synthesis_command, synthesis_settings
 from tiny_captioners import save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
 
@@ -22,11 +23,10 @@ from dj2mgm.files import read_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe import build_operators, check_process, complete
 from dj2mgm.juicer.settings import CaptionerModel, read_filter_settings, read_synthesize_settings
-from dj2mgm.juicer.stage import FILTERED, SYNTHESIZED, run_recipe
+from dj2mgm.juicer.stage import FILTERED, run_recipe
 
 RECIPE = PROJECT / "config/recipes/dj_synth.yaml"
 CAPTIONS = [f"picture {number} of a {word}" for number, word in enumerate(["cat", "dog", "sea", "road", "tree"] * 4)]
-OUTPUTS = ("synthesized.jsonl", "stats.jsonl", "dropped.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -60,24 +60,9 @@ def process_of(min_similarity: float, min_score: float, min_log_likelihood: floa
 
 
 def settings_of(project: Path, folder: Path, process: list[dict]) -> dict:
-    return {
-        "image_root": str(project / "data"),
-        "processes": 1,
-        "recipe": {"process": process},
-        "seed": 0,
-        "cpu_threads": 1,
-        "gpus": 1,
-        "clip": str(project / "clip"),
-        "captioner": {
-            "name": "mgm",
-            "template": read_chat_template("plain"),
-            "question": "",
-            "num_beams": 3,
-            "batch_size": 4,
-            "max_new_tokens": 5,
-        },
-        "captions": str(folder / "captions"),
-    }
+    captioner = {"name": "mgm", "template": read_chat_template("plain"), "question": ""}
+    sizes = {"num_beams": 3, "batch_size": 4, "max_new_tokens": 5}
+    return synthesis_settings(project, folder, process, captioner | sizes)
 
 
 def model_of(project: Path) -> CaptionerModel:
@@ -85,18 +70,13 @@ def model_of(project: Path) -> CaptionerModel:
 
 
 def synthesize(project: Path, folder: Path, settings: dict) -> dict:
-    write_yaml(folder / "config.yaml", settings)
-    read = read_synthesize_settings(folder / "config.yaml", folder / "out", model_of(project))
-    return run_recipe(read, project / "data/pairs.jsonl", folder / "out", SYNTHESIZED)
+    return run_synthesis(project, folder, settings, model_of(project))
 
 
 def command(project: Path, folder: Path, settings: dict, captioner: bool = True) -> list[str]:
     write_yaml(folder / "config.yaml", settings)
-    script = PROJECT / "workflow_scripts/synthesize_captions.py"
-    flags = ["--config", folder / "config.yaml", "--data", project / "data/pairs.jsonl", "--output-dir", folder / "out"]
-    if captioner:
-        flags += ["--captioner-model", project / "base", "--captioner-stage", project / "pretrain"]
-    return [str(word) for word in (forked_python(), script, *flags)]
+    model = ["--captioner-model", project / "base", "--captioner-stage", project / "pretrain"] if captioner else []
+    return synthesis_command(project, folder, *model)
 
 
 def rows_of(path: Path) -> dict[str, dict]:

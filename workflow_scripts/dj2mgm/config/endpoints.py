@@ -22,6 +22,12 @@ def is_address(text: str) -> bool:
     return bool(known) and not re.search(r"[@?#\\\s{}]", text) and text.isprintable()
 
 
+def one_address(text: str) -> str:
+    """The one spelling of an address: scheme and host in small letters, no / at the end."""
+    parts = urlsplit(text)
+    return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")
+
+
 def is_variable(text: str) -> bool:
     """A name in capitals, as variables of an environment are written; keys have small letters, or -."""
     return bool(re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", text))

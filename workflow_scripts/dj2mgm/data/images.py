@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
+from math import ceil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -133,8 +134,11 @@ def _header(source: str | Path | bytes) -> Iterator[Image.Image]:
         raise BadImage("undecodable", f"{name}: {error}") from None
 
 
-def load_image(source: str | Path | bytes | BinaryIO) -> Image.Image:
+def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None = None) -> Image.Image:
     """Decode the whole image, a file, its path or its bytes, into RGB, (height, width) as in the file.
+
+    With `longest_side`, in pixels, a JPEG of at least four times as many is decoded at 1/2, 1/4 or 1/8 of its size, of
+    which at least twice as many are left.
 
     Of several frames it is the first. EXIF's orientation is not applied, since the models' own training does not
     either; transparency is dropped.
@@ -148,6 +152,9 @@ def load_image(source: str | Path | bytes | BinaryIO) -> Image.Image:
     try:
         with Image.open(_file_of(source), formats=FORMATS) as image:
             _check_pixels(image)
+            if longest_side:
+                scale = 2 * longest_side / max(image.size)
+                image.draft(None, tuple(ceil(scale * side) for side in image.size))
             return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
     except UnidentifiedImageError:
         raise BadImage("undecodable", f"{name} is no image of the formats {', '.join(FORMATS)}") from None

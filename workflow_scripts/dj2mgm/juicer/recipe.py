@@ -73,10 +73,18 @@ def build_operators(process: list[dict], working: Path) -> list[OP]:
     """Data-Juicer's operators for a checked `process` list.
 
     Raises:
-        InputError: names the operator that cannot be built and why.
+        InputError: names the operator that cannot be built and why, or two that would spend one budget.
     """
     # One at a time: Data-Juicer names no operator in its errors.
-    return [build_operator(step, working) for step in process]
+    operators = [build_operator(step, working) for step in process]
+    spenders: dict[str, int] = {}
+    for number, operator in enumerate(operators, start=1):
+        if (budget := declarations.budget(operator)) and (first := spenders.setdefault(budget, number)) != number:
+            raise InputError(
+                f"recipe, steps {first} and {number}: {operator._name} asks the same server the same twice; take one "
+                "of the steps out"
+            )
+    return operators
 
 
 def build_operator(step: dict, working: Path) -> OP:

@@ -132,8 +132,7 @@ def _openai(path: str | Path, values: dict, _: CaptionerModel | None) -> dict:
     keys = {"base_url", "model", "key_variable", "question", "max_tokens", "temperature", "longest_side"}
     keys |= {"concurrency", "timeout_s", "retries", "max_requests", "max_total_tokens"}
     _check_keys(path, values, keys | {"name"}, set(), "captioner.")
-    arguments = {key: values[key] for key in sorted(keys)}
-    return {"openai_captioning_mapper": arguments | {"base_url": values["base_url"].rstrip("/")}}
+    return {"openai_captioning_mapper": {key: values[key] for key in sorted(keys)}}
 
 
 def _mgm(path: str | Path, values: dict, model: CaptionerModel | None) -> dict:

@@ -23,10 +23,11 @@ operator's class, and all are optional:
 - `model_files(arguments)`: static method; files of models that results depend on. Left out, these are the weights and
   configuration in each folder that an argument names.
 - `draws_at_random`: False for a captioner whose captions need no seed.
-- `connect(spent)` and `captions_as_they_come(images)`: of a captioner that asks a server. The first asks whether it is
-  there, the second yields captions one by one; `openai_captioning_mapper` has both.
+- `connect(spent)` and `captions_as_they_come(images, keep)`: of a captioner that asks a server. The first asks whether
+  it is there, the second hands captions one by one to `keep`; `openai_captioning_mapper` has both.
 - `without_effect`: names of a captioner's arguments that change no caption.
 - `in_one_process`: whether the operator runs where the stage runs, on Ray too, because it counts what it does.
+- `budget`: names what the operator spends, or is None; no two operators of a recipe may spend the same.
 - `check_ready()`: raises an InputError where the operator could not run; called before the stage starts.
 - `close()`: closes files that stay open between batches.
 """
@@ -127,6 +128,10 @@ def without_effect(operator: Operator) -> set[str]:
 
 def in_one_process(operator: OP) -> bool:
     return _declared(operator, "in_one_process") is not None and operator.in_one_process
+
+
+def budget(operator: OP) -> str | None:
+    return operator.budget if _declared(operator, "budget") else None
 
 
 def check_ready(operator: OP) -> None:

@@ -107,6 +107,11 @@ class LowSimilarityRecaptionMapper(Mapper):
     def in_one_process(self) -> bool:
         return in_one_process(self.captioner.operator)
 
+    @property
+    def budget(self) -> str | None:
+        """A captioner's that asks a server: two operators would ask twice, and each spend all of it."""
+        return self.captioner.fingerprint() if self.captioner.is_server else None
+
     def check_ready(self) -> None:
         """Ask a captioner's server whether it is there; later, when it is first needed, where it has answered before.
 
@@ -193,16 +198,19 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
         """Each image's captions, and for how many of the images they were not known before."""
-        hashes = [digest_of(image) for image in images]
-        known = self._store.get(hashes)
-        waiting = {hashed: image for hashed, image in zip(hashes, images, strict=True) if hashed not in known}
-        new = sum(hashed in waiting for hashed in hashes)
+        keys = self.captioner.keys_of([digest_of(image) for image in images])
+        known = self._store.get(keys)
+        waiting = self.captioner.waiting(dict(zip(keys, images, strict=True)), known)
+        new = sum(key in waiting for key in keys)
         progress = Progress(f"captions by {self.captioner.name}", len(waiting))
-        for captions in self.captioner.caption(waiting, self._store.before):
+
+        def keep(captions: dict[str, Captions]) -> None:
             self._store.add(captions)
-            known |= captions
+            known.update(captions)
             progress.add(len(captions))
-        return [known.get(hashed, NO_ANSWER) for hashed in hashes], new
+
+        self.captioner.caption(waiting, self._store.before, keep)
+        return [known.get(key, NO_ANSWER) for key in keys], new
 
     def _has_captions(self) -> bool:
         return bool(self.captions_folder) and has_captions(Path(self.captions_folder), self.captioner.fingerprint())

@@ -10,14 +10,15 @@ A captioner only, not a step of its own: `low_similarity_recaption_mapper` keeps
 """
 
 import base64
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from io import BytesIO
 from typing import TYPE_CHECKING
 
 from data_juicer.ops.base_op import OPERATORS, UNFORKABLE, Mapper
 
-from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
+from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable, one_address
 from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.errors import InputError
 
@@ -86,7 +87,7 @@ class OpenAICaptioningMapper(Mapper):
             raise InputError(f"{NAME}: 'key_variable' must {VARIABLE}")
         if not model:
             raise InputError(f"{NAME}: 'model' is missing; name one of {base_url}/models")
-        self.base_url = base_url
+        self.base_url = one_address(base_url)
         self.model = model
         self.key_variable = key_variable
         self.question = question
@@ -124,24 +125,27 @@ class OpenAICaptioningMapper(Mapper):
             requests.check()
             self._requests = requests
 
-    def captions_as_they_come(self, images: Sequence[str]) -> Iterator[tuple[int, Captions]]:
-        """The place of each image that has got an answer, and its captions; after `connect`.
+    def captions_as_they_come(self, images: Sequence[str], keep: Callable[[int, Captions], None]) -> None:
+        """Hand the place of each image that has got an answer, and its captions, to `keep`; after `connect`.
 
         Raises:
-            InputError: the server answers no more, or a budget is used up; answers on their way come first.
+            InputError: the server answers no more, or a budget is used up; answers on their way are kept before.
+            Exception: as `keep` raises it for one answer; the others on their way are handed to it all the same.
         """
         requests, before = self._requests, self._requests.counts()
         stopped: Exception | None = None
-        with ThreadPoolExecutor(self.concurrency) as threads:
-            places = {threads.submit(self._ask, image): place for place, image in enumerate(images)}
+        cores = len(os.sched_getaffinity(0))  # as many whole images in memory, however many requests are in flight
+        with ThreadPoolExecutor(cores) as encoders, ThreadPoolExecutor(self.concurrency) as threads:
+            places = {threads.submit(self._ask, image, encoders): place for place, image in enumerate(images)}
             try:
                 for asked in as_completed(places):
-                    if error := asked.exception():
+                    try:
+                        if answer := asked.result():
+                            keep(places[asked], Captions([answer.text], None, answer.problem, answer.tokens))
+                    except Exception as error:
                         stopped = stopped or error
                         requests.stop()
-                    elif answer := asked.result():
-                        yield places[asked], Captions([answer.text], None, answer.problem, answer.tokens)
-            finally:  # also where nobody takes the captions any more
+            finally:  # also where this process is interrupted
                 if any(not asked.done() for asked in places):
                     requests.stop()
         if isinstance(stopped, InputError):
@@ -156,17 +160,17 @@ class OpenAICaptioningMapper(Mapper):
             "what has been paid for"
         )
 
-    def _ask(self, image: str) -> "Answer | None":
+    def _ask(self, image: str, encoders: Executor) -> "Answer | None":
         if self._requests.stopped:
             return None
-        picture = {"type": "image_url", "image_url": {"url": self._data_url(image)}}
+        picture = {"type": "image_url", "image_url": {"url": encoders.submit(self._data_url, image).result()}}
         content = [picture, {"type": "text", "text": self.question}]
         return self._requests.ask(content, max_tokens=self.max_tokens, temperature=self.temperature)
 
     def _data_url(self, image: str) -> str:
         """The image as the workflow sees it, in a JPEG of at most `longest_side`."""
         try:
-            picture = load_image(image)
+            picture = load_image(image, self.longest_side)
         except BadImage as error:
             raise InputError(f"{error}; take its row out of the data") from None
         picture.thumbnail((self.longest_side, self.longest_side))

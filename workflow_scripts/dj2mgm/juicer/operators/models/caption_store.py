@@ -4,7 +4,8 @@
 
     {"image": "<sha256 of the file>", "candidates": ["a red circle"], "log_likelihoods": [-1.2]}
 
-and of a captioner that asks a server, perhaps `problem` and `tokens`.
+and of a captioner that asks a server, perhaps `problem` and `tokens`; of one that draws at random, `image` is
+"<sha256>:<batch>", as its captions follow from all images of a batch.
 
 All files of a fingerprint are read, each is appended to by one process only, so that runs may share captions while they
 run at the same time.
@@ -30,7 +31,7 @@ def has_captions(folder: Path, fingerprint: str) -> bool:
 
 
 class CaptionStore:
-    """The captions of one captioner by their image's SHA-256.
+    """The captions of one captioner by their image's key, which is its SHA-256 or begins with it.
 
     Args:
         folder: of all captioners' captions; None: captions are kept for this process only.
@@ -65,10 +66,10 @@ class CaptionStore:
     def add(self, batch: dict[str, Captions]) -> None:
         """Keep a batch; it is on disk, whole, when this returns."""
         lines = {image: _line(image, captions) for image, captions in batch.items()}
-        self._lines.fill(lines.items())
         if self._file:
             self._file.write("".join(lines.values()).encode())
             self._file.flush()
+        self._lines.fill(lines.items())
 
     def close(self) -> None:
         for file in filter(None, (self._file, self._turn)):

@@ -1,14 +1,16 @@
 """Any Data-Juicer operator that captions images, as a function from images to captions.
 
 The operator is handed full batches only, always of the same size (the last image is repeated), because matrix products
-of another shape round differently; where it draws at random, the random numbers follow from the seed and the images.
+of another shape round differently. Where it draws at random, the random numbers follow from the seed and the images of
+the batch, and from these alone: batches are formed whatever captions are known already.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 
 from data_juicer.ops import load_ops
 from data_juicer.utils.constant import Fields
@@ -62,25 +64,45 @@ class Captioner:
         """Whether captions come one by one, in any order, and cost something."""
         return answers_one_by_one(self.operator)
 
-    def caption(self, images: dict[str, str], spent: tuple[int, int]) -> Iterator[dict[str, Captions]]:
-        """Captions of image files by their SHA-256, some at a time, as soon as they are there.
+    def caption(
+        self, images: dict[str, str], spent: tuple[int, int], keep: Callable[[dict[str, Captions]], None]
+    ) -> None:
+        """Hand captions of image files to `keep`, some at a time, as soon as they are there.
 
         Args:
-            images: by their SHA-256. Those that a server gives no answer about are left out.
+            images: by their keys, as `waiting` leaves them. Those that a server gives no answer about are left out.
             spent: how many captions there were when this process began, and what they had cost in tokens.
         """
-        hashes = list(images)
-        if self.is_server and hashes:
+        keys = list(images)
+        if self.is_server and keys:
             self.operator.connect(spent)
-            for place, captions in self.operator.captions_as_they_come(list(images.values())):
-                yield {hashes[place]: captions}
+            self.operator.captions_as_they_come(
+                list(images.values()), lambda place, captions: keep({keys[place]: captions})
+            )
             return
-        for start in range(0, len(hashes), self.batch_size):
-            batch = hashes[start : start + self.batch_size]
-            yield dict(zip(batch, self([images[hashed] for hashed in batch], batch), strict=True))
+        for batch in self._batches(keys):
+            keep(dict(zip(batch, self([images[key] for key in batch], batch), strict=True)))
 
-    def __call__(self, images: Sequence[str], hashes: Sequence[str]) -> list[Captions]:
-        """Captions of up to `batch_size` image files, whose SHA-256 hashes are given too."""
+    def keys_of(self, hashes: Sequence[str]) -> list[str]:
+        """What the captions of images are kept under, given the images' SHA-256: just that, or `<image>:<batch>` of a
+        captioner that draws at random."""
+        if not self.draws_at_random:
+            return list(hashes)
+        batches = self._batches(list(dict.fromkeys(hashes)))
+        keys = {image: f"{image}:{_digest(','.join(batch)).hex()}" for batch in batches for image in batch}
+        return [keys[image] for image in hashes]
+
+    @staticmethod
+    def waiting(images: dict[str, str], known: Container[str]) -> dict[str, str]:
+        """The images, by their keys, that have no captions yet, and with them their whole batches."""
+        missing = {_batch_of(key) for key in images if key not in known}
+        return {key: image for key, image in images.items() if _batch_of(key) in missing}
+
+    def _batches(self, items: list[str]) -> Iterator[list[str]]:
+        return (items[start : start + self.batch_size] for start in range(0, len(items), self.batch_size))
+
+    def __call__(self, images: Sequence[str], keys: Sequence[str]) -> list[Captions]:
+        """Captions of up to `batch_size` image files, whose keys are given too."""
         padded = [*images, *[images[-1]] * (self.batch_size - len(images))]
         samples = {
             self.operator.text_key: [text_of("")] * len(padded),
@@ -88,7 +110,7 @@ class Captioner:
             Fields.meta: [{} for _ in padded],
         }
         if self.draws_at_random:
-            _seed_everything(f"{self.seed}:{','.join(hashes)}")
+            _seed_everything(f"{self.seed}:{','.join(keys)}")
         captioned = self.operator.process(samples)
         texts, metas = captioned[self.operator.text_key], captioned[Fields.meta]
         if len(texts) != len(padded):
@@ -99,8 +121,8 @@ class Captioner:
         return [_captions(text, meta) for text, meta in zip(texts, metas, strict=True)][: len(images)]
 
     def fingerprint(self) -> str:
-        """SHA-256 over everything that captions depend on, wherever the model's folder lies."""
-        arguments = {key: value for key, value in self.arguments.items() if key not in without_effect(self.operator)}
+        """SHA-256 over everything that captions depend on, not where the model lies or how that is written."""
+        arguments = {key: value for key, value in self._settings().items() if key not in without_effect(self.operator)}
         if not self.is_server:  # whose model is a name, even where a folder is called so
             arguments = {key: value for key, value in arguments.items() if not _is_folder(value)}
         digest = hashlib.sha256()
@@ -109,6 +131,12 @@ class Captioner:
         for file in model_files({self.name: self.arguments}):
             digest.update(file.name.encode() + sha256_of(file).encode())
         return digest.hexdigest()
+
+    def _settings(self) -> dict:
+        """The operator's arguments, defaults filled in, as it has kept them; 0.0 as 0, since YAML tells them apart."""
+        known = signature(type(self.operator).__init__).parameters.values()
+        settings = {each.name: each.default for each in known if each.default is not each.empty} | self.arguments
+        return {key: _one_spelling(getattr(self.operator, key, value), value) for key, value in settings.items()}
 
 
 def problem_of(caption: str, max_length: int) -> str | None:
@@ -126,6 +154,16 @@ def problem_of(caption: str, max_length: int) -> str | None:
     return None
 
 
+def _one_spelling(kept: object, given: object) -> object:
+    value = kept if isinstance(kept, str | int | float | None) else given
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _batch_of(key: str) -> str:
+    """Of a captioner that draws nothing, each image is one by itself."""
+    return key.rpartition(":")[2]
+
+
 def _is_folder(value: object) -> bool:
     return isinstance(value, str) and os.path.isdir(value)
 
@@ -141,4 +179,8 @@ def _captions(text: str, meta: dict) -> Captions:
 def _seed_everything(key: str) -> None:
     from dj2mgm.compute import set_seed  # and with it torch: a captioner that draws at random is a model
 
-    set_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big"))
+    set_seed(int.from_bytes(_digest(key)[:4], "big"))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

@@ -1,8 +1,12 @@
 """What a server's chat completion says, and what is wrong with one that says nothing."""
 
+import re
 from dataclasses import dataclass
 
-REFUSED, CUT_OFF = "refused", "cut off"
+REFUSED, CUT_OFF, CONTROL_CHARACTER = "refused", "cut off", "control character"
+THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates have opened them in the question
+# lone surrogates, which no file can hold; C0 and C1; and what turns the direction of the text around it
+UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -10,7 +14,8 @@ class Answer:
     """A text that the server has written, perhaps an empty one.
 
     Args:
-        problem: `refused` (by the server's filter of contents, or the model), `cut off` at `max_tokens`, or None.
+        problem: `refused` (by the server's filter of contents, or the model), `cut off` at `max_tokens`, or within the
+            model's thoughts, `control character` (replaced in the text), or None.
         tokens: of image, question and answer, as the server counts them; None where it does not tell.
     """
 
@@ -20,17 +25,36 @@ class Answer:
 
 
 def answer_of(values: object) -> Answer | None:
-    """The first choice of a chat completion, its text on one line; None for JSON that is none."""
+    """The first choice of a chat completion, its text on one line and without thoughts; None for JSON that is none."""
     match values:
-        case {"choices": [{"message": {**message}, **choice}, *_], **others}:
-            text = message.get("content") or ""
+        case {"choices": [{"message": {**message}, **choice}, *_]}:
+            text = _text_of(message.get("content"))
         case _:
             return None
-    if not isinstance(text, str):
+    if text is None:
         return None
     reason = choice.get("finish_reason")
-    refused = reason == "content_filter" or bool(message.get("refusal"))
-    problem = REFUSED if refused else CUT_OFF if reason == "length" else None
-    usage = others.get("usage")
+    text = " ".join(THOUGHTS.sub("", text).split())
+    problem = None
+    if reason == "content_filter" or message.get("refusal"):
+        problem = REFUSED
+    elif reason == "length" or text.startswith("<think>"):
+        problem = CUT_OFF
+    elif UNUSABLE.search(text):
+        problem = CONTROL_CHARACTER
+    return Answer(UNUSABLE.sub("\N{REPLACEMENT CHARACTER}", text), problem, tokens_of(values))
+
+
+def tokens_of(values: object) -> int | None:
+    """What an answer has cost, also one that is no chat completion; None where it does not tell."""
+    usage = values.get("usage") if isinstance(values, dict) else None
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return Answer(" ".join(text.split()), problem, tokens if type(tokens) is int else None)
+    return tokens if type(tokens) is int and tokens >= 0 else None
+
+
+def _text_of(content: object) -> str | None:
+    """A message's text, which may come in parts, beside others such as thoughts; None where there can be none."""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        return "".join(parts) if all(isinstance(part, str) for part in parts) else None
+    return content or "" if isinstance(content, str | None) else None

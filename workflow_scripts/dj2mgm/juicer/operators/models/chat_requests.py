@@ -103,6 +103,7 @@ class ChatRequests:
                 answer = self.server.complete(content, **settings)
             except Failure as failure:
                 tries += 1
+                self._count_tokens(failure.tokens)
                 failed += not (failure.busy and self._answers > answers)  # it is only busy, if it answers others
                 answers = self._answers
                 if not failure.again or failed > self.retries or tries > BUSY_TRIES * (self.retries + 1):
@@ -161,6 +162,10 @@ class ChatRequests:
             self._uncounted |= answer.tokens is None
             self._useless = answer.problem or ("" if answer.text else "empty")
             self._in_a_row = {"no answer": 0, "no caption": self._in_a_row["no caption"] + 1 if self._useless else 0}
+
+    def _count_tokens(self, tokens: int) -> None:
+        with self._lock:
+            self._tokens += tokens
 
     def _count_unanswered(self, failure: Failure) -> None:
         """

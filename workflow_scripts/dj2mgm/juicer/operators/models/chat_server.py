@@ -4,6 +4,7 @@ With httpx, and not with the library `openai`: that one repeats requests by itse
 request learns from another that the server is busy, and it hands over any JSON as an answer.
 """
 
+import html
 import logging
 import math
 import os
@@ -16,7 +17,7 @@ import httpx
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
-from .chat_answer import Answer, answer_of
+from .chat_answer import Answer, answer_of, tokens_of
 
 CONNECT_S = 10.0
 LONGEST_PAUSE_S = 600.0  # that a server may ask for; a stage that slept for longer would only hold its GPUs
@@ -34,13 +35,15 @@ class Failure(Exception):
         again: whether it may get one if it is sent again.
         wait_s: what the server asks to wait before.
         busy: the server has too many requests.
+        tokens: that the server has counted all the same.
     """
 
-    def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, busy: bool = False):
+    def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, busy: bool = False, tokens: int = 0):
         super().__init__(reason)
         self.again = again
         self.wait_s = wait_s
         self.busy = busy
+        self.tokens = tokens
 
 
 class ChatServer:
@@ -49,6 +52,7 @@ class ChatServer:
     The key is read from the environment, goes into a header of the requests, and nowhere else.
 
     Args:
+        base_url: without / at the end.
         key_variable: of the environment; None: no key is sent.
         timeout_s: of silence.
     """
@@ -64,10 +68,11 @@ class ChatServer:
         self.name = f"{base_url} (model {model})"
         self._key_variable = key_variable
         self._key = _key_of(key_variable)
+        self._key_written = _spellings_of(self._key)
         self._timeout_s = timeout_s
         self._has_answered = False
         self._client = httpx.Client(
-            base_url=base_url.rstrip("/") + "/",
+            base_url=f"{base_url}/",
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
@@ -95,11 +100,9 @@ class ChatServer:
             )
         listed = [str(model.get("id")) for model in values["data"] if isinstance(model, dict)]
         if listed and self.model not in listed:
+            shown = ", ".join(map(self._shown, listed[:SHOWN_MODELS]))
             more = f" and {len(listed) - SHOWN_MODELS} more" if len(listed) > SHOWN_MODELS else ""
-            raise InputError(
-                f"{self.name}: the server does not list this model, but {', '.join(listed[:SHOWN_MODELS])}{more}; name "
-                "one of these"
-            )
+            raise InputError(f"{self.name}: the server does not list this model, but {shown}{more}; name one of these")
         if not listed:
             note(f"{self.name}: the server lists no models; the first answer will show whether it has this one")
 
@@ -123,9 +126,10 @@ class ChatServer:
             )
         if not response.is_success:
             raise self._failure_of(response)
-        answer = answer_of(_json(response))
+        values = _json(response)
+        answer = answer_of(values)
         if answer is None:
-            raise Failure(f"{self._quote(response)}, which is no chat completion")
+            raise Failure(f"{self._quote(response)}, which is no chat completion", tokens=tokens_of(values) or 0)
         self._has_answered = True
         return answer
 
@@ -135,7 +139,7 @@ class ChatServer:
         except httpx.TimeoutException:
             raise Failure(f"no answer in {self._timeout_s:g} s") from None
         except httpx.HTTPError as error:
-            raise Failure(f"no answer ({self._without_key(str(error)) or type(error).__name__})") from None
+            raise Failure(f"no answer ({self._shown(str(error) or type(error).__name__)})") from None
 
     def _check_key(self, response: httpx.Response) -> None:
         """
@@ -161,15 +165,17 @@ class ChatServer:
             raise InputError(
                 f"{self.name}: it answers {self._quote(response)}{wait}; run again when it allows more requests"
             )
-        return Failure(self._quote(response), status >= 500 or status in TRY_AGAIN, wait_s, status in BUSY)
+        again, tokens = status >= 500 or status in TRY_AGAIN, tokens_of(_json(response)) or 0
+        return Failure(self._quote(response), again, wait_s, status in BUSY, tokens)
 
     def _quote(self, response: httpx.Response) -> str:
-        """Status and beginning of what the server says, on one line."""
-        text = " ".join(self._without_key(response.text).split())
-        return f"{response.status_code} {text[:SHOWN_CHARACTERS]!r}"
+        """Status and beginning of what the server says."""
+        return f"{response.status_code} {self._shown(response.text)}"
 
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "<key>") if self._key else text
+    def _shown(self, text: str) -> str:
+        """The beginning of what comes from outside, on one line, in quotes and without the key."""
+        hidden = self._key_written.sub("<key>", text) if self._key else text
+        return repr(" ".join(hidden.split())[:SHOWN_CHARACTERS])
 
 
 def _key_of(variable: str | None) -> str:
@@ -181,6 +187,17 @@ def _key_of(variable: str | None) -> str:
     if not re.fullmatch(r"[!-~]*", key):
         raise InputError(f"the variable {variable} of the environment holds no key: keys have no blanks or umlauts")
     return key
+
+
+def _spellings_of(key: str) -> re.Pattern:
+    """The key as it is, and as JSON, addresses and HTML write its characters."""
+    return re.compile("".join(map(_spellings_of_character, key)))
+
+
+def _spellings_of_character(character: str) -> str:
+    code = f"{ord(character):02x}"
+    coded = rf"(?i:\\{{1,4}}u00{code}|%(25)?{code}|&#x0{{0,4}}{code};|&#0{{0,4}}{ord(character)};)"
+    return rf"(?:{coded}|\\{{0,4}}{re.escape(character)}|{re.escape(html.escape(character))})"
 
 
 def _json(response: httpx.Response) -> object:
