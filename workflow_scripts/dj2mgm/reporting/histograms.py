@@ -42,6 +42,7 @@ LIMITS = {
     "image_text_matching_score": ("image_text_matching_filter", "min_score", "max_score"),
     "phrase_grounding_recall": ("phrase_grounding_recall_filter", "min_recall", "max_recall"),
     "caption_log_likelihood": ("caption_log_likelihood_filter", "min_log_likelihood", None),
+    "likelihood_gain": ("likelihood_gain_filter", "min_gain", None),
 }
 BYTES = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
 SERIES = ("kept", "here", "elsewhere")  # from the bottom of a bar: kept, dropped by this limit, dropped by another

@@ -1,15 +1,13 @@
-"""Where `keep_fraction` and quantiles cut: scores that separate a share of the rows from the others."""
+"""Operators that keep a share of the rows: `keep_fraction` and quantiles, checked and turned into limits."""
 
 from collections.abc import Iterable
 
-import numpy as np
 from data_juicer.ops.base_op import OP, Filter
 from data_juicer.utils.constant import Fields
 
-from .declarations import shares
+from dj2mgm.data.shares import SIDES, limits_of_shares
 
-TIE = 1e-6  # scores of equal rows in different batches differ by less
-SIDES = {"keep_fraction": "min", "lower_quantile": "min", "upper_quantile": "max"}  # of the range that each cuts
+from .declarations import shares
 
 
 class FractionFilter(Filter):
@@ -53,27 +51,3 @@ def set_limits(operator: OP, stats: Iterable[dict]) -> dict[str, float | None]:
     for limit, value in limits.items():
         setattr(operator, limit, value)
     return dict.fromkeys(given) | limits
-
-
-def limits_of_shares(
-    scores: Iterable[float],
-    keep_fraction: float = 1.0,
-    lower_quantile: float | None = None,
-    upper_quantile: float = 1.0,
-) -> dict[str, float]:
-    """The lowest and the highest score that shares keep, as `min` and `max`: of whole rows, and of one at least.
-
-    Args:
-        keep_fraction: of the rows, highest scores first.
-        lower_quantile: instead of it: share of the rows, lowest scores first, that is not kept.
-        upper_quantile: share of the rows above which none is kept.
-    """
-    values = np.fromiter(scores, dtype=np.float64)  # eight bytes for each row
-    rows = len(values)
-    if not rows:
-        return {"min": 0.0, "max": 0.0}
-    below = rows - round(keep_fraction * rows) if lower_quantile is None else round(lower_quantile * rows)
-    first = min(below, rows - 1)
-    last = max(first, round(upper_quantile * rows) - 1)
-    values.partition([first, last])
-    return {"min": float(values[first]) - TIE, "max": float(values[last]) + TIE}
