@@ -34,9 +34,9 @@ class Limits {
   }
 
   /** Show what each step drops now. */
-  update(dropped) {
-    dropped.forEach((count, index) => {
-      const { text, step } = this.counts[index];
+  update(counts) {
+    this.counts.forEach(({ text, step }, index) => {
+      const count = counts[index + 1];
       const moved = count - step.dropped;
       text.textContent = lost(count) + (moved ? ` (run: ${lost(step.dropped)})` : "");
     });

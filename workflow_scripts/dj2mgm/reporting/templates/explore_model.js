@@ -31,43 +31,47 @@ function scoresOf(table, limit, outcome) {
   return found.subarray(0, count);
 }
 
+/** A byte for each row: 1 where the run has measured all that the step's limits judge. */
+function measured(table, step) {
+  const known = new Uint8Array(table.rows).fill(step.limits.length ? 1 : 0);
+  for (const { column } of step.limits) {
+    const { values } = table.columns[column];
+    for (let row = 0; row < known.length; row++) if (Number.isNaN(values[row])) known[row] = 0;
+  }
+  return known;
+}
+
+/** Give rows beyond the bound the place of the step that drops them; only rows that no step has dropped before. */
+function drop(outcome, place, known, values, { side, closed }, bound) {
+  const rows = outcome.length;
+  if (side === "min" && closed) for (let row = 0; row < rows; row++) { if (!outcome[row] && known[row] && values[row] < bound) outcome[row] = place; }
+  else if (side === "min") for (let row = 0; row < rows; row++) { if (!outcome[row] && known[row] && values[row] <= bound) outcome[row] = place; }
+  else if (closed) for (let row = 0; row < rows; row++) { if (!outcome[row] && known[row] && values[row] > bound) outcome[row] = place; }
+  else for (let row = 0; row < rows; row++) { if (!outcome[row] && known[row] && values[row] >= bound) outcome[row] = place; }
+}
+
 /**
- * Which step drops each row: its place from 1, 0 for a row that stays; and how many rows each step drops.
- * `chosen` holds a value, or null for no limit, by limit.
+ * Which step drops each row: its place from 1, 0 for a row that stays; how many rows each step drops (of 0: how many
+ * stay); and how many rows stay that the run has dropped. `chosen` holds a value, or null for no limit, by limit.
  */
 function cascade(table, chosen) {
-  const outcome = new Uint16Array(table.rows), dropped = [];
+  const { rows, fate } = table, outcome = new Uint16Array(rows), counts = new Array(table.steps.length + 1).fill(0);
+  table.known ||= table.steps.map((step) => measured(table, step));
   table.steps.forEach((step, index) => {
-    const place = index + 1;
-    const tests = step.limits.filter((limit) => chosen.get(limit) !== null).map((limit) => ({
-      values: table.columns[limit.column].values,
-      low: limit.side === "min",
-      closed: limit.closed,
-      bound: limit.scores ? boundOfShare(limit.argument, chosen.get(limit), scoresOf(table, limit, outcome)) : chosen.get(limit),
-    }));
-    const judged = step.limits.map((limit) => table.columns[limit.column].values);
-    let count = 0;
-    for (let row = 0; row < table.rows; row++) {
-      if (outcome[row]) continue;
-      let drops = false, known = judged.length > 0;
-      for (const values of judged) if (values[row] !== values[row]) known = false; // NaN: the run did not measure it
-      if (known) {
-        for (const { values, low, closed, bound } of tests) {
-          const value = values[row];
-          if (low ? value < bound : value > bound) drops = true;
-          else if (!closed && value === bound) drops = true;
-        }
-      } else {
-        drops = table.fate[row] === place;
-      }
-      if (drops) {
-        outcome[row] = place;
-        count++;
-      }
-    }
-    dropped.push(count);
+    const place = index + 1, known = table.known[index];
+    const bounds = step.limits.map((limit) => {
+      const value = chosen.get(limit);
+      return value === null || !limit.scores ? value : boundOfShare(limit.argument, value, scoresOf(table, limit, outcome));
+    });
+    step.limits.forEach((limit, at) => bounds[at] !== null && drop(outcome, place, known, table.columns[limit.column].values, limit, bounds[at]));
+    for (let row = 0; row < rows; row++) if (!outcome[row] && !known[row] && fate[row] === place) outcome[row] = place;
   });
-  return { outcome, dropped };
+  let back = 0;
+  for (let row = 0; row < rows; row++) {
+    counts[outcome[row]]++;
+    if (!outcome[row] && fate[row]) back++;
+  }
+  return { outcome, counts, back };
 }
 
 /** The places of all rows, by a column's values; rows without one come last. */
@@ -83,30 +87,25 @@ function sorted(table, key, descending) {
 
 /** The rows that pass all filters, in this order. */
 function chosenRows(table, order, outcome, filters) {
-  const rows = new Uint32Array(table.rows);
-  const ranges = Object.entries(filters.ranges).map(([key, [from, to]]) => [table.columns[key].values, from, to]);
-  const words = Object.entries(filters.words).map(([key, code]) => [table.columns[key].values, code]);
-  const passes = outcomeTest(table, outcome, filters.outcome);
-  let count = 0;
-  for (const row of order) {
-    if (filters.found && !filters.found[row]) continue;
-    if (!passes(row)) continue;
-    if (!words.every(([values, code]) => values[row] === code)) continue;
-    if (!ranges.every(([values, from, to]) => values[row] >= from && values[row] <= to)) continue;
-    rows[count++] = row;
+  const tests = [];
+  if (filters.outcome) tests.push(outcomeTest(table, outcome, filters.outcome));
+  if (filters.found) tests.push((row) => filters.found[row]);
+  for (const [key, code] of Object.entries(filters.words)) tests.push((row) => table.columns[key].values[row] === code);
+  for (const [key, [from, to]] of Object.entries(filters.ranges)) {
+    const { values } = table.columns[key];
+    tests.push((row) => values[row] >= from && values[row] <= to);
   }
-  return rows.subarray(0, count);
+  return tests.length ? order.filter((row) => tests.every((test) => test(row))) : order;
 }
 
 function outcomeTest(table, outcome, wanted) {
   const fate = table.fate;
   const tests = {
-    "": () => true,
     kept: (row) => !outcome[row],
     dropped: (row) => outcome[row] > 0,
     lost: (row) => outcome[row] > 0 && !fate[row],
     back: (row) => !outcome[row] && fate[row] > 0,
   };
   const place = table.steps.findIndex((step) => step.key === wanted) + 1;
-  return place ? (row) => outcome[row] === place : tests[wanted] || tests[""];
+  return place ? (row) => outcome[row] === place : tests[wanted] || (() => true);
 }

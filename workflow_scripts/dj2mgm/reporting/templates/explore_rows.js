@@ -56,22 +56,29 @@ function later() {
 }
 
 function update() {
-  const result = cascade(table, limits.chosen);
+  const result = cascade(table, limits.chosen), before = rows;
   outcome = result.outcome;
   if (order.key !== state.order) order = { key: state.order, places: sorted(table, state.order.replace(/^-/, ""), state.order.startsWith("-")) };
   rows = chosenRows(table, order.places, outcome, state);
-  limits.update(result.dropped);
-  counts.textContent = said(result.dropped);
-  if (grid) grid.ajax.reload();
-  else grid = draw();
+  limits.update(result.counts);
+  counts.textContent = said(result);
+  if (!grid) grid = draw();
+  else if (rows !== before) grid.ajax.reload(null, before.length !== rows.length);
+  else refresh();
 }
 
-function said(dropped) {
+/** The rows are the same, and what becomes of them is not. */
+function refresh() {
+  grid.rows().every(function () {
+    this.node()?.cells[3].replaceChildren(...outcomeCell(this.data()));
+  });
+  grid.trigger("draw");
+}
+
+function said({ counts, back }) {
   if (!table.steps.length) return `${grouped(rows.length)} of ${grouped(table.rows)} rows shown.`;
-  const falls = dropped.reduce((sum, count) => sum + count, 0);
-  const back = outcome.reduce((sum, step, row) => sum + (!step && table.fate[row] > 0), 0);
   const note = back ? ` ${grouped(back)} of those that stay were dropped by the run: operators after that one have not measured them.` : "";
-  return `${grouped(table.rows - falls)} of ${grouped(table.rows)} rows stay, ${grouped(falls)} fall; ${grouped(rows.length)} shown.${note}`;
+  return `${grouped(counts[0])} of ${grouped(table.rows)} rows stay, ${grouped(table.rows - counts[0])} fall; ${grouped(rows.length)} shown.${note}`;
 }
 
 function draw() {
@@ -84,7 +91,7 @@ function draw() {
       createdCell: (cell, _, data) => cell.replaceChildren(...content(data)),
     })),
     scrollY: "calc(100vh - 18rem)",
-    scroller: { rowHeight: ROW_HEIGHT, displayBuffer: 4, serverWait: 20 },
+    scroller: { rowHeight: ROW_HEIGHT, displayBuffer: 3, serverWait: 20 },
     keys: { columns: ":eq(1)" },
     ordering: false,
     autoWidth: false,
@@ -160,5 +167,5 @@ addEventListener("hashchange", () => {
   const asked = new URLSearchParams(location.hash.slice(1));
   open(asked.get("table"), asked);
 });
-globalThis.explorer = { cascade, measure: () => ({ outcome, rows, limits, table }) };
+globalThis.explorer = { cascade, grid: () => grid, now: () => ({ outcome, rows, limits, table }) };
 open(wanted.get("table"), wanted).catch((error) => (counts.textContent = error.message));
