@@ -2,10 +2,11 @@
 
     python benchmarks/explorer.py --rows 10000 100000
 
-Each number of rows in both forms, served and as one file. First paint is the browser's own `first-paint`, from the
-start of the navigation; `ready` is when the first rows are drawn. Every slider is moved through its stops; a move lasts
-from its event to the first frame with counts and rows drawn again: the median, the 95th percentile and the longest of
-all; and the CPU time of the page's thread, median and longest. A jump goes to some other place among all rows, until rows are there. Prints rows of Markdown.
+Each number of rows in both forms, served and as one file. Times are in milliseconds. Paint is the browser's own
+`first-paint`, from the start of the navigation; `ready` is when the first rows are drawn. Every slider is moved through
+its stops; a move lasts from its event to the first frame with counts and rows drawn again: the median, the 95th
+percentile and the longest of all; and the CPU time of the page's thread, median and longest. A jump goes to some other
+place among all rows, until rows are there; the longest of 20. Prints rows of Markdown.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from dj2mgm.reporting.explorer.page import page_name, write_offline_page
 from dj2mgm.reporting.explorer.results import read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 
-REPORTS = ("{folder}/report/report.html", "results/report/report.html")
+REPORTS = ("../report/report.html", "report/report.html")  # of several experiments, or of one
 
 
 @command_line
@@ -28,14 +28,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.output and len(arguments.folders) > 1:
         raise InputError("--output writes the page of one folder; name one")
-    output = arguments.output and arguments.output.absolute()
-    folders = [folder.absolute() for folder in arguments.folders]
-    results = [read_results(folder) for folder in folders]
-    if output:
-        write_offline_page(results[0], output)
-        print(f"wrote {output}", flush=True)
+    results = [read_results(folder) for folder in arguments.folders]
+    if arguments.output:
+        write_offline_page(results[0], arguments.output)
+        print(f"wrote {arguments.output}", flush=True)
         return
-    files = [Path(report.format(folder=folder)) for report in REPORTS for folder in folders]
+    files = [folder / report for report in REPORTS for folder in arguments.folders]
     report = next((file for file in files if file.is_file()), None)
     server = Server(Explorer(results, {"report.html": report.read_bytes()} if report else {}), arguments.port)
     for one in results:

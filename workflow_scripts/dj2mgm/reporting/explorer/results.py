@@ -1,6 +1,6 @@
 """Which tables a folder of results gives: of a run, of a run that is not evaluated yet, or of an analysed dataset."""
 
-import os
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """What a folder shows; the process changes to the folder that paths in results are relative to.
+    """What a folder shows.
 
     Args:
         folder: results/<experiment>, one of its seeds, or results/datasets/<dataset>.
@@ -33,9 +33,9 @@ def read_results(folder: Path) -> Results:
     results = next((parent for parent in whole.parents if parent.name == "results"), None)
     if results is None or not whole.is_dir():
         raise InputError(f"{folder} is no folder of results; name results/<experiment> or results/datasets/<dataset>")
-    os.chdir(results.parent)
     folder = whole.relative_to(results.parent)
-    return _dataset(folder) if folder.parts[1] == "datasets" else _run(folder)
+    with chdir(results.parent):  # which paths in results are relative to
+        return _dataset(folder) if folder.parts[1] == "datasets" else _run(folder)
 
 
 def _dataset(folder: Path) -> Results:

@@ -5,6 +5,7 @@ Images are asked for by the number of their row, and no path is ever taken from 
 
 import json
 import secrets
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from html import escape
@@ -128,6 +129,11 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise InputError(f"port {port} cannot be opened ({error.strerror}); name another one with --port") from None
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that no longer waits for an image is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def address(self, page: str) -> str:
         return f"http://{HOST}:{self.server_port}/{self.token}/{page}"

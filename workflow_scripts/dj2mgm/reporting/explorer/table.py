@@ -76,6 +76,9 @@ class Table:
     fate: np.ndarray | None = None
     shown: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self.image_root = self.image_root.absolute()
+
     def __len__(self) -> int:
         return len(self.texts)
 

@@ -15,7 +15,7 @@ async function open(name, asked = new URLSearchParams()) {
   table = model.tables.find((one) => one.name === name) || model.tables[0];
   if (!table.fate) await source.load(table);
   state = { outcome: asked.get("drop") || asked.get("outcome") || "", words: {}, ranges: {}, order: asked.get("order") || "", search: "", found: null };
-  const words = asked.size ? {} : table.shown;
+  const words = [...asked.keys()].some((key) => key !== "table") ? {} : table.shown;
   for (const [key, column] of Object.entries(table.columns)) {
     const code = column.words ? column.words.indexOf(asked.get(key) || words[key]) : -1;
     if (code >= 0) state.words[key] = code;
