@@ -24,14 +24,9 @@ EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # of the library'
 EMBEDDED, SIDE, QUALITY = 300, 96, 80  # images of a table in an offline page, their longest side in px
 
 
-def page_name(name: str) -> str:
-    """What reports link to, in their own folder."""
-    return f"explore-{name}.html"
-
-
 def served_page(results: Results) -> str:
     """A page whose rows a server gives, below the page's own address."""
-    return _page(results, {"base": results.name}, "connect-src 'self'; img-src 'self'", "", {})
+    return _page(results, {"base": results.name}, "connect-src 'self'; img-src 'self' data:", "", {})
 
 
 def write_offline_page(results: Results, path: Path) -> None:

@@ -18,9 +18,10 @@ import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.reporting.explorer.page import numbers_of, page_name, served_page
+from dj2mgm.reporting.explorer.page import numbers_of, served_page
 from dj2mgm.reporting.explorer.results import Results
 from dj2mgm.reporting.explorer.table import Table
+from dj2mgm.reporting.links import page_name
 
 HOST = "127.0.0.1"
 SIDES = (160, 640)  # px, longest side of an image in the table and in full

@@ -13,6 +13,7 @@ import numpy as np
 from dj2mgm.config.recipe_check import defaults_of
 from dj2mgm.data.shares import SIDES, limits_of_shares
 from dj2mgm.reporting.histograms import LIMITS, as_number
+from dj2mgm.reporting.links import step_key
 
 UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more
 STOPS = 400  # of a slider: values that rows have, evenly spread over the rows
@@ -80,11 +81,6 @@ class Step:
     def described(self) -> dict:
         """As the page is told."""
         return asdict(self) | {"key": self.key}
-
-
-def step_key(stage: str, number: int) -> str:
-    """What a link names a step by."""
-    return f"{stage}-{number}"
 
 
 def steps_of(
