@@ -2,18 +2,25 @@
 
 import http.client
 import json
+import re
 import threading
+from html import unescape
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 from explorer_results import MARKUP, row_id, write_run
+from report_results import FILTER_RECIPE, SYNTHESIS_RECIPE, write_results
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
+from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import limit_value
+from dj2mgm.reporting.links import step_key
+from dj2mgm.reporting.page import write_page
 
 ROWS = 3000
 
@@ -211,3 +218,16 @@ def test_statistics_of_a_run_fill_the_columns(results, run):
     for row in list(read_jsonl(run / "filter/stats.jsonl"))[:50]:
         assert pairs.columns["filter/text_len"].values[places[row["id"]]] == row["text_len"]
         assert pairs.columns["filter/image_width"].values[places[row["id"]]] == row["image_width"][0]
+
+
+def test_the_reports_links_name_steps_and_rows_that_the_explorer_has(tmp_path):
+    """Of a report on results that the explorer reads as well: every link's filter is one of its page."""
+    page = tmp_path / "report.html"
+    write_page(load_experiments(write_results(tmp_path / "results")), page)
+    links = re.findall(r'href="(explore-[^"]+)"', page.read_text())
+    asked = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
+    recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}
+    known = {step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)}
+    drops = [one["drop"][0] for one in asked if "drop" in one]
+    assert {"filter-2", "filter-4", "synthesize-2", "synthesize-3"} == set(drops) & known == set(drops)
+    assert {key for one in asked for key in one} == {"drop", "caption", "table", "find", "verdict"}
