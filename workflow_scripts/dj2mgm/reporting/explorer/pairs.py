@@ -5,9 +5,12 @@ Rows are those of the dataset's file, in its order. Numbers stay in memory, eigh
 
 import json
 import math
+import sys
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +50,7 @@ class _Statistics:
 
     def __init__(self, rows: int):
         self.rows = rows
-        self.numbers: dict[str, np.ndarray] = {}
+        self._numbers: dict[str, array] = {}  # which take single values faster than NumPy's do
         self.words: dict[str, list[str | None]] = {}
 
     def add(self, row: int, stats: dict) -> None:
@@ -55,11 +58,18 @@ class _Statistics:
             if isinstance(value, list):
                 value = value[0] if len(value) == 1 else None
             if isinstance(value, str):
-                self.words.setdefault(name, [None] * self.rows)[row] = value
+                if name not in self.words:
+                    self.words[name] = [None] * self.rows
+                self.words[name][row] = sys.intern(value)
             elif isinstance(value, int | float) and math.isfinite(value):
-                if name not in self.numbers:
-                    self.numbers[name] = np.full(self.rows, np.nan)
-                self.numbers[name][row] = value
+                if name not in self._numbers:
+                    self._numbers[name] = array("d", [math.nan]) * self.rows
+                self._numbers[name][row] = value
+
+    @cached_property
+    def numbers(self) -> dict[str, np.ndarray]:
+        """(N,) float64 by statistic, once all rows are added."""
+        return {name: np.frombuffer(values, dtype=np.float64) for name, values in self._numbers.items()}
 
 
 def read_pairs(data: Path, stages: list[StageFolder]) -> Table:
