@@ -2,8 +2,8 @@
 
     python benchmarks/explorer.py --rows 10000 100000
 
-Each number of rows in both forms, served and as one file; `filtered` shows only the rows that stay, longest texts first,
-so that every move draws other rows. Times are in milliseconds. Paint is the browser's own `first-paint`, from the start
+Each number of rows in both forms, served and as one file; `filtered` shows the rows that stay, longest texts first, so
+that every move draws other rows. Times are in milliseconds. Paint is the browser's own `first-paint`, from the start
 of the navigation; `ready` is when the first rows are drawn. Every slider is moved through its stops; a move lasts from
 its event to the first frame with counts and rows drawn again: the median, the 95th percentile and the longest of all;
 and the CPU time of the page's thread, median and longest. A jump goes to some other place among all rows, until rows

@@ -296,8 +296,13 @@ def defaults_of(name: str) -> dict[str, object]:
                 if function.name == "__init__" and (values := function.args.defaults):
                     arguments = function.args.args[-len(values) :]
                     pairs = zip(arguments, values, strict=True)
-                    return {key.arg: value.value for key, value in pairs if isinstance(value, ast.Constant)}
+                    return {key.arg: ast.literal_eval(value) for key, value in pairs if _is_plain(value)}
     return {}
+
+
+def _is_plain(value: ast.expr) -> bool:
+    """A number, with or without a sign, a text, or a word such as None."""
+    return isinstance(value.operand if isinstance(value, ast.UnaryOp) else value, ast.Constant)
 
 
 def _module_of(operator_class: str) -> Path | None:

@@ -5,7 +5,9 @@ import gzip
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 SCRIPTS = ("explore_model.js", "explore_source.js", "explore_limits.js", "explore_rows.js")
 EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # of the library's bundle, which is a module
 EMBEDDED, SIDE, QUALITY = 300, 96, 80  # images of a table in an offline page, their longest side in px
+FIRST = 5  # of them, for each step that drops rows
 
 
 def served_page(results: Results) -> str:
@@ -37,9 +40,8 @@ def write_offline_page(results: Results, path: Path) -> None:
     )
     data = {}
     for table in results.tables:
-        data[f"{table.name}-numbers"] = _zipped(numbers_of(table))
-        texts = {"rows": list(table.texts), "images": dict(_images(table))}
-        data[f"{table.name}-texts"] = _zipped(json.dumps(texts, ensure_ascii=False).encode())
+        data[f"{table.name}-numbers"] = _zipped([numbers_of(table)])
+        data[f"{table.name}-texts"] = _zipped(_texts(table))
     write_text(path, _page(results, {"base": ""}, "img-src data:", note, data))
 
 
@@ -101,17 +103,28 @@ def _library(name: str) -> str:
     return (Path(spec.origin).parent / "html" / name).read_text(encoding="utf-8")
 
 
-def _zipped(content: bytes) -> str:
-    return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode()
+def _zipped(parts: Iterable[bytes]) -> str:
+    zipped = BytesIO()
+    with gzip.GzipFile(fileobj=zipped, mode="wb", compresslevel=6, mtime=0) as file:
+        for part in parts:
+            file.write(part)
+    return base64.b64encode(zipped.getvalue()).decode()
 
 
-def _images(table: Table):
-    """(row, data URI) of rows evenly spread, an image of each step's first rows among them."""
-    count = min(EMBEDDED, len(table))
-    chosen = {index * len(table) // count for index in range(count)} if count else set()
-    if table.fate is not None:
-        places = (np.flatnonzero(table.fate == step)[:5] for step in range(1, len(table.steps) + 1))
-        chosen = {int(row) for rows in places for row in rows} | set(sorted(chosen)[: EMBEDDED - 5 * len(table.steps)])
+def _texts(table: Table) -> Iterator[bytes]:
+    """A JSON object, row by row."""
+    yield b'{"rows": ['
+    for place, row in enumerate(table.texts):
+        yield (", " if place else "").encode() + json.dumps(row, ensure_ascii=False).encode()
+    yield b'], "images": ' + json.dumps(dict(_images(table))).encode() + b"}"
+
+
+def _images(table: Table) -> Iterator[tuple[int, str]]:
+    """(row, data URI) of each step's first rows, and of rows evenly spread."""
+    steps = range(1, len(table.steps) + 1)
+    chosen = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST]}
+    count = min(max(EMBEDDED - len(chosen), 0), len(table))
+    chosen |= {index * len(table) // count for index in range(count)}
     for row in sorted(chosen):
         try:
             image = load_image(locate_image(table.image_root, table.texts[row]["image"]))

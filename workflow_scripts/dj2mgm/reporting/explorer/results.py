@@ -1,5 +1,6 @@
 """Which tables a folder of results gives: of a run, of a run that is not evaluated yet, or of an analysed dataset."""
 
+import os
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ def read_results(folder: Path) -> Results:
     Raises:
         InputError: it is no such folder, or what it shows is not finished.
     """
-    whole = folder.resolve()
+    whole = Path(os.path.abspath(folder))  # links are not followed: results may lie on another disk
     results = next((parent for parent in whole.parents if parent.name == "results"), None)
     if results is None or not whole.is_dir():
         raise InputError(f"{folder} is no folder of results; name results/<experiment> or results/datasets/<dataset>")

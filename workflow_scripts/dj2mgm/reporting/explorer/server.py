@@ -61,16 +61,17 @@ class Explorer:
         if path in self.reports:
             return "text/html; charset=utf-8", self.reports[path]
         parts = path.split("/")
-        answers: dict[str, Callable[..., Answer]] = {
-            "numbers": self._numbers,
-            "rows": self._rows,
-            "find": self._find,
-            "image": self._image,
+        answers: dict[str, tuple[Callable[..., Answer], set[str]]] = {
+            "numbers": (self._numbers, set()),
+            "rows": (self._rows, {"at"}),
+            "find": (self._find, {"words"}),
+            "image": (self._image, {"at", "side"}),
         }
         table = self.tables.get(parts[0], {}).get(parts[1]) if len(parts) == 3 else None
-        if table is None or parts[2] not in answers:
+        answer, keys = answers.get(parts[-1], (None, set()))
+        if table is None or answer is None or set(query) != keys:
             raise NotThere
-        return answers[parts[2]](table, **{key: values[-1] for key, values in query.items()})
+        return answer(table, **{key: values[-1] for key, values in query.items()})
 
     def _numbers(self, table: Table) -> Answer:
         return "application/octet-stream", numbers_of(table)
@@ -153,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.FORBIDDEN)
         try:
             kind, content = self.server.explorer.answer(path.rstrip("/"), parse_qs(parts.query))
-        except (NotThere, TypeError):  # TypeError: a query with other keys
+        except NotThere:
             return self._refuse(HTTPStatus.NOT_FOUND)
         self._send(HTTPStatus.OK, kind, content, path.rstrip("/"))
 

@@ -82,6 +82,7 @@ function said({ counts, back }) {
 }
 
 function draw() {
+  DataTable.ext.errMode = "throw"; // instead of a dialog
   const made = new DataTable("#rows", {
     serverSide: true,
     ajax: (request, done) => answer(request).then(done, (error) => (counts.textContent = error.message)),
@@ -167,5 +168,6 @@ addEventListener("hashchange", () => {
   const asked = new URLSearchParams(location.hash.slice(1));
   open(asked.get("table"), asked);
 });
+// for the console, tests and benchmarks
 globalThis.explorer = { cascade, grid: () => grid, now: () => ({ outcome, rows, limits, table }) };
 open(wanted.get("table"), wanted).catch((error) => (counts.textContent = error.message));
