@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 from dj2mgm.data.formats import text_of
-from dj2mgm.files import write_json, write_jsonl, write_yaml
+from dj2mgm.files import read_json, write_json, write_jsonl, write_yaml
 
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=1</script><b>bold</b>'
 PICTURES = 40
@@ -154,6 +154,9 @@ def _write_synthesis(folder: Path, rows: list[int], rng: random.Random) -> None:
         else:
             kept.append({"id": row_id(row)} | stats)
     _write_stage(folder, "synthesized.jsonl", SYNTHESIZE, len(rows), kept, dropped, None, changes)
+    summary = read_json(folder / "summary.json")
+    summary["operators"][0]["recaption"] = {"below": len(changes)}
+    write_json(folder / "summary.json", summary)
 
 
 def _name(step: dict) -> str:

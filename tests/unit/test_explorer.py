@@ -53,7 +53,9 @@ def test_limits_at_the_recipes_values_drop_what_the_run_has_dropped(results, run
         dropped = np.zeros(ROWS, dtype=bool)
         for limit in step.limits:
             dropped |= limit.drops(numbers[limit.column], limit_value(limit, limit.value, numbers, everyone))
-        if step.limits:
+        if step.rewritten is not None:
+            assert dropped.sum() == step.rewritten > 0
+        elif step.limits:
             assert (dropped[arrived] == (pairs.fate[arrived] == place)).all()
     limits = {f"{step.operator} {limit.argument}": limit.value for step in pairs.steps for limit in step.limits}
     assert limits == {
@@ -70,6 +72,7 @@ def test_limits_at_the_recipes_values_drop_what_the_run_has_dropped(results, run
         "image_size_filter min_size": 1024,
         "image_size_filter max_size": 20 * 2**20,
         "image_near_deduplicator max_bits": 8,
+        "low_similarity_recaption_mapper keep_fraction": 0.5,
         "batched_image_text_similarity_filter keep_fraction": 0.5,
         "batched_image_text_similarity_filter max_score": 1.0,
         "caption_log_likelihood_filter min_log_likelihood": -3.0,

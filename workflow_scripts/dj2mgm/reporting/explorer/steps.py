@@ -6,7 +6,7 @@ step has none, and its decisions stay those of the run.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more
 STOPS = 400  # of a slider: values that rows have, evenly spread over the rows
 SIMILARITY = "image_text_similarity"
 ORIGINAL = "original_image_text_similarity"  # of the caption that a row came with, of which a share is one
+RECAPTION = "low_similarity_recaption_mapper"  # drops no row; rows beyond its limit get a new caption
 DISTANCE = "distance"  # of a copy from the row that is kept
 # Deduplicators by distance: their limit, and the distance as what it limits. What is as near as the limit is a copy.
 COPIES: dict[str, tuple[str, str, Callable]] = {
@@ -66,6 +67,8 @@ class Step:
         stage, number: and its place in that stage's recipe.
         dropped: by the run.
         limits: that follow the run's decisions; none where it decides by something else.
+        rewritten: how many captions the run has rewritten, of a step that does that to rows beyond its limits instead
+            of dropping them.
     """
 
     stage: str
@@ -73,6 +76,7 @@ class Step:
     operator: str
     dropped: int
     limits: list[Limit]
+    rewritten: int | None = None
 
     @property
     def key(self) -> str:
@@ -95,6 +99,9 @@ def steps_of(
     steps = []
     specs = [next(iter(step.items())) for step in recipe["process"]]
     for place, (operator, (_, arguments)) in enumerate(zip(summary["operators"], specs, strict=False), start=first):
+        if operator["operator"] == RECAPTION:
+            steps.append(_recaptioning(stage, operator, arguments or {}, numbers, (fate == 0) | (fate >= place)))
+            continue
         if operator["operator"] in COPIES:
             distance = np.where(fate == place, numbers.get(DISTANCE, np.nan), np.nan)
             limits = _limits_of_copies(stage, operator["operator"], arguments or {}, numbers, distance)
@@ -105,6 +112,22 @@ def steps_of(
         step = Step(stage, operator["step"], operator["operator"], operator["dropped"], limits)
         steps.append(step)
     return steps
+
+
+def _recaptioning(
+    stage: str, operator: dict, arguments: dict, numbers: dict[str, np.ndarray], arrived: np.ndarray
+) -> Step:
+    """With its limit, if as many captions are beyond it as were rewritten."""
+    step = Step(stage, operator["step"], operator["operator"], operator["dropped"], [])
+    below = operator.get("recaption", {}).get("below")
+    if below is None or ORIGINAL not in numbers:
+        return step
+    share = "keep_fraction" if arguments.get("keep_fraction") is not None else ""
+    limit = _limit(stage, ORIGINAL, "min", share or "min_similarity", arguments, numbers, bool(share))
+    bound = limit_value(limit, limit.value, {limit.column: numbers[ORIGINAL]}, arrived)
+    if (arrived & limit.drops(numbers[ORIGINAL], bound)).sum() != below:
+        return step
+    return replace(step, limits=[limit], rewritten=below)
 
 
 def limits_alone(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tuple[list[Step], np.ndarray]:

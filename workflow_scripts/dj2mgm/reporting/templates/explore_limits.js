@@ -33,12 +33,12 @@ class Limits {
     for (const limit of this.chosen.keys()) this._set(limit, limit.value);
   }
 
-  /** Show what each step drops now. */
-  update(counts) {
+  /** Show what each step drops or rewrites now. */
+  update({ counts, rewritten }) {
     this.counts.forEach(({ text, step }, index) => {
-      const count = counts[index + 1];
-      const moved = count - step.dropped;
-      text.textContent = lost(count) + (moved ? ` (run: ${lost(step.dropped)})` : "");
+      const rewrites = step.rewritten !== null, said = rewrites ? (count) => `${grouped(count)} new` : lost;
+      const count = (rewrites ? rewritten : counts)[index + 1], before = rewrites ? step.rewritten : step.dropped;
+      text.textContent = said(count) + (count !== before ? ` (run: ${said(before)})` : "");
     });
     const changes = [...this.chosen].filter(([limit, value]) => value !== limit.value);
     this.recipe.textContent = changes.map(([limit, value]) => `${this._stepOf(limit).operator}:\n  ${limit.argument}: ${value === null ? "no limit" : value}`).join("\n");

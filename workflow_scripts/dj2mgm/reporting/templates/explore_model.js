@@ -52,10 +52,10 @@ function drop(outcome, place, known, values, { side, closed }, bound) {
 
 /**
  * Which step drops each row: its place from 1, 0 for a row that stays; how many rows each step drops (of 0: how many
- * stay); and how many rows stay that the run has dropped. `chosen` holds a value, or null for no limit, by limit.
+ * stay) or rewrites; and how many rows stay that the run has dropped. `chosen` holds a value, or null for no limit, by limit.
  */
 function cascade(table, chosen) {
-  const { rows, fate } = table, outcome = new Uint16Array(rows), counts = new Array(table.steps.length + 1).fill(0);
+  const { rows, fate } = table, outcome = new Uint16Array(rows), counts = new Array(table.steps.length + 1).fill(0), rewritten = [];
   table.known ||= table.steps.map((step) => measured(table, step));
   table.steps.forEach((step, index) => {
     const place = index + 1, known = table.known[index];
@@ -63,7 +63,9 @@ function cascade(table, chosen) {
       const value = chosen.get(limit);
       return value === null || !limit.scores ? value : boundOfShare(limit.argument, value, scoresOf(table, limit, outcome));
     });
-    step.limits.forEach((limit, at) => bounds[at] !== null && drop(outcome, place, known, table.columns[limit.column].values, limit, bounds[at]));
+    const beyond = step.rewritten === null ? outcome : outcome.slice();
+    step.limits.forEach((limit, at) => bounds[at] !== null && drop(beyond, place, known, table.columns[limit.column].values, limit, bounds[at]));
+    if (beyond !== outcome) rewritten[place] = beyond.reduce((sum, one) => sum + (one === place), 0);
     for (let row = 0; row < rows; row++) if (!outcome[row] && !known[row] && fate[row] === place) outcome[row] = place;
   });
   let back = 0;
@@ -71,7 +73,7 @@ function cascade(table, chosen) {
     counts[outcome[row]]++;
     if (!outcome[row] && fate[row]) back++;
   }
-  return { outcome, counts, back };
+  return { outcome, counts, rewritten, back };
 }
 
 /** The places of all rows, by a column's values; rows without one come last. */

@@ -60,7 +60,7 @@ function update() {
   outcome = result.outcome;
   if (order.key !== state.order) order = { key: state.order, places: sorted(table, state.order.replace(/^-/, ""), state.order.startsWith("-")) };
   rows = chosenRows(table, order.places, outcome, state);
-  limits.update(result.counts);
+  limits.update(result);
   counts.textContent = said(result);
   if (!grid) grid = draw();
   else if (rows !== before) grid.ajax.reload(null, before.length !== rows.length);
