@@ -219,5 +219,5 @@ def test_all_rows_are_reached_by_scrolling(page):
     """Only those in view are in the page; the height of the rest is a guess until the end is near."""
     last = f'[...document.querySelectorAll("#rows tbody td:nth-child(2)")].at(-1)?.textContent === "{row_id(ROWS - 1)}"'
     bottom = 'document.querySelector(".dt-scroll-body").scrollTop = 1e9'
-    wait(page, f"{bottom} && {last}")
+    wait(page, f"({bottom}, {last})")
     assert page.evaluate('document.querySelectorAll("#rows tbody tr").length') < 100
