@@ -213,6 +213,8 @@ def test_rows_and_searches_are_answered(server):
 def test_a_port_that_is_taken_is_one_sentence(server, results):
     with pytest.raises(InputError, match=f"port {server.server_port} cannot be opened"):
         Server(Explorer([results], {}), server.server_port)
+    with pytest.raises(InputError, match="port 70000 cannot be opened"):
+        Server(Explorer([results], {}), 70000)
 
 
 def test_statistics_of_a_run_fill_the_columns(results, run):

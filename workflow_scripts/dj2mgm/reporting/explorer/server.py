@@ -129,8 +129,9 @@ class Server(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         try:
             super().__init__((HOST, port), _Handler)
-        except OSError as error:
-            raise InputError(f"port {port} cannot be opened ({error.strerror}); name another one with --port") from None
+        except (OSError, OverflowError) as error:  # OverflowError: no port has such a number
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"port {port} cannot be opened ({reason}); name another one with --port") from None
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A browser that no longer waits for an image is no error."""
