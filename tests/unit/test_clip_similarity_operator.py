@@ -14,10 +14,11 @@ from places import PROJECT
 from tiny_clip import save_tiny_clip
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, ViTConfig
 
+from dj2mgm.data.shares import limits_of_shares
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, load_ops
-from dj2mgm.juicer.operators.keep_fraction import limits_of_shares, set_limits
+from dj2mgm.juicer.operators.keep_fraction import set_limits
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity, PixelBatches
 
 STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"

@@ -340,6 +340,25 @@ def _parameters(path: Path, name: str) -> Iterator[Parameters | None]:
     yield None
 
 
+def defaults_of(name: str) -> dict[str, object]:
+    """What an operator's arguments are where a recipe leaves them out; those of plain values, by its own source."""
+    if (path := _source_of(name)) is None:
+        return {}
+    for node in _tree(path).body:
+        if isinstance(node, ast.ClassDef) and node.name == _registered(path)[name]:
+            for function in (member for member in node.body if isinstance(member, ast.FunctionDef)):
+                if function.name == "__init__" and (values := function.args.defaults):
+                    arguments = function.args.args[-len(values) :]
+                    pairs = zip(arguments, values, strict=True)
+                    return {key.arg: ast.literal_eval(value) for key, value in pairs if _is_plain(value)}
+    return {}
+
+
+def _is_plain(value: ast.expr) -> bool:
+    """A number, with or without a sign, a text, or a word such as None."""
+    return isinstance(value.operand if isinstance(value, ast.UnaryOp) else value, ast.Constant)
+
+
 def _module_of(operator_class: str) -> Path | None:
     return next((path for path in _stems().values() if operator_class in _registered(path).values()), None)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dj2mgm.data.shares import SIDES, limits_of_shares
 from dj2mgm.juicer.data_juicer import Filter
-from dj2mgm.juicer.operators.keep_fraction import SIDES, limits_of_shares
 
 PREFIXES = {"min": "min_", "max": "max_"}  # of Data-Juicer's arguments for the two ends of a range
 UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import yaml
 
+from dj2mgm.data.shares import SIDES
 from dj2mgm.juicer.distributions import Tail, Valley, between, separated_tail, valley_between_humps
-from dj2mgm.juicer.operators.keep_fraction import SIDES
 from dj2mgm.juicer.statistics import Limit, Limits, Statistic
 
 SCORE = "score"  # what Data-Juicer calls the limits of a model's opinion: min_score

@@ -8,6 +8,7 @@ from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.drawing import grouped, named_counts
 from dj2mgm.reporting.experiment import Experiment, RunResults
 from dj2mgm.reporting.gallery import RecaptionedRow
+from dj2mgm.reporting.links import step_key
 
 # Where rows went: how many there were after every step, from the dataset to the samples that were trained on.
 #
@@ -39,6 +40,7 @@ class FlowStep:
     dropped: int = 0  # by this step
     reasons: str = ""  # "undecodable 12, missing 1"; of a single reason the name, empty where none is recorded
     note: str = ""  # what the step did besides dropping
+    key: str = ""  # of an operator, for a link to the rows that it drops
 
 
 def pretrain_chain(experiment: Experiment, run: RunResults, recaptions: list[RecaptionedRow]) -> list[FlowStep]:
@@ -47,7 +49,7 @@ def pretrain_chain(experiment: Experiment, run: RunResults, recaptions: list[Rec
     steps = [FlowStep("dataset", "dataset", lanes, note="image–caption pairs")]
     for operator in run.filter["operators"]:
         lanes = _dropped(lanes, original=operator["dropped"])
-        steps.append(_operator(operator, lanes))
+        steps.append(_operator("filter", operator, lanes))
     if run.synthesize:
         steps += _synthesis(run, lanes, [recaption for recaption in recaptions if recaption.caption is not None])
     steps += _training_file(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
@@ -94,9 +96,9 @@ def _dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> Lanes:
     )
 
 
-def _operator(operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> FlowStep:
-    reasons = _reasons(operator.get("broken_images") or {})
-    return FlowStep(operator["operator"], kind, lanes, operator["dropped"], reasons, note)
+def _operator(stage: str, operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> FlowStep:
+    reasons, key = _reasons(operator.get("broken_images") or {}), step_key(stage, operator["step"])
+    return FlowStep(operator["operator"], kind, lanes, operator["dropped"], reasons, note, key)
 
 
 def _reasons(counts: dict[str, int]) -> str:
@@ -112,12 +114,12 @@ def _synthesis(run: RunResults, lanes: Lanes, captioned: list[RecaptionedRow]) -
             lanes = replace(lanes, original=lanes.original - len(captioned), recaptioned=len(captioned))
             unusable = named_counts(operator["recaption"]["unusable"])
             note = f"{grouped(len(captioned))} recaptioned" + (f"; captions not usable: {unusable}" if unusable else "")
-            yield _operator(operator, lanes, "recaption", note)
+            yield _operator("synthesize", operator, lanes, "recaption", note)
         else:
             of_recaptions = dropped[operator["step"]]
             lanes = _dropped(lanes, operator["dropped"] - of_recaptions, of_recaptions)
             note = f"{grouped(of_recaptions)} of them recaptions" if of_recaptions else ""
-            yield _operator(operator, lanes, note=note)
+            yield _operator("synthesize", operator, lanes, note=note)
 
 
 def _training_file(run: RunResults, lanes: Lanes, accepted: set[str]) -> Iterator[FlowStep]:

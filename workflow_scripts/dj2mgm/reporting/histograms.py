@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,7 @@ LIMITS = {
     "image_text_matching_score": ("image_text_matching_filter", "min_score", "max_score"),
     "phrase_grounding_recall": ("phrase_grounding_recall_filter", "min_recall", "max_recall"),
     "caption_log_likelihood": ("caption_log_likelihood_filter", "min_log_likelihood", None),
+    "likelihood_gain": ("likelihood_gain_filter", "min_gain", None),
 }
 BYTES = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
 SERIES = ("kept", "here", "elsewhere")  # from the bottom of a bar: kept, dropped by this limit, dropped by another
@@ -66,15 +67,18 @@ class Histogram:
     limits: list[LimitMark] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
     log: bool = False
+    number: int | None = None  # the operator's place in the recipe
 
 
 def statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = ()) -> list[Histogram]:
     """Histograms of a stage's statistics (its folder's stats.jsonl and dropped.jsonl), in the order of the recipe."""
     steps = [(name, step[name] or {}) for step in recipe["process"] for name in step]
     values = read_statistics(folder)
-    return [
+    histograms = [
         _histogram(name, rows, *_limits_of(name, steps)) for name, rows in values.items() if name not in set(leave_out)
     ]
+    numbers = {name.removeprefix("batched_"): number for number, (name, _) in enumerate(steps, start=1)}
+    return [replace(one, number=numbers.get(one.operator.removeprefix("batched_"))) for one in histograms]
 
 
 def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:

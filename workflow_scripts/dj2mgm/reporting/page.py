@@ -19,6 +19,7 @@ from dj2mgm.reporting.gallery import RecaptionedRow, gallery, quality, read_reca
 from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
 from dj2mgm.reporting.judges import agreement, judge_notes, judges_of
 from dj2mgm.reporting.leaks import leaks_parts
+from dj2mgm.reporting.links import page_name, rows_link, step_key
 from dj2mgm.reporting.record import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
 
@@ -100,6 +101,7 @@ def _environment() -> Environment:
     filled.filters["score"] = lambda value: f"{round(value, 2) + 0:.2f}".replace("-", "−")
     filled.filters["minus"] = lambda text: text.replace("-", "−")
     filled.filters["listed"] = listed
+    filled.globals |= {"rows_link": rows_link, "page_name": page_name, "step_key": step_key}
     # a line may be broken after "_" and "."
     filled.filters["breakable"] = lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>"))
     return filled
@@ -203,6 +205,7 @@ def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recapt
         stages.append(
             {
                 "title": "Filter",
+                "name": "filter",
                 "experiments": [(name, by_name[name][0]) for name in names],
                 "histograms": statistic_histograms(folder, by_name[names[0]][1].recipes["filter"]),
                 "similarities": None,
@@ -217,6 +220,7 @@ def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recapt
             stages.append(
                 {
                     "title": "Synthesis",
+                    "name": "synthesize",
                     "experiments": [(experiment.name, index)],
                     "histograms": statistic_histograms(run.stages["synthesize"], recipe, left_out),
                     "similarities": mirrored,

@@ -1,0 +1,238 @@
+"""The explorer: its counts are those of the run, and its server answers only whom it should."""
+
+import http.client
+import json
+import re
+import threading
+from html import unescape
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+from explorer_results import MARKUP, row_id, write_run
+from report_results import FILTER_RECIPE, SYNTHESIS_RECIPE, write_results
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.explorer.results import Results, read_results
+from dj2mgm.reporting.explorer.server import Explorer, Server
+from dj2mgm.reporting.explorer.steps import limit_value
+from dj2mgm.reporting.links import step_key
+from dj2mgm.reporting.page import write_page
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("explorer ä") / "results", ROWS)
+
+
+@pytest.fixture(scope="module")
+def results(run) -> Results:
+    return read_results(run)
+
+
+def test_limits_at_the_recipes_values_drop_what_the_run_has_dropped(results, run):
+    """Row by row, by the limits alone: with values at open and closed ends, Data-Juicer's defaults and shares."""
+    pairs = results.tables[0]
+    for stage in ("filter", "synthesize"):
+        summary = read_json(run / stage / "summary.json")
+        of_stage = [step for step in pairs.steps if step.stage == stage]
+        assert [(s.operator, s.dropped) for s in of_stage] == [
+            (s["operator"], s["dropped"]) for s in summary["operators"]
+        ]
+    numbers = {key: column.values for key, column in pairs.columns.items()}
+    for place, step in enumerate(pairs.steps, start=1):
+        arrived = (pairs.fate == 0) | (pairs.fate >= place)
+        for limit in step.limits:
+            arrived &= np.isfinite(numbers[limit.column])
+        everyone = (pairs.fate == 0) | (pairs.fate >= place)
+        dropped = np.zeros(ROWS, dtype=bool)
+        for limit in step.limits:
+            dropped |= limit.drops(numbers[limit.column], limit_value(limit, limit.value, numbers, everyone))
+        if step.rewritten is not None:
+            assert dropped.sum() == step.rewritten > 0
+        elif step.limits:
+            assert (dropped[arrived] == (pairs.fate[arrived] == place)).all()
+    limits = {f"{step.operator} {limit.argument}": limit.value for step in pairs.steps for limit in step.limits}
+    assert limits == {
+        "text_length_filter min_len": 38,
+        "text_length_filter max_len": 90,
+        "alphanumeric_filter min_ratio": 0.4,
+        "alphanumeric_filter max_ratio": None,
+        "image_shape_filter min_width": 32,
+        "image_shape_filter max_width": 640,
+        "image_shape_filter min_height": 32,
+        "image_shape_filter max_height": None,
+        "image_aspect_ratio_filter min_ratio": 0.5,
+        "image_aspect_ratio_filter max_ratio": 3.0,
+        "image_size_filter min_size": 1024,
+        "image_size_filter max_size": 20 * 2**20,
+        "image_near_deduplicator max_bits": 8,
+        "low_similarity_recaption_mapper keep_fraction": 0.5,
+        "batched_image_text_similarity_filter keep_fraction": 0.5,
+        "batched_image_text_similarity_filter max_score": 1.0,
+        "caption_log_likelihood_filter min_log_likelihood": -3.0,
+    }
+
+
+def test_a_step_whose_rows_do_not_follow_from_its_limits_has_no_slider(tmp_path):
+    run = write_run(tmp_path / "results", 200, several=False)
+    file = run / "filter/config.yaml"
+    file.write_text(file.read_text().replace("min_len: 38", "min_len: 45"))
+    steps = {step.operator: step for step in read_results(run).tables[0].steps}
+    assert steps["text_length_filter"].limits == []
+    assert len(steps["image_shape_filter"].limits) == 4
+
+
+def test_rows_show_copies_and_captions_before_and_after(results):
+    pairs, captions, answers = results.tables
+    lines = [row["lines"] for row in pairs.texts]
+    after = "after low_similarity_recaption_mapper"
+    rewritten = [row for row, part in enumerate(lines) if any(label == after for label, _ in part)]
+    column = pairs.columns["caption"]
+    assert rewritten == np.flatnonzero(column.values == column.words.index("rewritten")).tolist()
+    assert all(lines[row][0][0] == "before" and [after, f"new caption {row}"] in lines[row] for row in rewritten)
+    clusters, distances = pairs.columns["cluster"].values, pairs.columns["distance"].values
+    assert len(np.unique(clusters[np.isfinite(clusters)])) == 2
+    assert np.isfinite(distances).sum() == np.isfinite(clusters).sum() > 10
+    assert captions.columns["clip_score"].values.tolist() == list(range(20))
+    verdict = answers.columns["verdict"]
+    assert [verdict.words[int(code)] for code in verdict.values[:5]] == ["wrong", *["right"] * 3, "wrong"]
+    assert answers.shown == {"verdict": "wrong"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: run.parents[1], "is no folder of results"),
+        (lambda run: run.parent / "datasets", "is no folder of results|holds no stage|does not exist"),
+        (lambda run: run / "none", "is no folder of results"),
+        (lambda run: (run / "filter/summary.json").unlink() or run, r"run the rule filter_data first"),
+        (lambda run: (run / "synthesize/summary.json").unlink() or run, "run the rule synthesize_captions first"),
+        (lambda run: write_jsonl(run / "filter/stats.jsonl", [{"id": "other"}]) and run, "'other', which its dataset"),
+        (lambda run: write_jsonl(run / "filter/dropped.jsonl", []) or run, "summary.json 1; run the stage filter"),
+    ],
+)
+def test_a_folder_that_cannot_be_explored_is_one_sentence(tmp_path, change, message):
+    run = write_run(tmp_path / "results", 60)
+    folder = change(run)
+    with pytest.raises(InputError, match=message):
+        read_results(folder)
+
+
+def test_a_dataset_is_explored_alone_and_with_its_analysis(tmp_path):
+    run = write_run(tmp_path / "results", 300, several=False)
+    dataset = run.parent / "datasets/drawn"
+    write_yaml(dataset / "config.yaml", {"generator": "shapes"})
+    [plain] = read_results(dataset).tables
+    assert (len(plain), plain.steps, plain.image_root) == (300, [], dataset)
+    stats = [{"id": row_id(row), "text_len": 30 + row % 50} for row in range(300)]
+    write_jsonl(dataset / "analyze/stats.jsonl", stats)
+    write_json(dataset / "analyze/summary.json", {})
+    recipe = {"process": [{"image_integrity_filter": None}, {"text_length_filter": {"min_len": 40, "max_len": 60}}]}
+    write_yaml(dataset / "analyze/config.yaml", {"image_root": "results/datasets/drawn", "recipe": recipe})
+    [analysed] = read_results(dataset).tables
+    [step] = analysed.steps
+    assert (step.operator, step.dropped) == (
+        "text_length_filter",
+        sum(not 40 <= row["text_len"] <= 60 for row in stats),
+    )
+
+
+@pytest.fixture(scope="module")
+def server(results):
+    server = Server(Explorer([results], {"report.html": b"<p>report"}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def ask(server: Server, path: str, token: str | None = None, host: str | None = None) -> tuple[int, bytes, dict]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    start = "" if token == "" else f"/{server.token if token is None else token}"
+    connection.putrequest("GET", f"{start}/{path}", skip_host=True)
+    connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+    connection.endheaders()
+    answer = connection.getresponse()
+    return answer.status, answer.read(), dict(answer.getheaders())
+
+
+@pytest.mark.parametrize("host", ["example.org", "localhost.evil.org", "127.0.0.1", "[::1]:80"])
+def test_another_host_or_a_wrong_token_is_refused(server, host):
+    assert ask(server, "explore-run.html")[0] == 200
+    assert ask(server, "explore-run.html", host=host)[0] == 403
+    for token in ("", "x", server.token[:-1], server.token + "x"):
+        assert ask(server, "explore-run.html", token=token)[0] == 403
+    assert server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../../etc/passwd",
+        "run/pairs/image?at=../../etc/passwd&side=160",
+        "run/pairs/image?at=images/1.jpg&side=160",
+        "run/pairs/image?at=-1&side=160",
+        f"run/pairs/image?at={ROWS}&side=160",
+        "run/pairs/image?at=1&side=100000",
+        "run/pairs/image?at=1&side=160&root=/etc",
+        "run/pairs/image",
+        "run/pairs/texts",
+        "run/../pairs/image?at=1&side=160",
+        "datasets/drawn/images/1.jpg",
+        "run/pairs/rows?at=1,x",
+        "run/pairs/rows?at=%C2%B2",
+    ],
+)
+def test_nothing_but_rows_is_served(server, path):
+    assert ask(server, path)[0] == 404
+
+
+def test_images_come_scaled_by_row_and_a_missing_one_says_why(server):
+    status, content, headers = ask(server, "run/pairs/image?at=3&side=160")
+    assert status == 200 and headers["Content-Type"] == "image/webp" and content[8:12] == b"WEBP"
+    status, content, headers = ask(server, "run/pairs/image?at=2&side=160")
+    assert status == 200 and headers["Content-Type"] == "image/svg+xml" and b"missing" in content
+
+
+def test_rows_and_searches_are_answered(server):
+    [row] = json.loads(ask(server, "run/pairs/rows?at=1")[1])
+    assert row["id"] == row_id(1) and row["lines"][0][1] == MARKUP
+    found = np.frombuffer(ask(server, f"run/pairs/find?words={row_id(7)[:-1].upper()}")[1], dtype=np.uint8)
+    assert np.flatnonzero(found)[:10].tolist() == list(range(10))  # and their copies
+    assert ask(server, "report.html")[1] == b"<p>report"
+    policy = ask(server, "report.html")[2]["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+
+
+def test_a_port_that_is_taken_is_one_sentence(server, results):
+    with pytest.raises(InputError, match=f"port {server.server_port} cannot be opened"):
+        Server(Explorer([results], {}), server.server_port)
+    with pytest.raises(InputError, match="port 70000 cannot be opened"):
+        Server(Explorer([results], {}), 70000)
+
+
+def test_statistics_of_a_run_fill_the_columns(results, run):
+    pairs = results.tables[0]
+    places = {row["id"]: place for place, row in enumerate(pairs.texts)}
+    for row in list(read_jsonl(run / "filter/stats.jsonl"))[:50]:
+        assert pairs.columns["filter/text_len"].values[places[row["id"]]] == row["text_len"]
+        assert pairs.columns["filter/image_width"].values[places[row["id"]]] == row["image_width"][0]
+
+
+def test_the_reports_links_name_steps_and_rows_that_the_explorer_has(tmp_path):
+    """Of a report on results that the explorer reads as well: every link's filter is one of its page."""
+    page = tmp_path / "report.html"
+    write_page(load_experiments(write_results(tmp_path / "results")), page)
+    links = re.findall(r'href="(explore-[^"]+)"', page.read_text())
+    asked = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
+    recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}
+    known = {step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)}
+    drops = [one["drop"][0] for one in asked if "drop" in one]
+    assert {"filter-2", "filter-4", "synthesize-2", "synthesize-3"} == set(drops) & known == set(drops)
+    assert {key for one in asked for key in one} == {"drop", "caption", "table", "find", "verdict"}

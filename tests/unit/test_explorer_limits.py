@@ -1,0 +1,73 @@
+"""The explorer's limits are those that Data-Juicer's operators apply: real operators, values at the limits."""
+
+import inspect
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dj2mgm.config.recipe_check import defaults_of
+from dj2mgm.data.formats import text_of
+from dj2mgm.files import write_jsonl, write_yaml
+from dj2mgm.juicer.data_juicer import OPERATORS
+from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.reporting.explorer.results import read_results
+from dj2mgm.reporting.explorer.steps import UNLIMITED
+from dj2mgm.reporting.histograms import LIMITS
+
+ROWS = 120
+PROCESS = [
+    {"image_integrity_filter": None},
+    {"text_length_filter": {"min_len": 31, "max_len": 70}},
+    {"words_num_filter": {"min_num": 4, "max_num": 9, "max_closed_interval": False}},
+    {"special_characters_filter": {"max_ratio": 0.6}},
+    {"alphanumeric_filter": None},
+    {"image_shape_filter": {"min_width": 20, "max_width": 60, "min_height": 20}},
+    {"image_aspect_ratio_filter": {"min_ratio": 0.5}},
+    {"image_size_filter": {"min_size": "100"}},
+    {"character_repetition_filter": {"rep_len": 3, "max_ratio": 0.4, "reversed_range": True, "min_ratio": 0.39}},
+    {"image_near_deduplicator": {"max_bits": 12}},
+    {"image_text_deduplicator": None},
+]
+WITHOUT = {"image_integrity_filter", "character_repetition_filter", "image_text_deduplicator"}
+
+
+def write_data(folder: Path) -> Path:
+    rng = random.Random(0)
+    (folder / "images").mkdir(parents=True)
+    rows = []
+    for row in range(ROWS):
+        width, height = rng.choice([19, 20, 30, 40, 60, 61]), rng.choice([19, 20, 30, 40, 60])
+        noise = np.random.default_rng(row // 2).integers(0, 255, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((width, height)).save(folder / f"images/{row}.png")
+        caption = " ".join(rng.choices(["a", "boat", "red", "12", "!!", "water"], k=rng.randint(1, 9)))
+        rows.append({"id": f"r{row}", "text": text_of(caption), "images": [f"images/{row}.png"]})
+    write_jsonl(folder / "pretrain.jsonl", rows)
+    return folder / "pretrain.jsonl"
+
+
+def test_every_limit_that_can_be_moved_drops_what_the_operator_drops(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = write_data(Path("results/datasets/boats"))
+    output = Path("results/boats/filter")
+    summary = run_recipe(StageSettings(data.parent, 1, PROCESS), data, output, FILTERED)
+    write_yaml(output / "config.yaml", {"image_root": "results/datasets/boats", "recipe": {"process": PROCESS}})
+    [pairs] = read_results(Path("results/boats")).tables
+    assert [step.dropped for step in pairs.steps] == [operator["dropped"] for operator in summary["operators"]]
+    assert {step.operator for step in pairs.steps if not step.limits} == WITHOUT
+    assert sum(step.dropped > 0 for step in pairs.steps if step.limits) >= 5, "the data try too few limits"
+    assert pairs.steps[-2].dropped > 0
+
+
+@pytest.mark.parametrize("operator", sorted({operator for operator, *_ in LIMITS.values()}))
+def test_defaults_read_from_the_source_are_those_of_the_class(operator):
+    limiting = {argument for name, *arguments in LIMITS.values() if name == operator for argument in arguments}
+    for name in {operator, f"batched_{operator}"} & set(OPERATORS.modules):
+        parameters = inspect.signature(OPERATORS.modules[name].__init__).parameters
+        known = defaults_of(name)
+        assert {argument: parameters[argument].default for argument in known} == known
+        for argument in limiting & set(parameters) - set(known):
+            assert parameters[argument].default >= UNLIMITED

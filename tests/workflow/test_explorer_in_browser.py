@@ -1,0 +1,223 @@
+"""The explorer in a real browser, served and as one file: its counts, its keys, and that it asks nobody else."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Page, find_browser, open_browser
+from explorer_results import row_id, write_run
+
+from dj2mgm.data.shares import limits_of_shares
+from dj2mgm.files import read_json
+from dj2mgm.reporting.explorer.page import write_offline_page
+from dj2mgm.reporting.explorer.results import Results, read_results
+from dj2mgm.reporting.explorer.server import Explorer, Server
+
+ROWS = 2000
+READY = """new Promise(done => { const look = () => document.querySelector("#rows tbody td:nth-child(2)")?.textContent
+    ? done(true) : setTimeout(look, 5); look(); })"""
+COUNTS = 'document.getElementById("counts").textContent.replaceAll("\\u202f", "")'
+
+
+class Address:
+    """What `Page.open` takes for a file."""
+
+    def __init__(self, address: str):
+        self.address = address
+
+    def resolve(self) -> "Address":
+        return self
+
+    def as_uri(self) -> str:
+        return self.address
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("explorer ä") / "results", ROWS)
+
+
+@pytest.fixture(scope="module")
+def results(run) -> Results:
+    return read_results(run)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    executable = find_browser()
+    if executable is None:
+        pytest.skip("no Chromium or Chrome is installed: the explorer is not opened in a browser")
+    with open_browser(executable, tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def addresses(results, tmp_path_factory):
+    file = tmp_path_factory.mktemp("page") / "explore.html"
+    write_offline_page(results, file)
+    server = Server(Explorer([results], {}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield {"served": server.address("explore-run.html"), "file": file.as_uri()}
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(params=["served", "file"])
+def page(request, browser, addresses) -> Page:
+    visit(browser, addresses[request.param])
+    browser.address = addresses[request.param]
+    return browser
+
+
+def visit(browser: Page, address: str) -> None:
+    browser.open(Address("about:blank"), 1400)  # another fragment alone loads nothing
+    browser.open(Address(address), 1400)
+    assert browser.evaluate(READY)
+
+
+def wait(page: Page, condition: str) -> None:
+    look = f"{{ ({condition}) ? done(true) : performance.now() > end ? done(false) : setTimeout(look, 10); }}"
+    script = f"new Promise(done => {{ const end = performance.now() + 20000, look = () => {look}; look(); }})"
+    assert page.evaluate(script), condition
+
+
+def test_the_counts_are_the_summaries_and_nothing_leaves_the_machine(page, run):
+    summaries = [read_json(run / stage / "summary.json") for stage in ("filter", "synthesize")]
+    counts = page.evaluate("[...explorer.cascade(explorer.now().table, explorer.now().limits.chosen).counts]")
+    operators = [operator for summary in summaries for operator in summary["operators"]]
+    assert counts == [summaries[-1]["rows_kept"], *(operator["dropped"] for operator in operators)]
+    assert page.evaluate(COUNTS).startswith(f"{counts[0]} of {ROWS} rows stay, {ROWS - counts[0]} fall; {ROWS} shown.")
+    own = page.address.rpartition("/")[0]
+    requests = [event["request"]["url"] for event in page.reported("Network.requestWillBeSent")]
+    assert [url for url in requests if not url.startswith((own, "data:"))] == []
+    silent(page)
+
+
+def silent(page: Page) -> None:
+    assert page.reported("Runtime.consoleAPICalled") == page.reported("Runtime.exceptionThrown") == []
+    assert [event["entry"]["text"] for event in page.reported("Log.entryAdded")] == []
+
+
+def test_markup_in_a_caption_is_shown_as_text(page):
+    page.evaluate('location.hash = "find=onerror"')
+    wait(page, f'document.querySelector("#rows tbody td:nth-child(2)")?.textContent === "{row_id(1)}"')
+    cell = page.evaluate('document.querySelector("#rows tbody td:nth-child(3)").textContent')
+    assert cell.startswith('<img src=x onerror="document.title=1"><script>')
+    assert page.evaluate('document.querySelectorAll("#rows tbody td:nth-child(3) :not(div, p, small)").length') == 0
+    assert page.evaluate("document.title") == "run: explore"
+    silent(page)
+
+
+def test_a_slider_says_at_once_what_falls(page, results):
+    """Any limits give the counts that NumPy gives for them, also of shares."""
+    pairs, rng = results.tables[0], np.random.default_rng(0)
+    for _ in range(12):
+        chosen = [
+            [float(rng.choice(limit.stops)) if rng.random() < 0.4 else limit.value for limit in step.limits]
+            for step in pairs.steps
+        ]
+        counts = page.evaluate(
+            f"""(() => {{ const {{ table, limits }} = explorer.now(), values = {to_json(chosen)};
+            const of = (step, s) => step.limits.map((limit, l) => [limit, values[s][l]]);
+            const chosen = new Map(table.steps.flatMap(of));
+            return [...explorer.cascade(table, chosen).outcome]; }})()"""
+        )
+        assert counts == expected(pairs, chosen)
+
+
+def to_json(chosen: list) -> str:
+    return str(chosen).replace("None", "null")
+
+
+def expected(pairs, chosen: list[list[float | None]]) -> list[int]:
+    """Row by row."""
+    outcome = [0] * ROWS
+    values = {key: column.values.tolist() for key, column in pairs.columns.items()}
+    for place, (step, limits) in enumerate(zip(pairs.steps, chosen, strict=True), start=1):
+        if step.rewritten is not None:
+            continue
+        bounds = []
+        for limit, value in zip(step.limits, limits, strict=True):
+            if limit.scores and value is not None:
+                rows = [row for row in range(ROWS) if not outcome[row]]
+                scores = [
+                    values[limit.scores][row] for row in rows if values[limit.scores][row] == values[limit.scores][row]
+                ]
+                value = limits_of_shares(scores, **{limit.argument: value})[limit.side]
+            bounds.append(value)
+        for row in range(ROWS):
+            if outcome[row]:
+                continue
+            mine = [values[limit.column][row] for limit in step.limits]
+            if not mine or any(value != value for value in mine):
+                falls = pairs.fate[row] == place
+            else:
+                falls = any(
+                    bound is not None and not inside(value, bound, limit)
+                    for value, bound, limit in zip(mine, bounds, step.limits, strict=True)
+                )
+            outcome[row] = place if falls else 0
+    return outcome
+
+
+def inside(value: float, bound: float, limit) -> bool:
+    if value == bound:
+        return limit.closed
+    return value > bound if limit.side == "min" else value < bound
+
+
+def press(page: Page, key: str, code: int) -> None:
+    for kind in ("rawKeyDown", "keyUp"):
+        page.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+
+def focused(page: Page) -> str:
+    return page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent")
+
+
+def test_keys_alone_move_a_slider_and_open_a_row(page):
+    for _ in range(60):
+        press(page, "Tab", 9)
+        if focused(page) == "text_length_filter min_len":
+            break
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    before = page.evaluate(COUNTS)
+    for _ in range(5):
+        press(page, "ArrowRight", 39)
+    wait(page, f"{COUNTS} !== {before!r}")
+    assert page.evaluate('document.querySelector(".limit.moved span").textContent') == "min_len"
+    assert "text_length_filter" in page.evaluate('document.querySelector("#limits pre").textContent')
+    for _ in range(120):
+        press(page, "Tab", 9)
+        if page.evaluate('!!document.querySelector("td.focus")'):
+            break
+    assert page.evaluate('getComputedStyle(document.querySelector("td.focus")).outlineStyle') == "solid"
+    for _ in range(3):
+        press(page, "ArrowDown", 40)
+    wait(page, f'document.querySelector("td.focus").textContent === "{row_id(3)}"')
+    press(page, "Enter", 13)
+    wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{row_id(3)}"')
+    press(page, "Escape", 27)
+    assert page.evaluate('document.querySelector("dialog[open]")') is None
+    silent(page)
+
+
+def test_links_of_the_report_open_their_rows(page, run):
+    dropped = read_json(run / "filter/summary.json")["operators"][1]["dropped"]
+    visit(page, f"{page.address}#drop=filter-2")
+    assert page.evaluate(COUNTS).endswith(f"{dropped} shown.")
+    assert page.evaluate('document.querySelector("#filters select").value') == "filter-2"
+    visit(page, f"{page.address}#table=answers")
+    assert page.evaluate(COUNTS) == "5 of 20 rows shown."
+    assert page.evaluate('document.querySelector("#rows tbody td:nth-child(3)").textContent').endswith("finetune car")
+    visit(page, f"{page.address}#with=cluster&order=cluster")
+    silent(page)
+
+
+def test_all_rows_are_reached_by_scrolling(page):
+    """Only those in view are in the page; the height of the rest is a guess until the end is near."""
+    last = f'[...document.querySelectorAll("#rows tbody td:nth-child(2)")].at(-1)?.textContent === "{row_id(ROWS - 1)}"'
+    bottom = 'document.querySelector(".dt-scroll-body").scrollTop = 1e9'
+    wait(page, f"({bottom}, {last})")
+    assert page.evaluate('document.querySelectorAll("#rows tbody tr").length') < 100

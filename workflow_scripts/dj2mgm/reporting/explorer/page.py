@@ -1,0 +1,133 @@
+"""The explorer's page: the grid of DataTables, the page's own scripts, and what rows it shows."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+
+from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_text
+from dj2mgm.reporting.drawing import data_uri, environment, grouped
+from dj2mgm.reporting.explorer.results import Results
+from dj2mgm.reporting.explorer.table import Table
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+SCRIPTS = ("explore_model.js", "explore_source.js", "explore_limits.js", "explore_rows.js")
+EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # of the library's bundle, which is a module
+EMBEDDED, SIDE, QUALITY = 300, 96, 80  # images of a table in an offline page, their longest side in px
+FIRST = 5  # of them, for each step that drops rows
+
+
+def served_page(results: Results) -> str:
+    """A page whose rows a server gives, below the page's own address."""
+    return _page(results, {"base": results.name}, "connect-src 'self'; img-src 'self' data:", "", {})
+
+
+def write_offline_page(results: Results, path: Path) -> None:
+    """One file with all rows, and images of some: it would otherwise be as large as the dataset."""
+    note = (
+        f"All rows are in this file, and up to {grouped(EMBEDDED)} images of each kind of rows; of the others it shows "
+        f"the names. explore.py without --output shows all images."
+    )
+    data = {}
+    for table in results.tables:
+        data[f"{table.name}-numbers"] = _zipped([numbers_of(table)])
+        data[f"{table.name}-texts"] = _zipped(_texts(table))
+    write_text(path, _page(results, {"base": ""}, "img-src data:", note, data))
+
+
+def numbers_of(table: Table) -> bytes:
+    """All columns, one after the other, and what became of the rows: float64 of this machine's order."""
+    columns = [column.values for column in table.columns.values()]
+    return b"".join(values.tobytes() for values in [*columns, *([] if table.fate is None else [table.fate])])
+
+
+def _page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
+    style = _library("dt_bundle.css") + (TEMPLATES / "explore_style.css").read_text(encoding="utf-8")
+    library = _library_script()
+    script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    scripts = " ".join(map(_hash, (library, script)))
+    policy = f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; {sources}; base-uri 'none'"
+    filled = environment()
+    filled.filters["thousands"] = grouped
+    tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
+    model = json.dumps(base | {"tables": [_described(table) for table in results.tables]}, ensure_ascii=False)
+    return filled.get_template("explore.html.j2").render(
+        name=results.name,
+        policy=policy + "; form-action 'none'",
+        style=Markup(style),
+        tables=tables,
+        note=note,
+        model=Markup(model.replace("<", "\\u003c")),
+        library=Markup(library),
+        script=Markup(script),
+        data=data,
+    )
+
+
+def _described(table: Table) -> dict:
+    return {
+        "name": table.name,
+        "rows": len(table),
+        "shown": table.shown,
+        "columns": {key: {"label": one.label, "words": one.words} for key, one in table.columns.items()},
+        "steps": [step.described() for step in table.steps],
+    }
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _library_script() -> str:
+    """The bundle as a script that leaves `DataTable` for the next one."""
+    text, found = EXPORT.subn(r"globalThis.DataTable=\1", _library("dt_bundle.js"))
+    if found != 1 or "</script" in text.lower():
+        raise InputError("itables is not the version of requirements.txt; install that one")
+    return text
+
+
+def _library(name: str) -> str:
+    spec = find_spec("itables")
+    if spec is None:
+        raise InputError("the package itables is not installed, which draws the table; run `make install`")
+    return (Path(spec.origin).parent / "html" / name).read_text(encoding="utf-8")
+
+
+def _zipped(parts: Iterable[bytes]) -> str:
+    zipped = BytesIO()
+    with gzip.GzipFile(fileobj=zipped, mode="wb", compresslevel=6, mtime=0) as file:
+        for part in parts:
+            file.write(part)
+    return base64.b64encode(zipped.getvalue()).decode()
+
+
+def _texts(table: Table) -> Iterator[bytes]:
+    """A JSON object, row by row."""
+    yield b'{"rows": ['
+    for place, row in enumerate(table.texts):
+        yield (", " if place else "").encode() + json.dumps(row, ensure_ascii=False).encode()
+    yield b'], "images": ' + json.dumps(dict(_images(table))).encode() + b"}"
+
+
+def _images(table: Table) -> Iterator[tuple[int, str]]:
+    """(row, data URI) of each step's first rows, and of rows evenly spread."""
+    steps = range(1, len(table.steps) + 1)
+    chosen = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST]}
+    count = min(max(EMBEDDED - len(chosen), 0), len(table))
+    chosen |= {index * len(table) // count for index in range(count)}
+    for row in sorted(chosen):
+        try:
+            image = load_image(locate_image(table.image_root, table.texts[row]["image"]))
+        except BadImage:
+            continue
+        yield row, data_uri(image, SIDE, QUALITY)

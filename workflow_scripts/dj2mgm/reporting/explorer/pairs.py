@@ -1,0 +1,237 @@
+"""The pairs of a dataset with what became of each: their statistics, the step that dropped them, captions as rewritten.
+
+Rows are those of the dataset's file, in its order. Numbers stay in memory, eight bytes each; texts go to a file.
+"""
+
+import json
+import math
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.data.formats import caption_of
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, read_yaml
+from dj2mgm.reporting.explorer.steps import DISTANCE, Step, column_key, limits_alone, steps_of
+from dj2mgm.reporting.explorer.table import Column, Table, TextFile, numbers_column, words_column
+from dj2mgm.streaming import DiskMap
+
+CHANGES = {True: "rewritten", False: "as it came"}
+
+
+@dataclass(frozen=True)
+class StageFolder:
+    """A stage that ran a recipe, and where it left its results."""
+
+    name: str
+    folder: Path
+
+    @property
+    def settings(self) -> dict:
+        return read_yaml(self.folder / "config.yaml")
+
+    @property
+    def image_root(self) -> Path:
+        return Path(self.settings["image_root"])
+
+    @property
+    def summary(self) -> dict:
+        return read_json(self.folder / "summary.json")
+
+
+class _Statistics:
+    """A stage's statistics by row: numbers, or words."""
+
+    def __init__(self, rows: int):
+        self.rows = rows
+        self._numbers: dict[str, array] = {}  # which take single values faster than NumPy's do
+        self.words: dict[str, list[str | None]] = {}
+
+    def add(self, row: int, stats: dict) -> None:
+        for name, value in stats.items():
+            if isinstance(value, list):
+                value = value[0] if len(value) == 1 else None
+            if isinstance(value, str):
+                if name not in self.words:
+                    self.words[name] = [None] * self.rows
+                self.words[name][row] = sys.intern(value)
+            elif isinstance(value, int | float) and math.isfinite(value):
+                if name not in self._numbers:
+                    self._numbers[name] = array("d", [math.nan]) * self.rows
+                self._numbers[name][row] = value
+
+    @cached_property
+    def numbers(self) -> dict[str, np.ndarray]:
+        """(N,) float64 by statistic, once all rows are added."""
+        return {name: np.frombuffer(values, dtype=np.float64) for name, values in self._numbers.items()}
+
+
+def read_pairs(data: Path, stages: list[StageFolder]) -> Table:
+    """The rows of `data` with what the stages, one after the other, have made of them.
+
+    Raises:
+        InputError: a stage's files do not belong to these rows.
+    """
+    (places, rows), extras = _places(data), DiskMap()
+    fate, copies = np.zeros(rows), _Copies(rows)
+    changed = np.zeros(rows, dtype=bool)
+    columns, steps = {}, []
+    for stage in stages:
+        statistics = _Statistics(rows)
+        first = len(steps) + 1
+        for place, stats in _kept(stage, places):
+            statistics.add(place, stats)
+        for place, event in _events(stage, places):
+            if event["event"] == "dropped":
+                statistics.add(place, event["stats"])
+                fate[place] = first + event["step"] - 1
+                if "copy_of" in event:
+                    copies.add(place, event["distance"], places.get(event["copy_of"]))
+            changed[place] |= "text_after" in event
+            _note(extras, event)
+        steps += _steps(stage, statistics, fate, first, copies)
+        columns |= _columns(stage, statistics, several=len(stages) > 1)
+    columns |= copies.columns()
+    if changed.any():
+        columns["caption"] = words_column("caption", [CHANGES[bool(one)] for one in changed])
+    texts, sources = _write_texts(data, extras)
+    return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate)
+
+
+def read_analysis(data: Path, stage: StageFolder) -> Table:
+    """The rows of a dataset that is analysed, with what the recipe's limits alone would drop."""
+    places, rows = _places(data)
+    statistics = _Statistics(rows)
+    for place, stats in _kept(stage, places):
+        statistics.add(place, stats)
+    steps, fate = limits_alone(stage.name, stage.settings["recipe"], statistics.numbers)
+    texts, sources = _write_texts(data, DiskMap())
+    columns = _columns(stage, statistics, several=False) | sources
+    return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate)
+
+
+def read_rows(data: Path, image_root: Path) -> Table:
+    """The rows of a dataset of which nothing else is known."""
+    texts, sources = _write_texts(data, DiskMap())
+    return Table("pairs", "Pairs", image_root, texts, sources)
+
+
+def _places(data: Path) -> tuple[DiskMap, int]:
+    """Place by id, and the number of rows."""
+    places, rows = DiskMap(), 0
+
+    def placed() -> Iterator[tuple[str, int]]:
+        nonlocal rows
+        for row in read_jsonl(data):
+            yield row["id"], rows
+            rows += 1
+
+    places.fill(placed())
+    return places, rows
+
+
+def _write_texts(data: Path, extras: DiskMap) -> tuple[TextFile, dict[str, Column]]:
+    """What is shown of each row, and the rows' sources where there are several."""
+    texts, sources = TextFile(), []
+    for row in read_jsonl(data):
+        sources.append(row.get("source"))
+        texts.add({"id": row["id"], "lines": _lines(row, extras.get(row["id"])), "image": row["images"][0]})
+    texts.finish()
+    column = words_column("source", sources)
+    return texts, {"source": column} if column else {}
+
+
+def _kept(stage: StageFolder, places: DiskMap) -> Iterator[tuple[int, dict]]:
+    for row in read_jsonl(stage.folder / "stats.jsonl"):
+        yield _place(stage, places, row), {name: value for name, value in row.items() if name != "id"}
+
+
+def _events(stage: StageFolder, places: DiskMap) -> Iterator[tuple[int, dict]]:
+    for row in read_jsonl(stage.folder / "dropped.jsonl"):
+        yield _place(stage, places, row), row
+
+
+def _place(stage: StageFolder, places: DiskMap, row: dict) -> int:
+    place = places.get(row["id"])
+    if place is None:
+        raise InputError(
+            f"{stage.folder} holds the row {row['id']!r}, which its dataset has not; run the stage {stage.name} again"
+        )
+    return place
+
+
+def _note(extras: DiskMap, event: dict) -> None:
+    """Remember what a row's text became, as lines to show."""
+    lines = []
+    if "text_after" in event:
+        lines.append([f"after {event['operator']}", caption_of(event["text_after"])])
+    if problem := (event.get("recaption") or {}).get("problem"):
+        lines.append(["new caption not used", problem])
+    if "copy_of" in event:
+        lines.append(["copy of", event["copy_of"]])
+    if lines:
+        known = json.loads(extras.get(event["id"]) or "[]")
+        extras.replace([(event["id"], json.dumps(known + lines, ensure_ascii=False))])
+
+
+def _lines(row: dict, extra: str | None) -> list[list[str]]:
+    lines = [["", caption_of(row["text"])]]
+    if extra:
+        added = json.loads(extra)
+        if any(label.startswith("after ") for label, _ in added):
+            lines[0][0] = "before"
+        lines += added
+    return lines
+
+
+def _steps(stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first: int, copies: "_Copies") -> list[Step]:
+    numbers = statistics.numbers
+    if copies.found:
+        numbers[DISTANCE] = copies.distance
+    steps = steps_of(stage.name, stage.settings["recipe"], stage.summary, numbers, fate, first)
+    numbers.pop(DISTANCE, None)
+    counts = Counter(fate.astype(int).tolist())
+    for place, step in enumerate(steps, start=first):
+        if counts[place] != step.dropped:
+            raise InputError(
+                f"{stage.folder}: dropped.jsonl has {counts[place]} rows of {step.operator}, summary.json "
+                f"{step.dropped}; run the stage {stage.name} again"
+            )
+    return steps
+
+
+def _columns(stage: StageFolder, statistics: _Statistics, several: bool) -> dict[str, Column]:
+    """Statistics that two stages have in common are told apart by the stage."""
+    made = {name: numbers_column(_label(name, stage, several), values) for name, values in statistics.numbers.items()}
+    made |= {name: words_column(_label(name, stage, several), words) for name, words in statistics.words.items()}
+    return {column_key(stage.name, name): column for name, column in made.items() if column is not None}
+
+
+def _label(name: str, stage: StageFolder, several: bool) -> str:
+    return name.replace("_", " ") + (f" ({stage.name})" if several else "")
+
+
+class _Copies:
+    """Clusters of copies: the place of the row that each is a copy of, which is its own cluster's number."""
+
+    def __init__(self, rows: int):
+        self.distance, self.cluster = np.full(rows, np.nan), np.full(rows, np.nan)
+        self.found = False
+
+    def add(self, place: int, distance: float, kept: int | None) -> None:
+        self.found = True
+        self.distance[place] = distance
+        if kept is not None:
+            self.cluster[place] = self.cluster[kept] = kept
+
+    def columns(self) -> dict[str, Column]:
+        if not self.found:
+            return {}
+        distance = np.where(np.isnan(self.distance) & ~np.isnan(self.cluster), 0.0, self.distance)
+        return {"cluster": Column("cluster of copies", self.cluster), DISTANCE: Column("distance of copies", distance)}

@@ -1,0 +1,79 @@
+"""Which tables a folder of results gives: of a run, of a run that is not evaluated yet, or of an analysed dataset."""
+
+import os
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+
+from dj2mgm.config.stages import STAGE_NOTE, STAGES
+from dj2mgm.errors import InputError
+from dj2mgm.files import SOURCES, read_yaml
+from dj2mgm.reporting.explorer.held_out import read_answers, read_captions
+from dj2mgm.reporting.explorer.pairs import StageFolder, read_analysis, read_pairs, read_rows
+from dj2mgm.reporting.explorer.table import Table
+
+SAID = ("generate", "evaluate_clip")
+
+
+@dataclass(frozen=True)
+class Results:
+    name: str
+    tables: list[Table]
+
+
+def read_results(folder: Path) -> Results:
+    """What a folder shows.
+
+    Args:
+        folder: results/<experiment>, one of its seeds, or results/datasets/<dataset>.
+
+    Raises:
+        InputError: it is no such folder, or what it shows is not finished.
+    """
+    whole = Path(os.path.abspath(folder))  # links are not followed: results may lie on another disk
+    results = next((parent for parent in whole.parents if parent.name == "results"), None)
+    if results is None or not whole.is_dir():
+        raise InputError(f"{folder} is no folder of results; name results/<experiment> or results/datasets/<dataset>")
+    folder = whole.relative_to(results.parent)
+    with chdir(results.parent):  # which paths in results are relative to
+        return _dataset(folder) if folder.parts[1] == "datasets" else _run(folder)
+
+
+def _dataset(folder: Path) -> Results:
+    _check_file(folder / "pretrain.jsonl", "make_dataset")
+    analysis = folder / "analyze"
+    if (analysis / "summary.json").is_file():
+        return Results(folder.name, [read_analysis(folder / "pretrain.jsonl", StageFolder("analyze", analysis))])
+    settings = read_yaml(folder / "config.yaml")
+    if "generator" in settings:
+        images = folder
+    else:
+        images = folder / SOURCES if "sources" in settings else Path(settings["pretrain"]["images"])
+    return Results(folder.name, [read_rows(folder / "pretrain.jsonl", images)])
+
+
+def _run(folder: Path) -> Results:
+    stages = {name: _owner(folder / name) for name in STAGES}
+    if not any(stage.is_dir() for stage in stages.values()):
+        raise InputError(f"{folder} holds no stage of a run; name results/<experiment> or results/datasets/<dataset>")
+    names = [name for name in ("filter", "synthesize") if name == "filter" or stages[name].is_dir()]
+    for name in names:
+        _check_file(stages[name] / STAGES[name].outputs[-1], STAGES[name].rule)
+    dataset = Path(StageFolder("filter", stages["filter"]).summary["input"]["path"]).parent
+    _check_file(dataset / "pretrain.jsonl", "make_dataset")
+    tables = [read_pairs(dataset / "pretrain.jsonl", [StageFolder(name, stages[name]) for name in names])]
+    if all((stages[name] / STAGES[name].outputs[-1]).is_file() for name in SAID):
+        made = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
+        tables += [table for table in made if table]
+    return Results("-".join(folder.parts[1:]), tables)
+
+
+def _owner(stage: Path) -> Path:
+    """The folder of a stage, which a run may share with another one."""
+    note = stage / STAGE_NOTE
+    return Path(read_yaml(note)["same_as"]) if note.is_file() else stage
+
+
+def _check_file(file: Path, rule: str) -> None:
+    if not file.is_file():
+        raise InputError(f"{file} does not exist, so there is nothing to explore yet; run the rule {rule} first")

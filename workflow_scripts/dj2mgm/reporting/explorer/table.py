@@ -1,0 +1,99 @@
+"""Rows as the explorer shows them: numbers in columns, texts on disk, one image each."""
+
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
+
+from dj2mgm.reporting.explorer.steps import Step
+
+MOST_WORDS = 200  # a statistic of more different words is no choice to filter by
+
+
+class TextFile:
+    """JSON values by row, in a file without a name; eight bytes a row stay in memory."""
+
+    def __init__(self):
+        self._file = TemporaryFile()
+        self._ends = array("Q", [0])
+
+    def add(self, value: object) -> None:
+        line = json.dumps(value, ensure_ascii=False).encode()
+        self._file.write(line)
+        self._ends.append(self._ends[-1] + len(line))
+
+    def finish(self) -> None:
+        """Before the first row is read."""
+        self._file.flush()
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, row: int) -> dict:
+        """Several threads may ask at a time."""
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        start, end = self._ends[row], self._ends[row + 1]
+        return json.loads(os.pread(self._file.fileno(), end - start, start))
+
+    def __iter__(self) -> Iterator[dict]:
+        return (self[row] for row in range(len(self)))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number a row, NaN where it has none; with `words`, the place of the row's word among them."""
+
+    label: str
+    values: np.ndarray  # (N,) float64
+    words: list[str] | None = None
+
+
+@dataclass
+class Table:
+    """One kind of rows.
+
+    Args:
+        texts: by row {"id", "lines": [[label, text], …], "image": path below image_root}.
+        columns: by key.
+        steps: operators that drop rows, in their order.
+        fate: (N,) float64, 0 for a row that the run has kept, otherwise the place in `steps`, from 1, of what dropped
+            it. None where nothing is dropped.
+        shown: what the page filters by at first, {column: word}.
+    """
+
+    name: str
+    title: str
+    image_root: Path
+    texts: TextFile
+    columns: dict[str, Column]
+    steps: list[Step] = field(default_factory=list)
+    fate: np.ndarray | None = None
+    shown: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.image_root = self.image_root.absolute()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def numbers_column(label: str, values: list | np.ndarray) -> Column | None:
+    """None where no row has a number."""
+    numbers = np.array(values, dtype=np.float64)
+    return None if np.isnan(numbers).all() else Column(label, numbers)
+
+
+def words_column(label: str, words: list[str | None]) -> Column | None:
+    """None where there is nothing to choose from."""
+    known = sorted({word for word in words if word is not None})
+    if not known or len(known) > MOST_WORDS:
+        return None
+    places = {word: place for place, word in enumerate(known)}
+    codes = np.array([np.nan if word is None else places[word] for word in words], dtype=np.float64)
+    return Column(label, codes, known)

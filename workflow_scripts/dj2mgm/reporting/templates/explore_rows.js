@@ -1,0 +1,173 @@
+// The page: rows in a table that draws only those in view, and one row in full.
+
+const ROW_HEIGHT = 78; // px, as in the style
+const SIDES = [160, 640]; // px of images in the table and in full
+const model = JSON.parse(document.getElementById("model").textContent);
+const source = model.base ? new Served(model.base) : new Embedded();
+const counts = document.getElementById("counts"), detail = document.getElementById("detail");
+const wanted = new URLSearchParams(location.hash.slice(1));
+
+let table, state, limits, rows, outcome, grid, waiting;
+let order = { key: null };
+
+/** Show another kind of rows, with the filters that a link asks for. */
+async function open(name, asked = new URLSearchParams()) {
+  table = model.tables.find((one) => one.name === name) || model.tables[0];
+  if (!table.fate) await source.load(table);
+  state = { outcome: asked.get("drop") || asked.get("outcome") || "", words: {}, ranges: {}, order: asked.get("order") || "", search: "", found: null };
+  const words = [...asked.keys()].some((key) => key !== "table") ? {} : table.shown;
+  for (const [key, column] of Object.entries(table.columns)) {
+    const code = column.words ? column.words.indexOf(asked.get(key) || words[key]) : -1;
+    if (code >= 0) state.words[key] = code;
+    if (!column.words && asked.get("with") === key) state.ranges[key] = [-Number.MAX_VALUE, Number.MAX_VALUE];
+  }
+  order = { key: null };
+  limits = new Limits(document.getElementById("limits"), table, later, (key) => show({ outcome: key }));
+  for (const button of document.querySelectorAll("#tables button")) button.setAttribute("aria-pressed", String(button.dataset.table === table.name));
+  document.body.classList.toggle("no-recipe", !table.steps.length);
+  fill();
+  if (asked.get("find")) await find(asked.get("find"));
+  else update();
+}
+
+function fill() {
+  filterForm(document.getElementById("filters"), table, state, later, find);
+}
+
+function show(changes) {
+  Object.assign(state, changes);
+  fill();
+  update();
+}
+
+async function find(words) {
+  state.search = words;
+  state.found = words ? await source.find(table, words) : null;
+  fill();
+  update();
+}
+
+/** Many moves of a slider within a frame are one. */
+function later() {
+  if (!waiting) waiting = requestAnimationFrame(() => {
+    waiting = null;
+    update();
+  });
+}
+
+function update() {
+  const result = cascade(table, limits.chosen), before = rows;
+  outcome = result.outcome;
+  if (order.key !== state.order) order = { key: state.order, places: sorted(table, state.order.replace(/^-/, ""), state.order.startsWith("-")) };
+  rows = chosenRows(table, order.places, outcome, state);
+  limits.update(result);
+  counts.textContent = said(result);
+  if (!grid) grid = draw();
+  else if (rows !== before) grid.ajax.reload(null, before.length !== rows.length);
+  else refresh();
+}
+
+/** The rows are the same, and what becomes of them is not. */
+function refresh() {
+  grid.rows().every(function () {
+    this.node()?.cells[3].replaceChildren(...outcomeCell(this.data()));
+  });
+  grid.trigger("draw");
+}
+
+function said({ counts, back }) {
+  if (!table.steps.length) return `${grouped(rows.length)} of ${grouped(table.rows)} rows shown.`;
+  const note = back ? ` ${grouped(back)} of those that stay were dropped by the run: operators after that one have not measured them.` : "";
+  return `${grouped(counts[0])} of ${grouped(table.rows)} rows stay, ${grouped(table.rows - counts[0])} fall; ${grouped(rows.length)} shown.${note}`;
+}
+
+function draw() {
+  DataTable.ext.errMode = "throw"; // instead of a dialog
+  const made = new DataTable("#rows", {
+    serverSide: true,
+    ajax: (request, done) => answer(request).then(done, (error) => (counts.textContent = error.message)),
+    columns: [imageCell, (data) => [data.id], textCell, outcomeCell, valueCell].map((content) => ({
+      data: null,
+      defaultContent: "",
+      createdCell: (cell, _, data) => cell.replaceChildren(...content(data)),
+    })),
+    scrollY: "calc(100vh - 18rem)",
+    scroller: { rowHeight: ROW_HEIGHT, displayBuffer: 3, serverWait: 20 },
+    keys: { columns: ":eq(1)" },
+    ordering: false,
+    autoWidth: false,
+    layout: { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null },
+    language: { emptyTable: "No rows.", zeroRecords: "No rows." },
+  });
+  made.on("key", (_, grid, key, cell) => key === 13 && openDetail(cell.row(cell.index().row).data()));
+  made.on("click", "tbody tr", (event) => openDetail(made.row(event.currentTarget).data()));
+  return made;
+}
+
+/** The rows from `start` on, as the table asks for them when it scrolls. */
+async function answer({ draw, start, length }) {
+  const places = Array.from(rows.subarray(start, start + length)), asked = table;
+  const texts = await source.texts(table, places);
+  const data = texts.map((text, index) => ({ ...text, row: places[index], table: asked }));
+  return { draw, recordsTotal: rows.length, recordsFiltered: rows.length, data };
+}
+
+function picture(data, side) {
+  const address = source.image(data.table, data.row, SIDES[side]);
+  if (!address) return element("span", { class: "no-image" }, data.image.split("/").pop());
+  return element("img", { src: address, alt: `Image of ${data.id}`, decoding: "async" });
+}
+
+const imageCell = (data) => [picture(data, 0)];
+const textCell = (data) => [element("div", { class: "text" }, ...lines(data))];
+const lines = (data) => data.lines.map(([label, text]) => element("p", {}, label ? element("small", {}, `${label} `) : "", text));
+
+function outcomeCell(data) {
+  if (!data.table.steps.length) return [wordsOf(data)];
+  const step = data.table.steps[outcome[data.row] - 1];
+  return [element("span", { class: step ? "bad" : "good" }, step ? `falls: ${step.operator.replaceAll("_", " ")}` : "stays")];
+}
+
+const wordsOf = (data) => Object.keys(data.table.columns).filter((key) => data.table.columns[key].words).map((key) => valueOf(data, key)).join(", ");
+
+function valueCell(data) {
+  const key = state.order.replace(/^-/, "");
+  return [key && data.table === table ? valueOf(data, key) : ""];
+}
+
+function valueOf({ table, row }, key) {
+  const { values, words } = table.columns[key];
+  return Number.isNaN(values[row]) ? "–" : words ? words[values[row]] : shown(values[row]);
+}
+
+/** One row with its whole image, all texts and statistics, and its copies. */
+async function openDetail(data) {
+  if (!data) return;
+  const facts = Object.entries(data.table.columns).map(([key, { label }]) => element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, valueOf(data, key))));
+  const close = element("button", { type: "button", onclick: () => detail.close() }, "Close");
+  detail.replaceChildren(close, element("h2", { id: "detail-title" }, data.id), picture(data, 1), ...lines(data), element("p", {}, ...outcomeCell(data)), element("table", {}, ...facts), ...(await copies(data)));
+  detail.showModal();
+  close.focus();
+}
+
+async function copies({ table, row }) {
+  const clusters = table.columns.cluster?.values;
+  if (!clusters || Number.isNaN(clusters[row])) return [];
+  const members = sorted(table, "distance").filter((one) => clusters[one] === clusters[row]).slice(0, 24);
+  const texts = await source.texts(table, members);
+  const figures = texts.map((text, index) => element("figure", {}, picture({ ...text, table, row: members[index] }, 0), element("figcaption", {}, text.id)));
+  return [element("h3", {}, "The cluster of copies, the kept row first"), element("div", { class: "copies" }, ...figures)];
+}
+
+document.getElementById("tables").addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (button) open(button.dataset.table);
+});
+for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
+addEventListener("hashchange", () => {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  open(asked.get("table"), asked);
+});
+// for the console, tests and benchmarks
+globalThis.explorer = { cascade, grid: () => grid, now: () => ({ outcome, rows, limits, table }) };
+open(wanted.get("table"), wanted).catch((error) => (counts.textContent = error.message));

@@ -1,0 +1,71 @@
+// Where rows come from: the server that wrote the page, or the page itself.
+
+/** [numbers by column, fate] of a table, as it was written: one column of float64 after the other. */
+function unpack(table, buffer) {
+  const at = (place) => new Float64Array(buffer, 8 * table.rows * place, table.rows);
+  const keys = Object.keys(table.columns);
+  keys.forEach((key, place) => (table.columns[key].values = at(place)));
+  table.fate = table.steps.length ? at(keys.length) : new Float64Array(table.rows);
+}
+
+class Served {
+  constructor(base) {
+    this.base = base;
+  }
+
+  async load(table) {
+    const answer = await this._get(table, "numbers");
+    unpack(table, await answer.arrayBuffer());
+  }
+
+  async texts(table, rows) {
+    return rows.length ? (await this._get(table, `rows?at=${rows.join(",")}`)).json() : [];
+  }
+
+  /** A byte for each row, 1 where the text or the id holds the words. */
+  async find(table, words) {
+    const answer = await this._get(table, `find?words=${encodeURIComponent(words)}`);
+    return new Uint8Array(await answer.arrayBuffer());
+  }
+
+  image(table, row, side) {
+    return `${this.base}/${table.name}/image?at=${row}&side=${side}`;
+  }
+
+  async _get(table, what) {
+    const answer = await fetch(`${this.base}/${table.name}/${what}`);
+    if (!answer.ok) throw new Error(`the server answers ${answer.status}; is explore.py still running?`);
+    return answer;
+  }
+}
+
+class Embedded {
+  constructor() {
+    this.kept = {};
+  }
+
+  async load(table) {
+    unpack(table, await unzip(`${table.name}-numbers`));
+    this.kept[table.name] = JSON.parse(new TextDecoder().decode(await unzip(`${table.name}-texts`)));
+  }
+
+  async texts(table, rows) {
+    return Array.from(rows, (row) => this.kept[table.name].rows[row]);
+  }
+
+  async find(table, words) {
+    const wanted = words.toLowerCase();
+    const holds = (row) => [row.id, ...row.lines.map(([, text]) => text)].some((text) => text.toLowerCase().includes(wanted));
+    return Uint8Array.from(this.kept[table.name].rows, holds);
+  }
+
+  image(table, row) {
+    return this.kept[table.name].images[row] || "";
+  }
+}
+
+async function unzip(key) {
+  const bytes = Uint8Array.from(atob(document.getElementById(`data-${key}`).textContent), (one) => one.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).arrayBuffer();
+}

@@ -1,0 +1,52 @@
+"""A page to explore data with: rows, images, statistics, and a slider for each limit of the recipe.
+
+    python workflow_scripts/explore.py results/baseline                            # serves it, until Ctrl-C
+    python workflow_scripts/explore.py results/baseline --output explore.html      # one file, to open anywhere
+
+A folder is results/<experiment>, one of its seeds, or results/datasets/<dataset>. The report's numbers link to their
+rows here; the address of the report is printed too.
+"""
+
+import argparse
+from pathlib import Path
+
+from dj2mgm.command_line import command_line
+from dj2mgm.errors import InputError
+from dj2mgm.reporting.explorer.page import write_offline_page
+from dj2mgm.reporting.explorer.results import read_results
+from dj2mgm.reporting.explorer.server import Explorer, Server
+from dj2mgm.reporting.links import page_name
+
+REPORTS = ("../report/report.html", "report/report.html")  # of several experiments, or of one
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="folder")
+    parser.add_argument("--output", type=Path, help="write this file instead of serving")
+    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
+    arguments = parser.parse_args()
+    if arguments.output and len(arguments.folders) > 1:
+        raise InputError("--output writes the page of one folder; name one")
+    results = [read_results(folder) for folder in arguments.folders]
+    if arguments.output:
+        write_offline_page(results[0], arguments.output)
+        print(f"wrote {arguments.output}", flush=True)
+        return
+    files = [folder / report for report in REPORTS for folder in arguments.folders]
+    report = next((file for file in files if file.is_file()), None)
+    server = Server(Explorer(results, {"report.html": report.read_bytes()} if report else {}), arguments.port)
+    for one in results:
+        print(f"explore {one.name}: {server.address(page_name(one.name))}", flush=True)
+    if report:
+        print(f"its report: {server.address('report.html')}", flush=True)
+    print("Ctrl-C ends it", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()
