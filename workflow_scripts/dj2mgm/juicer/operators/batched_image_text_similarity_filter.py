@@ -72,7 +72,7 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         self,
         hf_clip: str = "openai/clip-vit-base-patch32",
         min_score: float | None = None,
-        max_score: float | None = None,
+        max_score: float = 1.0,
         horizontal_flip: bool = False,
         vertical_flip: bool = False,
         any_or_all: str = "any",
@@ -89,7 +89,7 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
 
         :param hf_clip: folder or hub id of a CLIP with safetensors weights.
         :param min_score: lowest similarity to keep. The default is Data-Juicer's 0.1 where no share is given.
-        :param max_score: highest similarity to keep. The default is 1.
+        :param max_score: highest similarity to keep.
         :param horizontal_flip: mirror images left to right before scoring.
         :param vertical_flip: mirror images top to bottom before scoring.
         :param any_or_all: keep a row if 'any' or only if 'all' of its chunks lie in the range.
@@ -110,7 +110,7 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         check_quantiles(lower_quantile, upper_quantile)
         if keep_fraction is not None and lower_quantile is not None:
             raise ValueError("keep_fraction and lower_quantile are limits on the same side: name one of them")
-        lower, upper = (lower_quantile, min_score), (upper_quantile, max_score)
+        lower, upper = (lower_quantile, min_score), (upper_quantile, max_score if max_score < 1 else None)
         check_sides(keep_fraction=(keep_fraction, min_score), lower_quantile=lower, upper_quantile=upper)
         unlimited = any(share is not None for share in (keep_fraction, lower_quantile, upper_quantile))
         self.keep_fraction = keep_fraction
@@ -118,7 +118,7 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         self.upper_quantile = upper_quantile
         self.hf_clip = hf_clip  # part of the operator's fingerprint, which leaves out `model_key`
         self.min_score = (LEAST if unlimited else MIN_SCORE) if min_score is None else min_score
-        self.max_score = 1.0 if max_score is None else max_score
+        self.max_score = max_score
         self.horizontal_flip = horizontal_flip
         self.vertical_flip = vertical_flip
         self.any_or_all = any_or_all
