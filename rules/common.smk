@@ -234,6 +234,24 @@ def fine_tuned(lora, stages=None):
     ]
 
 
+def held_out_files(wildcards):
+    """Input function: what a model is asked while it is trained, and how, if anything. A change of either trains nothing
+    again: the weights do not depend on them."""
+    run = RUNS.at(wildcards.run)
+    if not run.config["score_while_training"]["questions"]:
+        return []
+    config = f"results/{wildcards.run}/generate/config.yaml"
+    return [ancient(dataset_file("evaluation.jsonl")(wildcards)), ancient(config)]
+
+
+def held_out_flags(wildcards, input):
+    """As a list, of which Snakemake quotes each."""
+    if not input.held_out:
+        return []
+    evaluation, asking = input.held_out
+    return ["--evaluation", evaluation, "--asking", asking]
+
+
 def first_stage(wildcards):
     """Input function: what stage 1 wrote; nothing where there is none."""
     run = RUNS.at(wildcards.run)

@@ -18,7 +18,7 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.weights import projector_parameters
 from dj2mgm.training.settings import load_training_settings
-from dj2mgm.training.stage import run_stage
+from dj2mgm.training.stage import HELD_OUT, held_out_of, run_stage
 from dj2mgm.training.trained_weights import save_projector
 from dj2mgm.vision_language import Parts
 
@@ -41,10 +41,10 @@ def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
+    args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", optional=HELD_OUT, launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
-    run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector)
+    run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out_of(args))
 
 
 if __name__ == "__main__":

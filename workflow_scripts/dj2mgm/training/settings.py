@@ -11,6 +11,12 @@ from dj2mgm.mgm.lora import LoraSettings
 
 
 @dataclass(frozen=True)
+class ScoreSettings:
+    questions: int  # at each checkpoint, at most
+    share: float  # of training's time, at most: fewer are asked instead
+
+
+@dataclass(frozen=True)
 class TrainingSettings:
     """One training stage. Batch sizes count samples.
 
@@ -44,6 +50,7 @@ class TrainingSettings:
     deepspeed: dict | None
     deepspeed_choices: dict[str, dict] | None = None  # contents by name
     lora: LoraSettings | None = None
+    score_while_training: ScoreSettings | None = None  # at each checkpoint
     projector_learning_rate: float | None = None  # of projector and patch info mining; None: learning_rate
     nodes: int = 1  # that the GPUs are on
 
@@ -70,5 +77,9 @@ def load_training_settings(path: str | Path) -> TrainingSettings:
 
 
 def training_settings(values: dict) -> TrainingSettings:
-    lora = values.get("lora")
-    return TrainingSettings(**values | {"lora": LoraSettings(**lora) if lora else None})
+    lora, score = values.get("lora"), values.get("score_while_training")
+    made = {
+        "lora": LoraSettings(**lora) if lora else None,
+        "score_while_training": ScoreSettings(**score) if score else None,
+    }
+    return TrainingSettings(**values | made)
