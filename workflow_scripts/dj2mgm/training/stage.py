@@ -52,8 +52,6 @@ from dj2mgm.training.trained_weights import check_weights, gather
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.vision_language import Parts
 
-HELD_OUT = ("--evaluation", "--asking")  # flags of what is asked during training
-
 
 def held_out_of(args: Namespace) -> tuple[Path, Path] | None:
     """What `run_stage` is handed; `score_while_training` decides whether it is looked at."""
