@@ -12,7 +12,7 @@ from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.reading import config_file, names_folder
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format
-from dj2mgm.config.stages import has_stage_1
+from dj2mgm.config.stages import TRAINING, has_stage_1
 from dj2mgm.files import files_at
 
 
@@ -51,7 +51,10 @@ def chat_templates(*names):
 
 def settings(wildcards):
     """What a stage of a run is handed, as text."""
-    return json.dumps(RUNS.at(wildcards.run).settings[wildcards.stage])
+    run = RUNS.at(wildcards.run)
+    # not in what a stage's output depends on: runs with other labels share it
+    labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
+    return json.dumps(run.settings[wildcards.stage] | labels)
 
 
 def dataset_file(name):

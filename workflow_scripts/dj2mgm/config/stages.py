@@ -277,6 +277,7 @@ def _training(config: dict, stage: str) -> dict:
     settings = _common(config) | {"gpus": gpus, "nodes": nodes} | config[stage]
     settings |= solve_batch(stage, settings)
     score = config["score_while_training"]
+    settings |= {"trackers": config["trackers"]}
     settings |= {"score_while_training": score if score["questions"] else None}
     named = deepspeed_names() if settings["deepspeed"] == "auto" else [settings["deepspeed"]]
     choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}

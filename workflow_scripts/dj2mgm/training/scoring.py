@@ -33,6 +33,7 @@ class Score:
         return self.correct.count("1") / len(self.correct)
 
 
+AT_ONCE = 8  # questions, at most: few enough to stop in time
 Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether a greedy search gives the answer
 
 
@@ -58,7 +59,7 @@ class Scorer:
         workers: int,
     ):
         self.held_out, self.settings, self.head, self.inputs_of = held_out, settings, head, inputs_of
-        self.samples, self.tokens = micro_batch_size, micro_batch_size * longest
+        self.samples, self.tokens = min(micro_batch_size, AT_ONCE), micro_batch_size * longest
         self.longest = max(longest, *held_out.lengths)
         self.workers = workers
         self.stops = torch.tensor(sorted(held_out.encoder.stops))
@@ -83,11 +84,14 @@ class Scorer:
                 answered |= zip(asked, self._answers(batch, *found.pop()), strict=True)
                 if count is None and not agree(lambda: time.monotonic() - start < seconds):
                     break
+        took = time.monotonic() - start
         if processes > 1:
             parts: list[dict[int, Answered] | None] = [None] * processes
             distributed.all_gather_object(parts, answered)
             answered = {number: answer for part in parts for number, answer in part.items()}
-        values = [answered[number] for number in sorted(answered)]
+        if count is None:
+            count = agree(lambda: max(1, int(len(answered) * min(1, seconds / took))))
+        values = [answered[number] for number in range(count)]
         loss = -sum(value for value, _, _ in values) / sum(tokens for _, tokens, _ in values)
         correct = "".join("01"[hit] for *_, hit in values)
         return Score(loss, correct, time.monotonic() - start)

@@ -1,6 +1,7 @@
 """The resolved settings of a training stage."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -52,6 +53,8 @@ class TrainingSettings:
     lora: LoraSettings | None = None
     score_while_training: ScoreSettings | None = None  # at each checkpoint
     projector_learning_rate: float | None = None  # of projector and patch info mining; None: learning_rate
+    trackers: Sequence[str] = ("tensorboard",)  # that show the training
+    labels: Mapping[str, str | int] = field(default_factory=dict)  # what they are told: experiment, dataset, recipe
     nodes: int = 1  # that the GPUs are on
 
     def __post_init__(self):

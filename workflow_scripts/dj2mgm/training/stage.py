@@ -48,6 +48,7 @@ from dj2mgm.training.processes import agree, join_process_group, leave_process_g
 from dj2mgm.training.records import write_records
 from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, data_flow
 from dj2mgm.training.trained_weights import check_weights, gather
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.vision_language import Parts
@@ -77,6 +78,7 @@ def run_stage(
         held_out: the evaluation split and the settings of the stage that asks it; the weights do not depend on them.
     """
     use_cpu_threads(settings.cpu_threads)
+    check_trackers(settings.trackers)
     if settings.precision == "fp8":
         check_fp8()
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -163,6 +165,12 @@ def run_stage(
         scorer=scorer,
         optimizer_cls_and_kwargs=optimizer_of(settings),
     )
+    if first:
+        labels = {**settings.labels, "stage": output_dir.name} | data_flow(inputs["data"].parent / "summary.json")
+        trackers = Trackers(settings.trackers, labels, checkpoints, resumed=checkpoint is not None)
+        arguments.project, arguments.run_name = PROJECT, trackers.run_name
+        for callback in trackers.callbacks():
+            trainer.add_callback(callback)
     memory.phase = "training"
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -221,7 +229,7 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         dataloader_num_workers=workers,
         dataloader_prefetch_factor=prefetched,
         remove_unused_columns=False,
-        report_to=["tensorboard"],
+        report_to=[name for name in settings.trackers if name == "tensorboard"],
         disable_tqdm=True,
         seed=settings.seed,
         data_seed=settings.seed,
@@ -234,6 +242,7 @@ def fingerprint_of(settings: TrainingSettings, digest: str) -> str:
     # how a step's samples are divided, and what of it is computed twice
     left_out = {"gpus", "nodes", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing"}
     left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps", "score_while_training"}
+    left_out |= {"trackers", "labels"}
     values = {key: value for key, value in vars(settings).items() if key not in left_out}
     return f"{digest}:{values!r}"
 
