@@ -5,6 +5,7 @@ goes wrong in one, such as a server that is down, ends that tracker and not the 
 transformers is told of it by its settings.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -25,7 +26,8 @@ REQUIREMENTS = {
     "tensorboard": "tensorboard==2.21.0",
     "wandb": "wandb==0.31.0",
     "mlflow": "mlflow-skinny==3.17.2 sqlalchemy==2.0.58 alembic==1.20.1",
-    "trackio": "--no-deps trackio==0.43.0",
+    # its own requirements would take pillow back to 12
+    "trackio": "--no-deps trackio==0.43.0 gradio-client==2.7.2 orjson==3.13.0 brotli==1.2.1",
 }
 PROJECT = "dj2mgm"
 # Where a server does not answer, so much is waited for, unless the environment says otherwise; seconds.
@@ -78,19 +80,12 @@ class Trackers:
 
     def add_labels(self, name: str) -> None:
         """To a run that has begun."""
+        tracker = importlib.import_module(name)  # here, since it need not be installed
         if name == "mlflow":
-            import mlflow
-
-            self.state["mlflow"] = mlflow.active_run().info.run_id
+            self.state["mlflow"] = tracker.active_run().info.run_id
             write_json(self.file, self.state)
-        elif name == "wandb":
-            import wandb
-
-            wandb.config.update(self.labels, allow_val_change=True)
         else:
-            import trackio
-
-            trackio.config.update(self.labels)
+            tracker.config.update(self.labels, allow_val_change=True)
 
     def _set_environment(self) -> None:
         folder, text = self._folder(), {key: str(value) for key, value in self.labels.items()}
