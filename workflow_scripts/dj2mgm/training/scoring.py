@@ -35,7 +35,7 @@ class Score:
 
 
 MARGIN = 0.8  # of the time that is given: later scores may take longer
-AT_ONCE = 8  # questions, at most: few enough to stop in time
+FIRST = 8  # questions in the first micro batch where time is measured; those after it have twice as many each
 Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether a greedy search gives the answer
 
 
@@ -61,7 +61,7 @@ class Scorer:
         workers: int,
     ):
         self.held_out, self.settings, self.head, self.inputs_of = held_out, settings, head, inputs_of
-        self.samples, self.tokens = min(micro_batch_size, AT_ONCE), micro_batch_size * longest
+        self.samples, self.tokens = micro_batch_size, micro_batch_size * longest
         self.longest = max(longest, *held_out.lengths)
         self.workers = workers
         self.stops = torch.tensor(sorted(held_out.encoder.stops))
@@ -75,7 +75,7 @@ class Scorer:
         process, processes = 0, 1
         if distributed.is_initialized():
             process, processes = distributed.get_rank(), distributed.get_world_size()
-        batches = self._micro_batches(len(self.held_out) if count is None else count)
+        batches = self._micro_batches(count, processes)
         # as many for each process, since ZeRO-3's layers are gathered together; what is asked twice counts once
         places = range(process, process + len(batches), processes)
         own = [batches[min(place, len(batches) - 1)] for place in places]
@@ -99,13 +99,14 @@ class Scorer:
         correct = "".join("01"[hit] for *_, hit in values)
         return Score(loss, correct, time.monotonic() - start)
 
-    def _micro_batches(self, count: int) -> list[list[int]]:
+    def _micro_batches(self, count: int | None, processes: int) -> list[list[int]]:
         """Numbers of questions in their order, so that the first batches are about the first questions."""
         batches: list[list[int]] = [[]]
-        for number in range(count):
+        for number in range(len(self.held_out) if count is None else count):
+            most = self.samples if count else min(self.samples, FIRST << (len(batches) - 1) // processes)
             widest = max(padded_width(self.held_out.lengths[each], self.longest) for each in (*batches[-1], number))
             size = len(batches[-1]) + 1
-            if batches[-1] and (size > self.samples or size * widest > self.tokens):
+            if batches[-1] and (size > most or size * widest > self.tokens):
                 batches.append([])
             batches[-1].append(number)
         return batches
