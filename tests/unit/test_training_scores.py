@@ -12,6 +12,7 @@ from dj2mgm.config.training import read_deepspeed
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.generation import load_generator
+from dj2mgm.training.scoring import fitting
 
 WORDS = "red circle at the top left two".split()
 SCORES = {"questions": 10, "share": 1.0}
@@ -143,3 +144,16 @@ def test_fewer_are_asked_where_time_is_short(folder, forks, tmp_path):
     given = flags(folder, tmp_path / "stage", "LoRA", score_while_training={"questions": 14, "share": 1e-6})
     assert forks.run("finetune.py", asked(folder, given)).ok
     assert [row["questions"] for row in scores(tmp_path / "stage")] == [1, 1]  # a micro batch
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ends", "seconds", "count"),
+    [
+        pytest.param([8, 16, 32], [2.0, 2.1, 2.3], 3.0, 56, id="there is time for all"),
+        pytest.param([8, 16, 32], [2.0, 2.5, 3.6], 2.1, 37, id="of 2.1 s, 0.6 are used, at 30 a second"),
+        pytest.param([8], [1.0], 0.5, 2, id="one micro batch"),
+        pytest.param([8, 16], [1.0, 2.0], 1e-6, 1, id="at least one"),
+    ],
+)
+def test_as_many_are_asked_as_there_is_time_for(sizes, ends, seconds, count):
+    assert fitting(sizes, ends, seconds) == count

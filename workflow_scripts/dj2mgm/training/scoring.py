@@ -5,7 +5,6 @@ search would give this answer: it does exactly if, at each of the answer's token
 is likelier than the reference's. Arithmetic may round otherwise than where answers are generated token by token.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ class Score:
         return self.correct.count("1") / len(self.correct)
 
 
-MARGIN = 0.8  # of the time that is given: later scores may take longer
+MARGIN = 0.6  # of the time that is given: later scores may take longer
 FIRST = 8  # questions in the first micro batch where time is measured; those after it have twice as many each
 Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether a greedy search gives the answer
 
@@ -80,20 +79,21 @@ class Scorer:
         places = range(process, process + len(batches), processes)
         own = [batches[min(place, len(batches) - 1)] for place in places]
         answered: dict[int, Answered] = {}
+        ends: list[float] = []
         with _undisturbed(engine), looking_up(self.head) as found:
             for batch, asked in zip(self._loader(own), own, strict=True):
                 engine(**self.inputs_of(dict(batch), device))
                 answered |= zip(asked, self._answers(batch, *found.pop()), strict=True)
-                if count is None and not agree(lambda: time.monotonic() - start < seconds):
+                ends.append(time.monotonic() - start)
+                if count is None and len(ends) > 1 and not agree(lambda: ends[-1] < seconds):
                     break
-        took = time.monotonic() - start
         if processes > 1:
             parts: list[dict[int, Answered] | None] = [None] * processes
             distributed.all_gather_object(parts, answered)
             answered = {number: answer for part in parts for number, answer in part.items()}
         if count is None:
-            fitting = min(1, MARGIN * seconds / took) if seconds < math.inf else 1
-            count = agree(lambda: max(1, int(len(answered) * fitting)))
+            sizes = [len(asked) * processes for asked in own[: len(ends)]]
+            count = agree(lambda: min(len(answered), fitting(sizes, ends, seconds)))
         values = [answered[number] for number in range(count)]
         loss = -sum(value for value, _, _ in values) / sum(tokens for _, tokens, _ in values)
         correct = "".join("01"[hit] for *_, hit in values)
@@ -131,6 +131,19 @@ class Scorer:
             own = row_of == row
             until = ends[own].long().cumsum(0) - ends[own].long() == 0  # up to and with the first that ends it
             yield values[own].sum().item(), int(own.sum()), bool(hits[own][until].all())
+
+
+def fitting(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
+    """How many questions take `seconds`, at least one.
+
+    Args:
+        sizes, ends: of micro batches: how many questions, and when they were answered. The first is not looked at if
+            there are more: it takes longer than any later one.
+    """
+    if ends[-1] < seconds:
+        return sum(sizes)
+    asked, took = (sum(sizes[1:]), ends[-1] - ends[0]) if len(ends) > 1 else (sizes[0], ends[0])
+    return max(1, int(MARGIN * seconds * asked / took))
 
 
 @contextmanager
