@@ -76,7 +76,8 @@ class Trackers:
         if self.names:
             write_json(self.file, self.state)
             self._set_environment()
-        return [Guarded(name, self) for name in self.names]
+        # each of a class of its own, since Trainer warns of two of one
+        return [type(name, (Guarded,), {})(name, self) for name in self.names]
 
     def add_labels(self, name: str) -> None:
         """To a run that has begun."""
