@@ -253,7 +253,8 @@ def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, a
     inputs = processor.prompts([chat.prompt(question) for question in asked])
     inputs["pixel_values"] = processor.pixels([load_image(path) for path in images])
     first = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)
-    monkeypatch.setattr(generator, "_stops", lambda chat: [processor.tokenizer.eos_token_id, first[0, -1].item()])
+    stops = [processor.tokenizer.eos_token_id, first[0, -1].item()]
+    monkeypatch.setattr(ChatTemplate, "stops", lambda chat, tokenizer: stops)
     said = generator.model.generate(
         **inputs,
         max_new_tokens=9,
