@@ -13,7 +13,7 @@ from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.reading import config_file, names_folder
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format
-from dj2mgm.config.stages import has_stage_1
+from dj2mgm.config.stages import TRAINING, has_stage_1
 from dj2mgm.files import files_at
 
 
@@ -52,7 +52,10 @@ def chat_templates(*names):
 
 def settings(wildcards):
     """What a stage of a run is handed, as text."""
-    return json.dumps(RUNS.at(wildcards.run).settings[wildcards.stage])
+    run = RUNS.at(wildcards.run)
+    # not in what a stage's output depends on: runs with other labels share it
+    labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
+    return json.dumps(run.settings[wildcards.stage] | labels)
 
 
 def dataset_file(name):
@@ -233,6 +236,24 @@ def fine_tuned(lora, stages=None):
         if stages in (None, 2 if has_stage_1(config["model"]) else 1)
         and bool(config["finetune"]["lora"]) == lora
     ]
+
+
+def held_out_files(wildcards):
+    """Input function: what a model is asked while it is trained, and how, if anything. A change of either trains nothing
+    again: the weights do not depend on them."""
+    run = RUNS.at(wildcards.run)
+    if not run.config["score_while_training"]["questions"]:
+        return []
+    config = f"results/{wildcards.run}/generate/config.yaml"
+    return [ancient(dataset_file("evaluation.jsonl")(wildcards)), ancient(config)]
+
+
+def held_out_flags(wildcards, input):
+    """As a list, of which Snakemake quotes each."""
+    if not input.held_out:
+        return []
+    evaluation, asking = input.held_out
+    return ["--evaluation", evaluation, "--asking", asking]
 
 
 def first_stage(wildcards):

@@ -4,10 +4,13 @@ rule pretrain:
         model_files,
         config="results/{run}/pretrain/config.yaml",
         data=output_of("jsonl", "pretrain.jsonl"),
+        held_out=held_out_files,
         code=code("pretrain.py", "launch.sh"),
     output:
         projector="results/{run}/pretrain/projector.safetensors",
         steps="results/{run}/pretrain/metrics.jsonl",
+        scores="results/{run}/pretrain/scores.jsonl",
+        scored="results/{run}/pretrain/scored.jsonl",
         metrics="results/{run}/pretrain/metrics.json",
         memory="results/{run}/pretrain/memory.csv",
     log:
@@ -26,11 +29,12 @@ rule pretrain:
         gpus=gpus,
         nodes=NODES,
         model=model_folder,
+        held_out=held_out_flags,
     shell:
         stage_command(
             "pretrain.py",
             "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
-            " --output-dir results/{wildcards.run:q}/pretrain",
+            " {params.held_out:q} --output-dir results/{wildcards.run:q}/pretrain",
             launcher="{params.gpus:q} {params.nodes:q}",
         )
 
@@ -41,6 +45,7 @@ rule finetune:
         config="results/{run}/finetune/config.yaml",
         data=output_of("jsonl", "finetune.jsonl"),
         before=before_fine_tuning,
+        held_out=held_out_files,
         code=code("finetune.py", "launch.sh"),
     output:
         adapter=multiext(
@@ -50,6 +55,8 @@ rule finetune:
         ),
         projector="results/{run}/finetune/projector.safetensors",
         steps="results/{run}/finetune/metrics.jsonl",
+        scores="results/{run}/finetune/scores.jsonl",
+        scored="results/{run}/finetune/scored.jsonl",
         metrics="results/{run}/finetune/metrics.json",
         memory="results/{run}/finetune/memory.csv",
     log:
@@ -71,11 +78,12 @@ rule finetune:
         nodes=NODES,
         model=model_folder,
         before=before_flags,
+        held_out=held_out_flags,
     shell:
         stage_command(
             "finetune.py",
             "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
-            " {params.before:q} --output-dir results/{wildcards.run:q}/finetune",
+            " {params.before:q} {params.held_out:q} --output-dir results/{wildcards.run:q}/finetune",
             launcher="{params.gpus:q} {params.nodes:q}",
         )
 
@@ -85,6 +93,8 @@ use rule finetune as finetune_full with:
         language_model="results/{run}/finetune/language_model.safetensors",
         projector="results/{run}/finetune/projector.safetensors",
         steps="results/{run}/finetune/metrics.jsonl",
+        scores="results/{run}/finetune/scores.jsonl",
+        scored="results/{run}/finetune/scored.jsonl",
         metrics="results/{run}/finetune/metrics.json",
         memory="results/{run}/finetune/memory.csv",
     wildcard_constraints:
@@ -99,6 +109,8 @@ use rule finetune as finetune_in_one_stage with:
             "adapter_model.safetensors",
         ),
         steps="results/{run}/finetune/metrics.jsonl",
+        scores="results/{run}/finetune/scores.jsonl",
+        scored="results/{run}/finetune/scored.jsonl",
         metrics="results/{run}/finetune/metrics.json",
         memory="results/{run}/finetune/memory.csv",
     wildcard_constraints:

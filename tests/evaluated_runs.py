@@ -50,6 +50,8 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
     for stage in ("pretrain", "finetune"):
         write_json(folder / stage / "metrics.json", {"seed": 0})
         write_jsonl(folder / stage / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+        for name in ("scores.jsonl", "scored.jsonl"):
+            write_jsonl(folder / stage / name, [])
         write_memory(folder / stage / "memory.csv", [1.0, 2.0])
     write_jsonl(folder / "generate/captions.jsonl", [])
     write_jsonl(folder / "generate/answers.jsonl", [])

@@ -224,6 +224,7 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
         steps = [{"step": step, "loss": 3 / step + 0.01 * seed, "learning_rate": 1e-3} for step in range(1, 30)]
         write_jsonl(folder / stage / "metrics.jsonl", steps)
         record = {"engine": {"zero_stage": 3}, "train_seconds": 75.0, "samples": samples, "steps": 29, "seed": seed}
+        record |= {"scores": _write_scores(folder / stage, seed, (dataset / "ground_truth.jsonl").exists())}
         if better:
             record |= {"memory_plan": {"gpu_gib": 21.0, "host_gib": 9.0}}
             record |= {"memory": {"host_limit_gib": 62.6, "gpu_limit_gib": 23.63, "sampler_share": 0.004}}
@@ -231,6 +232,21 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
         write_memory(folder / stage / "memory.csv", [2.0, 8.0, 8.5, 8.25], [1.0, 20.0, 22.5, 22.0] if better else None)
     _write_evaluation(folder, dataset, seed, better)
     return {name: str(path) for name, path in stages.items()}
+
+
+def _write_scores(folder: Path, seed: int, known: bool) -> dict:
+    """Three checkpoints; of the last, the evaluation judges as the training did but for the first question."""
+    questions = known and folder.name == "finetune"
+    rows = [{"step": step, "loss": (4 + seed) / step, "questions": IMAGES, "seconds": 0.5} for step in (10, 20, 29)]
+    rows = [row | ({"accuracy": row["step"] / 40 + seed / 10} if questions else {}) for row in rows]
+    write_jsonl(folder / "scores.jsonl", rows)
+    asked = {"type": "count", "question": "How many?", "answer": "one"}
+    right = [place > 0 and (place + seed) % IMAGES < 5 for place in range(IMAGES)]
+    scored = [
+        {"id": f"e{place:02d}"} | (asked | {"correct": hit} if questions else {}) for place, hit in enumerate(right)
+    ]
+    write_jsonl(folder / "scored.jsonl", scored)
+    return {"asked": "questions" if questions else "captions", "questions": IMAGES, "seconds": 1.5, "share": 0.02}
 
 
 def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> None:

@@ -2,11 +2,14 @@
 
     bash workflow_scripts/launch.sh 1 1 workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \\
         --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny/mgm \\
-        --projector results/baseline/pretrain/projector.safetensors --output-dir results/baseline/finetune
+        --projector results/baseline/pretrain/projector.safetensors \\
+        --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \\
+        --output-dir results/baseline/finetune
 
-Writes adapter/ (PEFT) or, where `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl and
-metrics.json. Resumes from its own checkpoints. A model without a stage 1 has no --projector, and learns from the pairs
-too (--pairs); what connects its towers and language model is trained with all of the language model, and not by LoRA.
+Writes adapter/ (PEFT) or, where `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl (per
+logging step), scores.jsonl (per checkpoint) and metrics.json. Resumes from its own checkpoints. A model without a stage
+1 has no --projector, and learns from the pairs too (--pairs); what connects its towers and language model is trained
+with all of the language model, and not by LoRA. Without --evaluation and --asking, nothing is scored.
 """
 
 import shutil
@@ -28,7 +31,7 @@ from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
 from dj2mgm.mgm.weights import language_parameters, load_projector, projector_parameters
 from dj2mgm.training.settings import LoraSettings, load_training_settings
-from dj2mgm.training.stage import run_stage
+from dj2mgm.training.stage import held_out_of, run_stage
 from dj2mgm.training.trained_weights import save_projector, save_weights
 from dj2mgm.vision_language import Parts
 
@@ -74,16 +77,18 @@ def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch
 @command_line
 def main() -> None:
     required = ("--config", "--data", "--model", "--output-dir")
-    args = path_arguments(__doc__, *required, optional=("--projector", "--pairs"), launched=True)
+    optional = ("--projector", "--pairs", "--evaluation", "--asking")
+    args = path_arguments(__doc__, *required, optional=optional, launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
     inputs |= {name: path for name in ("projector", "pairs") if (path := getattr(args, name))}
+    held_out = held_out_of(args)
     if settings.lora:
         prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
-        run_stage("lora", settings, inputs, args.output_dir, prepare, save_adapter_and_projector)
+        run_stage("lora", settings, inputs, args.output_dir, prepare, save_adapter_and_projector, held_out)
     else:
         prepare = partial(train_language_model, projector=args.projector)
-        run_stage("full", settings, inputs, args.output_dir, prepare, save_language_model_and_projector)
+        run_stage("full", settings, inputs, args.output_dir, prepare, save_language_model_and_projector, held_out)
 
 
 if __name__ == "__main__":

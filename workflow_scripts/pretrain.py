@@ -3,9 +3,11 @@ patch info mining.
 
     bash workflow_scripts/launch.sh 1 1 workflow_scripts/pretrain.py --config results/baseline/pretrain/config.yaml \\
         --data results/baseline/jsonl/pretrain.jsonl --model results/models/tiny/mgm \\
+        --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \\
         --output-dir results/baseline/pretrain
 
-Writes projector.safetensors, metrics.jsonl (per logging step) and metrics.json; resumes from its own checkpoints.
+Writes projector.safetensors, metrics.jsonl (per logging step), scores.jsonl (per checkpoint) and metrics.json; resumes
+from its own checkpoints. Without --evaluation and --asking, nothing is scored.
 """
 
 import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
@@ -18,7 +20,7 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.weights import projector_parameters
 from dj2mgm.training.settings import load_training_settings
-from dj2mgm.training.stage import run_stage
+from dj2mgm.training.stage import held_out_of, run_stage
 from dj2mgm.training.trained_weights import save_projector
 from dj2mgm.vision_language import Parts
 
@@ -41,10 +43,11 @@ def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
+    optional = ("--evaluation", "--asking")
+    args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
-    run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector)
+    run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out_of(args))
 
 
 if __name__ == "__main__":

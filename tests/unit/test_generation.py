@@ -193,7 +193,11 @@ def test_without_an_image_the_language_model_answers_the_text_alone(trained):
         (text, _), *_ = chat.segments(turns)
         ids = torch.tensor([generator.processor.encode([(text, False)])["input_ids"]])
         said = generator.model.generate(
-            input_ids=ids, max_new_tokens=5, do_sample=False, eos_token_id=generator._stops(chat), pad_token_id=0
+            input_ids=ids,
+            max_new_tokens=5,
+            do_sample=False,
+            eos_token_id=chat.stops(generator.processor.tokenizer),
+            pad_token_id=0,
         )
         tokens = said[0, ids.shape[1] :]
         expected.append(generator.processor.tokenizer.decode(tokens, skip_special_tokens=True).strip())
@@ -249,9 +253,14 @@ def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, a
     inputs = processor.prompts([chat.prompt(question) for question in asked])
     inputs["pixel_values"] = processor.pixels([load_image(path) for path in images])
     first = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)
-    monkeypatch.setattr(generator, "_stops", lambda chat: [processor.tokenizer.eos_token_id, first[0, -1].item()])
+    stops = [processor.tokenizer.eos_token_id, first[0, -1].item()]
+    monkeypatch.setattr(ChatTemplate, "stops", lambda chat, tokenizer: stops)
     said = generator.model.generate(
-        **inputs, max_new_tokens=9, do_sample=False, eos_token_id=generator._stops(chat), pad_token_id=0
+        **inputs,
+        max_new_tokens=9,
+        do_sample=False,
+        eos_token_id=chat.stops(generator.processor.tokenizer),
+        pad_token_id=0,
     )
     expected = processor.tokenizer.batch_decode(said[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     found = list(generator.answer(images, asked, template, max_new_tokens=9, batch_size=5))

@@ -5,7 +5,7 @@ import torch
 from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 from transformers import AutoModelForCausalLM
 
-from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient
+from dj2mgm.mgm.loss import LanguageModelHead, look_up, looking_up, loss_and_gradient
 from dj2mgm.vision_language import IGNORED
 
 
@@ -172,3 +172,29 @@ def test_activation_checkpointing_changes_neither_loss_nor_gradients():
     torch.testing.assert_close(again, plain)
     for a, b in zip(torch.autograd.grad(again, trained), expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_what_is_looked_up_is_in_the_models_own_logits():
+    model = tiny_mgm()
+    inputs = training_batch(model, rows=4)
+    labels = inputs["labels"]
+    with torch.no_grad():
+        logits = model(**{**inputs, "labels": None}).logits
+    # one of the answers' tokens is what the model finds likeliest itself
+    [(row, place), *_] = (labels != IGNORED).nonzero().tolist()
+    labels[row, place] = logits[row, place - 1].argmax()
+    with looking_up(model.lm_head) as found:
+        loss = model(**inputs).loss
+    [(values, hits)] = found
+    places = (labels != IGNORED).nonzero().tolist()
+    wanted = [logits[row, place - 1].log_softmax(-1)[labels[row, place]] for row, place in places]
+    torch.testing.assert_close(values, torch.stack(wanted))
+    assert hits.tolist() == [bool(logits[row, place - 1].argmax() == labels[row, place]) for row, place in places]
+    assert hits[0] and not loss.requires_grad and loss == pytest.approx(-values.mean().item())
+    assert model(**inputs).loss.requires_grad and len(found) == 1
+
+
+def test_a_softcap_bounds_what_is_looked_up():
+    logits, targets = 40 * torch.randn(5, 9, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 8, 3, 3, 1])
+    values, _ = look_up(logits, targets, softcap=10.0)
+    assert -values.sum().item() == pytest.approx(loss_and_gradient(logits, targets, 10.0)[0].item())

@@ -18,6 +18,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.gallery import evenly_spread, gallery
 from dj2mgm.reporting.page import seeds_note
 from dj2mgm.reporting.record import times_table, versions
+from dj2mgm.reporting.score_curves import score_curves
 from dj2mgm.reporting.verdict import headline_panels, verdicts
 
 
@@ -297,6 +298,29 @@ def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
     assert [line.kind for line in losses.lines] == ["seed", "seed", "mean"]
     assert losses.last == [(0, "a", "1.605")]  # over the last two steps before the shorter run ends
     assert losses.x_ticks[-1].text == "100" and losses.x_ticks[-1].at == 100
+
+
+def test_score_curves_have_a_band_over_the_seeds_around_their_mean(root):
+    experiments = load_experiments(write_results(root))
+    assert [drawn.what for drawn in score_curves(experiments, "pretrain")] == ["Loss of held-out answers"]
+    loss, accuracy = score_curves(experiments, "finetune")
+    assert loss.last == [(0, "baseline", f"{4.5 / 29:.3f}"), (1, "dj_synth", f"{4.5 / 29:.3f}")]
+    assert [(line.kind, line.index) for line in accuracy.lines] == [("band", 0), ("band", 1), ("mean", 0), ("mean", 1)]
+    heights = [100 - float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", accuracy.lines[0].path)]
+    assert heights == pytest.approx([25, 50, 72.5, 82.5, 60, 35])  # the seeds' lowest, then back along their highest
+    assert "2.0 % of the stage's time" in loss.note
+    # of 15 questions with each of two seeds; dj_synth answers six more, and of both the first is judged otherwise
+    same = [re.search(r"agree in (\d+) of (\d+)", score_curves([each], "finetune")[1].note) for each in experiments]
+    assert [found.groups() for found in same] == [("28", "30"), ("16", "30")]
+
+
+def test_a_run_of_which_nothing_was_asked_has_no_score_curve(monkeypatch, root):
+    config = write_photos(root)
+    assert "Held-out answers during training" in write_report(monkeypatch, config).read_text()
+    for stage in ("pretrain", "finetune"):
+        for name in ("scores.jsonl", "scored.jsonl"):
+            write_jsonl(root / "photos" / stage / name, [])
+    assert "Held-out answers during training" not in write_report(monkeypatch, config).read_text()
 
 
 def test_a_loss_that_is_no_number_leaves_a_gap():

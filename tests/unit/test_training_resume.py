@@ -28,7 +28,10 @@ WORDS = "What color is the circle? a red circle at the top left".split()
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A tiny model wide enough for 8-bit states, a projector, and conversations with and without an image."""
-    folder = tmp_path_factory.mktemp("inputs")
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def make_inputs(folder: Path) -> Path:
     config = mgm_config()
     config.text_config.hidden_size = 64
     torch.manual_seed(0)

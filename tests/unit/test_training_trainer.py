@@ -10,7 +10,8 @@ from transformers.masking_utils import create_causal_mask
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMProcessor
 from dj2mgm.mgm.family import MGM
-from dj2mgm.training.trainer import ProgressLines, StageTrainer
+from dj2mgm.training.progress import ProgressLines
+from dj2mgm.training.trainer import StageTrainer
 
 
 def mgm(processor: MGMProcessor) -> MGM:

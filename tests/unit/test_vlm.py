@@ -1,6 +1,7 @@
 """Models of eight families that transformers loads, trained as transformers and PEFT train them."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +20,14 @@ from dj2mgm.config.training import read_deepspeed
 from dj2mgm.data.formats import conversation, images_of
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
-from dj2mgm.files import read_json, write_jsonl
+from dj2mgm.files import read_json, write_jsonl, write_yaml
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.mgm.weights import language_parameters
 from dj2mgm.training.datasets import Collator, ConversationDataset
+from dj2mgm.training.held_out import read_held_out
 from dj2mgm.training.model import compile_layers
+from dj2mgm.training.scoring import Scorer
+from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.family import compute_loss_in_parts
 from pretrain import train_projector_only
@@ -494,6 +498,33 @@ def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, 
         item = encoder.item(conversation("1", str(images[image]), "What is shown?", answer))
         batch = encoder.batch([item], len(item["input_ids"]))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path, family):
+    """The likelihood of all answers' tokens; and random numbers, mode and gradients stay as they were."""
+    texts = ["a red circle", "two green triangles and one dog", "blue"]
+    images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 60, 90)]
+    rows = [{"id": str(n), "image": images[n].name, "captions": [text]} for n, text in enumerate(texts)]
+    write_jsonl(tmp_path / "evaluation.jsonl", rows)
+    captions = {"finetune": {"question": "What is shown?"}}
+    write_yaml(
+        tmp_path / "a.yaml", {"image_root": str(tmp_path), "question_prompt": "{question}", "captions": captions}
+    )
+    found = family_of(folders[family])
+    model = found.load(torch.float32, "sdpa").train()
+    held_out = read_held_out(
+        tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", found.encoder("", 512), 512, count=9
+    )
+    parts = found.parts(model)
+    scorer = Scorer(held_out, ScoreSettings(9, 1.0), parts.head, found.inputs, 2, max(held_out.lengths), workers=0)
+    before = torch.get_rng_state()
+    score = scorer.score(model, torch.device("cpu"), None, math.inf)
+    assert torch.equal(torch.get_rng_state(), before) and model.training
+    asked = [(int(row["of"]), texts[int(row["of"])]) for row in held_out.rows]
+    values = found.generator(None, "cpu").log_likelihoods(images, asked, "What is shown?", "")
+    tokens = [value for each in values for value in each]
+    assert score.loss == pytest.approx(-sum(tokens) / len(tokens), rel=1e-4) and score.correct == "000"
 
 
 def test_both_stages_of_a_model_end_in_one_that_answers(folders, data, forks, tmp_path):

@@ -66,6 +66,19 @@ def test_another_judge_reruns_its_scores_and_the_report_only(finished, tmp_path)
             assert finished.jobs() == {"evaluate_clip"} | REPORT
 
 
+def test_how_held_out_questions_are_put_trains_nothing_again(finished):
+    """Models are asked them while they are trained."""
+    with edited(
+        finished.folder / "config/config.yaml", 'question_prompt: "{question}"', "question_prompt: '{question}?'"
+    ):
+        assert finished.jobs() == EVALUATE
+
+
+def test_asking_nothing_during_training_reruns_it(finished):
+    with edited(finished.folder / "config/config.yaml", "  questions: 300", "  questions: 0"):
+        assert finished.jobs() == PRETRAIN
+
+
 def test_a_module_of_the_trainer_reruns_training_onwards(finished):
     with edited(
         finished.folder / "workflow_scripts/dj2mgm/training/checkpoints.py", "import shutil", "import shutil  # touched"

@@ -23,6 +23,10 @@ class Encoder(Protocol):
 
     control_tokens: tuple[str, ...]  # which no text may contain
 
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
     def tokens(self, row: dict) -> tuple[int, int]:
         """Tokens of a conversation, its images' included, and how many of them carry loss.
 

@@ -59,6 +59,14 @@ class Run:
         return [stage for stage in TRAINING if stage in self.settings]
 
     @property
+    def labels(self) -> dict[str, str | int]:
+        """What trackers are told of it."""
+        names = {"experiment": self.experiment, "seed": self.seed, "dataset": self.dataset["name"]}
+        names |= {"model": self.config["model"]["name"], "recipe": self.config["recipe"]}
+        captions = self.config["synthesize"]["recipe"]
+        return names | ({"captions_recipe": captions} if captions else {})
+
+    @property
     def captioner(self) -> str | None:
         """The experiment whose first trained model writes captions for this run."""
         captioner = self.settings["synthesize"]["captioner"] if "synthesize" in self.settings else None

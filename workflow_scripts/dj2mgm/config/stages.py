@@ -276,6 +276,9 @@ def _training(config: dict, stage: str) -> dict:
         raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
     settings = _common(config) | {"gpus": gpus, "nodes": nodes} | config[stage]
     settings |= solve_batch(stage, settings)
+    score = config["score_while_training"]
+    settings |= {"trackers": config["trackers"]}
+    settings |= {"score_while_training": score if score["questions"] else None}
     named = deepspeed_names() if settings["deepspeed"] == "auto" else [settings["deepspeed"]]
     choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}
     if settings["precision"] in FROZEN:
@@ -285,7 +288,7 @@ def _training(config: dict, stage: str) -> dict:
     return settings | {"deepspeed": choices[settings["deepspeed"]]}
 
 
-_TRAINED = ("metrics.jsonl", "memory.csv", "metrics.json")
+_TRAINED = ("metrics.jsonl", "scores.jsonl", "scored.jsonl", "memory.csv", "metrics.json")
 _FILTERED = ("stats.jsonl", "dropped.jsonl", "summary.json")
 _SCORED = ("scores.jsonl", "metrics.json")
 

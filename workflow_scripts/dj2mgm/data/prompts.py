@@ -96,6 +96,22 @@ class ChatTemplate:
         text = self._render(turns, add_generation_prompt=True)[0]
         return text.removeprefix(self.special_tokens["bos_token"])
 
+    def stops(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Tokens that end an answer.
+
+        Raises:
+            InputError: the tokenizer does not know one of them.
+        """
+        stops = [tokenizer.eos_token_id]
+        for token in self.stop_tokens:
+            ids = tokenizer(token, add_special_tokens=False).input_ids
+            if len(ids) != 1:
+                raise InputError(
+                    f"template {self.name}: the model's tokenizer has no token {token}; name its own template"
+                )
+            stops += ids
+        return stops
+
     def _marked(self, turns: list[dict]) -> Segments:
         """Answers are what the template marks."""
         text, spans = self._render(turns, return_assistant_tokens_mask=True)

@@ -83,6 +83,10 @@ class MGMEncoder:
         self.processor = processor
         self.max_length = max_length
 
+    @property
+    def stops(self) -> frozenset[int]:
+        return frozenset(self.template.stops(self.processor.tokenizer))
+
     def tokens(self, row: dict) -> tuple[int, int]:
         labels = self._encoded(row)["labels"]
         return len(labels), len(labels) - labels.count(IGNORED)

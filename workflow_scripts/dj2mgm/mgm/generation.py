@@ -110,7 +110,7 @@ class Generator(Answerer):
         if len(set(prefixes)) > 1:
             raise InputError(f"template {chat.name}: what stands before the image depends on the question; {REMEDY}")
         answers: list[list[int]] = [[]] * len(asked)
-        stops, width = self._stops(chat), self._width(len(prefixes[0]), asked, max_new_tokens)
+        stops, width = chat.stops(self.processor.tokenizer), self._width(len(prefixes[0]), asked, max_new_tokens)
         for which in sorted({width(ids) for ids in asked}):
             numbers = [number for number, ids in enumerate(asked) if width(ids) == which]
             about, ids = zip(*((batch.about[number], asked[number]) for number in numbers), strict=True)
@@ -148,13 +148,14 @@ class Generator(Answerer):
         batch_size: int,
     ) -> Iterator[Candidates]:
         chat = ChatTemplate.of(template, self.processor.tokenizer)
+        stops = chat.stops(self.processor.tokenizer)
         # as many as are given, also where one repeats: a batch's size moves the last bits
         pixels = self._decoded(images)
         for count in map(len, parts_of(images, batch_size)):
             batch = list(islice(pixels, count))
             input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"].to(self.device)
             visual_tokens = self._encoded(batch)
-            found = beam_search(self.model, input_ids, visual_tokens, num_beams, self._stops(chat), max_new_tokens)
+            found = beam_search(self.model, input_ids, visual_tokens, num_beams, stops, max_new_tokens)
             yield from map(self._captions, found)
 
     @torch.inference_mode()
@@ -220,15 +221,3 @@ class Generator(Answerer):
         self._kept.clear()
         self._kept |= {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
         return tokens
-
-    def _stops(self, chat: ChatTemplate) -> list[int]:
-        tokenizer = self.processor.tokenizer
-        stops = [tokenizer.eos_token_id]
-        for token in chat.stop_tokens:
-            ids = tokenizer(token, add_special_tokens=False).input_ids
-            if len(ids) != 1:
-                raise InputError(
-                    f"template {chat.name}: the model's tokenizer has no token {token}; name its own template"
-                )
-            stops += ids
-        return stops

@@ -16,15 +16,15 @@ POINTS = 240  # of a line; more cannot be told apart
 
 
 @dataclass(frozen=True)
-class LossLine:
+class CurveLine:
     index: int  # of the experiment, for its color
-    kind: str  # seed: one run as it was; mean: the mean over the seeds, smoothed
+    kind: str  # seed: one run as it was; mean: the mean over the seeds, smoothed; band: between seeds
     path: str
 
 
 @dataclass(frozen=True)
 class Losses:
-    lines: list[LossLine]
+    lines: list[CurveLine]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     last: list[tuple[int, str, str]]  # experiment's index and name, mean loss at the end
@@ -55,11 +55,11 @@ def loss_curves(experiments: list[Experiment], stage: str) -> Losses:
     for index, (name, runs) in enumerate(curves.items()):
         mean_steps, mean_losses = _mean_curve(runs)
         if len(runs) > 1:
-            lines += [LossLine(index, "seed", _path(x, y, steps, losses)) for steps, losses in runs]
+            lines += [CurveLine(index, "seed", _path(x, y, steps, losses)) for steps, losses in runs]
         else:
-            lines.append(LossLine(index, "seed", _path(x, y, *runs[0])))
+            lines.append(CurveLine(index, "seed", _path(x, y, *runs[0])))
         smooth = running_mean(mean_losses, len(mean_losses) // 20)
-        lines.append(LossLine(index, "mean", _path(x, y, mean_steps, smooth)))
+        lines.append(CurveLine(index, "mean", _path(x, y, mean_steps, smooth)))
         last.append((index, name, f"{smooth[-1]:.3f}"))
     lines.sort(key=lambda line: line.kind == "mean")
     return Losses(lines, x.ticks(4), y.ticks(4), last)

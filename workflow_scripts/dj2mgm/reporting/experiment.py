@@ -44,6 +44,7 @@ class RunResults:
     jsonl: dict
     records: dict[str, dict]  # by training stage: metrics.json
     steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
+    held_out: dict[str, list[dict]]  # by training stage: rows of scores.jsonl, none where nothing was asked
     clip: dict  # metrics.json of evaluate_clip
     vqa: dict  # metrics.json of evaluate_vqa
     scores: Scores  # values per image, of both evaluations
@@ -171,6 +172,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
         **summaries,
         records={stage: read_json(stages[stage] / "metrics.json") for stage in trained},
         steps={stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in trained},
+        held_out={stage: list(read_jsonl(stages[stage] / "scores.jsonl")) for stage in trained},
         clip=metrics["evaluate_clip"],
         vqa=metrics["evaluate_vqa"],
         scores=read_scores(experiment, seed, *scored),

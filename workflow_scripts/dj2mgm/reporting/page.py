@@ -21,6 +21,7 @@ from dj2mgm.reporting.judges import agreement, judge_notes, judges_of
 from dj2mgm.reporting.leaks import leaks_parts
 from dj2mgm.reporting.links import page_name, rows_link, step_key
 from dj2mgm.reporting.record import config_difference, times_table, training_table, versions
+from dj2mgm.reporting.score_curves import score_curves
 from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
 
 LANES = {
@@ -76,6 +77,11 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
                 (_title(name, experiments), meaning, loss_curves(experiments, name))
                 for name, meaning in TRAINED.items()
                 if all(name in run.records for experiment in experiments for run in experiment.runs)
+            ],
+            scores=[
+                (f"{_title(stage, experiments)}: {drawn.what.lower()}", drawn)
+                for stage in TRAINED
+                for drawn in score_curves(experiments, stage)
             ],
             memory=[(e.name, index, memory_timeline(e)) for index, e in enumerate(experiments)],
             planned=any(record.get("memory_plan") for e in experiments for record in e.runs[0].records.values()),

@@ -1,6 +1,7 @@
 """The resolved settings of a training stage."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -8,6 +9,12 @@ import torch
 from dj2mgm.config.training import AUTO, solve_batch
 from dj2mgm.files import read_yaml
 from dj2mgm.mgm.lora import LoraSettings
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    questions: int  # at each checkpoint, at most
+    share: float  # of training's time, at most: fewer are asked instead
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,10 @@ class TrainingSettings:
     deepspeed: dict | None
     deepspeed_choices: dict[str, dict] | None = None  # contents by name
     lora: LoraSettings | None = None
+    score_while_training: ScoreSettings | None = None  # at each checkpoint
     projector_learning_rate: float | None = None  # of projector and patch info mining; None: learning_rate
+    trackers: Sequence[str] = ("tensorboard",)  # that show the training
+    labels: Mapping[str, str | int] = field(default_factory=dict)  # what they are told: experiment, dataset, recipe
     nodes: int = 1  # that the GPUs are on
 
     def __post_init__(self):
@@ -70,5 +80,9 @@ def load_training_settings(path: str | Path) -> TrainingSettings:
 
 
 def training_settings(values: dict) -> TrainingSettings:
-    lora = values.get("lora")
-    return TrainingSettings(**values | {"lora": LoraSettings(**lora) if lora else None})
+    lora, score = values.get("lora"), values.get("score_while_training")
+    made = {
+        "lora": LoraSettings(**lora) if lora else None,
+        "score_while_training": ScoreSettings(**score) if score else None,
+    }
+    return TrainingSettings(**values | made)

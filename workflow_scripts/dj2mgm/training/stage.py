@@ -1,11 +1,10 @@
 """One training stage from settings to saved weights; `pretrain.py` and `finetune.py` say what is trained."""
 
-import importlib.metadata
 import math
 import os
-import resource
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,7 +18,7 @@ from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.config.training import AUTO, FROZEN
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
-from dj2mgm.files import sha256_of, write_json, write_jsonl
+from dj2mgm.files import sha256_of
 from dj2mgm.memory.architecture import NoPlan
 from dj2mgm.memory.prediction import machine_in_use, whole_machine
 from dj2mgm.memory.records import joined_seconds, read_rows
@@ -29,10 +28,11 @@ from dj2mgm.mgm.weights import full_shapes
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import Collator, ConversationDataset
-from dj2mgm.training.deepspeed_config import complete_deepspeed_config, engine_record
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.fp8 import check_fp8
 from dj2mgm.training.frozen import replace_frozen_layers
 from dj2mgm.training.gpu_memory import is_out_of_memory, leave_room_for_kernels
+from dj2mgm.training.held_out import read_held_out
 from dj2mgm.training.memory_plan import (
     architecture_of,
     check_memory,
@@ -45,12 +45,18 @@ from dj2mgm.training.memory_plan import (
 from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers
 from dj2mgm.training.optimizer import optimizer_of
 from dj2mgm.training.processes import agree, join_process_group, leave_process_group, start_process_again
+from dj2mgm.training.records import write_records
+from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, data_flow
 from dj2mgm.training.trained_weights import check_weights, gather
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.vision_language import Parts
 
-VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
+
+def held_out_of(args: Namespace) -> tuple[Path, Path] | None:
+    """What `run_stage` is handed; `score_while_training` decides whether it is looked at."""
+    return (args.evaluation, args.asking) if args.evaluation and args.asking else None
 
 
 def run_stage(
@@ -60,6 +66,7 @@ def run_stage(
     output_dir: Path,
     prepare: Callable[[nn.Module, Parts], nn.Module],
     save: Callable[[nn.Module, dict[str, torch.Tensor], Path], None],
+    held_out: tuple[Path, Path] | None = None,
 ) -> None:
     """Train and write the declared outputs last.
 
@@ -68,8 +75,10 @@ def run_stage(
         inputs: `data` (jsonl), perhaps `pairs` (jsonl too), `model` (folder), and whatever else the result depends on.
         prepare: freezes and wraps the base model so that exactly what is trained requires gradients.
         save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
+        held_out: the evaluation split and the settings of the stage that asks it; the weights do not depend on them.
     """
     use_cpu_threads(settings.cpu_threads)
+    check_trackers(settings.trackers)
     if settings.precision == "fp8":
         check_fp8()
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -79,6 +88,10 @@ def run_stage(
     family = family_of(inputs["model"])
     files = [inputs[name] for name in ("pairs", "data") if name in inputs]
     dataset = ConversationDataset(files, family.encoder(settings.template, settings.max_length))
+    asked = None
+    if held_out and settings.score_while_training:
+        count = settings.score_while_training.questions
+        asked = read_held_out(*held_out, tuning, dataset.encoder, settings.max_length, count)
     projector = tuning != "lora" or "projector" in inputs
     workload = workload_of(tuning, settings, architecture_of(family, dataset), dataset, projector)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
@@ -135,6 +148,10 @@ def run_stage(
             check_weights(weights, shapes, trainer.state.global_step)
             save(model, weights, folder)
 
+    scorer = None
+    if asked:
+        sizes = settings.micro_batch_size, max(dataset.lengths), settings.loader_workers
+        scorer = Scorer(asked, settings.score_while_training, parts.head, family.inputs, *sizes)
     trainer = StageTrainer(
         model=model,
         args=arguments,
@@ -145,8 +162,15 @@ def run_stage(
         fingerprint=fingerprint,
         progress_file=progress_file,
         projector_learning_rate=settings.projector_learning_rate,
+        scorer=scorer,
         optimizer_cls_and_kwargs=optimizer_of(settings),
     )
+    if first:
+        labels = {**settings.labels, "stage": output_dir.name} | data_flow(inputs["data"].parent / "summary.json")
+        trackers = Trackers(settings.trackers, labels, checkpoints, resumed=checkpoint is not None)
+        arguments.project, arguments.run_name = PROJECT, trackers.run_name
+        for callback in trackers.callbacks():
+            trainer.add_callback(callback)
     memory.phase = "training"
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -158,6 +182,7 @@ def run_stage(
             note("the GPU ran out of memory: the same command goes on with half of the micro batch")
         raise
 
+    trainer.score()  # where the last checkpoint comes from a start that asked other questions
     memory.phase = "saving"
     save_checked(output_dir)
     record = {
@@ -170,7 +195,7 @@ def run_stage(
     }
     if first:
         record["train_seconds"] = round(joined_seconds(read_rows(output_dir / "memory.csv"))[-1], 1)
-        _write_records(settings, trainer, record, output_dir)
+        write_records(settings, trainer, record, output_dir)
     leave_process_group()
 
 
@@ -204,7 +229,7 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
         dataloader_num_workers=workers,
         dataloader_prefetch_factor=prefetched,
         remove_unused_columns=False,
-        report_to=["tensorboard"],
+        report_to=[name for name in settings.trackers if name == "tensorboard"],
         disable_tqdm=True,
         seed=settings.seed,
         data_seed=settings.seed,
@@ -216,7 +241,8 @@ def fingerprint_of(settings: TrainingSettings, digest: str) -> str:
     rounding."""
     # how a step's samples are divided, and what of it is computed twice
     left_out = {"gpus", "nodes", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing"}
-    left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps"}
+    left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps", "score_while_training"}
+    left_out |= {"trackers", "labels"}
     values = {key: value for key, value in vars(settings).items() if key not in left_out}
     return f"{digest}:{values!r}"
 
@@ -250,28 +276,3 @@ def model_files(folder: Path) -> list[Path]:
         for suffix in ("safetensors", "json", "jinja", "model", "txt")
         for file in sorted(folder.rglob(f"*.{suffix}"))
     ]
-
-
-def _write_records(settings: TrainingSettings, trainer: StageTrainer, record: dict, output_dir: Path) -> None:
-    history = [row for row in trainer.state.log_history if "loss" in row]
-    kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
-    write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))
-    write_json(
-        output_dir / "metrics.json",
-        {
-            "engine": engine_record(trainer.model_wrapped),
-            "steps": trainer.state.global_step,
-            "loss_first": history[0]["loss"],
-            "loss_last": history[-1]["loss"],
-            **record,
-            "peak_host_rss_gib": _gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),
-            "peak_gpu_gib": _gib(torch.cuda.max_memory_allocated()),
-            "peak_gpu_reserved_gib": _gib(torch.cuda.max_memory_reserved()),
-            "seed": settings.seed,
-            "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
-        },
-    )
-
-
-def _gib(size: int) -> float:
-    return round(size / 2**30, 2)

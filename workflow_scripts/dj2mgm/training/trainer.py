@@ -1,8 +1,11 @@
 """transformers' Trainer, saving only what is trained and saying how far it is."""
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import cpuinfo
@@ -13,16 +16,15 @@ from accelerate.utils import DeepSpeedSchedulerWrapper, DummyOptim
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer import SCHEDULER_NAME
 
-from dj2mgm.errors import InputError
-from dj2mgm.files import write_json
-from dj2mgm.messages import report_progress
 from dj2mgm.mgm.weights import projector_parameters
 from dj2mgm.training.batches import StepBatches
 from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete
 from dj2mgm.training.optimizer import repeat_products_of_betas, with_learning_rate
+from dj2mgm.training.progress import ProgressLines
+from dj2mgm.training.scoring import Scorer
 
 _load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
 
@@ -126,7 +128,10 @@ class ResumableTrainer(Trainer):
 
 
 class StageTrainer(ResumableTrainer):
-    """Saves checkpoints without the frozen base, after `save_checked` approved their weights.
+    """Saves checkpoints without the frozen base, after `save_checked` approved their weights, each with how well its
+    model answers held-out questions.
+
+    Scores are rows of the history that is saved with a checkpoint, so a resumed training has each once.
 
     Args:
         inputs_of: a batch as the loader hands it over → as the model takes it, on the device.
@@ -134,6 +139,7 @@ class StageTrainer(ResumableTrainer):
             must not count as saved.
         progress_file: where the newest progress is, for watch.py.
         projector_learning_rate: of projector and mining, under the same schedule; None: that of the rest.
+        scorer: asks the questions; None: none are asked.
     """
 
     def __init__(
@@ -143,9 +149,12 @@ class StageTrainer(ResumableTrainer):
         save_checked: Callable[[Path], None],
         progress_file: Path,
         projector_learning_rate: float | None = None,
+        scorer: Scorer | None = None,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
+        self.scorer = scorer
+        self._step_began: list[float] = []
         self.projector_learning_rate = projector_learning_rate
         self.inputs_of = inputs_of
         self.save_checked = save_checked
@@ -169,10 +178,45 @@ class StageTrainer(ResumableTrainer):
                     optimizer.add_param_group(group)
         return optimizer
 
+    def get_batch_samples(self, *args, **kwargs) -> tuple[list[list[dict]], torch.Tensor]:
+        self._step_began.append(time.monotonic())
+        return super().get_batch_samples(*args, **kwargs)
+
     def training_step(self, *args, **kwargs) -> torch.Tensor:
         if self.projector_learning_rate:
             self._projector_rate = float(self.lr_scheduler.get_last_lr()[-1])
         return super().training_step(*args, **kwargs)
+
+    @property
+    def scores(self) -> list[dict]:
+        """Rows of the history: eval_loss, eval_accuracy where there are questions, eval_questions, eval_seconds,
+        correct. Those of other questions, which an earlier start asked, are left out."""
+        return [
+            row for row in self.state.log_history if self.scorer and row.get("asked") == self.scorer.held_out.digest
+        ]
+
+    def score(self) -> None:
+        """The model as it is, once at each step."""
+        scores, step = self.scores, self.state.global_step
+        if self.scorer is None or (scores and scores[-1]["step"] == step):
+            return
+        count = scores[0]["eval_questions"] if scores else None
+        score = self.scorer.score(self.model_wrapped, self.args.device, count, self._seconds_for_scores())
+        accuracy = {"eval_accuracy": score.accuracy} if self.scorer.held_out.kind == "questions" else {}
+        logs = {"eval_loss": score.loss} | accuracy | {"eval_questions": len(score.correct)}
+        self.log(logs | {"eval_seconds": round(score.seconds, 3)})
+        self.state.log_history[-1] |= {"correct": score.correct, "asked": self.scorer.held_out.digest}
+
+    def _seconds_for_scores(self) -> float:
+        """At each checkpoint; without end where this process has trained too little to tell."""
+        steps = [end - start for start, end in pairwise(self._step_began)]
+        checkpoints = -(-self.state.max_steps // self.state.save_steps)
+        training = statistics.median(steps) * self.state.max_steps if steps else math.inf
+        return self.scorer.settings.share * training / checkpoints
+
+    def _save_checkpoint(self, model, trial) -> None:
+        self.score()
+        super()._save_checkpoint(model, trial)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "learning_rate" in logs and self.projector_learning_rate:
@@ -193,36 +237,3 @@ class StageTrainer(ResumableTrainer):
         self.model_wrapped.save_checkpoint(output_dir, exclude_frozen_parameters=True)
         if self.args.should_save and not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper):  # not DeepSpeed's
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-
-class ProgressLines(TrainerCallback):
-    """At each logging step one line of progress, and the same as JSON."""
-
-    def __init__(self, file: Path):
-        self.file = file
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.start, self.first_step = time.monotonic(), state.global_step
-        if state.max_steps <= args.get_warmup_steps(state.max_steps):
-            raise InputError(
-                f"there are samples for {state.max_steps} steps only, all of them warm-up from a learning rate of "
-                "zero: nothing would be trained; lower global_batch_size, or set warmup_ratio: 0"
-            )
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if not state.is_world_process_zero or "loss" not in logs:
-            return
-        seconds = time.monotonic() - self.start
-        progress = {
-            "step": state.global_step,
-            "max_steps": state.max_steps,
-            "loss": float(logs["loss"]),
-            "learning_rate": float(logs["learning_rate"]),
-            "seconds": round(seconds, 1),
-            "seconds_left": round(
-                seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step), 1
-            ),
-        }
-        write_json(self.file, progress)
-        detail = "loss {loss:.4f}, learning rate {learning_rate:.2e}".format(**progress)
-        report_progress("steps", progress["step"], progress["max_steps"], detail, progress["seconds_left"])

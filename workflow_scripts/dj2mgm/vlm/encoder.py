@@ -113,6 +113,10 @@ class ProcessorEncoder:
         self.prompts([self.look(Image.new("RGB", BLANK))[1]], ["a"])
 
     @property
+    def stops(self) -> frozenset[int]:
+        return frozenset({self.tokenizer.eos_token_id, self.end_of_turn} - {None})
+
+    @property
     def end_of_turn(self) -> int:
         """The token with which an answer ends."""
         return next(label for label in reversed(self._short["labels"]) if label != IGNORED)

@@ -150,6 +150,7 @@ def compute_loss_in_parts(model: PreTrainedModel) -> None:
     if type(head) is not nn.Linear or head.bias is not None or scaled or not _is_product(model, head, softcap):
         raise InputError(f"models of type {model.config.model_type} are not supported: their logits are not a product")
     head.__class__ = LanguageModelHead
+    head.softcap = softcap
     head.loss_and_gradient = lambda logits, targets: loss_and_gradient(logits, targets, softcap)
     plain = model.forward
 

@@ -57,7 +57,7 @@ def stop_tokens(model: PreTrainedModel, encoder: ProcessorEncoder) -> list[int]:
     """What ends an answer: for the tokenizer, for the chat format, and for the model's folder."""
     ends = model.generation_config.eos_token_id
     known = ends if isinstance(ends, list) else [ends]
-    return sorted({encoder.tokenizer.eos_token_id, encoder.end_of_turn, *known} - {None})
+    return sorted(encoder.stops | {*known} - {None})
 
 
 def limits(encoder: ProcessorEncoder, stops: list[int], max_new_tokens: int) -> dict:

@@ -1,0 +1,43 @@
+"""How far a training is."""
+
+import time
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_json
+from dj2mgm.messages import report_progress
+
+
+class ProgressLines(TrainerCallback):
+    """At each logging step one line of progress, and the same as JSON."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start, self.first_step = time.monotonic(), state.global_step
+        if state.max_steps <= args.get_warmup_steps(state.max_steps):
+            raise InputError(
+                f"there are samples for {state.max_steps} steps only, all of them warm-up from a learning rate of "
+                "zero: nothing would be trained; lower global_batch_size, or set warmup_ratio: 0"
+            )
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or "loss" not in logs:
+            return
+        seconds = time.monotonic() - self.start
+        progress = {
+            "step": state.global_step,
+            "max_steps": state.max_steps,
+            "loss": float(logs["loss"]),
+            "learning_rate": float(logs["learning_rate"]),
+            "seconds": round(seconds, 1),
+            "seconds_left": round(
+                seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step), 1
+            ),
+        }
+        write_json(self.file, progress)
+        detail = "loss {loss:.4f}, learning rate {learning_rate:.2e}".format(**progress)
+        report_progress("steps", progress["step"], progress["max_steps"], detail, progress["seconds_left"])

@@ -1,0 +1,65 @@
+"""What a training stage leaves beside its weights."""
+
+import importlib.metadata
+import resource
+from pathlib import Path
+
+import torch
+
+from dj2mgm.files import write_json, write_jsonl
+from dj2mgm.training.deepspeed_config import engine_record
+from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.training.trainer import StageTrainer
+
+VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
+
+
+def write_records(settings: TrainingSettings, trainer: StageTrainer, record: dict, output_dir: Path) -> None:
+    """metrics.jsonl, scores.jsonl and scored.jsonl, and metrics.json with `record` in it."""
+    history = [row for row in trainer.state.log_history if "loss" in row]
+    kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
+    write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))
+    record |= {"scores": _write_scores(trainer, record["train_seconds"], output_dir)}
+    write_json(
+        output_dir / "metrics.json",
+        {
+            "engine": engine_record(trainer.model_wrapped),
+            "steps": trainer.state.global_step,
+            "loss_first": history[0]["loss"],
+            "loss_last": history[-1]["loss"],
+            **record,
+            "peak_host_rss_gib": _gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),
+            "peak_gpu_gib": _gib(torch.cuda.max_memory_allocated()),
+            "peak_gpu_reserved_gib": _gib(torch.cuda.max_memory_reserved()),
+            "seed": settings.seed,
+            "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+        },
+    )
+
+
+def _write_scores(trainer: StageTrainer, train_seconds: float, output_dir: Path) -> dict | None:
+    """scores.jsonl, a row for each checkpoint, and scored.jsonl, what was asked; both empty where nothing was.
+
+    Returns:
+        For the stage's record: what was asked, and what it took of the stage's time.
+    """
+    scores, names = trainer.scores, ("loss", "accuracy", "questions", "seconds")
+    write_jsonl(
+        output_dir / "scores.jsonl",
+        (
+            {"step": row["step"]} | {name: row[f"eval_{name}"] for name in names if f"eval_{name}" in row}
+            for row in scores
+        ),
+    )
+    if not scores:
+        write_jsonl(output_dir / "scored.jsonl", ())
+        return None
+    held_out, correct = trainer.scorer.held_out, scores[-1]["correct"]
+    write_jsonl(output_dir / "scored.jsonl", held_out.described(correct))
+    seconds = sum(row["eval_seconds"] for row in scores)
+    share = {"seconds": round(seconds, 1), "share": round(seconds / train_seconds, 4)}
+    return {"asked": held_out.kind, "questions": len(correct)} | share
+
+
+def _gib(size: int) -> float:
+    return round(size / 2**30, 2)
