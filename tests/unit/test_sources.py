@@ -472,6 +472,19 @@ def test_a_link_to_nothing_among_the_files_is_named(tmp_path):
     assert files_at(tmp_path, [".png"]) == []
 
 
+def test_messages_name_the_sources_and_not_the_file_between(make, tmp_path):
+    WRITERS["table"](tmp_path / "data/one")
+    few = tmp_path / "data/one/few.csv"
+    for rows, sentence in (
+        ("000.png,a\n", "error: sources one: too few different, readable images"),
+        ("000.png,a\n001.png,b\n", "error: sources one: all its images are held out"),
+        ("000.png,a <__dj__image>\n", "error: sources.one: the caption of row 'few-000000002' holds <__dj__image>"),
+    ):
+        few.write_text("image,text\n" + rows)
+        with pytest.raises(InputError, match=sentence):
+            make(one={"format": "table", "path": str(few)})
+
+
 def test_a_random_reading_order_finds_every_image(make):
     output = make(one={"format": "webdataset"}, two={"format": "parquet"})
     rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
