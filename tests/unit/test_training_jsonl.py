@@ -423,6 +423,13 @@ def test_amounts_that_leave_nothing_name_the_stage_and_the_sources():
         apportion(Counter(a=12, b=8), rules, "finetune")
 
 
+@pytest.mark.parametrize(("amount", "dropped"), [(1, {"sampled": 2}), (1.0, {})])
+def test_1_is_one_row_and_1_0_is_each_row_once(root, tmp_path, amount, dropped):
+    rows = (row | {"source": "a"} for row in rows_about("a.png", "a.png", "a.png"))
+    summary = write(rows, root, tmp_path / "out.jsonl", amounts={"a": amount})
+    assert summary["dropped"] == dropped and summary["rows_out"] == 3 - sum(dropped.values())
+
+
 def test_amounts_that_may_not_be_meant_are_noted(capsys):
     counts = {name: {"usable": 50, "rows_out": rows} for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
     write_jsonl.note_amounts("pretrain", counts, {"a": 1, "b": 0.5, "c": 1e300, "d": 0})

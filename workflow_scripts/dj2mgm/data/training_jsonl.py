@@ -184,7 +184,8 @@ def source_of(row: dict, rules: SampleRules) -> str | None:
 
 def _reasons(left_out: int, usable: Rows, rules: SampleRules) -> Counter:
     """Why good rows are left out."""
-    if any(amount != 1.0 for source, amount in rules.amounts.items() if source in usable):
+    amounts = [amount for source, amount in rules.amounts.items() if source in usable]
+    if any(amount != 1.0 or isinstance(amount, int) for amount in amounts):  # 1 is one row
         return +Counter({"sampled": left_out})
     over_max = max(0, usable.total() - rules.max_samples)
     return +Counter({"over_max_samples": over_max, "over_budget": left_out - over_max})
