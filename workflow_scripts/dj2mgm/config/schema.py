@@ -33,7 +33,7 @@ FORMATS = {
     "path": (
         # a byte that is not UTF-8 is half a surrogate pair in Python, which no file of results can hold
         re.compile(r"[^{}\x00-\x1f\x7f\ud800-\udfff]+").fullmatch,
-        "be a path in UTF-8 without braces, tabs, line breaks and other control characters; rename the file or folder",
+        "be a path without braces, tabs, line breaks and other control characters, in UTF-8; rename the file or folder",
     ),
     "repository": (
         re.compile(r"(?!.*(--|\.\.))[\w](?:[\w.-]{0,94}\w)?/[\w](?:[\w.-]{0,94}\w)?", re.ASCII).fullmatch,
