@@ -24,8 +24,8 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
     with open_input(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
-            raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").strip()
-            if not raw:
+            raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
+            if not raw.strip():
                 continue
             try:
                 row = json.loads(raw.decode("utf-8"))
