@@ -36,7 +36,7 @@ EXPERIMENTS = RUNS.names
 MODELS = RUNS.models
 if workflow.is_main_process:
     for name in RUNS.files & RUNS.refused.keys():
-        print(f"warning: {one_line(RUNS.refused[name])}", file=sys.stderr)
+        print(f"warning: {one_line(str(RUNS.refused[name]))}", file=sys.stderr)
 
 
 def is_stage(rule):
