@@ -313,7 +313,8 @@ def captioner_flags(wildcards):
 
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
-    return own_files(files_in(RUNS.datasets[wildcards.dataset]))
+    with user_errors():
+        return own_files(files_in(RUNS.datasets[wildcards.dataset]))
 
 
 def benchmark_files(wildcards):

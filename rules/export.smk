@@ -1,6 +1,16 @@
 # The pairs that an experiment trains on, as a dataset for others: `snakemake export --config format=webdataset`.
 
 
+def export_folder(wildcards):
+    """Where an export goes; Snakemake would not say in a sentence that it cannot be written."""
+    folder = f"results/{wildcards.run}/export"
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK):
+        raise WorkflowError(
+            f"{folder} cannot be written; allow it, or make {folder} a link to a folder on another disk"
+        )
+    return f"{folder}/{wildcards.format}"
+
+
 rule export_data:
     input:
         pairs=pairs,
@@ -27,10 +37,11 @@ rule export_data:
         runtime=120,
     params:
         stages=filter_folders,
+        folder=export_folder,
     shell:
         stage_command(
             "export_data.py",
             "--config {input.config:q} --format {wildcards.format:q} --pairs {input.pairs:q}"
             " --dataset {input.dataset:q} --stages {params.stages:q}"
-            " --output-dir results/{wildcards.run:q}/export/{wildcards.format:q}",
+            " --output-dir {params.folder:q}",
         )

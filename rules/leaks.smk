@@ -2,9 +2,15 @@
 # scenes are drawn like the others.
 
 
+def reference_files(wildcards):
+    """Input function: the user's own files that training images are compared with."""
+    with user_errors():
+        return own_files(RUNS.reference_files())
+
+
 rule find_leaks:
     input:
-        lambda w: own_files(RUNS.reference_files()),
+        reference_files,
         pairs="results/datasets/{dataset}/pretrain.jsonl",
         instructions="results/datasets/{dataset}/finetune.json",
         evaluation="results/datasets/{dataset}/evaluation.jsonl",

@@ -11,6 +11,7 @@ SCRIPTS = Path(workflow.current_basedir).parent / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 from dj2mgm import console
+from dj2mgm.command_line import one_line
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.runs import REFERENCE, Runs, leaks_of
 from dj2mgm.errors import InputError
@@ -25,7 +26,7 @@ def user_errors():
     try:
         yield
     except InputError as error:
-        raise WorkflowError(str(error)) from None
+        raise WorkflowError(one_line(str(error))) from None
 
 
 # no `configfile:` directive: `config` is then exactly the command line's layer
@@ -35,7 +36,7 @@ EXPERIMENTS = RUNS.names
 MODELS = RUNS.models
 if workflow.is_main_process:
     for name in RUNS.files & RUNS.refused.keys():
-        print(f"warning: {RUNS.refused[name]}", file=sys.stderr)
+        print(f"warning: {one_line(str(RUNS.refused[name]))}", file=sys.stderr)
 
 
 def is_stage(rule):

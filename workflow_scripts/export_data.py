@@ -10,7 +10,8 @@ The folder is complete or not there at all.
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
@@ -34,9 +35,11 @@ def main() -> None:
     settings = read_yaml(args.config)
     names, scores = read_scores([stage / "stats.jsonl" for stage in args.stages])
     summaries = {stage.name: read_json(stage / "summary.json") for stage in args.stages}
+    rewritten: Counter = Counter()
+    rows = count_rewritten(samples(args.pairs, settings["image_root"], names, scores), rewritten)
     with replace_folder(args.output_dir) as folder:
-        count = FORMATS[args.format](samples(args.pairs, settings["image_root"], names, scores), folder)
-        card = dataset_card(settings, args.format, count, names, read_json(args.dataset), summaries)
+        count = FORMATS[args.format](rows, folder)
+        card = dataset_card(settings, args.format, count, rewritten[True], names, read_json(args.dataset), summaries)
         write_text(folder / "README.md", card)
     print(f"{count} pairs in {args.output_dir}", flush=True)
 
@@ -57,6 +60,12 @@ def samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterat
             source=row["source"] if isinstance(row.get("source"), str) else "",
             scores={name: own.get(name) for name in names},
         )
+
+
+def count_rewritten(rows: Iterable[Sample], rewritten: Counter) -> Iterator[Sample]:
+    for sample in rows:
+        rewritten[bool(sample.original_caption)] += 1
+        yield sample
 
 
 def original_of(row: dict) -> str:

@@ -28,6 +28,9 @@ from dj2mgm.data.held_out import HeldOut
 from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, sha256_of, write_json
+from dj2mgm.messages import note
+
+FEW = 10  # rows of a source; a smaller whole number may be meant as a weight
 
 
 @command_line
@@ -55,6 +58,7 @@ def main() -> None:
         if counts["rows_out"] == 0 and counts["rows_in"]:
             raise InputError(f"no row of {name} is left to train on: {counts}")
         more = f", {counts['repeated']} of them repeats" if counts["repeated"] else ""
+        note_amounts(name, counts.get("sources", {}), settings["sources"])
         print(f"{name}: {counts['rows_out']} samples{more} from {counts['rows_in']} rows, in {output}", flush=True)
     for source, amount in settings["sources"].items():
         there = any(source in counts.get("sources", {}) for counts in summary.values())
@@ -80,6 +84,17 @@ def _sources(settings: dict, pairs: Path, instructions: Path) -> dict[str, tuple
     else:
         sources["finetune"] = read_llava(instructions), settings["finetune_images"]
     return sources
+
+
+def note_amounts(stage: str, counts: dict[str, dict], amounts: dict[str, float]) -> None:
+    """Say what somebody may not have meant: a source of which nothing is taken, a number like a weight."""
+    for source, count in counts.items():
+        amount, there = amounts.get(source, 1.0), f"{count['usable']} rows of {stage}"
+        if amount and not count["rows_out"]:
+            note(f"sources.{source}: none of its {there} is taken; raise its amount ({amount}), or lower the others")
+        elif isinstance(amount, int) and 0 < amount < min(FEW, count["usable"]):
+            taken = "is taken" if amount == 1 else "are taken"
+            note(f"sources.{source}: {amount} of its {there} {taken}; write {amount}.0 for how often to take each")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dj2mgm.data.shards import read_file
 from dj2mgm.files import write_json, write_jsonl, write_yaml
 
 ROWS = {f"web/{number}": f"caption {number} with an ü, a | and a\nbreak" for number in range(5)}
-SOURCES = {"web": {"split": "pretrain", "rows": 9, "format": "table"}}
+SOURCES = {"web": {"split": "pretrain", "rows": 12, "format": "table"}}
 READ_AS = {"dj": ("data_juicer", "data.jsonl"), "llava": ("llava", "data.json")}
 
 
@@ -46,7 +46,7 @@ def export(tmp_path, monkeypatch, capsys):
     for stage, own in (("filter", stats), ("synthesize", [{"id": "web/0", "score": [2.0]}])):
         write_jsonl(tmp_path / stage / "stats.jsonl", own)
         write_json(tmp_path / stage / "summary.json", {"operators": [step]})
-    write_json(tmp_path / "summary.json", {"pretrain": 9, "sources": SOURCES})
+    write_json(tmp_path / "summary.json", {"pretrain": 9, "left_out": {"pretrain": 3}, "sources": SOURCES})
     recipes = {"filter": {"process": [{"words_filter": {"min_num": 3}}]}, "synthesize": None}
     names = {"experiment": "mine", "dataset": "photos", "licenses": {"web": "CC-BY-4.0"}}
     write_yaml(tmp_path / "config.yaml", names | {"image_root": str(tmp_path / "images"), "recipes": recipes})
@@ -87,7 +87,9 @@ def test_the_card_says_where_rows_come_from_and_what_became_of_them(export, kind
     card = (export(kind) / "README.md").read_text(encoding="utf-8")
     _, head, text = card.split("---\n", 2)
     assert yaml.safe_load(head)["license"] == "cc-by-4.0" and yaml.safe_load(head)["size_categories"] == ["n<1K"]
-    assert "| web | table | CC-BY-4.0 | 9 |" in text and text.count("| `words_filter` | 9 | 4 | 5 |") == 2
+    assert "| web | table | CC-BY-4.0 | 12 |" in text and "| held out for evaluation | 12 | 3 | 9 |" in text
+    assert "A model has written 1 of the captions." in text and ("about" in text) == (kind in ("dj", "llava"))
+    assert text.count("| `words_filter` | 9 | 4 | 5 |") == 2
     assert "5 image–caption pairs" in text and "min_num: 3" in text and "`score`, `words`" in text
 
 

@@ -87,8 +87,8 @@ def folder(tmp_path_factory) -> Path:
 
 def as_written(rows: list[dict], content: bytes) -> bool:
     """Whether these are the lines' objects, as json reads them; `questions` and `objects` may be filled in."""
-    lines = content.removeprefix(b"\xef\xbb\xbf").decode().split("\n")
-    expected = [json.loads(line) for line in (lines[:-1] if lines[-1] == "" else lines)]
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    expected = [json.loads(line.decode()) for line in lines if line.strip()]
     filled = [{"objects": [], "questions": []} | row if "captions" in row else row for row in expected]
     return rows in (expected, filled)
 

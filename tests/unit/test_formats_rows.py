@@ -59,11 +59,17 @@ class TestEveryJsonl:
         assert [without(without(r, "objects"), "questions") for r in reader(path)] == rows
 
     @pytest.mark.parametrize(
-        "line", ["{", "", "nonsense", '{"id": "2"} {"id": "3"}', "[" * 100_000, '{"id": ' + "9" * 5000 + "}"]
+        "line", ["{", "nonsense", '{"id": "2"} {"id": "3"}', "[" * 100_000, '{"id": ' + "9" * 5000 + "}"]
     )
     def test_a_line_that_is_not_json_is_named(self, reader, row, tmp_path, line):
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
         assert "line 2" in error and "fix or delete the line" in error
+
+    def test_blank_lines_hold_nothing_and_a_mistake_has_one_line_number(self, reader, row, tmp_path):
+        path = write_lines(tmp_path / "a.jsonl", row, "", "  ")
+        assert len(list(reader(path))) == 1
+        error = message(reader, write_lines(path, row, "", '{"id": "x", '))
+        assert "line 3: not one JSON object" in error and error.count("line ") == 1
 
     def test_a_line_that_is_not_utf8_is_named(self, reader, row, tmp_path):
         path = tmp_path / "a.jsonl"

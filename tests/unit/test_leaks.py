@@ -118,6 +118,15 @@ def test_pages_of_text_are_copies_of_the_same_pixels_only(lines):
     ]
 
 
+def test_files_that_are_not_compared_are_counted(tmp_path, capsys):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.PNG", "b", "c.heic"):
+        (photos / name).write_text("")
+    assert [reference.ids for reference in folder_images(photos)] == [("a.PNG",)]
+    assert capsys.readouterr().err.endswith("are not compared: 2\n")
+
+
 def test_references_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(InputError, match="holds no image; correct the path"):
         folder_images(tmp_path)

@@ -1,5 +1,6 @@
 """Which names of experiments, datasets and models Snakemake can carry to a job, also on a cluster."""
 
+import os
 import shlex
 import string
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from snakemake.target_jobs import parse_target_jobs_cli_args
 from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target_jobs_cli_args, format_cli_arg
 
+from dj2mgm.command_line import one_line
 from dj2mgm.config.schema import check_format, is_of
 from dj2mgm.errors import InputError
 
@@ -47,3 +49,10 @@ def test_a_path_with_braces_is_named():
     check_format("x", "path", "it's/a,b \\.jsonl")
     with pytest.raises(InputError, match="^a/{b}.jsonl must .*rename"):
         check_format("a/{b}.jsonl", "path", "a/{b}.jsonl")
+
+
+@pytest.mark.parametrize("path", [os.fsdecode(b"bad\xff.png"), "a\tb.png", "a\x7f.png"])
+def test_a_path_that_no_file_of_results_can_hold_is_named_in_printable_characters(path):
+    with pytest.raises(InputError, match="must be a path without braces, tabs") as error:
+        check_format(path, "path", path)
+    assert one_line(str(error.value)).isprintable()

@@ -1,6 +1,7 @@
 """Datasets of several sources, in any format: the same rows and the same images whatever they come as."""
 
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -21,7 +22,7 @@ from dj2mgm.data.formats import caption_of, read_dj_jsonl, read_llava, text_of
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.shards import digest_of, file_size, read_file
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, write_json_list, write_jsonl, write_yaml
+from dj2mgm.files import files_at, read_json, write_json_list, write_jsonl, write_yaml
 
 CAPTIONS = {f"{number:03d}": f"picture number {number}, with an umlaut: ü" for number in range(6)}
 
@@ -195,6 +196,18 @@ def repeat_key(folder: Path) -> None:
     (folder / "00002.tar").write_bytes((folder / "00000.tar").read_bytes())
 
 
+def zip_up(folder: Path) -> None:
+    (folder / "00001.tar").write_bytes(gzip.compress((folder / "00001.tar").read_bytes()))
+
+
+def tar_of(*names: str):
+    return lambda folder: write_tar(folder / "00001.tar", [(name, png(1)) for name in names])
+
+
+def table_of(content: bytes):
+    return lambda folder: (folder / "rows.csv").write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("kind", "damage", "sentence"),
     [
@@ -210,7 +223,14 @@ def repeat_key(folder: Path) -> None:
             lambda folder: (folder / "rows.csv").write_text("picture,words\n"),
             "no column for the image .*it has",
         ),
-        ("table", lambda folder: (folder / "rows.csv").write_text("image,text\na.png\n"), "row 2: it has not as many"),
+        ("table", table_of(b"image,text\na.png\n"), "rows.csv, line 2: it has 1 values, and the first line 2 names"),
+        ("table", table_of(b'image,text\n\na.png,"b\nc"\nb.png,"c\nd,e'), "line 5: .*quote that is not closed"),
+        ("table", table_of(b"image,text\n" + b"a.png,b\n" * 3000 + b"a,caf\xe9"), "line 3002: not UTF-8 .byte 0xe9"),
+        ("table", table_of(b""), "rows.csv is empty; its first line names the columns"),
+        ("table", table_of(b"image,text,text\n"), "several columns are called 'text'"),
+        ("webdataset", zip_up, r"00001.tar is compressed.*gunzip < 00001.tar > plain/00001.tar"),
+        ("webdataset", tar_of("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* next to each other"),
+        ("webdataset", tar_of("b.txt"), "key 'b': it has 0 images.* next to each other"),
         ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "holds no rows"),
         ("sharegpt", lambda folder: (folder / "rows.jsonl").write_text('{"id": "1"}\n'), "row 1: it has neither"),
     ],
@@ -331,11 +351,10 @@ def test_an_archive_that_would_never_end_is_refused(make, tmp_path, size):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
-def test_a_name_that_is_not_utf_8_is_a_sentence(make, tmp_path):
-    shard = write_tar(
-        tmp_path / "x.tar", [("ä.png", png(1)), ("ä.txt", b"c")], format=tarfile.GNU_FORMAT, encoding="latin-1"
-    )
-    with pytest.raises(InputError, match="x.tar is damaged or no plain tar file"):
+@pytest.mark.parametrize("name", ["ä.png", "a.ä.png"])
+def test_a_name_that_is_not_utf_8_is_a_sentence(make, tmp_path, name):
+    shard = write_tar(tmp_path / "x.tar", [(name, png(1))], format=tarfile.GNU_FORMAT, encoding="latin-1")
+    with pytest.raises(InputError, match=r"x.tar: the name '.*\\udce4.png' is not UTF-8; write the archive again"):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
@@ -396,7 +415,6 @@ def test_an_archive_that_has_changed_is_not_read_as_if_it_had_not(tmp_path):
         ),
         ({"a": {"format": "tabel", "path": "x"}}, "'sources.a.format' must be one of"),
         ({"a": {"format": "table", "path": "x.csv", "split": "finetune"}}, "none is of the split pretrain"),
-        ({"a": {"format": "table", "path": "x.csv", "amount": 3}}, "3 would be 3 rows; write 3.0"),
         ({"a b": {"format": "table", "path": "x.csv"}}, "sources.a b must be a name"),
     ],
 )
@@ -406,6 +424,65 @@ def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path, mo
     write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
     with pytest.raises(InputError, match=sentence):
         resolve_dataset("mixed")
+
+
+def test_null_is_as_empty_as_nothing_and_its_row_is_there_to_be_dropped_and_counted(make, tmp_path):
+    (tmp_path / "data").mkdir()
+    images = [{"bytes": content, "path": None} for content in IMAGES.values()]
+    texts = list(CAPTIONS.values())
+    columns = {"image": [*images, None, {"bytes": None, "path": None}, images[0]], "caption": [*texts, "a", "b", None]}
+    pq.write_table(pa.table(columns), tmp_path / "data/part.parquet")
+    shard = write_tar(tmp_path / "x.tar", [("a.png", b""), ("a.json", json.dumps({"caption": None}).encode())])
+    output = make(
+        one={"format": "parquet", "path": "data/part.parquet"}, two={"format": "webdataset", "path": str(shard)}
+    )
+    summary = read_json(output / "summary.json")
+    assert summary["sources"]["one"]["rows"] == 9 and summary["sources"]["two"]["rows"] == 1
+    assert summary["pretrain"] + summary["left_out"]["pretrain"] == 10
+    reasons = []
+    for row in read_dj_jsonl(output / "pretrain.jsonl"):
+        try:
+            locate_image(output / "sources.json", row["images"][0])
+        except BadImage as error:
+            reasons.append(error.reason)
+    assert reasons == ["empty"] * 3
+
+
+def test_an_image_that_is_stored_as_a_path_only_is_named(make, tmp_path):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"image": [{"bytes": None, "path": "a.png"}], "caption": ["a"]}), "data/part.parquet")
+    with pytest.raises(InputError, match="row 1: its image must be bytes, found the path 'a.png' only"):
+        make(one={"format": "parquet", "path": "data/part.parquet"})
+
+
+def test_a_cell_may_be_as_long_as_any_text_and_rows_may_end_in_carriage_returns(make, tmp_path):
+    path = WRITERS["table"](tmp_path / "data/one")
+    long = "word " * 50_000
+    path.write_text(path.read_text(encoding="utf-8").replace("\n", "\r") + f'"{long}",000.png\r', encoding="utf-8")
+    output = make(one={"format": "table", "path": str(path)}, two={"format": "table"})
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 7
+
+
+def test_a_link_to_nothing_among_the_files_is_named(tmp_path):
+    (tmp_path / "lost.png").symlink_to("nowhere.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(InputError, match="lost.png is a link to nothing; delete it"):
+        files_at(tmp_path, [".png"])
+    (tmp_path / "lost.png").unlink()
+    assert files_at(tmp_path, [".png"]) == []
+
+
+def test_messages_name_the_sources_and_not_the_file_between(make, tmp_path):
+    WRITERS["table"](tmp_path / "data/one")
+    few = tmp_path / "data/one/few.csv"
+    for rows, sentence in (
+        ("000.png,a\n", "error: sources one: too few different, readable images"),
+        ("000.png,a\n001.png,b\n", "error: sources one: all its images are held out"),
+        ("000.png,a <__dj__image>\n", "error: sources.one: the caption of row 'few-000000002' holds <__dj__image>"),
+    ):
+        few.write_text("image,text\n" + rows)
+        with pytest.raises(InputError, match=sentence):
+            make(one={"format": "table", "path": str(few)})
 
 
 def test_a_random_reading_order_finds_every_image(make):

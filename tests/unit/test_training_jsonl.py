@@ -389,13 +389,13 @@ def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_a
     asked = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
     assume(sum(asked.values()))
     if any(isinstance(a, int) and a > usable[s] for s, a in amounts.items()):
-        with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are asked for, and \d+ can be trained on"):
-            apportion(usable, rules(max_samples=1000, budget=None))
+        with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are asked for, and \d+ of pretrain can be"):
+            apportion(usable, rules(max_samples=1000, budget=None), "pretrain")
         return
-    used, wanted = apportion(usable, rules(max_samples=1000, budget=None))
+    used, wanted = apportion(usable, rules(max_samples=1000, budget=None), "pretrain")
     assert wanted == Counter(asked) and used == Counter({s: min(usable[s], n) for s, n in asked.items()})
     budget = data.draw(st.integers(1, 200))
-    _, wanted = apportion(usable, rules(max_samples=1000, budget=budget))
+    _, wanted = apportion(usable, rules(max_samples=1000, budget=budget), "pretrain")
     assert wanted.total() == budget
     assert all(abs(wanted[s] - n * budget / sum(asked.values())) < 1 for s, n in asked.items())
     good = io.StringIO(
@@ -405,7 +405,7 @@ def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_a
         _samples(
             good,
             usable,
-            *apportion(usable, rules(max_samples=1000, budget=budget)),
+            *apportion(usable, rules(max_samples=1000, budget=budget), "pretrain"),
             rules(max_samples=1000, budget=budget),
         )
     )
@@ -415,6 +415,28 @@ def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_a
         times = [uses[f"{source}{n}"] for n in range(usable[source])]
         pool = [count for count in times if count]
         assert len(pool) <= used[source] and (not pool or max(pool) - min(pool) <= 1)
+
+
+def test_amounts_that_leave_nothing_name_the_stage_and_the_sources():
+    rules = SampleRules("refuse", 1000, None, 0, {"a": 0, "b": 0.01})
+    with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):
+        apportion(Counter(a=12, b=8), rules, "finetune")
+
+
+@pytest.mark.parametrize(("amount", "dropped"), [(1, {"sampled": 2}), (1.0, {})])
+def test_1_is_one_row_and_1_0_is_each_row_once(root, tmp_path, amount, dropped):
+    rows = (row | {"source": "a"} for row in rows_about("a.png", "a.png", "a.png"))
+    summary = write(rows, root, tmp_path / "out.jsonl", amounts={"a": amount})
+    assert summary["dropped"] == dropped and summary["rows_out"] == 3 - sum(dropped.values())
+
+
+def test_amounts_that_may_not_be_meant_are_noted(capsys):
+    counts = {name: {"usable": 50, "rows_out": rows} for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
+    write_jsonl.note_amounts("pretrain", counts, {"a": 1, "b": 0.5, "c": 1e300, "d": 0})
+    assert capsys.readouterr().err.splitlines() == [
+        "note: sources.a: 1 of its 50 rows of pretrain is taken; write 1.0 for how often to take each",
+        "note: sources.b: none of its 50 rows of pretrain is taken; raise its amount (0.5), or lower the others",
+    ]
 
 
 @pytest.mark.parametrize("own", [{"name": "cc3m"}, ["a"], 7, "x"])

@@ -172,11 +172,19 @@ def sha256_of(*paths: str | Path) -> str:
 
 
 def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
-    """A file itself; of a folder, the files below it whose names end so; otherwise those that a pattern names."""
+    """A file itself; of a folder, the files below it whose names end so; otherwise those that a pattern names.
+
+    Raises:
+        InputError: one of them is a link to nothing.
+    """
     path = Path(path)
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes)
-    return [path] if path.is_file() else sorted(map(Path, glob(str(path), recursive=True)))
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and not file.is_dir())
+    else:
+        found = [path] if path.is_file() else sorted(map(Path, glob(str(path), recursive=True)))
+    if lost := next((file for file in found if not file.exists()), None):
+        raise InputError(f"{lost} is a link to nothing; delete it, or bring back what it leads to")
+    return found
 
 
 @contextmanager

@@ -20,7 +20,6 @@ SUFFIXES = {  # what a format's files end with, by its reader in data/sources
     "webdataset": (".tar",),
 }
 WITH_IMAGES = ("folder", "parquet", "webdataset")
-LEAST_ROWS = 10  # a smaller whole number is more likely a weight
 
 
 def resolve_dataset(value: str) -> dict:
@@ -95,7 +94,6 @@ def _source(where: str, name: str, values: dict) -> dict:
     if "images" in values and values["format"] in WITH_IMAGES:
         raise InputError(f"{where}: images: {values['format']} has its images with it; take the key out")
     images = {"images": str(Path(values["images"]).expanduser())} if "images" in values else {}
-    check_amount(f"{where}: amount", values.get("amount", 1.0))
     defaults = {"split": "pretrain", "images": str(folder)}
     return defaults | values | images | {"path": str(path), "suffixes": list(suffixes)}
 
@@ -110,21 +108,11 @@ def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
         InputError: the dataset has no such source.
     """
     sources = dataset["settings"].get("sources", {})
-    for name, amount in asked.items():
+    for name in asked:
         if name not in sources:
             known = f"it has {', '.join(sources)}" if sources else "it has one source only"
             raise InputError(f"sources: the dataset {dataset['name']} has no source {name!r}; {known}")
-        check_amount(f"sources.{name}", amount)
     return {name: asked.get(name, source.get("amount", 1.0)) for name, source in sources.items()}
-
-
-def check_amount(where: str, amount: float) -> None:
-    """
-    Args:
-        amount: of a source's rows: a whole number of them, or how often each, as a decimal number.
-    """
-    if isinstance(amount, int) and 0 < amount < LEAST_ROWS:
-        raise InputError(f"{where}: {amount} would be {amount} rows; write {amount}.0 to take each row {amount} times")
 
 
 def _name_of(folder: Path) -> str:

@@ -27,12 +27,13 @@ FORMATS = {
     # between quotes, and several of them separated by commas
     "folder": (
         lambda text: text.isprintable() and re.fullmatch(r"(?!\s*$|\.\.?$)[^{}'\"\\,/]+", text),
-        "have no braces, quotes, commas, backslashes and line breaks in its name; rename it, or describe "
-        "the data in a config/datasets/<name>.yaml",
+        "have no braces, quotes, commas, backslashes, tabs, line breaks and other control characters in its name; "
+        "rename it, or describe the data in a config/datasets/<name>.yaml",
     ),
     "path": (
-        re.compile(r"[^{}\x00-\x1f]+").fullmatch,
-        "be a path without braces and line breaks, which Snakemake reads otherwise; rename the file or folder",
+        # a byte that is not UTF-8 is half a surrogate pair in Python, which no file of results can hold
+        re.compile(r"[^{}\x00-\x1f\x7f\ud800-\udfff]+").fullmatch,
+        "be a path without braces, tabs, line breaks and other control characters, in UTF-8; rename the file or folder",
     ),
     "repository": (
         re.compile(r"(?!.*(--|\.\.))[\w](?:[\w.-]{0,94}\w)?/[\w](?:[\w.-]{0,94}\w)?", re.ASCII).fullmatch,

@@ -8,16 +8,23 @@ USE = {
     "llava": "# a LLaVA file: data.json, whose image paths are relative to this folder",
     "dj": "# a Data-Juicer file: data.jsonl, whose image paths are relative to this folder",
 }
+COLUMNS = {
+    "parquet": "Columns",
+    "webdataset": "Keys of a sample's `.json`",
+    "llava": "Keys of a row's `about`",
+    "dj": "Keys of a row's `about`",
+}
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 
 
 def dataset_card(
-    settings: dict, kind: str, count: int, scores: list[str], dataset: dict, stages: dict[str, dict]
+    settings: dict, kind: str, count: int, rewritten: int, scores: list[str], dataset: dict, stages: dict[str, dict]
 ) -> str:
     """
     Args:
         settings: {experiment, dataset, licenses: by source, or by split, recipes: {filter, synthesize}}.
         count: pairs that are in the folder.
+        rewritten: how many of them have another caption than they came with.
         scores: names of the statistics.
         dataset: the dataset's summary.json.
         stages: summary.json of the filters and the synthesis, by stage.
@@ -32,7 +39,8 @@ def dataset_card(
         head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
     lines += [f"# {settings['dataset']}, {settings['experiment']}", ""]
-    lines += [f"{count} image–caption pairs, filtered and rewritten by dj2mgm.", ""]
+    written = f" A model has written {rewritten} of the captions." if rewritten else ""
+    lines += [f"{count} image–caption pairs, filtered by dj2mgm.{written}", ""]
     lines += ["```python", USE[kind], "```", "", "## Where the pairs come from", ""]
     if sources:
         lines += ["| source | format | license | rows |", "|---|---|---|---|"]
@@ -43,6 +51,8 @@ def dataset_card(
     else:
         lines += [f"{dataset['pretrain']} pairs of one source. License: {_cell(', '.join(licenses) or 'not stated')}."]
     lines += ["", "## What became of them", "", "| step | rows in | dropped | rows out |", "|---|---|---|---|"]
+    pairs, held_out = dataset["pretrain"], dataset.get("left_out", {}).get("pretrain", 0)
+    lines += [f"| held out for evaluation | {pairs + held_out} | {held_out} | {pairs} |"] if held_out else []
     for summary in stages.values():
         lines += [
             f"| `{step['operator']}` | {step['rows_in']} | {step['dropped']} | {step['rows_out']} |"
@@ -50,7 +60,7 @@ def dataset_card(
         ]
     lines += [
         "",
-        "## Columns",
+        f"## {COLUMNS[kind]}",
         "",
         "`id`, `caption`, `question`, `source`; `original_caption` where a model has written",
     ]

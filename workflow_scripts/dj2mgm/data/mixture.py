@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from dj2mgm.data.formats import DESCRIBE, IMAGE_TOKEN, caption_of, conversation, images_of, text_of
+from dj2mgm.data.formats import DESCRIBE, DJ_IMAGE_TOKEN, IMAGE_TOKEN, caption_of, conversation, images_of, text_of
 from dj2mgm.data.rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
@@ -24,7 +24,7 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
         folder: the dataset's own; what readers have to write is in `images/<source>/` there.
 
     Returns:
-        `{split: {file, images}}` for `write_own_data`, and by source what was read.
+        `{split: {file, images, called}}` for `write_own_data`, and by source what was read.
 
     Raises:
         InputError: names the file, the row or key and the remedy.
@@ -53,7 +53,7 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
             if not rows[name]:
                 raise InputError(f"sources.{name}: {sources[name]['path']} holds no rows; add some, or take it out")
             counts[name] = {"split": split, "rows": rows[name], "format": sources[name]["format"]}
-        splits[split] = {"file": str(file), "images": str(folder / SOURCES)}
+        splits[split] = {"file": str(file), "images": str(folder / SOURCES), "called": f"sources {', '.join(names)}"}
     folders = {  # a project may be moved, with what it holds itself
         name: f"images/{name}" if source.own.is_dir() else str(source.images.resolve())
         for name, source in described.items()
@@ -67,6 +67,11 @@ def _rows(source: Source, kind: str, convert, rows: Counter) -> Iterator[dict]:
     for row in import_module(f"dj2mgm.data.sources.{kind}").read(source):
         rows[source.name] += 1
         row = convert(row, source)
+        if row.get("text", DJ_IMAGE_TOKEN).count(DJ_IMAGE_TOKEN) > 1:
+            raise InputError(
+                f"sources.{source.name}: the caption of row {row['id']!r} holds {DJ_IMAGE_TOKEN}, which stands for an "
+                "image; take it out"
+            )
         if "conversations" not in row:
             row = row | {"images": [f"{source.name}/{image}" for image in row["images"]]}
         elif images := [f"{source.name}/{image}" for image in images_of(row)]:

@@ -36,7 +36,7 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
 
     Args:
         settings: `pretrain`, perhaps `finetune` and `evaluation`, each {file, images}; `pretrain` perhaps with
-            `questions` (config/datasets/<name>.yaml).
+            `questions` (config/datasets/<name>.yaml). `called` is how messages name the rows, if not by their file.
 
     Returns:
         Rows written, by split; under `left_out` how many there are about held-out images, and under `left_out_copies`
@@ -64,7 +64,7 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     for split, files in (("pretrain", settings["pretrain"]), ("finetune", instructions)):
         if files and not counts[split]:
             raise InputError(
-                f"{files['file']}: all its images are held out for evaluation; add images, or an evaluation file "
+                f"{_called(files)}: all its images are held out for evaluation; add images, or an evaluation file "
                 "with other images"
             )
     counts["evaluation"] = write_jsonl(output_dir / "evaluation.jsonl", evaluation)
@@ -103,7 +103,7 @@ def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOut]:
     """Evaluation rows, brought or held out, and their images."""
     source, root = settings["pretrain"]["file"], settings["pretrain"]["images"]
     if not (images := count_images(source)):
-        raise InputError(f"{source} holds no rows")
+        raise InputError(f"{_called(settings['pretrain'])} holds no rows")
     if "evaluation" in settings:
         file = settings["evaluation"]["file"]
         held_out = HeldOut(read_with_images(**settings["evaluation"]), settings["evaluation"]["images"])
@@ -112,8 +112,16 @@ def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOut]:
         return read_evaluation(file), held_out
     evaluation = hold_out(source, root, images)
     if len(evaluation) < LEAST:
-        raise InputError(f"{source}: too few different, readable images to hold some out for evaluation")
+        raise InputError(
+            f"{_called(settings['pretrain'])}: too few different, readable images to hold {LEAST} out for evaluation; "
+            "add some, or an evaluation file"
+        )
     return evaluation, HeldOut(evaluation, root)
+
+
+def _called(split: dict) -> str:
+    """What a person knows the rows by: their file, or the sources that they come from."""
+    return split.get("called", split["file"])
 
 
 def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:

@@ -20,14 +20,20 @@ DEEPEST = 100  # lists and objects inside each other; pickling a row for another
 
 
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
-    """Yield (line number from 1, object). Blank lines are errors too: they hide truncated writes."""
+    """Yield (line number from 1, object); blank lines count, and hold nothing."""
     with open_input(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
+            raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
+            if not raw.strip():
+                continue
             try:
-                row = json.loads(raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8"))
+                row = json.loads(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise InputError(f"{where}: not UTF-8 ({error}); save the file as UTF-8, or delete the line") from None
+            except json.JSONDecodeError as error:
+                why = f"{error.msg}, column {error.colno}"
+                raise InputError(f"{where}: not one JSON object ({why}); fix or delete the line") from None
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{where}: not one JSON object ({error}); fix or delete the line") from None
             yield number, check_object(row, where)

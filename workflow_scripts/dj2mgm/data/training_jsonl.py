@@ -91,7 +91,7 @@ def write_training_jsonl(
                 f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {named}{more}. "
                 f"Fix them, or set jsonl.on_bad_row: drop to leave such rows out"
             )
-        used, wanted = apportion(usable, rules)
+        used, wanted = apportion(usable, rules, output.stem)
         words: Rows = Counter()
         written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words, rules))
     left_out = sum(usable[source] - min(used[source], wanted[source]) for source in usable)
@@ -143,7 +143,7 @@ def _write_good(
     return good, bad, leaked
 
 
-def apportion(usable: Rows, rules: SampleRules) -> tuple[Rows, Rows]:
+def apportion(usable: Rows, rules: SampleRules, stage: str) -> tuple[Rows, Rows]:
     """How many different rows of each source are used, and how many samples they become.
 
     The amounts decide, scaled to the most that there may be, and then to the budget.
@@ -157,11 +157,12 @@ def apportion(usable: Rows, rules: SampleRules) -> tuple[Rows, Rows]:
         asked[source] = amount if isinstance(amount, int) else round(amount * rows)
         if isinstance(amount, int) and amount > rows:
             raise InputError(
-                f"sources.{source}: {amount} rows are asked for, and {rows} can be trained on; ask for fewer, or state "
-                f"how often each is taken, {amount / rows:.2f}"
+                f"sources.{source}: {amount} rows are asked for, and {rows} of {stage} can be trained on; "
+                f"ask for fewer, or state how often each is taken, {amount / rows:.2f}"
             )
     if usable and not asked.total():
-        raise InputError("sources: the amounts leave no row to train on; raise one")
+        there = ", ".join(f"{source}: {rules.amounts[source]} of {rows} rows" for source, rows in usable.items())
+        raise InputError(f"sources: the amounts leave no row of {stage} to train on ({there}); raise one")
     capped = scale(asked, min(asked.total(), rules.max_samples))
     used = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
     return used, capped if rules.budget is None else scale(capped, rules.budget)
@@ -183,7 +184,8 @@ def source_of(row: dict, rules: SampleRules) -> str | None:
 
 def _reasons(left_out: int, usable: Rows, rules: SampleRules) -> Counter:
     """Why good rows are left out."""
-    if any(amount != 1.0 for source, amount in rules.amounts.items() if source in usable):
+    amounts = [amount for source, amount in rules.amounts.items() if source in usable]
+    if any(amount != 1.0 or isinstance(amount, int) for amount in amounts):  # 1 is one row
         return +Counter({"sampled": left_out})
     over_max = max(0, usable.total() - rules.max_samples)
     return +Counter({"over_max_samples": over_max, "over_budget": left_out - over_max})

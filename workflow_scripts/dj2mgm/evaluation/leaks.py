@@ -17,7 +17,8 @@ from dj2mgm.data.perceptual_hash import SIGNATURE, signature_of
 from dj2mgm.data.reference_images import BLOCK, find_references
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.leaked import HELD_OUT
-from dj2mgm.files import IMAGE_SUFFIXES
+from dj2mgm.files import IMAGE_SUFFIXES, files_at
+from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap, map_in_order
 
 Image = str | Path | bytes
@@ -89,9 +90,19 @@ def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
 
 
 def folder_images(folder: Path) -> dict[Reference, Image]:
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    """The files below a folder that are images by name; a note says how many others there are.
+
+    Raises:
+        InputError: there is none, or one is a link to nothing.
+    """
+    files = files_at(folder, IMAGE_SUFFIXES) if folder.is_dir() else []
     if not files:
         raise InputError(f"decontaminate.folders: {folder} holds no image; correct the path")
+    if others := sum(file.is_file() or file.is_symlink() for file in folder.rglob("*")) - len(files):
+        note(
+            f"{folder}: files that are no images by name ({', '.join(IMAGE_SUFFIXES)}), or links to folders, are not "
+            f"compared: {others}"
+        )
     return {Reference(str(folder), (str(file.relative_to(folder)),)): file for file in files}
 
 

@@ -16,7 +16,7 @@ from dj2mgm.data.formats import conversation
 from dj2mgm.data.rows import check_object
 from dj2mgm.data.shards import Member
 from dj2mgm.data.sources.columns import find_column
-from dj2mgm.data.sources.source import Source, conversation_row
+from dj2mgm.data.sources.source import Source, caption_in, conversation_row
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
 
@@ -46,7 +46,7 @@ def _rows(source: Source, file: Path, number: int) -> Iterator[dict]:
             for row in batch.to_pylist():
                 row_number += 1
                 where = f"{file}, row {row_number}"
-                paths = [images.add(value, where) for value in _list(row[image])]
+                paths = [images.add(value, where) for value in _list(row[image]) or ([] if turns else [None])]
                 name = str(row[identifier]) if identifier and row[identifier] is not None else None
                 name = name or f"{file.stem}-{row_number:09d}"
                 if turns:
@@ -55,9 +55,7 @@ def _rows(source: Source, file: Path, number: int) -> Iterator[dict]:
                     continue
                 if len(paths) != 1:
                     raise InputError(f"{where}: it has {len(paths)} images, and a caption is of one")
-                caption = row[text][0] if isinstance(row[text], list) and row[text] else row[text]
-                if not isinstance(caption, str):
-                    raise InputError(f"{where}: {text!r} must be a text, found {caption!r}")
+                caption = caption_in(row[text], text, where)
                 yield conversation(name, paths[0], (question and row[question]) or "", caption)
 
 
@@ -86,14 +84,14 @@ class TarWriter:
     def add(self, value: object, where: str) -> str:
         """
         Args:
-            value: bytes, or datasets' `{bytes, path}`.
+            value: bytes, or datasets' `{bytes, path}`. Null is as empty as no bytes are.
         """
-        content = value.get("bytes") if isinstance(value, dict) else value
-        path = value.get("path") if isinstance(value, dict) else None
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if content is None and path is None:
+            content = b""
         if not isinstance(content, bytes):
-            raise InputError(
-                f"{where}: its image must be bytes, found {type(content).__name__}; datasets' Image feature stores them"
-            )
+            found = f"the path {path!r} only" if content is None else type(content).__name__
+            raise InputError(f"{where}: its image must be bytes, found {found}; datasets' Image feature stores them")
         if self.tar is None or self.tar.offset > SHARD_BYTES:
             self.__exit__()
             self.tar = tarfile.open(self.folder / self._name(), "w", format=tarfile.USTAR_FORMAT)

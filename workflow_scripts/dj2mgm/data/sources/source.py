@@ -25,6 +25,14 @@ class Source:
     own: Path = Path()
 
 
+def caption_in(value: object, name: str, where: str) -> str:
+    """A caption as a column has it: a text, or the first of a list. Null is as empty as "" is."""
+    value = next(iter(value), None) if isinstance(value, list) else value
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{where}: {name!r} must be a text, found {value!r}")
+    return value or ""
+
+
 ROLES = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
 
 

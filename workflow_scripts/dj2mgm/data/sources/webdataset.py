@@ -10,13 +10,16 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from dj2mgm.data.formats import conversation
-from dj2mgm.data.rows import check_object
+from dj2mgm.data.rows import check_object, open_input
 from dj2mgm.data.shards import Member, members
 from dj2mgm.data.sources.columns import find_column
-from dj2mgm.data.sources.source import Source, conversation_row
+from dj2mgm.data.sources.source import Source, caption_in, conversation_row
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
 from dj2mgm.streaming import DiskMap
+
+COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+APART = "the files of a sample must stand next to each other in the archive: write it again, or delete the sample"
 
 
 def read(source: Source) -> Iterator[dict]:
@@ -28,12 +31,32 @@ def read(source: Source) -> Iterator[dict]:
                     raise InputError(f"{shard}: key {key!r} was used before, in {first}; rename the sample")
                 shards.fill([(key, str(shard))])
                 yield _row(source, shard, key, list(sample))
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{shard}: the name {error.object!r} is not UTF-8; write the archive again with such names"
+            ) from None
         except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+            if program := _decompressor(shard):
+                raise InputError(
+                    f"{shard} is compressed, so that no image can be read where it is; write it as a plain tar file: "
+                    f"{program} < {shard.name} > plain/{shard.name}"
+                ) from None
             raise InputError(f"{shard} is damaged or no plain tar file ({error}); download it again") from None
 
 
+def _decompressor(shard: Path) -> str | None:
+    with open_input(shard, "rb") as file:
+        begin = file.read(6)
+    return next((program for magic, program in COMPRESSED.items() if begin.startswith(magic)), None)
+
+
 def _key(member: Member) -> str:
-    """The name up to the first dot behind the last slash."""
+    """The name up to the first dot behind the last slash.
+
+    Raises:
+        UnicodeEncodeError: the name is not UTF-8.
+    """
+    member.name.encode()
     folder, slash, name = member.name.rpartition("/")
     return folder + slash + name.partition(".")[0]
 
@@ -54,16 +77,16 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     if turns:
         return conversation_row(key, images, described[turns], where)
     if len(images) != 1:
-        raise InputError(f"{where}: it has {len(images)} images, and a caption is of one; delete the sample")
+        raise InputError(f"{where}: it has {len(images)} images, and a caption is of one; {APART}")
     question = find_column(shard, list(described), "question", source, needed=False)
     asked = described.get(question) if question else None
     asked = asked if isinstance(asked, str) else ""
     if ".txt" in parts and "text" not in source.columns:
         return conversation(key, images[0], asked, _read_text(parts[".txt"], where))
+    if not described:
+        raise InputError(f"{where}: it has neither .txt nor .json; {APART}")
     text = find_column(Path(where), list(described), "text", source)
-    if not isinstance(described[text], str):
-        raise InputError(f"{where}: {text!r} must be a text, found {described[text]!r}")
-    return conversation(key, images[0], asked, described[text])
+    return conversation(key, images[0], asked, caption_in(described[text], text, where))
 
 
 def _read_text(member: Member, where: str) -> str:
