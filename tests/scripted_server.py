@@ -10,6 +10,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -22,7 +23,7 @@ MODEL = "tiny"
 @dataclass
 class Reply:
     """What is sent; `action`: `reset` closes the connection instead, `truncate` after half of the body, `hang` never
-    answers."""
+    answers, `flood` sends the body again and again, and `drip` does so slowly."""
 
     status: int = 200
     body: str = ""
@@ -134,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return self.connection.close()
         content = reply.body.encode()
+        if reply.action in ("flood", "drip"):
+            return self._send_without_end(content, 0.02 if reply.action == "drip" else 0.0)
         self.send_response(reply.status)
         for name, value in ({"Content-Length": str(len(content))} | reply.headers).items():
             self.send_header(name, value)
@@ -141,6 +144,15 @@ class _Handler(BaseHTTPRequestHandler):
         half = len(content) // 2 if reply.action == "truncate" else None
         self.wfile.write(content[:half])
         self.close_connection = half is not None
+
+    def _send_without_end(self, content: bytes, pause: float) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        with suppress(OSError):
+            while not self.server.released.wait(pause):
+                self.wfile.write(content)
 
     def log_message(self, *_):
         """Nothing."""

@@ -18,7 +18,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import load_ops
 from dj2mgm.juicer.operators import openai_captioning_mapper
-from dj2mgm.juicer.operators.models import chat_requests
+from dj2mgm.juicer.operators.models import chat_requests, chat_server
 from dj2mgm.juicer.operators.models.captioner import Captioner, Captions
 
 KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
@@ -167,10 +167,11 @@ def test_an_image_that_never_gets_an_answer_is_left_out_and_the_others_go_on(ima
     assert sorted(server.asked.values()) == [1] * 23 + [3], "once, and two retries"
 
 
-def test_a_request_that_the_server_does_not_take_is_not_repeated(images):
+def test_a_request_that_the_server_does_not_take_is_not_repeated_and_shown(images, capfd):
     with ScriptedServer(lambda asked: Reply(400, "bad image") if number_of(asked) == 3 else named(asked)) as server:
         found = ask(server, images)
     assert set(found) == set(range(24)) - {3} and server.requests == 24
+    assert "an image gets no caption: 400 'bad image'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("date", [False, True])
@@ -394,9 +395,12 @@ def test_the_report_counts_requests_answers_and_tokens(images):
         (Reply(action="reset"), r"asked 3 times for its models, and got no answer \("),
         (Reply(action="hang"), r"asked 3 times for its models, and got no answer in 0.1 s; start the server"),
         (Reply(403, "go"), r"it wants a key \(403\); put one into OPENAI_API_KEY"),
+        (Reply(body=" " * 2**20, action="flood"), "for its models, and got an answer of more than 4 MiB; start the"),
+        (Reply(body=" ", action="drip"), "for its models, and got no whole answer in 0.3 s; start the server"),
     ],
 )
-def test_a_server_without_the_model_is_named_before_anything_is_asked(images, models, sentence):
+def test_a_server_without_the_model_is_named_before_anything_is_asked(images, models, sentence, monkeypatch):
+    monkeypatch.setattr(chat_server, "PATIENCE", 3)
     with ScriptedServer(named, models) as server, pytest.raises(InputError, match=sentence):
         ask(server, images, timeout_s=0.1)
     assert server.requests == 0

@@ -74,13 +74,14 @@ def judge_captioner(name: str, report: dict, example: str, max_caption_length: i
     if unusable <= TOO_MANY_UNUSABLE * report["below"]:
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in report["unusable"].items())
-    problem = (
-        f"captioner {name}: {unusable} of {report['below']} images got no caption that can be used "
-        f"({reasons}), such as {example[:60]!r}"
-    )
+    problem = f"captioner {name}: {unusable} of {report['below']} images got no caption that can be used ({reasons})"
+    if example:
+        problem += f", such as {example[:60]!r}"
     if unusable == report["below"] >= ENOUGH_TO_JUDGE:
-        raise InputError(
-            f"{problem}; check that the captioner is trained and fits its processor, or name another one in the "
-            f"recipe (captions may have {max_caption_length} characters: max_caption_length)"
+        check = (
+            "look above for what the server answers, and check that its model takes images"
+            if "server" in report
+            else "check that the captioner is trained and fits its processor, or name another one in the recipe"
         )
+        raise InputError(f"{problem}; {check} (captions may have {max_caption_length} characters: max_caption_length)")
     logger.warning(problem)

@@ -5,6 +5,7 @@ import threading
 import time
 
 from dj2mgm.errors import InputError
+from dj2mgm.messages import note
 
 from .chat_answer import Answer
 from .chat_server import ChatServer, Failure
@@ -41,6 +42,7 @@ class ChatRequests:
         self._in_a_row = {"no answer": 0, "no caption": 0}
         self._useless = ""  # what was wrong with the last answer that is no caption
         self._uncounted = False  # an answer has not told its tokens
+        self._told = False  # why an image got no caption
         self._resume_at = 0.0
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -174,6 +176,9 @@ class ChatRequests:
         """
         kind, most = ("no answer", DOWN_AFTER) if failure.again else ("no caption", USELESS_AFTER)
         with self._lock:
+            if not self._told:
+                note(f"{self.server.name}: an image gets no caption: {failure}")
+                self._told = True
             self._in_a_row[kind] += 1
             self._useless = str(failure)
             if self._in_a_row[kind] >= most:

@@ -24,6 +24,9 @@ LONGEST_PAUSE_S = 600.0  # that a server may ask for; a stage that slept for lon
 BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # says a proxy
 STOP = {402, 404, 405}  # nothing to pay with; no such model, or no such place
+MOST_BYTES = 4 * 2**20  # of an answer; a caption takes a few kilobytes
+ENCODED = ("content-encoding", "content-length", "transfer-encoding")  # of what came, not of what it holds
+PATIENCE = 10  # times the silence that is borne, for an answer as a whole
 SHOWN_MODELS = 10
 SHOWN_CHARACTERS = 150
 
@@ -54,7 +57,7 @@ class ChatServer:
     Args:
         base_url: without / at the end.
         key_variable: of the environment; None: no key is sent.
-        timeout_s: of silence.
+        timeout_s: of silence; an answer as a whole may take `PATIENCE` times as long.
     """
 
     def __init__(self, base_url: str, model: str, key_variable: str | None, connections: int, timeout_s: float):
@@ -134,8 +137,19 @@ class ChatServer:
         return answer
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
+        started, content = time.monotonic(), bytearray()
         try:
-            return self._client.request(method, path, **body)
+            with self._client.stream(method, path, **body) as response:
+                for part in response.iter_bytes():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        raise Failure(f"an answer of more than {MOST_BYTES >> 20} MiB", again=False)
+                    if time.monotonic() - started > PATIENCE * self._timeout_s:
+                        raise Failure(f"no whole answer in {PATIENCE * self._timeout_s:g} s")
+            unpacked = [
+                pair for pair in response.headers.items() if pair[0] not in ("content-encoding", "content-length")
+            ]
+            return httpx.Response(response.status_code, headers=unpacked, content=bytes(content))
         except httpx.TimeoutException:
             raise Failure(f"no answer in {self._timeout_s:g} s") from None
         except httpx.HTTPError as error:
