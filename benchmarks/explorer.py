@@ -61,19 +61,6 @@ SCROLL = f"""(async () => {{
 }})()"""
 
 
-class Address:
-    """What `Page.open` takes for a file."""
-
-    def __init__(self, address: str):
-        self.address = address
-
-    def resolve(self) -> "Address":
-        return self
-
-    def as_uri(self) -> str:
-        return self.address
-
-
 @contextmanager
 def served(run: Path) -> Iterator[tuple[str, float]]:
     command = [sys.executable, str(PROJECT / "workflow_scripts/explore.py"), str(run)]
@@ -94,8 +81,8 @@ def written(run: Path, page: Path) -> tuple[str, float]:
 
 
 def measure(page: Page, address: str) -> list[str]:
-    page.open(Address("about:blank"), 1400)
-    page.open(Address(address), 1400)
+    page.open("about:blank", 1400)
+    page.open(address, 1400)
     ready, paint = page.evaluate(READY), page.evaluate(PAINT)
     page.send("Performance.enable", timeDomain="threadTicks")
     sliders = page.evaluate('document.querySelectorAll("input[type=range]").length')

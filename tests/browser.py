@@ -54,13 +54,13 @@ class Page:
         message, self._buffer = self._buffer.split(b"\0", 1)
         return json.loads(message)
 
-    def open(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:
-        """Load a file in a window of so many CSS pixels and wait until everything in it is loaded."""
+    def open(self, page: Path | str, width: int, height: int = 900, dark: bool = False) -> None:
+        """Load a file, or an address, in a window of so many CSS pixels and wait until everything in it is loaded."""
         self.events.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait_for("Page.loadEventFired")
 
     def evaluate(self, expression: str):

@@ -20,19 +20,6 @@ READY = """new Promise(done => { const look = () => document.querySelector("#row
 COUNTS = 'document.getElementById("counts").textContent.replaceAll("\\u202f", "")'
 
 
-class Address:
-    """What `Page.open` takes for a file."""
-
-    def __init__(self, address: str):
-        self.address = address
-
-    def resolve(self) -> "Address":
-        return self
-
-    def as_uri(self) -> str:
-        return self.address
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     return write_run(tmp_path_factory.mktemp("explorer ä") / "results", ROWS)
@@ -71,8 +58,8 @@ def page(request, browser, addresses) -> Page:
 
 
 def visit(browser: Page, address: str) -> None:
-    browser.open(Address("about:blank"), 1400)  # another fragment alone loads nothing
-    browser.open(Address(address), 1400)
+    browser.open("about:blank", 1400)  # another fragment alone loads nothing
+    browser.open(address, 1400)
     assert browser.evaluate(READY)
 
 
