@@ -16,6 +16,7 @@ localrules:  # `use rule` does not take this over
     configure_leaks,
     configure_evaluation,
     configure_crate,
+    push_dataset,
 
 
 rule resolve_config:

@@ -138,7 +138,7 @@ def write_export(exported) -> None:
     image = save_image(exported / "a.png", size=(8, 8))
     write_parquet((Sample(text, image, text, "", "", "", {"score": 0.5}) for text in "ab"), exported)
     settings = {"experiment": "dj_synth", "dataset": "shapes", "licenses": {"": "apache-2.0"}}
-    card = dataset_card(settings | {"recipes": {}}, "parquet", 2, ["score"], {"pretrain": 2}, {})
+    card = dataset_card(settings | {"recipes": {}}, "parquet", 2, 0, ["score"], {"pretrain": 2}, {})
     (exported / "README.md").write_text(card, encoding="utf-8")
 
 
