@@ -33,6 +33,8 @@ rule answer_evaluation:
         finetuned_files,
         config="results/{run}/evaluations/{task}/config.yaml",
         questions="results/evaluations/{task}/questions.jsonl",
+        decoding="results/evaluations/{task}/decoding.json",
+        images="results/evaluations/{task}/images",
         finetuned=output_of("finetune", "metrics.json"),
         code=code("answer_evaluation.py"),
     output:

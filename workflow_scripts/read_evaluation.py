@@ -23,7 +23,9 @@ def main() -> None:
     task = LmmsTask(settings["task"], Path(settings["data"]))
     (paths.output_dir / "images").mkdir(parents=True, exist_ok=True)
     write_json(paths.output_dir / "decoding.json", task.decoding)
-    count = write_jsonl(paths.output_dir / "questions.jsonl", _rows(task, paths.output_dir))
+    rows = list(_rows(task, paths.output_dir))
+    task.check_metrics([row["image"] for row in rows])
+    count = write_jsonl(paths.output_dir / "questions.jsonl", rows)
     print(f"{settings['task']}: {count} questions", flush=True)
 
 

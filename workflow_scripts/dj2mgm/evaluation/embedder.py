@@ -76,7 +76,7 @@ class Embedder:
         mask, and its feature is the last position's."""
         padded = self.kind == "SigLIP"
         tokens = self.processor.tokenizer(
-            texts,
+            self._as_trained(texts),
             padding="max_length" if padded else True,
             truncation=True,
             max_length=self.token_limit,
@@ -85,9 +85,14 @@ class Embedder:
         mask = None if padded else tokens["attention_mask"]
         return self.model.get_text_features(input_ids=tokens["input_ids"], attention_mask=mask).pooler_output
 
+    def _as_trained(self, texts: Sequence[str]) -> list[str]:
+        """SigLIP 2 was trained on small letters, which its tokenizer in a SigLIP's folder does not see to."""
+        lowers = self.kind == "SigLIP" and not isinstance(self.processor.tokenizer, SiglipTokenizer)
+        return [text.lower() if lowers else text for text in texts]
+
     def count_truncated(self, texts: Sequence[str]) -> int:
         """How many of the texts are longer than the text tower's limit."""
-        tokens = self.processor.tokenizer(list(texts), verbose=False)["input_ids"]
+        tokens = self.processor.tokenizer(self._as_trained(texts), verbose=False)["input_ids"]
         return sum(len(ids) > self.token_limit for ids in tokens)
 
 

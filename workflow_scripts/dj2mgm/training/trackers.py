@@ -22,6 +22,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 from dj2mgm.messages import note, warn
 
+SET = "DJ2MGM_SET"  # names of environment variables that came from here
 REQUIREMENTS = {
     "tensorboard": "tensorboard==2.21.0",
     "wandb": "wandb==0.31.0",
@@ -107,8 +108,10 @@ class Trackers:
         if "wandb" in self.names and "WANDB_MODE" not in os.environ and not _has_wandb_key():
             values["WANDB_MODE"] = "offline"
             note(f"wandb: there is no key, so the run stays in {folder}/wandb; `wandb sync` uploads it")
-        for name, value in values.items():
-            os.environ.setdefault(name, value)
+        for name in os.environ.pop(SET, "").split():  # by this process, before it was started again
+            os.environ.pop(name, None)
+        new = values.keys() - os.environ.keys()
+        os.environ |= {name: values[name] for name in new} | {SET: " ".join(sorted(new))}
 
     def _folder(self) -> Path:
         """Of all experiments' results, or of the stage where nothing says whose it is."""

@@ -208,8 +208,8 @@ class StageTrainer(ResumableTrainer):
         self.state.log_history[-1] |= {"correct": score.correct, "asked": self.scorer.held_out.digest}
 
     def _seconds_for_scores(self) -> float:
-        """At each checkpoint; without end where this process has trained too little to tell."""
-        steps = [end - start for start, end in pairwise(self._step_began)]
+        """At each checkpoint; without end where this process has trained nothing."""
+        steps = [end - start for start, end in pairwise([*self._step_began, time.monotonic()])]
         checkpoints = -(-self.state.max_steps // self.state.save_steps)
         training = statistics.median(steps) * self.state.max_steps if steps else math.inf
         return self.scorer.settings.share * training / checkpoints

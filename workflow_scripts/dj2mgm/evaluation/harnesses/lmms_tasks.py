@@ -2,16 +2,20 @@
 
 import inspect
 import os
+import random
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
+import numpy as np
 from PIL import Image
 
 from dj2mgm.config.evaluations import BESIDE, check_lmms_eval
@@ -112,8 +116,12 @@ class LmmsTask:
         found: dict[str, Values] = {}
         for ensemble in self.task._filters:
             ensemble.apply(instances, self.docs)
-            for number, (doc, instance) in enumerate(zip(self.docs, instances, strict=True)):
-                results = self.task.process_results(dict(doc), [instance.filtered_resps[ensemble.name]])
+            with _by_itself():
+                scored = [
+                    self.task.process_results(dict(doc), [instance.filtered_resps[ensemble.name]])
+                    for doc, instance in zip(self.docs, instances, strict=True)
+                ]
+            for number, results in enumerate(scored):
                 for metric, item in results.items():
                     if aggregate := self._aggregate(metric):
                         name = metric if len(self.task._filters) == 1 else f"{metric},{ensemble.name}"
@@ -121,6 +129,25 @@ class LmmsTask:
                         values.questions.append(number)
                         values.items.append(item)
         return {name: values for name, values in found.items() if _is_number(values.aggregate(values.items))}
+
+    def check_metrics(self, images: Sequence[str]) -> None:
+        """
+        Args:
+            images: of each question.
+
+        Raises:
+            InputError: a metric cannot be computed without the questions of an image, as intervals need it.
+        """
+        for name, values in self.values([""] * len(images)).items():
+            shown = [images[question] for question in values.questions]
+            rest = [item for item, image in zip(values.items, shown, strict=True) if image != shown[0]]
+            try:
+                values.aggregate(rest or values.items)
+            except Exception as error:  # whatever a task's own code raises
+                raise InputError(
+                    f"task {self.name}: its metric {name} cannot be computed for a part of the questions, as intervals "
+                    f"need it ({type(error).__name__}: {error}); choose another task"
+                ) from None
 
     def is_mean(self, metric: str) -> bool:
         """Whether a metric is the plain mean of one number for each question."""
@@ -163,9 +190,23 @@ def _config(name: str) -> dict:
 
 def _quietly(aggregate: Callable, items: list) -> float | None:
     """Without what it prints; files that it writes on the way are not kept."""
-    with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    scope = getattr(aggregate, "__globals__", {})
+    state = {name: deepcopy(value) for name, value in scope.items() if type(value) in (dict, list, set)}
+    with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _by_itself():
         more = {"args": Namespace(output_path=folder)} if "args" in inspect.signature(aggregate).parameters else {}
-        return aggregate(items, **more)
+        try:
+            return aggregate(items, **more)
+        finally:  # some add up in their module what they are called with
+            scope.update(state)
+
+
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """A task's own code asks no judge on the internet, nor waits to ask again, and guesses alike each time."""
+    random.seed(0)  # as lmms-eval seeds them
+    np.random.seed(1234)
+    with patch("socket.socket.connect", side_effect=OSError("no connections")), patch("time.sleep"):
+        yield
 
 
 def _is_number(value: object) -> bool:
