@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
 from datasets import Sequence, Value
-from evaluation_files import TASKS, TEXT, picture, write_evaluations, write_task
+from evaluation_files import TASKS, TEXT, color, picture, write_evaluations, write_task
 from places import PROJECT
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
@@ -29,6 +29,7 @@ from dj2mgm.training.trained_weights import gather, save_projector
 
 QUESTIONS = 200
 IMAGES = 6
+RIGHT = {"own": 4, "shuffled": 2, "none": 0}  # answers to OCRBench
 REFUSED = [  # task, data, and what is said
     ("popes", "pope", "lmms-eval has no task 'popes'; near are pope"),
     ("mmbench_en", "pope", "mmbench_en is a group of lmms-eval's tasks; name its tasks instead"),
@@ -99,6 +100,15 @@ def write_mmbench_twice(folder: Path, data: Path, rng: random.Random) -> tuple[d
     return write_mmbench(folder / "mmbench.tsv", table), predictions
 
 
+def partly_right(right: dict[str, int]) -> list[dict]:
+    """Answers to OCRBench's questions, of which the first are right."""
+    return [
+        {"id": str(n), "image": f"{n}.png", "images": images, "prediction": color(n) if n < count else "nothing"}
+        for images, count in right.items()
+        for n in range(IMAGES)
+    ]
+
+
 def answers_of(questions: list[dict], predictions: list[str]) -> list[dict]:
     return [row | {"images": "own", "prediction": text} for row, text in zip(questions, predictions, strict=True)]
 
@@ -137,6 +147,9 @@ def evaluated(tmp_path_factory) -> Path:
             commands.append(answer)
         score = ["score_evaluation.py", "--config", folder / "config.yaml", "--answers", folder / "answers.jsonl"]
         commands.append([*score, "--output-dir", folder])
+    write_jsonl(root / "partly.jsonl", partly_right(RIGHT))
+    score = ["score_evaluation.py", "--config", root / "ocrbench/config.yaml", "--answers", root / "partly.jsonl"]
+    commands.append([*score, "--output-dir", root / "partly"])
     (data / "empty").mkdir()
     for number, (task, folder, _) in enumerate(REFUSED):
         config = root / f"refused {number}.yaml"
@@ -186,6 +199,14 @@ def test_metrics_are_those_of_their_definition(evaluated):
         right = [row["prediction"].lower() == answer for row, answer in zip(rows, truth, strict=True)]
         assert groups[f"finetune/{images}"]["pope/pope_accuracy"]["mean"] == pytest.approx(sum(right) / len(right))
     assert data.is_dir() and groups["finetune/own"]["pope/pope_yes_ratio"]["mean"] == pytest.approx(0.5)
+
+
+@needs_lmms_eval
+def test_a_metric_that_adds_up_in_its_module_is_computed_anew_for_each_group(evaluated):
+    """OCRBench's: of its 1000 questions so many are right, whatever was computed before."""
+    groups = read_json(evaluated / "partly/metrics.json")["groups"]
+    for images, count in RIGHT.items():
+        assert groups[f"finetune/{images}"]["ocrbench/ocrbench_accuracy"]["mean"] == pytest.approx(count / 1000)
 
 
 @needs_lmms_eval

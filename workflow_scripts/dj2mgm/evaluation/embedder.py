@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel
+from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, SiglipTokenizer
 
 from dj2mgm.compute import default_device
 from dj2mgm.config.clips import KINDS, check_kind
