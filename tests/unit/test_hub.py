@@ -139,11 +139,11 @@ def test_a_hub_that_repeats_the_token_gets_it_shown_nowhere(push, folder, tmp_pa
             patch.setattr(hub.RequestHandlerClass, "_api", lambda self, *_: self._send(403, refusal))
             status, said = push(hub.url)
         assert status == 2 and "<token> and <token> may not" in said and ENCODED not in said and "\x1b" not in said
-        answer = {"commitUrl": f"http://other/\x1b[2J{TOKEN}/{ENCODED}/commit/1", "commitOid": "1" * 40}
+        answer = {"commitUrl": f"{hub.url}/me/mine/commit/\x1b[2J{TOKEN}/{ENCODED}", "commitOid": "1" * 40}
         monkeypatch.setattr(hub.RequestHandlerClass, "_commit", lambda self, *_: self._send(200, answer))
         status, said = push(hub.url)
         assert status == 0, said
-        assert "\\x1b[2J<token>/<token>/commit/1" in said and "\x1b" not in said
+        assert "\\x1b[2J<token>/<token>" in said and "\x1b" not in said
         assert json.loads((tmp_path / "pushed.json").read_text())["commit"] in said
 
 
