@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import stat
+import tracemalloc
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -209,6 +210,37 @@ def test_a_crate_that_unpacks_to_more_than_any_holds_is_refused(crate, tmp_path)
     (tmp_path / "text.zip").write_text("no zip")
     with pytest.raises(InputError, match="no zip file"), open_crate(tmp_path / "text.zip"):
         pass
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_what_is_unpacked_piece_by_piece_is_read(crate, tmp_path, kind):
+    path = shutil.copy(crate, tmp_path / "packed.zip")
+    with zipfile.ZipFile(path, "a", kind) as archive:
+        archive.writestr("zeros", bytes(1 << 20))
+    with pytest.raises(InputError, match="'zeros' is packed as no crate's files are"), open_crate(path):
+        pass
+
+
+def test_a_forged_size_fills_no_memory(crate, tmp_path):
+    path, files = tmp_path / "forged.zip", contents(crate)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ro-crate-metadata.json", bytes(256 << 20))
+        archive.getinfo("ro-crate-metadata.json").file_size = 10  # in the directory at the end, which readers believe
+        for name in files.keys() - {"ro-crate-metadata.json"}:
+            archive.writestr(name, files[name])
+    tracemalloc.start()
+    with pytest.raises(InputError, match="no zip file that can be read"), open_crate(path):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_configuration_larger_than_any_is_refused(crate, tmp_path):
+    large = {"config/recipes/baseline.yaml": b"#" * ((1 << 20) + 1)}
+    with pytest.raises(InputError, match="recipes/baseline.yaml' is larger than a configuration may be"):
+        with open_crate(forged(crate, tmp_path / "x.zip", large)):
+            pass
 
 
 @pytest.mark.parametrize(
