@@ -12,8 +12,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from crates import ENDED, PAGE, SECONDS, TABLE, contents, forged, graph_of, png, write_page, write_zip
 
+from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.provenance import differences
 from dj2mgm.provenance.crate import write_crate
@@ -317,6 +319,28 @@ def test_a_configuration_that_may_not_run_is_refused(crate, tmp_path, name, cont
     with open_crate(forged(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
         with pytest.raises(InputError, match=sentence):
             make_project(opened, tmp_path / "made")
+
+
+@pytest.mark.parametrize("by", ["experiment", "model", "command line"])
+def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, monkeypatch, by):
+    trackers = ["tensorboard", "wandb", "mlflow", "trackio"]
+    path, changes = crate, {}
+    if by == "command line":
+        given = record_of(crate)["command_line"] | {"trackers": trackers}
+        path = with_record(crate, tmp_path / "page.zip", command_line=given)
+    elif by == "model":
+        model = yaml.safe_load(contents(crate)["config/models/tiny.yaml"])
+        changes["config/models/tiny.yaml"] = model | {"settings": model.get("settings", {}) | {"trackers": trackers}}
+    else:
+        changes["config/experiments/baseline.yaml"] = {"trackers": trackers}
+    changes = {name: yaml.safe_dump(values).encode() for name, values in changes.items()}
+    with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
+        runs = make_project(opened, tmp_path / "made")
+    monkeypatch.chdir(tmp_path / "made")
+    again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # what Snakemake is handed
+    for run in (*runs, again.first("baseline")):
+        assert run.config["trackers"] == ["tensorboard"]
+        assert all(run.settings[stage]["trackers"] == ["tensorboard"] for stage in ("pretrain", "finetune"))
 
 
 def test_scores_are_compared_with_the_crates_interval():
