@@ -196,6 +196,20 @@ def test_a_source_without_a_license_is_named_with_its_key(describe):
     check_licenses(describe(pretrain=split | {"license": "CC-BY-4.0"}))
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"), [("my phötos (2)", "my_ph_tos_2"), ("写真", "my_data"), ("photos", "photos")]
+)
+def test_a_folder_without_a_license_can_be_given_one_as_the_sentence_says(describe, tmp_path, folder, name):
+    (tmp_path / folder).mkdir()
+    (tmp_path / "a.jsonl").rename(tmp_path / folder / "a.jsonl")
+    said = rf"pretrain has none; describe the folder in config/datasets/{name}\.yaml with pretrain\.license .*: {name}$"
+    with pytest.raises(InputError, match=said):
+        check_licenses(resolve_dataset(str(tmp_path / folder)))
+    split = {"file": f"{folder}/a.jsonl", "images": folder, "license": "mit"}
+    write_yaml(tmp_path / f"config/datasets/{name}.yaml", {"pretrain": split})
+    check_licenses(resolve_dataset(name))
+
+
 def test_a_license_is_no_part_of_what_a_stage_is_handed(describe):
     source, split = {"format": "data_juicer", "path": "a.jsonl"}, {"file": "a.jsonl", "images": "."}
     for keys, licensed in (
