@@ -6,7 +6,6 @@ A license changes no result, so it is no part of what a stage is handed.
 import re
 
 from dj2mgm.config.reading import names_in
-from dj2mgm.config.schema import is_of
 from dj2mgm.errors import InputError
 
 # https://huggingface.co/docs/hub/repositories-licenses
@@ -46,8 +45,9 @@ def check_licenses(dataset: dict) -> None:
         if not text:
             key = ".".join(filter(None, ["sources" if "sources" in dataset["settings"] else "", part, "license"]))
             remedy = f"state {key} in config/datasets/{name}.yaml (docs/publishing.md), which trains nothing again"
-            if not (is_of("name", name) and name in names_in("datasets")):  # a folder, which states nothing
-                name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:100].strip("-._") or "my_data"
+            plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+            if plain != name or name not in names_in("datasets"):  # a folder, which states nothing
+                name = plain[:100].strip("-._") or "my_data"
                 remedy = (
                     f"describe the folder in config/datasets/{name}.yaml with {key} (docs/publishing.md), and set "
                     f"dataset: {name}"
