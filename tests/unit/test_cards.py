@@ -1,6 +1,7 @@
 """Cards of published models and datasets: each number in them is the record's, and a changed one is found."""
 
 import json
+import math
 import re
 
 import pytest
@@ -19,9 +20,9 @@ from dj2mgm.data.card import dataset_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml, write_yaml
-from dj2mgm.publishing.check import check_card
+from dj2mgm.publishing.check import _says, check_card
 from dj2mgm.publishing.model_card import model_card
-from dj2mgm.publishing.records import Records, copy_records, of_dataset, room_on_disk
+from dj2mgm.publishing.records import Records, copy_records, of_dataset, room_on_disk, show
 from dj2mgm.reporting.comparison import compare, write_table
 from dj2mgm.reporting.experiment import load_experiments
 
@@ -95,6 +96,18 @@ def tamper(folder, pattern: str, new: str) -> None:
         (r"## Limits\n", "## Limits\n\nIt is right in 97 % of all cases.\n", "the number 97 names no record"),
         (r"(- type: vqa_accuracy\n +value: )[\d.]+", r"\g<1>0.9876", "metadata say that vqa_accuracy is 0.9876"),
         (r"(value: [\d.]+\n +args:\n +record: )\S+", r"\1records/none.json", "has no"),
+        *(
+            (r'\[16\]\((records/finetune/config.yaml "/lora/r")', rf"[{text}](\1", f"states {text}")
+            for text in ("NaN", "sNaN", "Infinity", "1.6E1", "1_6", "１６", "+16")
+        ),
+        *(
+            (rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")', rf"[{text} %](\1", f"states {text} %")
+            for text in ("1E4", "0E9", "NaN", "sNaN", "-Infinity")
+        ),
+        (r"args:\n +record: \S+\n +place: \S+\n", "args: foo\n", "names no record and place in args"),
+        (r"args:\n +record: \S+\n +place: \S+\n", "args: [1]\n", "names no record and place in args"),
+        (r"args:\n +record: \S+\n +place: \S+\n", "more: 1\n", "names no record and place in args"),
+        (r"model-index:\n", "model-index: 5\nothers:\n", "README.md is damaged"),
         (r"- type: vqa_accuracy\n", "- kind: vqa_accuracy\n", "README.md is damaged"),
         (r"license: ", "license: : ", "README.md is damaged"),
     ],
@@ -114,6 +127,24 @@ def test_a_record_that_is_not_the_runs_any_more_is_found(published, finished):
     (published / "records/comparison.csv").write_text("experiment\n")
     with pytest.raises(InputError, match="comparison.csv is not what .* says now; publish again"):
         check_card(published, finished["records"])
+
+
+def test_a_file_that_is_no_record_of_the_run_backs_no_figure(published, finished):
+    (published / "records/benchmarks.json").write_text('{"mmbench": 0.999}')
+    tamper(published, r"## Limits\n", '## Limits\n\n[99.9 %](records/benchmarks.json "/mmbench")\n')
+    with pytest.raises(InputError, match="records/benchmarks.json is no record of this run; delete it"):
+        check_card(published, finished["records"])
+
+
+def test_a_card_that_is_gone_is_one_sentence(published, finished):
+    (published / "README.md").unlink()
+    with pytest.raises(InputError, match="README.md is not there; delete the folder and publish again"):
+        check_card(published, finished["records"])
+
+
+def test_small_numbers_are_stated_as_they_are_shown():
+    assert _says(show(0.00001234), 0.00001234) and show(0.00001234) == "1.234e-05"
+    assert _says("nan", math.nan) and not _says("1e-05", 0.00001234) and not _says("1.5", math.nan)
 
 
 def test_a_dataset_loads_with_stock_datasets_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):
@@ -163,6 +194,20 @@ def test_a_source_without_a_license_is_named_with_its_key(describe):
     with pytest.raises(InputError, match=r"pretrain has none; state pretrain\.license in config/datasets/mine\.yaml"):
         check_licenses(describe(pretrain=split))
     check_licenses(describe(pretrain=split | {"license": "CC-BY-4.0"}))
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("my phötos (2)", "my_ph_tos_2"), ("写真", "my_data"), ("photos", "photos")]
+)
+def test_a_folder_without_a_license_can_be_given_one_as_the_sentence_says(describe, tmp_path, folder, name):
+    (tmp_path / folder).mkdir()
+    (tmp_path / "a.jsonl").rename(tmp_path / folder / "a.jsonl")
+    said = rf"pretrain has none; describe the folder in config/datasets/{name}\.yaml with pretrain\.license .*: {name}$"
+    with pytest.raises(InputError, match=said):
+        check_licenses(resolve_dataset(str(tmp_path / folder)))
+    split = {"file": f"{folder}/a.jsonl", "images": folder, "license": "mit"}
+    write_yaml(tmp_path / f"config/datasets/{name}.yaml", {"pretrain": split})
+    check_licenses(resolve_dataset(name))
 
 
 def test_a_license_is_no_part_of_what_a_stage_is_handed(describe):

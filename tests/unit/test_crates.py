@@ -5,14 +5,17 @@ import json
 import re
 import shutil
 import stat
+import tracemalloc
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from crates import ENDED, PAGE, SECONDS, TABLE, contents, forged, graph_of, png, write_page, write_zip
 
+from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.provenance import differences
 from dj2mgm.provenance.crate import write_crate
@@ -211,6 +214,37 @@ def test_a_crate_that_unpacks_to_more_than_any_holds_is_refused(crate, tmp_path)
         pass
 
 
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_what_is_unpacked_piece_by_piece_is_read(crate, tmp_path, kind):
+    path = shutil.copy(crate, tmp_path / "packed.zip")
+    with zipfile.ZipFile(path, "a", kind) as archive:
+        archive.writestr("zeros", bytes(1 << 20))
+    with pytest.raises(InputError, match="'zeros' is packed as no crate's files are"), open_crate(path):
+        pass
+
+
+def test_a_forged_size_fills_no_memory(crate, tmp_path):
+    path, files = tmp_path / "forged.zip", contents(crate)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ro-crate-metadata.json", bytes(256 << 20))
+        archive.getinfo("ro-crate-metadata.json").file_size = 10  # in the directory at the end, which readers believe
+        for name in files.keys() - {"ro-crate-metadata.json"}:
+            archive.writestr(name, files[name])
+    tracemalloc.start()
+    with pytest.raises(InputError, match="no zip file that can be read"), open_crate(path):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_configuration_larger_than_any_is_refused(crate, tmp_path):
+    large = {"config/recipes/baseline.yaml": b"#" * ((1 << 20) + 1)}
+    with pytest.raises(InputError, match="recipes/baseline.yaml' is larger than a configuration may be"):
+        with open_crate(forged(crate, tmp_path / "x.zip", large)):
+            pass
+
+
 @pytest.mark.parametrize(
     "values", [{"page": "../../x"}, {"experiments": ["a/b"]}, {"format": 2}, {"more": 1}, {"inputs": [{}]}]
 )
@@ -285,6 +319,28 @@ def test_a_configuration_that_may_not_run_is_refused(crate, tmp_path, name, cont
     with open_crate(forged(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
         with pytest.raises(InputError, match=sentence):
             make_project(opened, tmp_path / "made")
+
+
+@pytest.mark.parametrize("by", ["experiment", "model", "command line"])
+def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, monkeypatch, by):
+    trackers = ["tensorboard", "wandb", "mlflow", "trackio"]
+    path, changes = crate, {}
+    if by == "command line":
+        given = record_of(crate)["command_line"] | {"trackers": trackers}
+        path = with_record(crate, tmp_path / "page.zip", command_line=given)
+    elif by == "model":
+        model = yaml.safe_load(contents(crate)["config/models/tiny.yaml"])
+        changes["config/models/tiny.yaml"] = model | {"settings": model.get("settings", {}) | {"trackers": trackers}}
+    else:
+        changes["config/experiments/baseline.yaml"] = {"trackers": trackers}
+    changes = {name: yaml.safe_dump(values).encode() for name, values in changes.items()}
+    with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
+        runs = make_project(opened, tmp_path / "made")
+    monkeypatch.chdir(tmp_path / "made")
+    again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # what Snakemake is handed
+    for run in (*runs, again.first("baseline")):
+        assert run.config["trackers"] == ["tensorboard"]
+        assert all(run.settings[stage]["trackers"] == ["tensorboard"] for stage in ("pretrain", "finetune"))
 
 
 def test_scores_are_compared_with_the_crates_interval():

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from hub_server import TOKEN, HubServer, Repository
@@ -121,6 +122,38 @@ def test_each_failure_of_the_hub_is_one_sentence(push, folder):
         assert status == 2 and "the hub has no room for me/mine" in said
     status, said = push(hub.url)  # it is down now
     assert status == 2 and "the hub cannot be reached" in said and len(said.strip().splitlines()) == 1, said
+
+
+ENCODED = "".join(f"%{ord(c):02x}" for c in TOKEN)
+
+
+def test_a_hub_that_repeats_the_token_gets_it_shown_nowhere(push, folder, tmp_path, monkeypatch):
+    def warn(handler) -> None:
+        handler.send_header("X-HF-Warning", f"token; {TOKEN}")
+        BaseHTTPRequestHandler.end_headers(handler)
+
+    with HubServer() as hub:
+        monkeypatch.setattr(hub.RequestHandlerClass, "end_headers", warn)
+        refusal = {"error": f"\x1b[31m{ENCODED} and {TOKEN} may not"}
+        with monkeypatch.context() as patch:
+            patch.setattr(hub.RequestHandlerClass, "_api", lambda self, *_: self._send(403, refusal))
+            status, said = push(hub.url)
+        assert status == 2 and "<token> and <token> may not" in said and ENCODED not in said and "\x1b" not in said
+        answer = {"commitUrl": f"{hub.url}/me/mine/commit/\x1b[2J{TOKEN}/{ENCODED}", "commitOid": "1" * 40}
+        monkeypatch.setattr(hub.RequestHandlerClass, "_commit", lambda self, *_: self._send(200, answer))
+        status, said = push(hub.url)
+        assert status == 0, said
+        assert "\\x1b[2J<token>/<token>" in said and "\x1b" not in said
+        assert json.loads((tmp_path / "pushed.json").read_text())["commit"] in said
+
+
+@pytest.mark.parametrize(("ask", "answer"), [("_commit", {}), ("_commit", []), ("_api", [1]), ("_api", "x")])
+def test_an_answer_of_another_shape_is_one_sentence(push, folder, monkeypatch, ask, answer):
+    with HubServer() as hub:
+        monkeypatch.setattr(hub.RequestHandlerClass, ask, lambda self, *_: self._send(200, answer))
+        status, said = push(hub.url)
+    assert status == 2 and len(said.strip().splitlines()) == 1, said
+    assert "the repository holds all of the folder or what it held before; run the same command again" in said
 
 
 def test_somebody_elses_files_are_never_overwritten(push, folder):

@@ -3,6 +3,9 @@
 A license changes no result, so it is no part of what a stage is handed.
 """
 
+import re
+
+from dj2mgm.config.reading import names_in
 from dj2mgm.errors import InputError
 
 # https://huggingface.co/docs/hub/repositories-licenses
@@ -37,12 +40,20 @@ def check_licenses(dataset: dict) -> None:
     Raises:
         InputError: a part of it states no license.
     """
+    name = dataset["name"]
     for part, text in dataset["licenses"].items():
         if not text:
             key = ".".join(filter(None, ["sources" if "sources" in dataset["settings"] else "", part, "license"]))
+            remedy = f"state {key} in config/datasets/{name}.yaml (docs/publishing.md), which trains nothing again"
+            plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+            if plain != name or name not in names_in("datasets"):  # a folder, which states nothing
+                name = plain[:100].strip("-._") or "my_data"
+                remedy = (
+                    f"describe the folder in config/datasets/{name}.yaml with {key} (docs/publishing.md), and set "
+                    f"dataset: {name}"
+                )
             raise InputError(
-                f"publish: nothing is published without a license, and {part or dataset['name']} has none; state "
-                f"{key} in config/datasets/{dataset['name']}.yaml (docs/publishing.md), which trains nothing again"
+                f"publish: nothing is published without a license, and {part or dataset['name']} has none; {remedy}"
             )
 
 

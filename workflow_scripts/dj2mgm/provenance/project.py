@@ -1,7 +1,8 @@
 """The folder in which a crate's run is made again: the crate's configuration, with this clone's code.
 
 Nothing else of the crate gets there. Its configuration is checked as any other, and may not name a server: what one
-answers cannot be made again, and whoever wrote the crate would be sent images and keys.
+answers cannot be made again, and whoever wrote the crate would be sent images and keys. It switches on no tracker that
+sends something.
 """
 
 import json
@@ -21,6 +22,7 @@ from dj2mgm.provenance.reading import Crate
 
 COMMAND_LINE = "command_line.json"
 SERVERS = ("base_url", "ray_address", "key_variable")
+TRACKERS = ["tensorboard"]  # which writes files only
 SCHEMAS = {"experiments": "config", "config.yaml": "config"}  # by folder or file in config/
 
 
@@ -46,7 +48,7 @@ def make_project(crate: Crate, folder: Path) -> Runs:
             if name.endswith(".yaml"):
                 _anchor_file(Path(name), here, datasets)
         layer = command_line_layer(crate.record["command_line"]).values
-        command_line = _anchored(layer, schema_of("config"), here, datasets)
+        command_line = _anchored(layer, schema_of("config"), here, datasets) | {"trackers": TRACKERS}
         write_json(COMMAND_LINE, command_line)
         runs = Runs(command_line)
         known = [name for name in crate.record["experiments"] if name in runs.files]

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ METADATA, RECORD = "ro-crate-metadata.json", "run.json"
 PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # for people; tools may add it
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30  # of a crate
 LARGEST = 64 << 20  # of its files
+LARGEST_CONFIG = 1 << 20  # of its files in config/, which are parsed
+KINDS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that Python unpacks piece by piece, whatever a size says
+PIECE = 1 << 20  # bytes
 AGAIN = "take a copy that nobody has changed"
 Read = Callable[[str], bytes]
 
@@ -71,8 +75,8 @@ def open_crate(path: Path) -> Iterator[Crate]:
         raise InputError(f"crate: {path} does not exist; name a crate's zip file or folder")
     try:
         with zipfile.ZipFile(path) as archive:
-            yield _checked(path, _members(path, archive), archive.read)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+            yield _checked(path, _members(path, archive), lambda name: _unpacked(archive, name))
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
         raise InputError(f"crate: {path} is no zip file that can be read ({error}); {AGAIN}") from None
 
 
@@ -84,8 +88,16 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG) or info.flag_bits & 1 or info.filename in sizes:
             raise InputError(f"crate: {path}: {info.filename!r} is a link, locked, or there twice; {AGAIN}")
+        if info.compress_type not in KINDS:
+            raise InputError(f"crate: {path}: {info.filename!r} is packed as no crate's files are; {AGAIN}")
         sizes[info.filename] = info.file_size
     return sizes
+
+
+def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A file, of which never more is in memory than the size that was checked, and a piece."""
+    with archive.open(name) as file:
+        return b"".join(iter(lambda: file.read(PIECE), b""))
 
 
 def _listed(path: Path) -> dict[str, int]:
@@ -108,8 +120,10 @@ def _checked(path: Path, sizes: dict[str, int], read: Read) -> Crate:
         raise InputError(f"crate: {path} holds no {METADATA}; name a crate that `snakemake crate` wrote")
     if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES or max(sizes.values()) > LARGEST:
         raise InputError(f"crate: {path} holds more or larger files than a crate of this workflow; {AGAIN}")
-    for name in sizes:
+    for name, size in sizes.items():
         _check_name(path, name)
+        if name.startswith("config/") and size > LARGEST_CONFIG:
+            raise InputError(f"crate: {path}: {name!r} is larger than a configuration may be, {LARGEST_CONFIG} bytes")
     metadata = read(METADATA)
     digests = _digests_in(path, metadata)
     for name in sorted(sizes.keys() - digests.keys() - {METADATA}):

@@ -1,7 +1,8 @@
 """Whether a card says what the record says: every number in it, and nothing that names no record."""
 
+import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 
 import yaml
@@ -9,10 +10,11 @@ from huggingface_hub import ModelCard
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import readable
-from dj2mgm.publishing.records import FOLDER, UNITS, Records
+from dj2mgm.publishing.records import FOLDER, MARK, UNITS, Records, show
 
 FIGURE = re.compile(rf'\[([^\]\n]*)\]\({FOLDER}/([^ )\n]+) "([^"\n]*)"\)')
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NUMBER = re.compile(r"\b\d[\d.,]*")  # not within a name, such as bf16
 REMEDY = "correct it, or delete the folder and publish again"
 
@@ -27,12 +29,15 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
         How many figures there are.
 
     Raises:
-        InputError: a figure differs from its record, a number names none, or a record is not the run's any more.
+        InputError: a figure differs from its record, a number names none, or a record is not the run's (any more).
     """
     for name, path in records.items():
         copy = folder / FOLDER / name
         if not copy.is_file() or copy.read_bytes() != Path(path).read_bytes():
             raise InputError(f"{copy} is not what {path} says now; publish again")
+    held = {path.relative_to(folder / FOLDER).as_posix() for path in (folder / FOLDER).rglob("*") if path.is_file()}
+    if others := sorted(held - records.keys() - {MARK}):
+        raise InputError(f"{folder / FOLDER / others[0]} is no record of this run; delete it")
     card, known = folder / "README.md", Records(folder)
     head, text = _parts(card)
     checked = 0
@@ -55,7 +60,11 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
 
 def _parts(card: Path) -> tuple[str, str]:
     """The head with its metadata, and the text."""
-    content = card.read_text(encoding="utf-8")
+    try:
+        with readable(card, remedy=REMEDY):
+            content = card.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{card} is not there; delete the folder and publish again") from None
     head, mark, text = content.removeprefix("---\n").partition("\n---\n")
     if not content.startswith("---\n") or not mark:
         raise InputError(f"{card} does not begin with its metadata; {REMEDY}")
@@ -64,15 +73,17 @@ def _parts(card: Path) -> tuple[str, str]:
 
 def _check_scores(card: Path, known: Records) -> int:
     """The scores in the metadata, from which the hub makes its own table."""
-    with readable(card, yaml.YAMLError, KeyError, TypeError, remedy=REMEDY):
+    with readable(card, yaml.YAMLError, LookupError, TypeError, AttributeError, remedy=REMEDY):
         results = ModelCard.load(card).data.eval_results or []
     for result in results:
-        source = result.metric_args or {}
-        value = known.value(str(source.get("record", "")).removeprefix(f"{FOLDER}/"), str(source.get("place", "")))
+        source = result.metric_args
+        if not isinstance(source, dict) or not {"record", "place"} <= source.keys():
+            raise InputError(f"{card}: metadata: {result.metric_type} names no record and place in args; {REMEDY}")
+        value = known.value(str(source["record"]).removeprefix(f"{FOLDER}/"), str(source["place"]))
         if result.metric_value != value:
             raise InputError(
                 f"{card}: its metadata say that {result.metric_type} is {result.metric_value}, and "
-                f"{source.get('record')} {source.get('place')} is {value}; {REMEDY}"
+                f"{source['record']} {source['place']} is {value}; {REMEDY}"
             )
     return len(results)
 
@@ -82,11 +93,13 @@ def _says(shown: str, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return shown == {None: "–", True: "yes", False: "no"}.get(value, str(value))
     number, _, unit = shown.partition(" ")
-    try:
-        stated = Decimal(number)
-        exact = Decimal(repr(value)) * {"": 1, **UNITS}[unit]
-    except (InvalidOperation, KeyError):
+    if unit not in ("", *UNITS):
         return False
+    if shown == show(value, unit):  # also 1e-05
+        return True
+    if not DECIMAL.fullmatch(number) or not math.isfinite(value):
+        return False
+    stated, exact = Decimal(number), Decimal(repr(value)) * {"": 1, **UNITS}[unit]
     last = Decimal(1).scaleb(stated.as_tuple().exponent)
     return stated == exact if isinstance(value, int) else abs(stated - exact) <= last / 2
 
