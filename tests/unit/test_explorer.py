@@ -3,10 +3,11 @@
 import http.client
 import json
 import re
+import socket
 import threading
 from html import unescape
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import limit_value
-from dj2mgm.reporting.links import step_key
+from dj2mgm.reporting.links import page_name, step_key
 from dj2mgm.reporting.page import write_page
 
 ROWS = 3000
@@ -208,6 +209,25 @@ def test_rows_and_searches_are_answered(server):
     assert ask(server, "report.html")[1] == b"<p>report"
     policy = ask(server, "report.html")[2]["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
+    assert ask(server, "report%2Ehtml")[2]["Content-Security-Policy"] == policy
+
+
+@pytest.mark.parametrize("name", ["my photos", "a#b", "a?b", "a%41b", "照片"])
+def test_a_name_that_addresses_must_quote_is_served(results, name):
+    server = Server(Explorer([Results(name, results.tables[:1])], {}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = server.address(page_name(name)).removeprefix(f"http://127.0.0.1:{server.server_port}/{server.token}/")
+    assert page.isascii() and ask(server, page)[0] == 200
+    assert ask(server, f"{quote(name)}/pairs/rows?at=1")[0] == 200
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_address_that_is_none_is_a_bad_request(server, capfd):
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
+        client.sendall(f"GET http://[/ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        assert client.recv(12) == b"HTTP/1.1 400"
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_that_is_taken_is_one_sentence(server, results):
