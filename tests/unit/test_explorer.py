@@ -4,6 +4,8 @@ import http.client
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 from html import unescape
 from pathlib import Path
@@ -24,6 +26,7 @@ from dj2mgm.reporting.links import page_name, step_key
 from dj2mgm.reporting.page import write_page
 
 ROWS = 3000
+SCRIPT = Path(__file__).parents[2] / "workflow_scripts/explore.py"
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +115,7 @@ def test_rows_show_copies_and_captions_before_and_after(results):
         (lambda run: run.parents[1], "is no folder of results"),
         (lambda run: run.parent / "datasets", "is no folder of results|holds no stage|does not exist"),
         (lambda run: run / "none", "is no folder of results"),
+        (lambda run: run / "filter", "is one stage of a run; name its parent, results/run"),
         (lambda run: (run / "filter/summary.json").unlink() or run, r"run the rule filter_data first"),
         (lambda run: (run / "synthesize/summary.json").unlink() or run, "run the rule synthesize_captions first"),
         (lambda run: write_jsonl(run / "filter/stats.jsonl", [{"id": "other"}]) and run, "'other', which its dataset"),
@@ -123,6 +127,38 @@ def test_a_folder_that_cannot_be_explored_is_one_sentence(tmp_path, change, mess
     folder = change(run)
     with pytest.raises(InputError, match=message):
         read_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": []}, "names no image"),
+        ({"text": "half \ud83d"}, "surrogates not allowed"),
+        ({"source": "half \ud83d"}, "surrogates not allowed"),
+    ],
+)
+def test_a_row_that_cannot_be_shown_is_named(tmp_path, change, message):
+    dataset = tmp_path / "results/datasets/odd"
+    dataset.mkdir(parents=True)
+    row = {"id": "1", "text": "a boat", "images": ["1.png"]}
+    (dataset / "pretrain.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | change)}\n")
+    write_yaml(dataset / "config.yaml", {"generator": "shapes"})
+    with pytest.raises(InputError, match=f"pretrain.jsonl, line 2, is damaged .*{message}"):
+        read_results(dataset)
+
+
+def test_two_folders_of_one_name_are_one_sentence(results):
+    with pytest.raises(InputError, match="2 of the folders are named run"):
+        Explorer([results, results], {})
+
+
+def test_a_page_is_written_to_a_folder_that_exists(run, tmp_path):
+    for output in (tmp_path / "none/page.html", tmp_path):
+        command = [sys.executable, SCRIPT, str(run), "--output", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "name a file in a folder that exists" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dataset_is_explored_alone_and_with_its_analysis(tmp_path):

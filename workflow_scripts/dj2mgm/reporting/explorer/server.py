@@ -6,6 +6,7 @@ Images are asked for by the number of their row, and no path is ever taken from 
 import json
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from html import escape
@@ -46,6 +47,13 @@ class Explorer:
     """What is served: a page for each of the results, its rows and images, and reports that link to the pages."""
 
     def __init__(self, results: list[Results], reports: dict[str, bytes]):
+        """
+        Raises:
+            InputError: two results have the same name, which their pages are found by.
+        """
+        [(name, count)] = Counter(one.name for one in results).most_common(1)
+        if count > 1:
+            raise InputError(f"{count} of the folders are named {name}, and pages go by names; explore one at a time")
         self.pages = {page_name(one.name): served_page(one).encode() for one in results}
         self.reports = reports
         self.tables = {one.name: {table.name: table for table in one.tables} for one in results}
