@@ -29,6 +29,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.output and len(arguments.folders) > 1:
         raise InputError("--output writes the page of one folder; name one")
+    if arguments.output and (arguments.output.is_dir() or not arguments.output.parent.is_dir()):
+        raise InputError(f"--output {arguments.output} cannot be written; name a file in a folder that exists")
     results = [read_results(folder) for folder in arguments.folders]
     if arguments.output:
         write_offline_page(results[0], arguments.output)

@@ -3,10 +3,13 @@
 import http.client
 import json
 import re
+import socket
+import subprocess
+import sys
 import threading
 from html import unescape
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import numpy as np
 import pytest
@@ -19,10 +22,11 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import limit_value
-from dj2mgm.reporting.links import step_key
+from dj2mgm.reporting.links import page_name, step_key
 from dj2mgm.reporting.page import write_page
 
 ROWS = 3000
+SCRIPT = Path(__file__).parents[2] / "workflow_scripts/explore.py"
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +115,7 @@ def test_rows_show_copies_and_captions_before_and_after(results):
         (lambda run: run.parents[1], "is no folder of results"),
         (lambda run: run.parent / "datasets", "is no folder of results|holds no stage|does not exist"),
         (lambda run: run / "none", "is no folder of results"),
+        (lambda run: run / "filter", "is one stage of a run; name its parent, results/run"),
         (lambda run: (run / "filter/summary.json").unlink() or run, r"run the rule filter_data first"),
         (lambda run: (run / "synthesize/summary.json").unlink() or run, "run the rule synthesize_captions first"),
         (lambda run: write_jsonl(run / "filter/stats.jsonl", [{"id": "other"}]) and run, "'other', which its dataset"),
@@ -122,6 +127,38 @@ def test_a_folder_that_cannot_be_explored_is_one_sentence(tmp_path, change, mess
     folder = change(run)
     with pytest.raises(InputError, match=message):
         read_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": []}, "names no image"),
+        ({"text": "half \ud83d"}, "surrogates not allowed"),
+        ({"source": "half \ud83d"}, "surrogates not allowed"),
+    ],
+)
+def test_a_row_that_cannot_be_shown_is_named(tmp_path, change, message):
+    dataset = tmp_path / "results/datasets/odd"
+    dataset.mkdir(parents=True)
+    row = {"id": "1", "text": "a boat", "images": ["1.png"]}
+    (dataset / "pretrain.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | change)}\n")
+    write_yaml(dataset / "config.yaml", {"generator": "shapes"})
+    with pytest.raises(InputError, match=f"pretrain.jsonl, line 2, is damaged .*{message}"):
+        read_results(dataset)
+
+
+def test_two_folders_of_one_name_are_one_sentence(results):
+    with pytest.raises(InputError, match="2 of the folders are named run"):
+        Explorer([results, results], {})
+
+
+def test_a_page_is_written_to_a_folder_that_exists(run, tmp_path):
+    for output in (tmp_path / "none/page.html", tmp_path):
+        command = [sys.executable, SCRIPT, str(run), "--output", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "name a file in a folder that exists" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dataset_is_explored_alone_and_with_its_analysis(tmp_path):
@@ -208,6 +245,25 @@ def test_rows_and_searches_are_answered(server):
     assert ask(server, "report.html")[1] == b"<p>report"
     policy = ask(server, "report.html")[2]["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
+    assert ask(server, "report%2Ehtml")[2]["Content-Security-Policy"] == policy
+
+
+@pytest.mark.parametrize("name", ["my photos", "a#b", "a?b", "a%41b", "照片"])
+def test_a_name_that_addresses_must_quote_is_served(results, name):
+    server = Server(Explorer([Results(name, results.tables[:1])], {}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = server.address(page_name(name)).removeprefix(f"http://127.0.0.1:{server.server_port}/{server.token}/")
+    assert page.isascii() and ask(server, page)[0] == 200
+    assert ask(server, f"{quote(name)}/pairs/rows?at=1")[0] == 200
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_address_that_is_none_is_a_bad_request(server, capfd):
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
+        client.sendall(f"GET http://[/ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        assert client.recv(12) == b"HTTP/1.1 400"
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_that_is_taken_is_one_sentence(server, results):

@@ -13,6 +13,7 @@ from dj2mgm.files import read_json
 from dj2mgm.reporting.explorer.page import write_offline_page
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
+from dj2mgm.reporting.links import page_name
 
 ROWS = 2000
 READY = """new Promise(done => { const look = () => document.querySelector("#rows tbody td:nth-child(2)")?.textContent
@@ -155,12 +156,19 @@ def inside(value: float, bound: float, limit) -> bool:
 
 
 def press(page: Page, key: str, code: int) -> None:
-    for kind in ("rawKeyDown", "keyUp"):
-        page.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+    text = {"text": "\r"} if key == "Enter" else {}  # makes a keypress follow, as a keyboard does
+    page.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
+    page.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
 
 
 def focused(page: Page) -> str:
     return page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent")
+
+
+def cell_of(row: int) -> str:
+    """That keys move among the rows, from this one on."""
+    focus = f'document.querySelector("td.focus")?.textContent === "{row_id(row)}"'
+    return f'!document.querySelector("dialog[open]") && explorer.grid().keys.enabled() && {focus}'
 
 
 def test_keys_alone_move_a_slider_and_open_a_row(page):
@@ -182,11 +190,18 @@ def test_keys_alone_move_a_slider_and_open_a_row(page):
     assert page.evaluate('getComputedStyle(document.querySelector("td.focus")).outlineStyle') == "solid"
     for _ in range(3):
         press(page, "ArrowDown", 40)
-    wait(page, f'document.querySelector("td.focus").textContent === "{row_id(3)}"')
+    wait(page, cell_of(3))
     press(page, "Enter", 13)
     wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{row_id(3)}"')
+    assert focused(page) == "Close"
     press(page, "Escape", 27)
-    assert page.evaluate('document.querySelector("dialog[open]")') is None
+    wait(page, cell_of(3))
+    press(page, "ArrowDown", 40)
+    wait(page, cell_of(4))
+    press(page, "Enter", 13)
+    wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{row_id(4)}"')
+    press(page, "Enter", 13)  # on the button Close
+    wait(page, cell_of(4))
     silent(page)
 
 
@@ -200,6 +215,15 @@ def test_links_of_the_report_open_their_rows(page, run):
     assert page.evaluate('document.querySelector("#rows tbody td:nth-child(3)").textContent').endswith("finetune car")
     visit(page, f"{page.address}#with=cluster&order=cluster")
     silent(page)
+
+
+def test_a_name_that_addresses_must_quote_is_opened(browser, results):
+    server = Server(Explorer([Results("my #1 照片?", results.tables)], {}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    visit(browser, server.address(page_name("my #1 照片?")))
+    wait(browser, 'document.querySelector("#rows img")?.naturalWidth > 0')
+    server.shutdown()
+    server.server_close()
 
 
 def test_all_rows_are_reached_by_scrolling(page):

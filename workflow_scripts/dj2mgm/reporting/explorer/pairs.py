@@ -17,7 +17,7 @@ import numpy as np
 
 from dj2mgm.data.formats import caption_of
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, read_yaml
+from dj2mgm.files import read_json, read_jsonl, read_yaml, readable
 from dj2mgm.reporting.explorer.steps import DISTANCE, Step, column_key, limits_alone, steps_of
 from dj2mgm.reporting.explorer.table import Column, Table, TextFile, numbers_column, words_column
 from dj2mgm.streaming import DiskMap
@@ -122,13 +122,27 @@ def read_rows(data: Path, image_root: Path) -> Table:
     return Table("pairs", "Pairs", image_root, texts, sources)
 
 
+def _rows(data: Path) -> Iterator[dict]:
+    """
+    Raises:
+        InputError: a row has no image, or half a character: JSON may escape one of two surrogates.
+    """
+    for number, row in enumerate(read_jsonl(data), start=1):
+        identifier, text, images = row["id"], row["text"], row["images"]
+        with readable(f"{data}, line {number},"):
+            if not images:
+                raise ValueError("it names no image")
+            f"{identifier}{text}{images[0]}{row.get('source')}".encode()
+        yield row
+
+
 def _places(data: Path) -> tuple[DiskMap, int]:
     """Place by id, and the number of rows."""
     places, rows = DiskMap(), 0
 
     def placed() -> Iterator[tuple[str, int]]:
         nonlocal rows
-        for row in read_jsonl(data):
+        for row in _rows(data):
             yield row["id"], rows
             rows += 1
 
@@ -139,7 +153,7 @@ def _places(data: Path) -> tuple[DiskMap, int]:
 def _write_texts(data: Path, extras: DiskMap) -> tuple[TextFile, dict[str, Column]]:
     """What is shown of each row, and the rows' sources where there are several."""
     texts, sources = TextFile(), []
-    for row in read_jsonl(data):
+    for row in _rows(data):
         sources.append(row.get("source"))
         texts.add({"id": row["id"], "lines": _lines(row, extras.get(row["id"])), "image": row["images"][0]})
     texts.finish()

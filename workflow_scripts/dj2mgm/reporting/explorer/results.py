@@ -55,6 +55,8 @@ def _dataset(folder: Path) -> Results:
 def _run(folder: Path) -> Results:
     stages = {name: _owner(folder / name) for name in STAGES}
     if not any(stage.is_dir() for stage in stages.values()):
+        if folder.name in STAGES:
+            raise InputError(f"{folder} is one stage of a run; name its parent, {folder.parent}")
         raise InputError(f"{folder} holds no stage of a run; name results/<experiment> or results/datasets/<dataset>")
     names = [name for name in ("filter", "synthesize") if name == "filter" or stages[name].is_dir()]
     for name in names:

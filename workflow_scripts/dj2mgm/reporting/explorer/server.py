@@ -6,13 +6,14 @@ Images are asked for by the number of their row, and no path is ever taken from 
 import json
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import numpy as np
 
@@ -46,6 +47,13 @@ class Explorer:
     """What is served: a page for each of the results, its rows and images, and reports that link to the pages."""
 
     def __init__(self, results: list[Results], reports: dict[str, bytes]):
+        """
+        Raises:
+            InputError: two results have the same name, which their pages are found by.
+        """
+        [(name, count)] = Counter(one.name for one in results).most_common(1)
+        if count > 1:
+            raise InputError(f"{count} of the folders are named {name}, and pages go by names; explore one at a time")
         self.pages = {page_name(one.name): served_page(one).encode() for one in results}
         self.reports = reports
         self.tables = {one.name: {table.name: table for table in one.tables} for one in results}
@@ -139,7 +147,8 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def address(self, page: str) -> str:
-        return f"http://{HOST}:{self.server_port}/{self.token}/{page}"
+        """Of a page, as a browser wants it: quoted."""
+        return f"http://{HOST}:{self.server_port}/{self.token}/{quote(page, safe='')}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -149,15 +158,19 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.headers.get("Host") != f"{HOST}:{self.server.server_port}":
             return self._refuse(HTTPStatus.FORBIDDEN)
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError:  # as of http://[/
+            return self._refuse(HTTPStatus.BAD_REQUEST)
         _, token, path = (parts.path + "//").split("/", 2)
+        path = unquote(path).rstrip("/")
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             return self._refuse(HTTPStatus.FORBIDDEN)
         try:
-            kind, content = self.server.explorer.answer(path.rstrip("/"), parse_qs(parts.query))
+            kind, content = self.server.explorer.answer(path, parse_qs(parts.query))
         except NotThere:
             return self._refuse(HTTPStatus.NOT_FOUND)
-        self._send(HTTPStatus.OK, kind, content, path.rstrip("/"))
+        self._send(HTTPStatus.OK, kind, content, path)
 
     def _refuse(self, status: HTTPStatus) -> None:
         self.close_connection = True

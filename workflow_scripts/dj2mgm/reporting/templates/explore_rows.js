@@ -99,7 +99,11 @@ function draw() {
     layout: { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null },
     language: { emptyTable: "No rows.", zeroRecords: "No rows." },
   });
-  made.on("key", (_, grid, key, cell) => key === 13 && openDetail(cell.row(cell.index().row).data()));
+  made.on("key", (_, grid, key, cell, event) => {
+    if (key !== 13) return;
+    event.preventDefault(); // what follows of the key press would go to the button that has the focus by then
+    openDetail(grid.row(cell.index().row).data());
+  });
   made.on("click", "tbody tr", (event) => openDetail(made.row(event.currentTarget).data()));
   return made;
 }
@@ -146,6 +150,7 @@ async function openDetail(data) {
   const facts = Object.entries(data.table.columns).map(([key, { label }]) => element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, valueOf(data, key))));
   const close = element("button", { type: "button", onclick: () => detail.close() }, "Close");
   detail.replaceChildren(close, element("h2", { id: "detail-title" }, data.id), picture(data, 1), ...lines(data), element("p", {}, ...outcomeCell(data)), element("table", {}, ...facts), ...(await copies(data)));
+  grid.keys.disable(); // they are the dialog's until it closes, and the row's cell stays the one that has the focus
   detail.showModal();
   close.focus();
 }
@@ -159,6 +164,7 @@ async function copies({ table, row }) {
   return [element("h3", {}, "The cluster of copies, the kept row first"), element("div", { class: "copies" }, ...figures)];
 }
 
+detail.addEventListener("close", () => grid.keys.enable());
 document.getElementById("tables").addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button) open(button.dataset.table);

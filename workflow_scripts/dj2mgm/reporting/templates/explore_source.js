@@ -10,7 +10,7 @@ function unpack(table, buffer) {
 
 class Served {
   constructor(base) {
-    this.base = base;
+    this.base = encodeURIComponent(base); // the name of a folder
   }
 
   async load(table) {
