@@ -29,7 +29,12 @@ def licensed(finished):
 
 
 def publish(project: Project, hub: HubServer, **more: str) -> tuple[int, str]:
-    given = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(project.folder / "home")}
+    given = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(project.folder / "home"),
+    }
     done = subprocess.run(
         project.command("publish", config=(f"publish={PUBLISH}",)),
         cwd=project.folder,
