@@ -1,6 +1,9 @@
-"""The small project, fresh or run to its end once."""
+"""The small project, fresh or run to its end once; a browser."""
+
+from collections.abc import Iterator
 
 import pytest
+from browser import Page, find_browser, open_browser
 from small_project import Project, copy_project
 
 
@@ -23,3 +26,12 @@ def synthesized(finished) -> Project:
 def fresh(tmp_path) -> Project:
     """A project in which nothing has run."""
     return copy_project(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[Page]:
+    executable = find_browser()
+    if executable is None:
+        pytest.skip("no Chromium or Chrome is installed: the page is not opened in a browser")
+    with open_browser(executable, tmp_path_factory.mktemp("profile")) as page:
+        yield page

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Page, find_browser, open_browser
+from browser import Page
 from explorer_results import row_id, write_run
 
 from dj2mgm.data.shares import limits_of_shares
@@ -29,15 +29,6 @@ def run(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def results(run) -> Results:
     return read_results(run)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    executable = find_browser()
-    if executable is None:
-        pytest.skip("no Chromium or Chrome is installed: the explorer is not opened in a browser")
-    with open_browser(executable, tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from browser import Page, find_browser, open_browser
+from browser import Page
 from report_results import write_results
 
 from dj2mgm.memory.attention_benchmark import Measurement
@@ -36,15 +36,6 @@ def report(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("report ä")
     write_page(load_experiments(write_results(root)), root / "report.html")
     return root / "report.html"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    executable = find_browser()
-    if executable is None:
-        pytest.skip("no Chromium or Chrome is installed: the report is not opened in a browser")
-    with open_browser(executable, tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 @pytest.mark.parametrize(("width", "dark"), [(360, False), (768, True), (1600, False)])
