@@ -402,3 +402,19 @@ def crate_to_reproduce(wildcards):
             "crate is not set: `snakemake --cores 1 reproduce --config crate=path/to/run.crate.zip`"
         )
     return RUNS.crate
+
+
+def reference_files(wildcards):
+    """Input function: the user's own files that training images are compared with."""
+    with user_errors():
+        return own_files(RUNS.reference_files())
+
+
+def export_folder(wildcards):
+    """Where an export goes; Snakemake would not say in a sentence that it cannot be written."""
+    folder = f"results/{wildcards.run}/export"
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK):
+        raise WorkflowError(
+            f"{folder} cannot be written; allow it, or make {folder} a link to a folder on another disk"
+        )
+    return f"{folder}/{wildcards.format}"

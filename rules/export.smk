@@ -1,16 +1,4 @@
 # The pairs that an experiment trains on, as a dataset for others: `snakemake export --config format=webdataset`.
-
-
-def export_folder(wildcards):
-    """Where an export goes; Snakemake would not say in a sentence that it cannot be written."""
-    folder = f"results/{wildcards.run}/export"
-    if os.path.isdir(folder) and not os.access(folder, os.W_OK):
-        raise WorkflowError(
-            f"{folder} cannot be written; allow it, or make {folder} a link to a folder on another disk"
-        )
-    return f"{folder}/{wildcards.format}"
-
-
 rule export_data:
     input:
         pairs=pairs,

@@ -1,13 +1,5 @@
 # Copies of images that are evaluated on, among those that are trained on; not for the embedded dataset, whose held-out
 # scenes are drawn like the others.
-
-
-def reference_files(wildcards):
-    """Input function: the user's own files that training images are compared with."""
-    with user_errors():
-        return own_files(RUNS.reference_files())
-
-
 rule find_leaks:
     input:
         reference_files,

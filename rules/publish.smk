@@ -1,48 +1,4 @@
 # A model and its pairs for others, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
-from dj2mgm.config.publishing import publish_settings, records_of
-
-
-def publishing(wildcards):
-    """What is published of a run, as text."""
-    with user_errors():
-        return json.dumps(publish_settings(RUNS, RUNS.at(wildcards.run)))
-
-
-def records(*names):
-    """Input function: the files whose figures a card states, of these folders or all."""
-
-    def files(wildcards):
-        found = records_of(RUNS, RUNS.at(wildcards.run))
-        return [
-            path
-            for name, path in found.items()
-            if not names or name.split("/")[0] in names
-        ]
-
-    return files
-
-
-def published(wildcards):
-    """Input function: what `snakemake publish` asks for; a repository that is named is pushed to. Refuses what may not be
-    published before anything runs."""
-    experiment = RUNS.publish["experiment"]
-    keys = {"model": "repository", "dataset": "dataset_repository"}
-    files = [
-        f"{part}.pushed.json" if RUNS.publish[key] else f"{part}/README.md"
-        for part, key in keys.items()
-    ]
-    found = wanted(
-        experiment, *(f"results/published/{experiment}/{file}" for file in files)
-    )(wildcards)
-    with user_errors():
-        publish_settings(RUNS, RUNS.first(experiment))
-    return found
-
-
-def stage_folder(wildcards):
-    return RUNS.stage(RUNS.at(wildcards.run), "finetune")
-
-
 rule publish_model:
     input:
         model_files,
