@@ -18,6 +18,7 @@ from transformers import AutoModelForImageTextToText
 
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.data.formats import conversation, images_of
+from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
 from dj2mgm.files import read_json, write_jsonl, write_yaml
@@ -29,6 +30,7 @@ from dj2mgm.training.model import compile_layers
 from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.vision_language import IGNORED
+from dj2mgm.vlm.encoder import OF_KINDS, OF_TOKENS
 from dj2mgm.vlm.family import compute_loss_in_parts
 from pretrain import train_projector_only
 
@@ -407,6 +409,17 @@ def as_the_processor_asks(processor, image: Image.Image, question: str):
 
 
 @pytest.mark.parametrize("family", BUILDERS)
+def test_a_question_is_put_as_the_processor_puts_it(folders, tmp_path, family):
+    found = family_of(folders[family])
+    encoder, picture = found.encoder("", 512), Image.new("RGB", SIZES[1])
+    prompt = encoder.prompts([encoder.look(picture)[1]], ["What is shown?"])
+    asked = as_the_processor_asks(found.processor, picture, "What is shown?")
+    assert {name: values.tolist() for name, values in prompt.items()} == {
+        name: values.tolist() for name, values in asked.items() if name in ("input_ids", "attention_mask", *OF_KINDS)
+    }
+
+
+@pytest.mark.parametrize("family", BUILDERS)
 def test_answers_of_a_batch_are_those_of_generate_one_by_one(folders, tmp_path, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
     about, asked = [0, 1, 1, 2], ["What is shown?", "Which color is it?", "", "How many shapes are there?"]
@@ -483,6 +496,15 @@ def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
         text = found.processor.tokenizer.decode(row[width:], skip_special_tokens=True).strip()
         values.setdefault(text, logits.gather(1, row[width:, None]).sum().item())
     assert dict(candidates) == pytest.approx(values, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_a_texts_tokens_are_those_of_the_image_and_its_text(folders, tmp_path, family):
+    encoder = family_of(folders[family]).encoder("", 512)
+    row = conversation("1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle")
+    item = encoder.item(row)
+    text = encoder.text_item(row, encoder.look(load_image(row["image"]))[1])
+    assert text == {name: values for name, values in item.items() if name in OF_TOKENS}
 
 
 @pytest.mark.parametrize("family", BUILDERS)

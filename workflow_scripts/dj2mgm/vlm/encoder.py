@@ -18,7 +18,8 @@ from dj2mgm.mgm.modeling_mgm import positions_of_answers
 from dj2mgm.vision_language import IGNORED
 
 ROLES = {"human": "user", "gpt": "assistant"}
-OF_TOKENS = ("input_ids", "labels", "token_type_ids", "mm_token_type_ids")  # (1, T); everything else is of images
+OF_KINDS = ("token_type_ids", "mm_token_type_ids")
+OF_TOKENS = ("input_ids", "labels", *OF_KINDS)  # (1, T); everything else is of images
 MARK = "\ue000"  # of Unicode's private use: where an answer begins
 BLANK = (56, 56)  # px
 
@@ -57,6 +58,12 @@ class ProcessorEncoder:
             return self._blank
         return self._item(row, list(map(load_image, images_of(row))))
 
+    def text_item(self, row: dict, replacement: str) -> dict:
+        """The tokens of `item`, where `look` has put `replacement` in the place of the row's image."""
+        encoded = self._encoded(row, [replacement])
+        kinds = self._kinds(torch.tensor([encoded["input_ids"]]))
+        return encoded | {name: values[0].tolist() for name, values in kinds.items()}
+
     def pixels(self, row: dict) -> int:
         """Of all images of a conversation."""
         return sum(width * height for width, height in self._sizes(row))
@@ -90,15 +97,18 @@ class ProcessorEncoder:
         if not any(item.keys() - {"labels", *OF_TOKENS} for item in items):
             items = [*items, self._blank]
             width = max(width, len(self._blank["input_ids"]))
+        of_images = dict.fromkeys(name for item in items for name in item if name not in OF_TOKENS)
+        return self.text_batch(items, width) | {
+            name: joined([item[name] for item in items if name in item]) for name in of_images
+        }
+
+    def text_batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
+        """The tokens of `batch`."""
         fillers = self.fillers | {"input_ids": self.tokenizer.pad_token_id or 0}
         batch = {}
-        for name in dict.fromkeys(name for item in items for name in item):
-            values = [item[name] for item in items if name in item]
-            if name in OF_TOKENS:
-                rows = [item.get(name, []) for item in items]
-                batch[name] = torch.tensor([row + [fillers[name]] * (width - len(row)) for row in rows])
-            else:
-                batch[name] = joined(values)
+        for name in [name for name in OF_TOKENS if any(name in item for item in items)]:
+            rows = [item.get(name, []) for item in items]
+            batch[name] = torch.tensor([row + [fillers[name]] * (width - len(row)) for row in rows])
         return batch | {"answer_positions": positions_of_answers(batch["labels"])}
 
     def try_out(self) -> None:
@@ -160,10 +170,15 @@ class ProcessorEncoder:
         finally:
             self.tokenizer.padding_side = side
         tokens = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        kinds = {"mm_token_type_ids": self.processor.create_mm_token_type_ids, "token_type_ids": torch.zeros_like}
-        return tokens | {
-            name: torch.as_tensor(kinds[name](tokens["input_ids"])) for name in kinds.keys() & self._short.keys()
-        }
+        return tokens | self._kinds(tokens["input_ids"])
+
+    def _kinds(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model reads beside tokens, (B, T): mostly which of them are of an image."""
+        of_image = self.processor.create_mm_token_type_ids
+        alike = [name for name in OF_KINDS if self._short.get(name) == of_image([self._short["input_ids"]])[0]]
+        other = [name for name in OF_KINDS if name in self._short and name not in alike]
+        kinds = torch.as_tensor(of_image(ids.tolist()))
+        return dict.fromkeys(alike, kinds) | dict.fromkeys(other, torch.zeros_like(ids))
 
     def _prompt(self, replacement: str | None, question: str) -> str:
         turns = conversation("", "", question, "")["conversations"][:1]

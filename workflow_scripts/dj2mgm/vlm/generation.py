@@ -91,7 +91,7 @@ class Generator(Answerer):
         del self.model
         self._kept.clear()
 
-    def batch_size(self, max_new_tokens: int) -> int:
+    def batch_size(self, max_new_tokens: int = 0) -> int:
         return ON_GPU if self.model.device.type == "cuda" else ON_CPU
 
     @torch.inference_mode()
@@ -146,16 +146,19 @@ class Generator(Answerer):
     def log_likelihoods(
         self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
     ) -> list[list[float]]:
-        """An image is encoded for each answer: models differ in where they put it. `template` is not looked at."""
+        """`template` is not looked at: the processor has its own."""
         found: list[list[float]] = []
-        for part in parts_of(answers, ON_GPU if self.model.device.type == "cuda" else ON_CPU):
-            rows = [conversation("", str(images[image]), question, answer) for image, answer in part]
-            items = [self.encoder.item(row) for row in rows]
-            batch = self.encoder.batch(items, max(len(item["input_ids"]) for item in items))
+        looked_at, at_once, seen = self._looked_at(images), self.batch_size(), []
+        for part in parts_of(images, at_once):
+            keys = list(map(key_of, part))
+            seen += self._seen(keys, {key: next(looked_at) for key in keys})
+        for part in parts_of(answers, at_once):
+            about = [seen[image] for image, _ in part]
+            rows = [conversation("", "", question, answer) for _, answer in part]
+            items = [self.encoder.text_item(row, each.replacement) for row, each in zip(rows, about, strict=True)]
+            batch = self.encoder.text_batch(items, max(len(item["input_ids"]) for item in items))
             labels, places = batch.pop("labels"), batch.pop("answer_positions")
-            logits = self.model(
-                **{name: self._placed(values) for name, values in batch.items()}, use_cache=False
-            ).logits
+            logits = self.model(**self._with_images(batch, about), use_cache=False).logits
             chosen = logits.flatten(0, 1)[places.to(logits.device)].float().log_softmax(dim=-1)
             targets = labels.flatten()[places + 1].to(logits.device)
             values = iter(chosen.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
@@ -163,8 +166,11 @@ class Generator(Answerer):
         return found
 
     def _prompts(self, seen: list[Seen] | list[None], questions: list[str]) -> dict:
-        """Padded on the left, as the model reads them, with what its towers have seen of each question's image."""
-        tokens = self.encoder.prompts([each and each.replacement for each in seen], questions)
+        """Padded on the left."""
+        return self._with_images(self.encoder.prompts([each and each.replacement for each in seen], questions), seen)
+
+    def _with_images(self, tokens: dict[str, torch.Tensor], seen: list[Seen] | list[None]) -> dict:
+        """As the model reads them, with what its towers have seen of each row's image."""
         inputs = {name: self._placed(values) for name, values in tokens.items()}
         if None in seen:
             return inputs

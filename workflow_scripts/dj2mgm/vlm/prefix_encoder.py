@@ -19,6 +19,10 @@ class PrefixEncoder(ProcessorEncoder):
     fillers = ProcessorEncoder.fillers | {"token_type_ids": SUFFIX}  # no prefix may see what fills a row up
     reads_text_alone = False
 
+    def text_item(self, row: dict, replacement: str) -> dict:
+        item = super().text_item(row, replacement)
+        return item | {"token_type_ids": [PREFIX if label == IGNORED else SUFFIX for label in item["labels"]]}
+
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         question, answer = self._question_and_answer(row)
         if len(replacements) != 1:
