@@ -1,13 +1,18 @@
 """Puts the workflow's library on the path, as running a script does, and shares tests out among processes."""
 
+import os
 import sys
 
 import pytest
+from hypothesis import settings
 from places import PROJECT
 
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 import dj2mgm  # noqa: E402, F401  (before a test imports torch)
+
+# Hypothesis draws the same examples in every run; HYPOTHESIS_PROFILE=default draws others
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished runs of the small project
 # groups that take a minute and more: first, so that no process is left alone with one
