@@ -1,12 +1,7 @@
 # Data-Juicer's statistics of a whole dataset, before anyone picks a threshold, and limits that they suggest.
 rule analyze_data:
     input:
-        lambda w: foundation_files(
-            RUNS.analyzed(w.dataset).config["model"]["name"], ["clip"]
-        ),
-        lambda w: own_files(
-            files_named(RUNS.analyzed(w.dataset).settings["filter"]["recipe"])
-        ),
+        analyzed_files,
         config="results/datasets/{dataset}/analyze/config.yaml",
         data="results/datasets/{dataset}/pretrain.jsonl",
         templates=templates("analysis.html.j2", "report_style.css.j2"),

@@ -1,12 +1,14 @@
 # Input functions of the rules: which files a job reads.
 import json
 from glob import escape, glob
+from itertools import chain
 
 from snakemake.settings.types import DeploymentMethod
 from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.code import modules_of
-from dj2mgm.config.clips import judge_files as files_of_judge
+from dj2mgm.config.clips import check_judge, check_made
+from dj2mgm.config.clips import clip_files as files_of_clip
 from dj2mgm.config.datasets import files_of as files_in
 from dj2mgm.config.evaluations import TABLES, check_lmms_eval
 from dj2mgm.config.foundation import PARTS
@@ -26,7 +28,7 @@ def wanted(target, *files):
         # here, where nothing is there yet: of a rule that cannot be run, Snakemake takes old files for its results
         for name in {target, REFERENCE} & RUNS.configs.keys():
             files_of(RUNS.configs[name]["model"])
-            judges_of(RUNS.configs[name])
+            check_clips(RUNS.configs[name])
         return list(files)
 
     return files_or_sentence
@@ -186,39 +188,37 @@ def foundation_files(model, parts=PARTS):
     ]
 
 
-def clip_files(stage):
-    """Input function: the CLIP that a stage judges by, where this workflow trains it and the stage uses one."""
-
-    def files(wildcards):
-        run = RUNS.at(wildcards.run)
-        return (
-            foundation_files(run.config["model"]["name"], ["clip"])
-            if "clip" in run.settings[stage]
-            else []
-        )
-
-    return files
-
-
-def judges_of(config):
-    """The files of the judges that are named apart from the model's CLIP, or a sentence on what they lack."""
-    named = {
-        key: config["evaluate"][key]
+def check_clips(config):
+    """Fails with a sentence on what a CLIP lacks that judges, or on one that nothing makes."""
+    judges = {
+        f"evaluate.{key}": config["evaluate"][key]
         for key in ("judge_clip", "second_judge")
-        if config["evaluate"][key]
+    }
+    made = {
+        name
+        for name, model in MODELS.items()
+        if "foundation" in model and "name" not in model["foundation"]
     }
     with user_errors():
-        files = [
-            file
-            for key, name in named.items()
-            for file in files_of_judge(name, f"evaluate.{key}")
-        ]
-    return own_files(sorted(set(files)))
+        for key, name in judges.items():
+            if name:
+                check_judge(name, key)
+        for key, name in (
+            {"clip_score": config["model"]["clip_score"]} | judges
+        ).items():
+            if name:
+                check_made(name, key, made)
 
 
-def judge_files(wildcards):
-    """Input function: the models that judge a run's captions."""
-    return judges_of(RUNS.at(wildcards.run).config)
+def clip_files(stage):
+    """Input function: the CLIPs by which a stage selects data, or judges captions."""
+
+    def files(wildcards):
+        settings = RUNS.at(wildcards.run).settings[stage]
+        named = {settings.get("clip"), settings.get("second_judge")} - {None}
+        return own_files(sorted(chain.from_iterable(map(files_of_clip, named))))
+
+    return files
 
 
 def recipe_files(stage):
@@ -226,6 +226,13 @@ def recipe_files(stage):
     return lambda wildcards: own_files(
         files_named(RUNS.at(wildcards.run).settings[stage]["recipe"])
     )
+
+
+def analyzed_files(wildcards):
+    """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
+    run = RUNS.analyzed(wildcards.dataset)
+    named = files_named(run.settings["filter"]["recipe"])
+    return own_files(files_of_clip(run.config["model"]["clip_score"]) + named)
 
 
 def fine_tuned(lora, stages=None):

@@ -39,7 +39,6 @@ rule generate_answers:
 rule evaluate_clip:
     input:
         clip_files("evaluate_clip"),
-        judge_files,
         model_files,
         config="results/{run}/evaluate_clip/config.yaml",
         captions=output_of("generate", "captions.jsonl"),

@@ -77,10 +77,9 @@ class HostileProject:
         small = PROJECT / "tests/fixtures/small"
         model = yaml.safe_load((small / "models_small.yaml").read_text())
         parts = merged(model, self.hostile.of_schema(schema("model")) | TEMPLATES | {"settings": model["settings"]})
-        self.model, self.parts = self.write("models", model), self.write("models", parts)
+        self.model, self.shipped = self.tiny(model), self.tiny(model)
         del parts["foundation"]
-        self.write("models", parts, self.parts)
-        self.shipped = self.write("models", model)
+        self.parts = self.write("models", parts | {"clip_score": f"results/foundation/{self.model}/clip"})
         self.ship(model["foundation"])
         self.dataset = self.folder_with("captions.jsonl", "instructions.json", text=RUN)
         recipe = yaml.safe_load((folder / "config/recipes/dj_synth.yaml").read_text())
@@ -102,6 +101,10 @@ class HostileProject:
         name = name or self.hostile.name()
         (self.project.folder / "config" / kind / f"{name}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
         return name
+
+    def tiny(self, model: dict) -> str:
+        name = self.hostile.name()
+        return self.write("models", model | {"clip_score": f"results/foundation/{name}/clip"}, name)
 
     def folder_with(self, *files: str, text: str = PATH) -> str:
         name = self.hostile.value(text)

@@ -1,6 +1,7 @@
 """The CLIPs and SigLIPs that a configuration names: those that select data, and those that judge captions."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from dj2mgm.config.reading import cached_snapshot, names_folder, read_json_config
@@ -14,7 +15,7 @@ PARTS = {
     "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",)),
     "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
 }
-MADE_HERE = re.compile(r"results/foundation/[^/]+/clip/?")
+MADE_HERE = re.compile(r"results/foundation/(?P<model>[^/]+)/clip/?")
 FILES = (".json", ".safetensors", ".model", ".txt")
 # parts of the names of the operators by which a CLIP says which captions fit; a stage fills in the model's `clip_score`
 CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
@@ -34,26 +35,46 @@ def folder_of(name: str) -> Path | None:
     return Path(name) if names_folder(name) or Path(name).is_dir() else cached_snapshot(name, "models")
 
 
-def judge_files(name: str, key: str) -> list[str]:
-    """The files of a judge, as inputs of the stage that asks it; of a hub id none.
+def clip_files(name: str) -> list[str]:
+    """The files of a CLIP, as inputs of the stages that use it; none of a hub id, or of a folder that is not there."""
+    if MADE_HERE.fullmatch(name):
+        return [f"{name.rstrip('/')}/model.safetensors"]
+    folder = Path(name)
+    return sorted(str(file) for file in folder.iterdir() if file.suffix in FILES) if folder.is_dir() else []
 
+
+def check_made(name: str, key: str, models: Collection[str]) -> None:
+    """
+    Args:
+        models: those whose parts the workflow makes.
+
+    Raises:
+        InputError: the CLIP would be a part of another one.
+    """
+    made = MADE_HERE.fullmatch(name)
+    if made and made["model"] not in models:
+        known = f"; made are those of {', '.join(sorted(models))}" if models else ""
+        raise InputError(f"{key}: nothing makes {name}, since no experiment uses the model {made['model']}{known}")
+
+
+def check_judge(name: str, key: str) -> None:
+    """
     Raises:
         InputError: it is neither a CLIP nor a SigLIP, or its folder is not whole. Begins with `key`, which names it.
     """
     if MADE_HERE.fullmatch(name):
-        return [f"{name.rstrip('/')}/model.safetensors"]
+        return
     folder = folder_of(name)
-    own = folder == Path(name)
-    if own and not folder.is_dir():
-        raise InputError(f"{key}: there is no folder {name}; name a folder or a hub id of a CLIP or SigLIP")
-    if own and (missing := missing_parts(folder)):
-        raise InputError(
-            f"{key}: {name} has no {' and no '.join(missing)}; save the whole model and its processor there, with "
-            "save_pretrained"
-        )
+    if folder == Path(name):
+        if not folder.is_dir():
+            raise InputError(f"{key}: there is no folder {name}; name a folder or a hub id of a CLIP or SigLIP")
+        if missing := missing_parts(folder):
+            raise InputError(
+                f"{key}: {name} has no {' and no '.join(missing)}; save the whole model and its processor there, with "
+                "save_pretrained"
+            )
     if folder and (folder / "config.json").is_file():
         check_kind(name, read_json_config(folder / "config.json").get("model_type"), key)
-    return sorted(str(file) for file in folder.iterdir() if file.suffix in FILES) if own else []
 
 
 def check_kind(name: str, model_type: object, key: str) -> None:
