@@ -39,7 +39,7 @@ for name in EXPERIMENTS:
             name
         default_target: name == REFERENCE
         input:
-            wanted(name, f"results/{RUNS.page_of(name)}/report.html"),
+            wanted(name, f"results/{pages.page_of(RUNS, name)}/report.html"),
         localrule: True
 
 
@@ -91,7 +91,8 @@ rule publish:
 rule crate:
     input:
         wanted(
-            RUNS.recorded, f"results/{RUNS.page_of(RUNS.recorded)}/crate/run.crate.zip"
+            RUNS.recorded,
+            f"results/{pages.page_of(RUNS, RUNS.recorded)}/crate/run.crate.zip",
         ),
     localrule: True
 

@@ -7,11 +7,14 @@ from snakemake.settings.types import DeploymentMethod
 from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.code import modules_of
+from dj2mgm.config import pages
 from dj2mgm.config.clips import check_judge, check_made
 from dj2mgm.config.clips import clip_files as files_of_clip
 from dj2mgm.config.datasets import files_of as files_in
 from dj2mgm.config.evaluations import TABLES, check_lmms_eval
 from dj2mgm.config.foundation import PARTS
+from dj2mgm.config.leaks import leaks_of
+from dj2mgm.config.leaks import reference_files as files_apart
 from dj2mgm.config.reading import config_file, names_folder
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format
@@ -365,7 +368,7 @@ def evaluated(wildcards):
 def challenge_settings():
     """What the challenge's table is made from."""
     with user_errors():
-        return RUNS.challenge()
+        return pages.challenge_settings(RUNS)
 
 
 def benchmark_outputs(benchmark, name):
@@ -387,19 +390,19 @@ def challenge_files(names, file):
 def page(experiments):
     """What a page that compares experiments is made from."""
     with user_errors():
-        return RUNS.page(experiments)
+        return pages.page_settings(RUNS, experiments)
 
 
 def page_files(experiments):
     """All files that a page reads."""
     with user_errors():
-        return RUNS.page_files(experiments)
+        return pages.page_files(RUNS, experiments)
 
 
 def crate_settings(page):
     """What a page's crate is made from."""
     with user_errors():
-        return RUNS.crate_settings(page) | {"snakemake": SNAKEMAKE}
+        return pages.crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
 
 
 def crate_to_reproduce(wildcards):
@@ -414,7 +417,7 @@ def crate_to_reproduce(wildcards):
 def reference_files(wildcards):
     """Input function: the user's own files that training images are compared with."""
     with user_errors():
-        return own_files(RUNS.reference_files())
+        return own_files(files_apart(RUNS))
 
 
 def export_folder(wildcards):

@@ -1,7 +1,7 @@
 # How the figures of a page came about, as an RO-Crate; and the run of a crate, made again.
 rule write_crate:
     input:
-        lambda w: page_files(RUNS.experiments_on(w.page)),
+        lambda w: page_files(pages.experiments_on(RUNS, w.page)),
         page="results/{page}/report.html",
         table="results/{page}/comparison.csv",
         config="results/{page}/crate/config.yaml",

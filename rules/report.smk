@@ -3,7 +3,7 @@
 
 rule compare_experiments:
     input:
-        lambda w: page_files(RUNS.experiments_on(w.page)),
+        lambda w: page_files(pages.experiments_on(RUNS, w.page)),
         config="results/{page}/config.yaml",
         templates=templates("report*.j2"),
         code=code("compare_experiments.py"),

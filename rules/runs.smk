@@ -13,7 +13,7 @@ sys.path.insert(0, str(SCRIPTS))
 from dj2mgm import console
 from dj2mgm.command_line import one_line
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.runs import REFERENCE, Runs, leaks_of
+from dj2mgm.config.runs import REFERENCE, Runs
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import SWITCHES
 from dj2mgm.takeover import end_run, restart_snakemake, start_run

@@ -1,4 +1,5 @@
 # Every stage is handed its slice of the configuration as one file, from which it can also be run by hand.
+from dj2mgm.config.leaks import leak_settings
 from dj2mgm.config.stages import foundation_settings, model_settings
 
 
@@ -70,7 +71,7 @@ use rule resolve_config as configure_page with:
     log:
         "results/{page}/config.log",
     params:
-        settings=lambda w: json.dumps(page(RUNS.experiments_on(w.page))),
+        settings=lambda w: json.dumps(page(pages.experiments_on(RUNS, w.page))),
 
 
 use rule resolve_config as configure_variants with:
@@ -136,7 +137,7 @@ use rule resolve_config as configure_leaks with:
     log:
         "results/datasets/{dataset}/leaks/config.log",
     params:
-        settings=lambda w: json.dumps(RUNS.leak_settings(w.dataset)),
+        settings=lambda w: json.dumps(leak_settings(RUNS, w.dataset)),
 
 
 use rule resolve_config as configure_evaluation with:

@@ -14,6 +14,7 @@ from places import PROJECT
 
 from dj2mgm.config import layers
 from dj2mgm.config.layers import Layer
+from dj2mgm.config.pages import challenge_settings, page_files, page_settings
 from dj2mgm.config.runs import Runs, reserved_names
 from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
@@ -76,11 +77,11 @@ def test_a_page_reads_leaks_where_they_are_looked_for(write, tmp_path):
     (tmp_path / "photos/pairs.jsonl").touch()
     write(dataset="photos")
     runs = Runs({})
-    assert [entry["leaks"] for entry in runs.page(["baseline", "mine"])["experiments"]] == [
+    assert [entry["leaks"] for entry in page_settings(runs, ["baseline", "mine"])["experiments"]] == [
         None,
         "results/datasets/photos/leaks",
     ]
-    assert [file for file in runs.page_files(["baseline", "mine"]) if "leaks" in file] == [
+    assert [file for file in page_files(runs, ["baseline", "mine"]) if "leaks" in file] == [
         f"results/datasets/photos/leaks/{name}" for name in ("leaks.jsonl", "summary.json")
     ]
 
@@ -125,7 +126,7 @@ def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
 
 def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
     write(finetune={"lora": {"r": 4}}, seeds=[0, 2])
-    page = Runs({}).page(["baseline", "mine"])
+    page = page_settings(Runs({}), ["baseline", "mine"])
     seeds = {experiment["name"]: [run["seed"] for run in experiment["runs"]] for experiment in page["experiments"]}
     assert seeds == {"baseline": [0, 2], "mine": [0, 2]}
     [first, second] = page["experiments"][1]["runs"]
@@ -197,10 +198,13 @@ def test_a_part_of_lora_on_the_command_line_is_enough_for_experiments_without_lo
 def test_ranks_are_swept_only_where_lora_is_trained(write):
     write(finetune={"lora": None})
     runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8]}})
-    for ask in (lambda: runs.require("lora_sweep"), lambda: runs.page(runs.experiments_by_page["lora_sweep"])):
+    for ask in (
+        lambda: runs.require("lora_sweep"),
+        lambda: page_settings(runs, runs.experiments_by_page["lora_sweep"]),
+    ):
         with pytest.raises(InputError, match="lora_sweep.experiment: mine does not train LoRA"):
             ask()
-    runs.page(["baseline", "mine"])
+    page_settings(runs, ["baseline", "mine"])
 
 
 def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
@@ -217,7 +221,7 @@ def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
     write("baseline-full", description="mine")
     runs = Runs({})
     with pytest.raises(InputError, match="config/experiments/baseline-full.yaml: lora_vs_full uses this name"):
-        runs.page(runs.experiments_by_page["lora_vs_full"])
+        page_settings(runs, runs.experiments_by_page["lora_vs_full"])
     assert runs.at("baseline-full").config["description"] == "mine"
 
 
@@ -258,14 +262,13 @@ FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"
 
 def test_the_challenge_needs_the_files_of_both_benchmarks_and_names_what_is_missing(write):
     with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
-        Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}).challenge()
+        challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
 
 
 def test_every_seed_of_the_compared_experiments_is_in_the_challenge_and_equal_models_answer_once(write):
     write("mine")
-    challenge = Runs(
-        {"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES}
-    ).challenge()
+    runs = Runs({"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES})
+    challenge = challenge_settings(runs)
     assert [(run["experiment"], run["seed"]) for run in challenge["runs"]] == [
         ("baseline", 0),
         ("baseline", 2),
@@ -305,8 +308,12 @@ def test_a_bad_experiment_file_fails_its_own_target_and_the_pages_that_name_it(w
     write_text("bad", text)
     runs = Runs({"report": {"experiments": ["baseline", "bad"]}})
     assert "bad" not in runs.names and {run.experiment for run in runs}.isdisjoint({"bad"})
-    runs.page(["baseline", "dj_synth"])
-    for ask in (lambda: runs.require("bad"), lambda: runs.page(runs.compared), lambda: runs.challenge()):
+    page_settings(runs, ["baseline", "dj_synth"])
+    for ask in (
+        lambda: runs.require("bad"),
+        lambda: page_settings(runs, runs.compared),
+        lambda: challenge_settings(runs),
+    ):
         with pytest.raises(InputError, match="bad|mine"):
             ask()
 

@@ -1,6 +1,7 @@
 """What is published of a run, and from which files of its record; refused before anything runs where it cannot be."""
 
 from dj2mgm.config.licenses import check_licenses
+from dj2mgm.config.pages import page_of
 from dj2mgm.config.reading import names_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
@@ -57,7 +58,7 @@ def records_of(runs: Runs, run: Run) -> dict[str, str]:
     """The files whose figures the cards state, by their names beside the cards."""
     records = {
         "dataset/summary.json": f"results/datasets/{run.dataset['name']}/summary.json",
-        "comparison.csv": f"results/{runs.page_of(run.experiment)}/comparison.csv",
+        "comparison.csv": f"results/{page_of(runs, run.experiment)}/comparison.csv",
     }
     for stage in ("filter", "synthesize", "jsonl", *run.trains):
         names = ("metrics.json", "config.yaml") if stage in run.trains else ("summary.json",)

@@ -27,7 +27,6 @@ from dj2mgm.config.layers import (
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import (
-    LEAKS,
     STAGE_NOTE,
     STAGES,
     TRAINING,
@@ -38,7 +37,7 @@ from dj2mgm.config.stages import (
 )
 from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, files_at, write_yaml
+from dj2mgm.files import write_yaml
 
 REFERENCE = "baseline"  # what every experiment is compared with
 FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
@@ -207,111 +206,6 @@ class Runs:
         """The folder of a stage's output."""
         return f"results/{self.owner(run, stage).folder}/{stage}"
 
-    def page(self, experiments: list[str]) -> dict:
-        """What a page that compares experiments is made from; the reference has the seeds of all that are compared.
-
-        Raises:
-            InputError: one of them is not valid.
-        """
-        self.require(*experiments)
-        seeds = [seed for name in experiments for seed in self.configs[name]["seeds"]]
-        described = []
-        for name in experiments:
-            own = self.configs[name]["seeds"] if name != experiments[0] else list(dict.fromkeys(seeds))
-            runs = [self.of(name, seed) for seed in own]
-            config = {key: value for key, value in runs[0].config.items() if key not in ("seed", "description")}
-            described.append(
-                {
-                    "name": name,
-                    "description": self.configs[name]["description"],
-                    "dataset": f"results/datasets/{runs[0].dataset['name']}",
-                    "leaks": leaks_of(runs[0].dataset),
-                    "licenses": runs[0].dataset["licenses"],
-                    "config": config,
-                    "recipes": read_recipes(self.configs[name]),
-                    "runs": [{"seed": run.seed, "stages": self._stages(run)} for run in runs],
-                }
-            )
-        return {"experiments": described}
-
-    def challenge(self) -> dict:
-        """What the challenge's table is made from: every seed of the experiments that the page compares.
-
-        Raises:
-            InputError: a benchmark's files are not configured, or an experiment is not valid.
-        """
-        self.require(*self.compared)
-        scored = {name: self.benchmarks[name] for name in self.reference_scores["scores"]}
-        files = {f"{name}.{key}": file for name, keys in scored.items() for key, file in keys.items()}
-        if missing := [f"benchmarks.{name}" for name, file in files.items() if file is None]:
-            raise InputError(
-                f"the challenge needs {', '.join(missing)}: name them in config/config.yaml "
-                "(docs/evaluation.md says where to get the files)"
-            )
-        runs = [self.of(name, seed) for name in self.compared for seed in self.configs[name]["seeds"]]
-        return self.reference_scores | {
-            "runs": [
-                {
-                    "experiment": run.experiment,
-                    "seed": run.seed,
-                    "benchmarks": {name: self.stage(run, f"benchmarks/{name}") for name in scored},
-                }
-                for run in runs
-            ]
-        }
-
-    def page_of(self, experiment: str) -> str:
-        """Where an experiment is reported, below results/: with all that are compared if it is one of them, else beside
-        the reference."""
-        compared = experiment in self.compared and experiment != REFERENCE
-        return "report" if compared else f"{experiment}/report"
-
-    def experiments_on(self, page: str) -> list[str]:
-        """The experiments of a page, the one that the others are compared with first."""
-        return self.compared if page == "report" else list(dict.fromkeys([REFERENCE, str(Path(page).parent)]))
-
-    def page_files(self, experiments: list[str]) -> list[str]:
-        """All files that a page of these experiments reads; raises as `page` does."""
-        files = set()
-        for experiment in self.page(experiments)["experiments"]:
-            files |= {f"{experiment['dataset']}/{name}" for name in ("summary.json", "evaluation.jsonl")}
-            files |= {f"{experiment['leaks']}/{name}" for name in LEAKS if experiment["leaks"]}
-            for run in experiment["runs"]:
-                for stage, folder in run["stages"].items():
-                    files |= {f"{folder}/{name}" for name in self.stages[stage].outputs}
-        return sorted(files)
-
-    def crate_settings(self, page: str) -> dict:
-        """What the crate of a page's experiments is made from; raises as `page` does."""
-        described = self.page(self.experiments_on(page))["experiments"]
-        models, datasets, captioners = {}, {}, []
-        for experiment in described:
-            for seed in (run["seed"] for run in experiment["runs"]):
-                run = self.of(experiment["name"], seed)
-                datasets[run.dataset["name"]] = {key: run.dataset[key] for key in ("settings", "images")}
-                models |= {model["name"]: model for model in (_made_of(run.config["model"]), run.config["model"])}
-                if run.captioner:
-                    captioners.append(self._stages_before_captions(run))
-        return {
-            "page": page,
-            "experiments": described,
-            "datasets": datasets,
-            "models": [f"results/{kind}/{name}" for kind in ("foundation", "models") for name in models],
-            "captioners": captioners,
-            "foundations": {name: str(path) for name, path in self.shipped_foundations.items() if name in models},
-            "command_line": {key: value for key, value in self.command_line.items() if key != "crate"},
-        }
-
-    def _stages_before_captions(self, run: Run) -> dict[str, str]:
-        """The dataset, and the folders of the stages that made the model which writes captions for a run."""
-        captioner = self.of(run.captioner, run.seed)
-        stages = self._stages(captioner)
-        last = list(stages).index(captioner.trains[0]) + 1
-        return {
-            "dataset": f"results/datasets/{captioner.dataset['name']}",
-            "stages": dict(list(stages.items())[:last]),
-        }
-
     def captioner_stage(self, run: Run) -> str | None:
         """The folder of the trained stage that writes captions, the first of its run; None where the captioner is
         somebody else's model."""
@@ -341,24 +235,6 @@ class Runs:
         names = {"experiment": run.experiment, "dataset": run.dataset["name"], "licenses": run.dataset["licenses"]}
         return names | {"image_root": root, "recipes": read_recipes(run.config)}
 
-    @property
-    def benchmarks_with_files(self) -> dict[str, dict[str, str]]:
-        """Those whose files are all configured."""
-        return {name: files for name, files in self.benchmarks.items() if None not in files.values()}
-
-    def reference_files(self) -> list[str]:
-        """Files of the benchmarks, without the folders of their images; and the images of the folders apart."""
-        files = self.benchmarks_with_files.values()
-        apart = [str(file) for folder in self.folders_apart for file in files_at(folder, IMAGE_SUFFIXES)]
-        return [file for named in files for key, file in named.items() if key != "images"] + apart
-
-    def leak_settings(self, dataset: str) -> dict:
-        """Where the images of a dataset are, and those that they are compared with."""
-        run = next(run for run in self if run.dataset["name"] == dataset)
-        roots = {f"{split}_images": folder for split, folder in run.dataset["images"].items()}
-        others = {"benchmarks": self.benchmarks_with_files, "folders": self.folders_apart}
-        return roots | others | {"cpu_threads": run.config["cpu_threads"]}
-
     def plan_flags(self) -> list[str]:
         """The reference's settings of fine-tuning that decide about memory; sequences as long as it lets through."""
         config = self.first(REFERENCE).config
@@ -386,11 +262,6 @@ class Runs:
                     note.unlink(missing_ok=True)
                 else:
                     write_yaml(note, {"same_as": f"results/{owner.folder}/{stage}"})
-
-    def _stages(self, run: Run) -> dict[str, str]:
-        """Of a page: without benchmarks, which are on a page of their own."""
-        shown = [*STAGES, *(f"evaluations/{task}" for task in self.tasks)]
-        return {stage: self.stage(run, stage) for stage in shown if stage in run.settings}
 
     def _signature(self, run: Run, stage: str) -> str:
         """Equal for two runs exactly if everything that a stage's output depends on is equal."""
@@ -499,18 +370,6 @@ class Runs:
                 )
             chain.append(run.captioner)
             run = self.first(run.captioner)
-
-
-def leaks_of(dataset: dict) -> str | None:
-    """Where the leaks of a run's dataset are listed; None for the embedded one, whose held-out scenes are drawn as the
-    others are."""
-    return None if "generator" in dataset["settings"] else f"results/datasets/{dataset['name']}/leaks"
-
-
-def _made_of(model: dict) -> dict:
-    """The model whose parts a tiny one is made of; otherwise the model itself."""
-    foundation = model.get("foundation", {})
-    return foundation if "name" in foundation else model
 
 
 @cache

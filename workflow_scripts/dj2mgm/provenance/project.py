@@ -12,6 +12,7 @@ from glob import glob
 from pathlib import Path
 
 from dj2mgm.config.layers import command_line_layer
+from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.schema import schema_of
@@ -52,7 +53,7 @@ def make_project(crate: Crate, folder: Path) -> Runs:
         write_json(COMMAND_LINE, command_line)
         runs = Runs(command_line)
         known = [name for name in crate.record["experiments"] if name in runs.files]
-        if known != runs.experiments_on(crate.record["page"]):
+        if known != experiments_on(runs, crate.record["page"]):
             raise InputError(f"the configuration compares other experiments than {crate.record['experiments']}")
         runs.require(*known)
         for run in runs:
