@@ -6,8 +6,11 @@ in a table of all codes' bands. What is found is compared in full: the result is
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+
+from dj2mgm.streaming import file_array
 
 BANDS = 12
 SPARSE = 2  # bits of a band beyond those that number all codes: a look-up finds a quarter of a code on average
@@ -16,15 +19,19 @@ BLOCK = 1 << 14  # codes that are looked up together, and candidates that are co
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pairs]:
+def near_pairs(
+    left: np.ndarray, right: np.ndarray, radius: int, folder: Path | None = None, rows: np.ndarray | None = None
+) -> Iterator[Pairs]:
     """Every pair of a left and a right code that differ in at most `radius` bits, once, some at a time.
 
     Args:
         left, right: (N, bytes) and (M, bytes) uint8, perhaps files mapped into memory.
         radius: up to `MAX_RADIUS`.
+        folder: where a table of the right codes goes, in a file without a name.
+        rows: (Q,) of the left codes, those that are looked for; None: all.
 
     Yields:
-        places in left, places in right, differing bits: (P,) int64 each.
+        places in left, or among these rows, places in right, differing bits: (P,) int64 each.
     """
     if not 0 <= radius <= MAX_RADIUS:
         raise ValueError(f"codes are found up to {MAX_RADIUS} differing bits, not {radius}")
@@ -32,30 +39,35 @@ def near_pairs(left: np.ndarray, right: np.ndarray, radius: int) -> Iterator[Pai
     width = min(whole, len(right).bit_length() + SPARSE)
     bands = [(band * whole, band * whole + width) for band in range(BANDS)]
     for number, band in enumerate(bands):
-        table = _Table(_band(right, *band), width)
-        for start in range(0, len(left), BLOCK):
-            wanted = _band(left[start : start + BLOCK], *band)
+        table = _Table(right, band, folder)
+        for start in range(0, len(left) if rows is None else len(rows), BLOCK):
+            part = slice(start, start + BLOCK)
+            codes = left[part] if rows is None else left[rows[part]]
+            wanted = _band(codes, *band)
             for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
                 for first, second in table.look_up(wanted ^ flip):
-                    first += start
-                    distance = np.bitwise_count(left[first] ^ right[second]).sum(axis=1, dtype=np.int64)
+                    distance = np.bitwise_count(codes[first] ^ right[second]).sum(axis=1, dtype=np.int64)
                     near = np.flatnonzero(distance <= radius)
                     first, second, distance = first[near], second[near], distance[near]
-                    new = ~_found_before(left[first], right[second], bands[:number], radius // BANDS)
+                    new = ~_found_before(codes[first], right[second], bands[:number], radius // BANDS)
                     if new.any():
-                        yield first[new], second[new], distance[new]
+                        yield start + first[new], second[new], distance[new]
 
 
 class _Table:
-    """Codes by the value of a band."""
+    """Codes by the value of a band, in files: they are as many as rows."""
 
-    def __init__(self, values: np.ndarray, bits: int):
-        self.order = np.argsort(values).astype(np.int32)
-        self.starts = np.zeros((1 << bits) + 1, dtype=np.int32)
-        for start in range(0, len(values), BLOCK):
-            found, counts = np.unique(values[start : start + BLOCK], return_counts=True)
+    def __init__(self, codes: np.ndarray, band: tuple[int, int], folder: Path | None):
+        start, end = band
+        values, self.order = (file_array(len(codes), np.int32, folder) for _ in range(2))
+        self.starts = file_array((1 << end - start) + 1, np.int32, folder)
+        for first in range(0, len(codes), BLOCK):
+            part = _band(codes[first : first + BLOCK], *band)
+            values[first : first + BLOCK] = part
+            found, counts = np.unique(part, return_counts=True)
             self.starts[found + 1] += counts.astype(np.int32)
         np.cumsum(self.starts, out=self.starts)
+        self.order[:] = np.argsort(values)
 
     def look_up(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(places in `wanted`, places of codes with that value), about `BLOCK` at a time."""

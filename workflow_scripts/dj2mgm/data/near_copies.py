@@ -5,14 +5,14 @@ are near each other. (In a chain, with each near the next, a picture could stand
 """
 
 import hashlib
-from array import array
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.streaming import DiskMap
+from dj2mgm.streaming import DiskMap, file_array
 
 Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, some at a time
 Search = Callable[[np.ndarray], Pairs]
@@ -20,6 +20,8 @@ Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Stars = tuple[np.ndarray, np.ndarray]
 FIRST, MOST = 1 << 13, 1 << 20  # items whose neighbors are looked for together, at first and later
 PAIRS = 1 << 20  # that are held, where these are not of one item
+ROW = np.dtype([("place", "<i4"), ("slot", "<i4"), ("score", "<f4")])
+PACKED = struct.Struct("<iif")
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ def find_copies(
     candidates: Callable[[np.ndarray], Search],
     distance: Distance,
 ) -> Copies:
-    """Rows are compared with rows of as many images, image by image. Some 40 bytes a row stay in memory.
+    """Rows are compared with rows of as many images, image by image. What is known of each row is in files.
 
     Args:
         rows: number of images, their signatures one after the other, and score. A row without images has no copies.
-        folder: where files of signatures go, which are removed.
+        folder: where these files go, which are removed.
         candidates: among signatures of images, (S, bytes) uint8: (Q,) places → pairs that may be near, the number in Q
             and the place, some at a time.
         distance: of (P, bytes) and (P, bytes) uint8: (P,), infinite for what is not near.
@@ -60,9 +62,10 @@ def find_copies(
         place = -1
         for place, (images, signatures, score) in enumerate(rows):
             if images not in files:
-                files[images] = _SignatureFile(folder / f"signatures-{images}", images)
+                files[images] = _SignatureFile(folder, images)
             files[images].add(place, signatures, score)
-        copies = Copies(np.full(place + 1, -1, dtype=np.int32), np.zeros(place + 1, dtype=np.float32))
+        copies = Copies(file_array(place + 1, np.int32, folder), file_array(place + 1, np.float32, folder))
+        copies.copy_of[:] = -1
         for images, file in files.items():
             if images:
                 file.find_copies(copies, candidates, distance)
@@ -75,44 +78,47 @@ def find_copies(
 class _SignatureFile:
     """Signatures of rows with one number of images; those that are equal are there once."""
 
-    def __init__(self, path: Path, images: int):
-        self.images = images
-        self.file = open(path, "wb")
+    def __init__(self, folder: Path, images: int):
+        self.folder, self.images = folder, images
+        self.file = open(folder / f"signatures-{images}", "wb")
+        self.rows = open(folder / f"rows-{images}", "wb")
         self.known = DiskMap()  # number of a signature, by its hash
         self.count = 0
-        self.places, self.slots, self.scores = array("i"), array("i"), array("f")  # of each row
 
     def add(self, place: int, signature: bytes, score: float) -> None:
         slot = self.known.setdefault(hashlib.blake2b(signature, digest_size=16).hexdigest(), self.count)
         if slot == self.count:
             self.file.write(signature)
             self.count += 1
-        self.places.append(place)
-        self.slots.append(slot)
-        self.scores.append(score)
+        self.rows.write(PACKED.pack(place, slot, score))
 
     def find_copies(self, copies: Copies, candidates: Callable, distance: Distance) -> None:
         """Fill in `copies` of these rows."""
         self.file.flush()
+        self.rows.flush()
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
-        places, slots = np.asarray(self.places), np.asarray(self.slots)
-        # best first, of equals the earlier
-        order = np.argsort(-np.asarray(self.scores), kind="stable").astype(np.int32)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        best = np.empty(self.count, dtype=np.int32)
-        best[slots[order[::-1]]] = order[::-1]  # of rows with a signature, the last one written is the best
-        rank = rank[best]
+        rows = np.memmap(self.rows.name, dtype=ROW, mode="r")
+        places, slots = rows["place"], rows["slot"]
+        best, rank = (file_array(self.count, np.int32, self.folder) for _ in range(2))  # row, and rank, of a signature
+        order = file_array(len(rows), np.int32, self.folder)
+        order[:] = np.argsort(-rows["score"], kind="stable")  # best first, of equals the earlier
+        for start in range(0, len(order), MOST)[::-1]:
+            part = order[start : start + MOST][::-1]
+            best[slots[part]] = part  # of rows with a signature, the last one written is the best
+            rank[slots[part]] = np.arange(start, start + len(part))[::-1]
         del order
-        center, apart = keep_best(_near(signatures, candidates, distance), rank)
-        kept = best[center[slots]]
-        copied = kept != np.arange(len(kept))
-        copies.copy_of[places[copied]] = places[kept[copied]]
-        copies.distance[places[copied]] = apart[slots[copied]]
+        center, apart = keep_best(_near(signatures, candidates, distance), rank, self.folder)
+        for start in range(0, len(rows), MOST):
+            part = slice(start, start + MOST)
+            kept = best[center[slots[part]]]
+            copied = kept != np.arange(start, start + len(kept))
+            copies.copy_of[places[part][copied]] = places[kept[copied]]
+            copies.distance[places[part][copied]] = apart[slots[part][copied]]
 
     def remove(self) -> None:
-        self.file.close()
-        Path(self.file.name).unlink()
+        for file in (self.file, self.rows):
+            file.close()
+            Path(file.name).unlink()
 
 
 def _near(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], distance: Distance) -> Search:
@@ -129,7 +135,7 @@ def _near(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], di
     return near
 
 
-def keep_best(near: Search, rank: np.ndarray) -> Stars:
+def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Stars:
     """The best item is kept, and what is near it is a copy; then the best of the others, and so on.
 
     Best first, some at a time, and only what is no copy yet: pairs of many items that are all near each other, as
@@ -138,12 +144,15 @@ def keep_best(near: Search, rank: np.ndarray) -> Stars:
     Args:
         near: (Q,) places → pairs that are near: the number in Q, the place, and the distance.
         rank: (N,) of each item; the lowest is the best.
+        folder: where files without a name go.
 
     Returns:
         (N,) center of each item, itself where it is kept, and (N,) distance to it.
     """
-    center, apart = np.arange(len(rank), dtype=np.int32), np.zeros(len(rank), dtype=np.float32)
-    order, start, size = np.argsort(rank).astype(np.int32), 0, FIRST
+    center, order = (file_array(len(rank), np.int32, folder) for _ in range(2))
+    apart = file_array(len(rank), np.float32, folder)
+    center[:], order[:] = np.arange(len(rank), dtype=np.int32), np.argsort(rank)
+    start, size = 0, FIRST
     while start < len(order):
         part = order[start : start + size]
         pairs = _pairs_of(near, part[center[part] == part], center, rank)

@@ -55,7 +55,9 @@ class ImageNearDeduplicator(NearDeduplicator):
 
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
         codes = signatures[:, :CODE]
-        return lambda places: ((query, place) for query, place, _ in near_pairs(codes[places], codes, self.max_bits))
+        return lambda places: (
+            (query, place) for query, place, _ in near_pairs(codes, codes, self.max_bits, folder, places)
+        )
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Bits that differ."""
