@@ -19,8 +19,9 @@ import faiss  # noqa: E402
 CELLS = 4  # times the square root of the number of vectors: a search then takes as long for cells as for vectors
 PROBES = 8  # cells that are searched
 TRAINING = 39  # vectors for each cell, as Faiss wants it
+SAMPLE = 10_000  # vectors that are held for that, at most: a cell needs no center of its own to be searched
 ITERATIONS = 5
-BLOCK = 4096  # vectors at a time
+BLOCK = 1024  # vectors at a time
 
 
 class VectorIndex:
@@ -36,7 +37,7 @@ class VectorIndex:
         self.index = faiss.index_factory(dimensions, f"IVF{cells},SQfp16", faiss.METRIC_L2)
         self.index.cp.niter, self.index.cp.min_points_per_centroid = ITERATIONS, 1
         self.index.nprobe = PROBES
-        spread = np.linspace(0, count - 1, min(count, TRAINING * cells)).astype(int)
+        spread = np.linspace(0, count - 1, min(count, TRAINING * cells, SAMPLE)).astype(int)
         self.index.train(_floats(vectors[spread]))
         with TemporaryDirectory(dir=folder) as temporary, _silent():
             self.lists = faiss.OnDiskInvertedLists(cells, self.index.code_size, f"{temporary}/cells")
