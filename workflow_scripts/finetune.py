@@ -63,7 +63,10 @@ def train_language_model(model: nn.Module, parts: Parts, projector: Path | None)
     """The projector and all of the language model are trained, the towers stay frozen."""
     load_stage_1(model, parts, projector)
     model.requires_grad_(False)
-    for parameter in (*projector_parameters(model).values(), *language_parameters(model).values()):
+    connector = projector_parameters(model)
+    if not connector:
+        raise InputError("nothing is known to connect this model's towers and language model; train LoRA instead")
+    for parameter in (*connector.values(), *language_parameters(model).values()):
         parameter.requires_grad_(True)
     return model
 

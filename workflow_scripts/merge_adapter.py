@@ -21,7 +21,7 @@ def main() -> None:
     model = family.trained(args.stage, dtype="auto")
     with replace_folder(args.output_dir) as folder:
         model.save_pretrained(folder)
-        family.processor.save_pretrained(folder)
+        family.save_processor(folder)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def main() -> None:
     with room_on_disk(args.output_dir), replace_folder(args.output_dir) as folder:
         copy_records(settings["records"], folder, "model", settings)
         if settings["weights"] == "merged":
-            write_merged(family, args.model, args.stage, tokens, folder)
+            write_merged(family, args.stage, tokens, folder)
         else:
-            write_adapter(family, args.model, args.stage, settings["adapter_base"], tokens, folder)
+            write_adapter(family, args.stage, settings["adapter_base"], tokens, folder)
         adapter, chat = (args.stage / "adapter").is_dir(), bool(getattr(family.processor, "chat_template", None))
         model_card(settings, Records(folder), adapter, chat).save(folder / "README.md")
         count = check_card(folder, settings["records"])

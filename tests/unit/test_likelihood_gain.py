@@ -42,6 +42,9 @@ def tells(monkeypatch):
     calls: list[int] = []
 
     class Known:
+        def control_tokens(self, template):
+            return ["<image_soft_token>"]
+
         def log_likelihoods(self, images, answers, question, template):
             calls.append(len(images))
             return [[by_pair.get((Path(images[image]).stem, answer), -2.0)] * 3 for image, answer in answers]
@@ -102,6 +105,12 @@ def test_a_row_gains_what_its_caption_says_of_its_image_and_not_of_others(tells)
     prior = np.log((np.exp(-0.5) + 2 * np.exp(-2)) / 3)
     assert [value for [value] in found] == pytest.approx([-0.5 - prior, 0.0, -2.0 - prior])
     assert calls == [3]
+
+
+def test_a_caption_with_a_control_token_has_no_gain_and_is_left_to_the_training_files(tells):
+    tells({("a", "a cat"): -0.5})
+    images, captions = [["a.png"], ["b.png"], ["c.png"]], ["a cat", "a <image_soft_token> dog", "an <|end|> owl"]
+    assert [len(gain) for gain in gains(images, captions, other_images=2)] == [1, 0, 0]
 
 
 def test_rows_without_one_image_or_beside_too_few_others_have_no_gain_and_are_kept(tells):

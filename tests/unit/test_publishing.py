@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from test_vlm import LORA
 from tiny_families import save_tiny_family
 from tiny_models import save_image, tiny_mgm, tiny_processor
-from transformers import GemmaForCausalLM
+from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
@@ -72,7 +72,7 @@ def own_answer(family, tmp_path) -> str:
 
 def test_a_merged_model_answers_in_stock_transformers_as_in_the_workflow(own_answer, tmp_path):
     folder = tmp_path / "merged"
-    write_merged(family_of(tmp_path / "base"), tmp_path / "base", tmp_path / "stage", TOKENS, folder)
+    write_merged(family_of(tmp_path / "base"), tmp_path / "stage", TOKENS, folder)
     (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
     assert answer_alone(folder, SETTINGS) == own_answer
 
@@ -80,18 +80,27 @@ def test_a_merged_model_answers_in_stock_transformers_as_in_the_workflow(own_ans
 @pytest.mark.parametrize("family", ["llava"], indirect=True)
 def test_an_adapter_with_its_connector_answers_under_stock_peft_as_in_the_workflow(own_answer, tmp_path):
     base, folder = tmp_path / "base", tmp_path / "adapter"
-    write_adapter(family_of(base), base, tmp_path / "stage", str(base), TOKENS, folder)
+    write_adapter(family_of(base), tmp_path / "stage", str(base), TOKENS, folder)
     (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
     assert answer_alone(folder, SETTINGS | {"weights": "adapter"}) == own_answer
+
+
+def test_a_connector_of_several_modules_is_loaded_by_stock_peft(tmp_path):
+    save_tiny_family("qwen3_vl", tmp_path / "base")
+    train(tmp_path / "base", tmp_path / "stage")
+    write_adapter(family_of(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
+    base = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    merged = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
+    trained = family_of(tmp_path / "base").trained(tmp_path / "stage", torch.float32).state_dict()
+    assert any("deepstack_merger_list" in name for name in merged)
+    torch.testing.assert_close(merged, trained, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_no_module_is_refused_in_an_adapter(tmp_path):
     save_tiny_family("llava_onevision", tmp_path / "base")
     train(tmp_path / "base", tmp_path / "stage")
     with pytest.raises(InputError, match="image_newline is trained, which an adapter of PEFT cannot hold; choose"):
-        write_adapter(
-            family_of(tmp_path / "base"), tmp_path / "base", tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter"
-        )
+        write_adapter(family_of(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
 
 
 @pytest.fixture
@@ -111,9 +120,9 @@ def mgm(tmp_path) -> Path:
 def test_the_adapter_of_mgms_language_model_loads_in_stock_peft(mgm, weights):
     base, stage, folder = mgm / "base", mgm / "stage", mgm / weights
     if weights == "merged":
-        write_merged(family_of(base), base, stage, TOKENS, folder)
+        write_merged(family_of(base), stage, TOKENS, folder)
     else:
-        write_adapter(family_of(base), base, stage, "me/language-model", TOKENS, folder)
+        write_adapter(family_of(base), stage, "me/language-model", TOKENS, folder)
     trained = family_of(base).trained(stage, torch.float32)
     stock = GemmaForCausalLM.from_pretrained(mgm / "language")
     ids = torch.arange(5, 15)[None]

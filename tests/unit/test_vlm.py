@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_training_resume import assert_equal_outcomes, flags
 from tiny_families import BUILDERS, save_tiny_families, save_tiny_family
 from tiny_models import save_image
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, ProcessorMixin
 
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.data.formats import conversation, images_of
@@ -350,7 +350,7 @@ SPOILT = {
     ),
     "a template that asks nothing": (
         lambda folder: (folder / "chat_template.jinja").write_text("hello"),
-        "chat template does not tell where an answer begins; fix the folder",
+        "chat template does not tell where an answer begins",
     ),
     "weights of another shape": (
         lambda folder: edit_json(folder / "config.json", text_config=read_text_config(folder) | {"hidden_size": 32}),
@@ -496,6 +496,80 @@ def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
         text = found.processor.tokenizer.decode(row[width:], skip_special_tokens=True).strip()
         values.setdefault(text, logits.gather(1, row[width:, None]).sum().item())
     assert dict(candidates) == pytest.approx(values, rel=1e-4)
+
+
+def test_a_captions_likelihood_does_not_depend_on_longer_captions_beside_it(folders, tmp_path):
+    generator = family_of(folders["qwen2_5_vl"]).generator(None, "cpu")
+    torch.manual_seed(0)
+    for parameter in generator.model.parameters():  # so that captions differ
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
+    said = [found[0][0] for found in generator.candidates(paths, "", "", 1, 6, 3)]
+    tokens = [generator.encoder.tokenizer(text)["input_ids"] for text in said]
+    generator.stops = [next(token for token in tokens[0] if token not in tokens[1])]
+
+    def ask(batch_size: int) -> list[tuple[str, float]]:
+        return [found[0] for found in generator.candidates(paths, "", "", 1, 6, batch_size)]
+
+    assert len(ask(1)[0][0]) < len(said[0])
+    for (text, alone), (same, beside) in zip(ask(1), ask(3), strict=True):
+        assert text == same and beside == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_answers_are_trained_behind_what_stands_before_them_when_the_model_is_asked(folders, tmp_path, family):
+    encoder = family_of(folders[family]).encoder("", 512)
+    row = conversation("1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle")
+    item = encoder.item(row)
+    begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
+    asked = encoder.prompts([encoder.look(load_image(row["image"]))[1]], ["What is shown?"])
+    assert item["input_ids"][:begin] == asked["input_ids"][0].tolist()
+
+
+THOUGHTS = "{{ '<think>\\n\\n</think>\\n\\n' }}"
+THINKS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}" + THOUGHTS + "{% endif %}"
+    "{% for c in message['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}SWITCH{% endif %}"
+)
+
+
+def test_a_model_that_may_think_is_trained_and_asked_without_thoughts(tmp_path):
+    save_tiny_family("qwen3_vl", tmp_path)
+    switch = "{% if enable_thinking is false %}" + THOUGHTS + "{% else %}{{ '<think>\\n' }}{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", switch))
+    encoder = family_of(tmp_path).encoder("", 512)
+    row = {"id": "1", "conversations": MORE}
+    item = encoder.item(row)
+    begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
+    asked = encoder.prompts([None], [MORE[0]["value"]])["input_ids"][0].tolist()
+    assert item["input_ids"][:begin] == asked
+    assert encoder.tokenizer.decode(asked).endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_model_that_always_thinks_is_refused(tmp_path):
+    save_tiny_family("qwen3_vl", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", "{{ '<think>\\n' }}"))
+    with pytest.raises(InputError, match="leads to an answer by .*think.*, and in training by .*; use a model of its"):
+        family_of(tmp_path).encoder("", 512)
+
+
+def test_what_stands_behind_the_token_that_ends_an_answer_is_not_learned(tmp_path):
+    save_tiny_family("llava", tmp_path)
+    file = tmp_path / "chat_template.jinja"
+    file.write_text(file.read_text().replace("{% endfor %}{% if add", "{{ '</s> ' }}{% endfor %}{% if add"))
+    encoder = family_of(tmp_path).encoder("", 512)
+    labels = encoder.item({"id": "1", "conversations": MORE})["labels"]
+    assert encoder.tokenizer.decode([label for label in labels if label != IGNORED]).split() == ["blue", "</s>"]
+
+
+def test_a_processor_is_not_asked_for_kinds_of_tokens_that_it_does_not_give(folders, monkeypatch):
+    """Some take more than tokens for that."""
+    encoder = family_of(folders["llava"]).encoder("", 512)
+    monkeypatch.delattr(ProcessorMixin, "create_mm_token_type_ids")
+    assert encoder.prompts([None], ["What is shown?"]).keys() == {"input_ids", "attention_mask"}
 
 
 @pytest.mark.parametrize("family", BUILDERS)

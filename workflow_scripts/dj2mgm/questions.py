@@ -1,13 +1,15 @@
 """What is asked of a model together, and answers in the order of the questions; how likely it finds answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from dj2mgm.config.training import AUTO
+from dj2mgm.control_tokens import find_control
+from dj2mgm.errors import InputError
 
 SORTED = 4  # batches whose questions are sorted by length
 T = TypeVar("T")
@@ -79,11 +81,28 @@ class Answerer(ABC):
         Args:
             answers: which of the images each is about, and its text.
             question: what is asked of all; an empty one asks for a plain caption.
+
+        Raises:
+            InputError: an answer holds a control token.
         """
+
+    @abstractmethod
+    def control_tokens(self, template: str | dict) -> Collection[str]:
+        """What no text may hold, beside what is a control token everywhere (control_tokens.py)."""
 
     @abstractmethod
     def close(self) -> None:
         """Free what it holds, whoever still refers to it."""
+
+
+def refuse_control(texts: Iterable[str], tokens: Collection[str]) -> None:
+    """
+    Raises:
+        InputError: a text holds a control token.
+    """
+    for text in texts:
+        if token := find_control(text, tokens):
+            raise InputError(f"the text {text!r} holds the control token {token}; take it out")
 
 
 def key_of(image: Image) -> object:

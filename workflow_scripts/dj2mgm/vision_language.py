@@ -93,5 +93,8 @@ class Family(Protocol):
             InputError: the stage's folder is not what it should be, or a file in it is damaged.
         """
 
+    def save_processor(self, folder: Path) -> None:
+        """Into a folder that holds the model, or will."""
+
     def generator(self, stage: Path | None, device: str | torch.device | None) -> Answerer:
         """The same, to answer: in bf16 on a GPU, in float32 elsewhere. None: the GPU if there is one."""

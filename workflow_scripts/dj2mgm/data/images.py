@@ -155,11 +155,19 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
             if longest_side:
                 scale = 2 * longest_side / max(image.size)
                 image.draft(None, tuple(ceil(scale * side) for side in image.size))
-            return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
+            return as_rgb(image)
     except UnidentifiedImageError:
         raise BadImage("undecodable", f"{name} is no image of the formats {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders raise errors of any type on damaged bytes
         raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """
+    Raises:
+        ValueError: its numbers have no known range.
+    """
+    return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
 
 
 def _file_of(source: str | Path | bytes | BinaryIO) -> str | Path | BinaryIO:

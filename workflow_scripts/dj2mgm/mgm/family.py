@@ -43,6 +43,9 @@ class MGM:
     def generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
         return Generator(self.folder, stage, device)
 
+    def save_processor(self, folder: Path) -> None:
+        self.processor.save_pretrained(folder)
+
     @staticmethod
     def parts(model: nn.Module) -> Parts:
         mgm = mgm_in(model)

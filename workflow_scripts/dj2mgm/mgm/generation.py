@@ -1,7 +1,7 @@
 """What a trained MGM says about images, many at a time: greedy answers, and captions with their log-likelihoods."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from io import BytesIO
 from itertools import chain, groupby, islice, repeat
 from math import ceil
@@ -23,7 +23,7 @@ from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.likelihood import answer_log_likelihoods
 from dj2mgm.mgm.weights import add_trained
-from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, with_new_images
+from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, refuse_control, with_new_images
 from dj2mgm.streaming import map_in_order
 from dj2mgm.vision_language import IGNORED
 
@@ -84,6 +84,9 @@ class Generator(Answerer):
             shows = batch.images != [None]
             tokens = self._visual_tokens(list(map(key_of, batch.images)), new) if shows else None
             yield self._answers(tokens, batch, chat, max_new_tokens)
+
+    def control_tokens(self, template: str | dict) -> Collection[str]:
+        return ChatTemplate.of(template, self.processor.tokenizer).control_tokens
 
     def batch_size(self, max_new_tokens: int) -> int:
         """Questions whose keys, values and logits take half of what is free on a GPU; the other half is for what the
@@ -165,6 +168,7 @@ class Generator(Answerer):
         """Each image is encoded once, and what stands before the answers is computed once for each image."""
         if not answers:
             return []
+        refuse_control((answer for _, answer in answers), self.control_tokens(template))
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         turns = {answer: conversation("", "", question, answer)["conversations"] for _, answer in answers}
         encoded = {answer: self.processor.encode(chat.segments(each)) for answer, each in turns.items()}

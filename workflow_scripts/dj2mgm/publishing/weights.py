@@ -12,6 +12,7 @@ import torch
 from peft import PeftConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.nn import ModuleList
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
 
 from dj2mgm.errors import InputError
@@ -26,31 +27,26 @@ LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter that stock PE
 STAGE = "stage"  # folder of what the stage wrote, which this project puts on MGM
 WITHIN = "model.language_model."  # names of MGM's language model, which on its own is called `model.`
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-SMALL = (".json", ".txt", ".model", ".jinja")  # of a processor and its tokenizer
-TERMS = ("license", "notice")  # under which others pass a model on
-OF_WEIGHTS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 PREFIX = "base_model.model."  # that PEFT puts before names
 
 
-def write_merged(family: Family, base: Path, stage: Path, max_new_tokens: int, folder: Path) -> None:
+def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path) -> None:
     """A whole model.
 
     Args:
-        base: the model's folder before training, whose processor is taken over as it is.
         stage: what fine-tuning wrote.
     """
     model = family.trained(stage, dtype="auto")
+    family.save_processor(folder)
     if isinstance(family, MGM):
-        family.processor.save_pretrained(folder)
         if (stage / "adapter").is_dir():
             write_language_model_adapter(stage / "adapter", None, folder / LANGUAGE_MODEL)
     else:
-        copy_processor(base, folder)
         model.generation_config = generation_settings(family, model, max_new_tokens)
     model.save_pretrained(folder)
 
 
-def write_adapter(family: Family, base: Path, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
+def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
     """An adapter in PEFT's format, for the base model that it names; of MGM, for its language model.
 
     Args:
@@ -69,9 +65,9 @@ def write_adapter(family: Family, base: Path, stage: Path, base_model: str, max_
         config.modules_to_save = modules
         weights |= {f"{PREFIX}{name}": tensor for name, tensor in connector.items()}
     _save_adapter(weights, config, base_model, folder)
-    copy_processor(base, folder)
-    if (base / "generation_config.json").is_file():
-        shapes.generation_config = GenerationConfig.from_pretrained(base)
+    family.save_processor(folder)
+    if (family.folder / "generation_config.json").is_file():
+        shapes.generation_config = GenerationConfig.from_pretrained(family.folder)
     generation_settings(family, shapes, max_new_tokens).save_pretrained(folder)
 
 
@@ -89,7 +85,10 @@ def whole_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) ->
     known = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         if short := shorts.get(id(parameter)):
-            module = name.removesuffix(short) + short.split(".")[0]
+            first, *within = short.split(".")
+            module = name.removesuffix(short) + first
+            if isinstance(known.get(module), ModuleList):  # PEFT replaces what is in a list, and not the list
+                module += f".{within[0]}"
             if module not in known:
                 raise InputError(
                     f"publish.weights: {module} is trained, which an adapter of PEFT cannot hold; choose merged"
@@ -112,15 +111,6 @@ def generation_settings(family: TransformersVLM, model: PreTrainedModel, max_new
     """Those of the workflow's own answers."""
     encoder = family.encoder("", max_length=sys.maxsize)
     return GenerationConfig(do_sample=False, **limits(encoder, stop_tokens(model, encoder), max_new_tokens))
-
-
-def copy_processor(base: Path, folder: Path) -> None:
-    """As it came: also what only other machines use, such as a processor of videos."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in sorted(base.iterdir()):
-        terms = file.is_file() and file.name.lower().startswith(TERMS)
-        if terms or (file.suffix in SMALL and file.name not in OF_WEIGHTS):
-            shutil.copyfile(file, folder / file.name)
 
 
 def _adapter(folder: Path) -> tuple[dict[str, torch.Tensor], PeftConfig]:

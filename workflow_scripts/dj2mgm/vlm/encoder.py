@@ -20,6 +20,7 @@ from dj2mgm.vision_language import IGNORED
 ROLES = {"human": "user", "gpt": "assistant"}
 OF_KINDS = ("token_type_ids", "mm_token_type_ids")
 OF_TOKENS = ("input_ids", "labels", *OF_KINDS)  # (1, T); everything else is of images
+THINKING = "enable_thinking"  # of templates whose models think before they answer, unless this is False
 MARK = "\ue000"  # of Unicode's private use: where an answer begins
 BLANK = (56, 56)  # px
 
@@ -174,6 +175,8 @@ class ProcessorEncoder:
 
     def _kinds(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the model reads beside tokens, (B, T): mostly which of them are of an image."""
+        if not any(name in self._short for name in OF_KINDS):
+            return {}
         of_image = self.processor.create_mm_token_type_ids
         alike = [name for name in OF_KINDS if self._short.get(name) == of_image([self._short["input_ids"]])[0]]
         other = [name for name in OF_KINDS if name in self._short and name not in alike]
@@ -204,37 +207,59 @@ class ProcessorEncoder:
         return messages
 
     def _rendered(self, messages: list[dict], asks: bool = False) -> str:
-        # of a copy, since it may change them
-        return self.processor.apply_chat_template(copy.deepcopy(messages), tokenize=False, add_generation_prompt=asks)
+        switches = {THINKING: False} if THINKING in str(self.processor.chat_template) else {}
+        return self.processor.apply_chat_template(
+            copy.deepcopy(messages),  # since it may change them
+            tokenize=False,
+            add_generation_prompt=asks,
+            **switches,
+        )
 
     def _answers(self, row: dict) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered conversation, and where in it answers stand, up to what ends their turns.
+        """The rendered conversation, and where in it answers stand, up to the special token that ends their turns.
 
         What a template writes behind the last answer is cut off unless a special token is in it: the end-of-sequence
-        token then ends it, as LLaVA is trained.
+        token then ends it, as LLaVA is trained. Before the last answer stands what stands there when the model is
+        asked, where a template has other blanks there.
 
         Raises:
-            InputError: the template does not keep what it has written once another turn comes.
+            InputError: the template does not keep what it has written once another turn comes; or it leads to an
+                answer in another way when the model is asked.
         """
         messages = self._messages(row)
         text, spans = self._rendered(messages), []
         for number in range(1, len(messages), 2):
-            before, until = messages[:number], self._rendered(messages[: number + 1])
-            answer = messages[number]["content"][0]["text"]
-            mark = MARK
-            while mark in text:
-                mark += MARK
-            marked = self._rendered([*before, messages[number] | {"content": [{"type": "text", "text": mark}]}])
-            begin = marked.find(mark)
-            if not (text.startswith(until) and until[begin:].startswith(answer)) or begin < 0:
-                raise InputError(f"row {row['id']}: the model's chat template does not tell where an answer begins")
-            end = begin + len(answer)
-            if any(token in until[end:] for token in self.special):
-                end = len(until.rstrip("\n"))
-            elif number == len(messages) - 1:
-                text = until[:end]
-            spans.append((begin, end))
+            until = self._rendered(messages[: number + 1])
+            begin, end = self._answer_in(until, messages[: number + 1])
+            if begin < 0 or not text.startswith(until):
+                raise InputError(
+                    f"row {row['id']}: the model's chat template does not tell where an answer begins, or writes it in "
+                    "another way once more turns follow; divide the row into rows of one question"
+                )
+            ends = [place + len(token) for token in self.special if (place := until.rfind(token, end)) >= 0]
+            spans.append((begin, max(ends, default=end)))
+        if not ends:
+            text = until[:end]
+        asked, shown = self._rendered(messages[:-1], True), text[:begin]
+        if asked.split() != shown.split():
+            raise InputError(
+                f"its chat template leads to an answer by {asked[-40:]!r}, and in training by {shown[-40:]!r}, as that "
+                "of a model does that thinks first; use a model of its family that does not, or another template"
+            )
+        if not shown.startswith(asked):  # else a blank may begin the answer's first token
+            text, spans[-1] = asked + text[begin:], (len(asked), spans[-1][1] + len(asked) - begin)
         return text, spans
+
+    def _answer_in(self, text: str, messages: list[dict]) -> tuple[int, int]:
+        """Where the last of the messages, which is the end of the text, has its own words; negative if that is not
+        known."""
+        answer = messages[-1]["content"][0]["text"]
+        mark = MARK
+        while mark in text:
+            mark += MARK
+        marked = [*messages[:-1], messages[-1] | {"content": [{"type": "text", "text": mark}]}]
+        begin = self._rendered(marked).find(mark)
+        return (begin, begin + len(answer)) if text[begin:].startswith(answer) else (-1, -1)
 
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         """Token ids, image tokens included, and labels, without an image being looked at."""

@@ -30,7 +30,7 @@ from dj2mgm.mgm.modeling_mgm import positions_of_answers
 from dj2mgm.mgm.weights import add_trained
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
-from dj2mgm.vlm.folder import REMEDY, check_folder, faults_of
+from dj2mgm.vlm.folder import REMEDY, check_folder, copy_processor, faults_of
 from dj2mgm.vlm.generation import Generator
 from dj2mgm.vlm.prefix_encoder import PrefixEncoder
 from dj2mgm.vlm.processors import load_processor
@@ -68,6 +68,9 @@ class TransformersVLM:
         device = torch.device(device or default_device())
         model = self.trained(stage, torch.bfloat16 if device.type == "cuda" else torch.float32)
         return Generator(model.to(device), self.encoder("", max_length=sys.maxsize))
+
+    def save_processor(self, folder: Path) -> None:
+        copy_processor(self.folder, folder)
 
     def _loaded(self, dtype: torch.dtype | str, **more) -> PreTrainedModel:
         with faults_of(self.folder):

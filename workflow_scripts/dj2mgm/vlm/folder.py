@@ -1,5 +1,6 @@
 """A model's folder that somebody else has made: what it may not hold, and whatever is wrong with it in one sentence."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ REMEDY = "fix the folder, or download it again"
 UNSUPPORTED = (NotImplementedError, AttributeError, ImportError)  # where code is at fault rather than a file
 LONGEST = 200  # characters of a library's own message
 ATTENTION = (None, "eager", "sdpa")
+SMALL = (".json", ".txt", ".model", ".jinja")  # of a processor and its tokenizer
+TERMS = ("license", "notice")  # under which others pass a model on
+OF_WEIGHTS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
 
 @contextmanager
@@ -29,6 +33,15 @@ def faults_of(folder: Path) -> Iterator[None]:
         said = " ".join(str(error).split()) or type(error).__name__
         remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
         raise InputError(f"{folder} cannot be used ({said[:LONGEST]}); {remedy}") from None
+
+
+def copy_processor(base: Path, folder: Path) -> None:
+    """As it came: also what only other machines use, such as a processor of videos; and the model's terms."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(base.iterdir()):
+        terms = file.is_file() and file.name.lower().startswith(TERMS)
+        if terms or (file.suffix in SMALL and file.name not in OF_WEIGHTS):
+            shutil.copyfile(file, folder / file.name)
 
 
 def check_folder(folder: Path) -> None:

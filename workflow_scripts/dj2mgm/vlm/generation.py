@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from dj2mgm.data.formats import conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.messages import note
-from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, with_new_images
+from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, refuse_control, with_new_images
 from dj2mgm.streaming import map_in_order
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import BLANK, ProcessorEncoder, joined
@@ -91,6 +91,9 @@ class Generator(Answerer):
         del self.model
         self._kept.clear()
 
+    def control_tokens(self, template: str | dict) -> Collection[str]:
+        return self.encoder.control_tokens
+
     def batch_size(self, max_new_tokens: int = 0) -> int:
         return ON_GPU if self.model.device.type == "cuda" else ON_CPU
 
@@ -129,11 +132,14 @@ class Generator(Answerer):
                 return_dict_in_generate=True,
                 output_scores=True,
             )
-            texts = self._texts(found.sequences[:, inputs["input_ids"].shape[1] :])
+            tokens = found.sequences[:, inputs["input_ids"].shape[1] :]
+            texts = self._texts(tokens)
             steps = self.model.compute_transition_scores(
                 found.sequences, found.scores, getattr(found, "beam_indices", None), normalize_logits=num_beams == 1
             )
-            values = steps.masked_fill(steps.isinf(), 0).sum(dim=1).tolist()
+            ends = torch.isin(tokens, torch.tensor(self.stops, device=tokens.device))
+            filled = ends.cumsum(dim=1) > ends  # what follows the first token that ends a caption
+            values = steps.masked_fill(steps.isinf() | filled[:, : steps.shape[1]], 0).sum(dim=1).tolist()
             for start in range(0, len(texts), num_beams):
                 captions: dict[str, float] = {}
                 for text, value in zip(
@@ -147,6 +153,7 @@ class Generator(Answerer):
         self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
     ) -> list[list[float]]:
         """`template` is not looked at: the processor has its own."""
+        refuse_control((answer for _, answer in answers), self.control_tokens(template))
         found: list[list[float]] = []
         looked_at, at_once, seen = self._looked_at(images), self.batch_size(), []
         for part in parts_of(images, at_once):

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from PIL import Image
 
+from dj2mgm.data.images import as_rgb
+
 
 def save_once(image: Image.Image, folder: Path) -> Path:
     """The file of an image, whose name says what it shows: an image that is asked about again is there already."""
-    image = image.convert("RGB")
+    image = as_rgb(image)
     shown = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest()[:32]
     file = folder / f"{shown}.png"
     if not file.exists():

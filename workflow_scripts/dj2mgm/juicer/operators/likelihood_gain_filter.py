@@ -25,6 +25,7 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
+from dj2mgm.control_tokens import find_control
 from dj2mgm.questions import parts_of
 
 from .keep_fraction import FractionFilter, check_fraction, check_sides
@@ -51,8 +52,8 @@ class LikelihoodGainFilter(FractionFilter):
     """Keeps rows whose caption a trained model finds more likely given their image than given any.
 
     The stat `likelihood_gain` holds one number in nats a token. It is empty for a row that has not exactly one image,
-    or that comes with fewer than `other_images` others, beside which its gain would be on another scale: the last few
-    of a dataset, or of a part of it. Such a row is kept.
+    whose caption holds a control token (jsonl drops it), or that comes with fewer than `other_images` others, beside
+    which its gain would be on another scale: the last few of a dataset, or of a part of it. Such a row is kept.
     """
 
     _accelerator = "cuda"
@@ -116,9 +117,12 @@ class LikelihoodGainFilter(FractionFilter):
         gains: dict[int, float] = {}
         parts = min(ceil(len(rows_of) / self.images_at_once), len(rows_of) // (self.other_images + 1))
         for images in np.array_split(np.array(list(rows_of), dtype=object), max(1, parts)):  # all of about one size
-            shown = [(place, row) for place, image in enumerate(images) for row in rows_of[image]]
-            captions = [(place, remove_special_tokens(samples[self.text_key][row])) for place, row in shown]
-            gains |= zip([row for _, row in shown], self._gains(images.tolist(), captions, rank), strict=False)
+            captions = {
+                row: (place, remove_special_tokens(samples[self.text_key][row]))
+                for place, image in enumerate(images)
+                for row in rows_of[image]
+            }
+            gains |= self._gains(images.tolist(), captions, rank)
         for row in waiting:
             samples[Fields.stats][row][STAT] = np.array([gains[row]] if row in gains else [], dtype=np.float64)
         return samples
@@ -131,14 +135,18 @@ class LikelihoodGainFilter(FractionFilter):
         """A row's part in the scores that `keep_fraction` is a share of."""
         return list(stats[STAT])
 
-    def _gains(self, images: list[str], captions: list[tuple[int, str]], rank: int | None) -> list[float]:
-        """Of each caption and the place of its image, beside other images; nothing where these are too few."""
+    def _gains(self, images: list[str], captions: dict[int, tuple[int, str]], rank: int | None) -> dict[int, float]:
+        """By row, of its image's place and its caption, beside other images; nothing where these are too few."""
         compared = self.other_images + 1
         if len(images) < compared:
-            return []
+            return {}
         # evenly spread: neighbors may be alike
         steps = [step * len(images) // compared for step in range(compared)]
-        asked = [((place + step) % len(images), caption) for place, caption in captions for step in steps]
         generator = get_model(self.model_key, rank, self.use_cuda())
+        control = generator.control_tokens(self.template)
+        rows = [row for row, (_, caption) in captions.items() if not find_control(caption, control)]
+        asked = [((captions[row][0] + step) % len(images), captions[row][1]) for row in rows for step in steps]
         found = generator.log_likelihoods(images, asked, self.question, self.template)
-        return [likelihood_gain(part, self.prior_weight) for part in parts_of(found, compared)]
+        return dict(
+            zip(rows, (likelihood_gain(part, self.prior_weight) for part in parts_of(found, compared)), strict=True)
+        )
