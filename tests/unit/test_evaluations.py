@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
 from datasets import Sequence, Value
 from evaluation_files import TASKS, TEXT, color, picture, write_evaluations, write_task
+from PIL import Image
 from places import PROJECT
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
@@ -21,7 +23,7 @@ from dj2mgm.config.evaluations import BESIDE, data_of
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
-from dj2mgm.evaluation.harnesses.exchange import cut
+from dj2mgm.evaluation.harnesses.exchange import cut, save_once
 from dj2mgm.evaluation.harnesses.scores import UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
@@ -40,6 +42,12 @@ WORDS = ["red", "blue", "two", "dakota", "coca cola", "12:30", "nous les gosses"
 needs_lmms_eval = pytest.mark.skipif(
     not (BESIDE / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` puts it into .lmms_eval"
 )
+
+
+def test_images_of_16_bits_are_asked_about_in_the_shades_that_training_sees(tmp_path):
+    gray = Image.fromarray(np.full((4, 4), 2**15, dtype=np.uint16))
+    shown = np.asarray(Image.open(save_once(gray, tmp_path)))
+    assert shown.shape == (4, 4, 3) and np.unique(shown).tolist() == [128]
 
 
 def run_scripts(commands: list[list], folder: Path, *program: str, ok: bool = True) -> subprocess.CompletedProcess:
