@@ -1,4 +1,4 @@
-"""More rows than fit in memory: processes that share the work in order, and arrays and mappings in files."""
+"""More rows than fit in memory: processes that share the work in order, and mappings in a file."""
 
 import ctypes
 import gc
@@ -9,12 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TypeVar
-
-import numpy as np
-from numpy.typing import DTypeLike
 
 # Work on a stream of items in several processes, in their order, without ever holding more than a few of them.
 
@@ -70,25 +65,7 @@ def _call(item):
     return _function(item)
 
 
-# Arrays and a mapping that live in files without a name rather than in memory: for what must be known of every row.
-
-
-def file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.ndarray:
-    """(length,) zeros in a file that is mapped into memory, which the kernel writes out where memory is short.
-
-    Args:
-        folder: where the file has its place; None: where temporary files are.
-
-    Raises:
-        OSError: the disk has no room for it.
-    """
-    if not length:
-        return np.zeros(0, dtype)
-    with TemporaryFile(dir=folder) as file:
-        # a page that the disk has no room for would end the process without a word
-        os.posix_fallocate(file.fileno(), 0, length * np.dtype(dtype).itemsize)
-        return np.memmap(file, dtype, mode="r+", shape=(length,))
-
+# A mapping that lives in a file without a name rather than in memory: for what must be known of every row.
 
 CACHE_KIB = 1024
 

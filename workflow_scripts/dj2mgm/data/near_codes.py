@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.streaming import file_array
+from dj2mgm.data.file_arrays import file_array
 
 BANDS = 12
 SPARSE = 2  # bits of a band beyond those that number all codes: a look-up finds a quarter of a code on average

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.streaming import DiskMap, file_array
+from dj2mgm.data.file_arrays import file_array
+from dj2mgm.streaming import DiskMap
 
 Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, some at a time
 Search = Callable[[np.ndarray], Pairs]
