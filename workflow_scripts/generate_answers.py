@@ -32,7 +32,7 @@ def main() -> None:
     paths = image_paths(settings["image_root"], rows)
     if len(set(paths)) < 2:
         raise InputError(
-            f"{args.evaluation} has {len(set(paths))} images; at least 2 are needed for the shuffled control"
+            f"{args.evaluation} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
     shown = {"own": paths, "shuffled": control_paths(paths, settings["seed"])}
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
