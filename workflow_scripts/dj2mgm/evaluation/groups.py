@@ -72,8 +72,9 @@ def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
 def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
     """Rows of scores.jsonl, by group and image, from which any mean over images, seeds or differences can be taken.
 
-    {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}}: the sum and the
-    number of the image's values of each metric that it has. The control `reference` is about own images.
+    {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}}: the image's id
+    (see `image_ids`), the sum and the number of its values of each metric that it has. The control `reference` is about
+    own images.
     """
     for group, metrics in measured.items():
         model, _, images = group.partition("/")
@@ -129,3 +130,9 @@ def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
         except (BadImage, OSError) as error:
             raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
     return paths
+
+
+def image_ids(rows: Iterable[dict], paths: Iterable[Path]) -> list[str]:
+    """For each row, which has the image at its path, the id of the first row that has it: the image's id."""
+    first: dict[Path, str] = {}
+    return [first.setdefault(path, row["id"]) for row, path in zip(rows, paths, strict=True)]
