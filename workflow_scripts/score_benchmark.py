@@ -3,8 +3,8 @@
     python workflow_scripts/score_benchmark.py --answers results/baseline/benchmarks/textvqa/answers.jsonl \\
         --output-dir results/baseline/benchmarks/textvqa
 
-Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % intervals, also of the answers
-without the image. Where the benchmark withholds its answers there are no estimates.
+Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % intervals over images, also of
+the answers without the image. Where the benchmark withholds its answers there are no estimates.
 """
 
 import platform

@@ -243,6 +243,7 @@ def test_a_third_benchmark_is_one_file_from_questions_to_score(monkeypatch, mode
     assert (metrics["benchmark"], metrics["variant"]) == ("yes_no", "one_word")
     assert metrics["counts"] == {"answers": 3, "empty": 0, "unreadable": 1}
     assert metrics["estimates"]["score"]["mean"] == pytest.approx(100 / 3)
+    assert metrics["estimates"]["score"]["images"] == 1
 
 
 def test_a_third_benchmark_without_a_submission_has_none(monkeypatch, tmp_path, yes_no, capsys):
