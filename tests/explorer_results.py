@@ -198,7 +198,7 @@ def _below(folder: Path) -> str:
 def _write_answers(run: Path, dataset: Path) -> None:
     captions, answers, scores = [], [], []
     for number in range(HELD_OUT):
-        row = {"id": f"e{number}", "model": "finetune", "images": "own"}
+        row = {"id": f"e{number}", "image_id": f"e{number}", "model": "finetune", "images": "own"}
         captions.append(row | {"image": f"images/{number}.jpg", "caption": MARKUP if number == 0 else "a boat"})
         said = {"question": "What is it?", "answer": "boat", "type": "what"}
         answers.append(row | said | {"prediction": "car" if number % 4 == 0 else "A boat."})

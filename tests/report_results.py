@@ -253,6 +253,7 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
     known = (dataset / "ground_truth.jsonl").exists()
     rows = [
         {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe(scene("evaluation", index))]}
+        | {"image_id": f"e{index:02d}"}
         | {"objects": [item.attributes() for item in scene("evaluation", index).objects] if known else []}
         for index in range(IMAGES)
     ]
@@ -260,7 +261,7 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
     for model, images in BOTH:
         for place, row in enumerate(rows):
             right = images == "own" and (place + seed) % IMAGES < 5 + better
-            shown = {"id": row["id"], "model": model, "images": images}
+            shown = {"id": row["id"], "image_id": row["image_id"], "model": model, "images": images}
             captions.append(shown | {"image": row["image"], "caption": row["captions"][0] if right else ODD})
             if known and model == "finetune":
                 question = {"type": "count", "question": "How many?", "answer": "one"}

@@ -31,7 +31,7 @@ def main() -> None:
     paths = image_paths(args.questions, rows)
     if len(set(paths)) < 2:
         raise InputError(
-            f"{args.questions} has {len(set(paths))} images; at least 2 are needed for the shuffled control"
+            f"{args.questions} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
     shown = {"own": paths, "shuffled": control_paths(paths, settings["seed"]), NO_IMAGE: [None] * len(rows)}
     prompts = [row["prompt"] for row in rows]

@@ -34,7 +34,7 @@ def main() -> None:
     paths = path_arguments(__doc__, "--config", "--dataset", "--output-dir")
     settings = read_yaml(paths.config)
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
-    images = held_out_images(read_evaluation(paths.dataset / "evaluation.jsonl"), settings["evaluation_images"])
+    images = held_out_images(list(read_evaluation(paths.dataset / "evaluation.jsonl")), settings["evaluation_images"])
     texts = ReferenceTexts()
     for name, files in settings["benchmarks"].items():
         images |= benchmark_images(name, texts.collect(read_questions(name, files)))

@@ -7,14 +7,14 @@ a stage 1 (no --pretrained) is asked before it is fine-tuned, too.
         --output-dir results/baseline/generate
 
 Writes captions.jsonl (both stages) and answers.jsonl (all but stage 1); rows say whether the model was shown the row's
-own image or another one (`shuffled`).
+own image or another one (`shuffled`). Rows about one image have its `image_id` in common.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import control_paths, image_paths
+from dj2mgm.evaluation.groups import control_paths, image_ids, image_paths
 from dj2mgm.files import read_yaml, write_jsonl
 from dj2mgm.generation import generators
 from dj2mgm.messages import Progress
@@ -32,9 +32,12 @@ def main() -> None:
     paths = image_paths(settings["image_root"], rows)
     if len(set(paths)) < 2:
         raise InputError(
-            f"{args.evaluation} has {len(set(paths))} images; at least 2 are needed for the shuffled control"
+            f"{args.evaluation} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
     shown = {"own": paths, "shuffled": control_paths(paths, settings["seed"])}
+    asked_about = [
+        {"id": row["id"], "image_id": image} for row, image in zip(rows, image_ids(rows, paths), strict=True)
+    ]
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
     asked = [settings["question_prompt"].replace("{question}", question["question"]) for _, question in questions]
 
@@ -52,13 +55,7 @@ def main() -> None:
             texts = generator.answer(files, [caption["question"]] * len(files), caption["template"], **decoding)
             texts = Progress(f"captions, {name}", len(files)).follow(texts)
             captions += [
-                {
-                    "id": rows[index]["id"],
-                    "image": rows[index]["image"],
-                    "model": name,
-                    "images": images,
-                    "caption": text,
-                }
+                asked_about[index] | {"image": rows[index]["image"], "model": name, "images": images, "caption": text}
                 for (images, index), text in zip(shown_rows, texts, strict=True)
             ]
             if stage == args.pretrained and stage:  # it has not learned to answer yet
@@ -67,7 +64,7 @@ def main() -> None:
             texts = generator.answer(files, asked * len(shown), settings["template"], **decoding)
             texts = Progress(f"answers, {name}", len(files)).follow(texts)
             answers += [
-                {"id": rows[index]["id"], "model": name, "images": images, **question, "prediction": text}
+                asked_about[index] | {"model": name, "images": images, **question, "prediction": text}
                 for (images, index, question), text in zip(shown_questions, texts, strict=True)
             ]
     write_jsonl(args.output_dir / "answers.jsonl", answers)

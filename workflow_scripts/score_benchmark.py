@@ -3,8 +3,8 @@
     python workflow_scripts/score_benchmark.py --answers results/baseline/benchmarks/textvqa/answers.jsonl \\
         --output-dir results/baseline/benchmarks/textvqa
 
-Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % intervals, also of the answers
-without the image. Where the benchmark withholds its answers there are no estimates.
+Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % intervals over images, also of
+the answers without the image. Where the benchmark withholds its answers there are no estimates.
 """
 
 import platform
@@ -13,7 +13,7 @@ import numpy
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import count_answers, measure_answers
+from dj2mgm.evaluation.benchmarks import count_answers, leave_out, measure_answers
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.leaked import leaked_ids
 from dj2mgm.files import read_jsonl, sha256_of, write_json
@@ -44,12 +44,12 @@ def main() -> None:
     scored = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}
     scored["without_image"] = {"estimates": without_image}
     if leaked := leaked_ids(paths.leaks, benchmark):
-        rest = [row for row in rows if row["id"] not in leaked]
+        rest = leave_out(benchmark, rows, leaked)
         scored["without_leaked"] = {
             "counts": count_answers(benchmark, rest),
             "estimates": estimate_metrics(measure_answers(benchmark, rest)) if rest else {},
         }
-        print(f"{len(rest)} answers are about images without a copy in the dataset", flush=True)
+        print(f"{len(rest)} answers are to questions that do not leak, neither by image nor by text", flush=True)
     write_json(paths.output_dir / "metrics.json", scored | record)
 
 

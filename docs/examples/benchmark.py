@@ -28,7 +28,7 @@ ANSWERS = ("yes", "no")
 
 
 def read(questions: str, images: str) -> Iterator[dict]:
-    """Yield questions with their truth: {"variant", "id", "image": path, "prompt", "answer"}.
+    """Yield questions with their truth: {"variant", "id", "image": path, "image_id", "prompt", "answer"}.
 
     Raises:
         InputError: names the file, the row (from 1) and the remedy.
@@ -48,6 +48,7 @@ def read(questions: str, images: str) -> Iterator[dict]:
             "variant": VARIANTS[0],
             "id": row["id"],
             "image": _verified(images, row["image"], where),
+            "image_id": row["image"],
             "prompt": prompt,
             "answer": row["answer"],
         }
@@ -58,9 +59,9 @@ def text(row: dict) -> tuple[str, list[str]]:
 
 
 def measure(rows: Rows) -> Metrics:
-    """`score`: accuracy in per cent."""
+    """`score`: accuracy in per cent; questions about one image belong together."""
     scores = [100.0 * (_normalized(row["prediction"]) == row["answer"]) for row in rows]
-    return {"score": Measurements.of(scores, [row["id"] for row in rows])}
+    return {"score": Measurements.of(scores, [row["image_id"] for row in rows])}
 
 
 def count(rows: Rows) -> dict[str, int]:

@@ -11,6 +11,5 @@ from dj2mgm.evaluation.intervals import Measurements
 
 def length_metrics(captions: list[str], rows: Rows) -> Metrics:
     """`caption_words`: the number of words of each caption."""
-    return {
-        "caption_words": Measurements.of([len(caption.split()) for caption in captions], [row["id"] for row in rows])
-    }
+    words = [len(caption.split()) for caption in captions]
+    return {"caption_words": Measurements.of(words, [row["image_id"] for row in rows])}

@@ -8,6 +8,7 @@ from dj2mgm.evaluation.benchmarks.mmbench import chosen_option
 from dj2mgm.evaluation.benchmarks.mmbench import measure as measure_mmbench
 from dj2mgm.evaluation.benchmarks.textvqa import CONTRACTIONS, normalize, vqa_accuracy
 from dj2mgm.evaluation.benchmarks.textvqa import measure as measure_textvqa
+from dj2mgm.evaluation.groups import estimate_metrics
 
 
 def by_definition(prediction: str, answers: list[str]) -> float:
@@ -102,7 +103,7 @@ def test_an_option_text_that_occurs_twice_is_no_answer():
 def answered(index: int, prediction: str, answer: str | None, category: str = "style") -> dict:
     options = {"A": "red", "B": "blue"}
     truth = {"index": index, "options": options, "answer": answer, "category": category, "l2_category": "coarse"}
-    return truth | {"prediction": prediction}
+    return truth | {"image_id": str(index % 1_000_000), "prediction": prediction}
 
 
 def test_circular_accuracy_wants_every_rotation_right():
@@ -117,6 +118,16 @@ def test_circular_accuracy_wants_every_rotation_right():
         "category/ocr": 100,
     }
     assert len(measured["score"].values) == 3
+
+
+def test_mmbench_counts_questions_and_groups_them_by_image():
+    rows = [answered(index, "A", answer) for index, answer in ((1, "A"), (2, "A"), (3, "B"), (1_000_001, "B"))]
+    for row, image in zip(rows, ("b", "a", "b", "b"), strict=True):
+        row["image_id"] = image
+    measured = measure_mmbench(rows)
+    for name in ("score", "category/style", "l2_category/coarse"):
+        assert (measured[name].values.tolist(), measured[name].units.tolist()) == ([0, 100, 0], ["b", "a", "b"])
+    assert estimate_metrics(measured)["score"]["images"] == 2
 
 
 def test_a_model_that_always_says_a_gets_nothing_from_rotations():

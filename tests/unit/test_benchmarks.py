@@ -93,7 +93,7 @@ def test_textvqa_from_files_to_score(monkeypatch, model, tmp_path):
     assert scored["without_leaked"]["estimates"]["score"]["mean"] == pytest.approx((100 + 90) / 2)
 
 
-def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path):
+def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path, capsys):
     files = write_mmbench(tmp_path / "mmbench.tsv", circular_rows())
     rows = answer(monkeypatch, model, "mmbench", files, tmp_path / "out")
     assert [row["id"] for row in rows] == ["241", "252", "1000241", "1000252"]
@@ -108,6 +108,16 @@ def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path)
         "category/attribute_recognition": 100,
         "category/image_style": 0,
     }
+    assert (metrics["estimates"]["score"]["n"], metrics["estimates"]["score"]["images"]) == (2, 2)
+
+    write_jsonl(tmp_path / "leaks.jsonl", [{"split": "finetune", "row": "t", "of": "mmbench", "ids": ["1000252"]}])
+    flags = {"answers": tmp_path / "out/answers.jsonl", "leaks": tmp_path / "leaks.jsonl", "output_dir": tmp_path}
+    capsys.readouterr()
+    run(monkeypatch, score_benchmark, **flags)
+    assert "2 answers are to questions that do not leak, neither by image nor by text" in capsys.readouterr().out
+    rest = read_json(tmp_path / "metrics.json")["without_leaked"]
+    assert rest["counts"]["answers"] == 2, "the question is left out with all its rotations"
+    assert rest["estimates"]["score"]["mean"] == 100 and "category/image_style" not in rest["estimates"]
     run(monkeypatch, write_submission, answers=tmp_path / "out/answers.jsonl", output_dir=tmp_path / "out")
     sheet = openpyxl.load_workbook(tmp_path / "out/submission.xlsx").active
     header, *lines = sheet.iter_rows(values_only=True)
@@ -243,6 +253,7 @@ def test_a_third_benchmark_is_one_file_from_questions_to_score(monkeypatch, mode
     assert (metrics["benchmark"], metrics["variant"]) == ("yes_no", "one_word")
     assert metrics["counts"] == {"answers": 3, "empty": 0, "unreadable": 1}
     assert metrics["estimates"]["score"]["mean"] == pytest.approx(100 / 3)
+    assert metrics["estimates"]["score"]["images"] == 1
 
 
 def test_a_third_benchmark_without_a_submission_has_none(monkeypatch, tmp_path, yes_no, capsys):

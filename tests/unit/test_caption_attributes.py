@@ -58,9 +58,9 @@ def test_capitals_and_final_stop_do_not_matter():
 
 def test_metrics_weigh_attributes_and_skip_rows_without_objects():
     rows = [
-        {"id": "1", "objects": RED_AND_BLUE, "captions": ["a red circle at the top left"]},
-        {"id": "2", "objects": RED_AND_BLUE[:1], "captions": ["other", "a red circle at the top left"]},
-        {"id": "3", "objects": [], "captions": ["a cat"]},
+        {"image_id": "1", "objects": RED_AND_BLUE, "captions": ["a red circle at the top left"]},
+        {"image_id": "2", "objects": RED_AND_BLUE[:1], "captions": ["other", "a red circle at the top left"]},
+        {"image_id": "3", "objects": [], "captions": ["a cat"]},
     ]
     metrics = attribute_metrics(["a red circle at the top left", "a red square at the top left", "a cat"], rows)
     means = {name: measured.values.mean() for name, measured in metrics.items()}
@@ -79,7 +79,7 @@ def test_metrics_weigh_attributes_and_skip_rows_without_objects():
 
 
 def test_accuracy_is_the_mean_of_its_three_kinds():
-    rows = [{"id": str(i), "objects": attributes(scene), "captions": ["-"]} for i, scene in enumerate(SCENES)]
+    rows = [{"image_id": str(i), "objects": attributes(scene), "captions": ["-"]} for i, scene in enumerate(SCENES)]
     captions = [describe(scene) for scene in SCENES[1:] + SCENES[:1]]  # each one about the next scene
     means = {name: measured.values.mean() for name, measured in attribute_metrics(captions, rows).items()}
     kinds = [means[f"{kind}_accuracy"] for kind in ("color", "shape", "position")]
@@ -103,4 +103,4 @@ def test_a_true_caption_states_something_and_nothing_else_than_what_is_there(cap
 
 
 def test_no_objects_no_metrics():
-    assert attribute_metrics(["a cat"], [{"id": "1", "objects": [], "captions": ["a cat"]}]) == {}
+    assert attribute_metrics(["a cat"], [{"image_id": "1", "objects": [], "captions": ["a cat"]}]) == {}

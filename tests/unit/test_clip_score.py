@@ -53,7 +53,8 @@ def dataset(tmp_path):
 
 def caption_rows(own: list[str], shuffled: list[str], model: str = "finetune") -> list[dict]:
     return [
-        {"id": str(number), "image": f"images/{number}.png", "model": model, "images": images, "caption": caption}
+        {"id": str(number), "image_id": str(number), "image": f"images/{number}.png"}
+        | {"model": model, "images": images, "caption": caption}
         for images, captions in (("own", own), ("shuffled", shuffled))
         for number, caption in enumerate(captions, start=1)
     ]
@@ -185,6 +186,24 @@ def test_scores_of_images_add_up_to_the_metrics(clip_folder, dataset, monkeypatc
         for metric, estimate in metrics["groups"][group].items():
             total, count = map(sum, zip(*(values[metric] for values in chosen if metric in values), strict=True))
             assert estimate["mean"] == pytest.approx(total / count) and estimate["n"] == count
+
+
+def test_captions_of_one_image_are_one_image_of_the_intervals(clip_folder, dataset, monkeypatch):
+    """Rows 1 and 2 are about one image: their values are added up, and it alone is left out of the mean."""
+    rows = caption_rows(["red", "a star", "cats"], ["a", "b", "c"])
+    apart = evaluate(dataset, clip_folder, rows, monkeypatch)
+    scores = list(read_jsonl(dataset / "scores.jsonl"))
+    together = evaluate(
+        dataset, clip_folder, [row | ({"image_id": "1"} if row["id"] == "2" else {}) for row in rows], monkeypatch
+    )
+    for group, estimates in together["groups"].items():
+        for metric, estimate in estimates.items():
+            known = apart["groups"][group][metric]
+            assert estimate["images"] == known["images"] - 1
+            assert (estimate["n"], estimate["mean"]) == (known["n"], pytest.approx(known["mean"]))
+    sums = [row["values"]["clip_score"] for row in read_jsonl(dataset / "scores.jsonl")][:2]
+    first, second, third = [row["values"]["clip_score"][0] for row in scores[:3]]
+    assert sums == [[pytest.approx(first + second), 2], [third, 1]]
 
 
 def test_batch_size_changes_nothing(clip_folder, dataset, monkeypatch):

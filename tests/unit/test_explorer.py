@@ -109,6 +109,18 @@ def test_rows_show_copies_and_captions_before_and_after(results):
     assert answers.shown == {"verdict": "wrong"}
 
 
+def test_captions_of_one_image_have_its_scores(tmp_path):
+    run = write_run(tmp_path / "results", 50)
+    file = run / "generate/captions.jsonl"
+    rows = [row | ({"image_id": "e1"} if row["id"] == "e2" else {}) for row in read_jsonl(file)]
+    write_jsonl(file, rows)
+    scores = [row for row in read_jsonl(run / "evaluate_clip/scores.jsonl") if row["id"] != "e2"]
+    scores[1]["values"] = {"clip_score": [3.0, 2]}
+    write_jsonl(run / "evaluate_clip/scores.jsonl", scores)
+    _, captions, _ = read_results(run).tables
+    assert captions.columns["clip_score"].values[:4].tolist() == [0, 1.5, 1.5, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,7 +1,9 @@
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from io import BytesIO
 from pathlib import Path
@@ -30,6 +32,7 @@ import chat
 import merge_adapter
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
+from dj2mgm.data.shards import digest_of, members, read_file
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
 from dj2mgm.generation import generators
@@ -68,8 +71,8 @@ def test_every_other_image_is_equally_likely():
 
 
 def test_image_paths_keep_their_order_and_refuse_missing_ones(tmp_path):
-    for name in ("b.png", "a.png"):
-        save_image(tmp_path / name)
+    for red, name in enumerate(("b.png", "a.png")):
+        save_image(tmp_path / name, (red, 0, 0))
     rows = [{"image": "b.png"}, {"image": "a.png"}]
     assert image_paths(tmp_path, rows) == [tmp_path / "b.png", tmp_path / "a.png"]
     with pytest.raises(InputError, match="evaluation row 7: missing: 'c.png'.*; fix the image or delete the row"):
@@ -83,6 +86,35 @@ def test_rows_that_share_an_image_have_another_one_as_their_control():
     assert len(set(zip(paths, control, strict=True))) == 4 and set(control) == set(paths)
     apart = [Path(f"{number}.png") for number in range(20)]
     assert control_paths(apart, seed=3) == [apart[other] for other in other_images(20, seed=3)]
+
+
+def test_the_control_is_never_a_copy_of_the_rows_own_image(tmp_path):
+    """Copies under another name, behind a link, and in a tar file; what has no copy keeps its control."""
+    for red in range(4):
+        save_image(tmp_path / f"{red}.png", (60 * red, 0, 0))
+    shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "1.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "2.png", "2.png")
+    [member] = members(tmp_path / "a.tar")
+    in_tar = str(member).removeprefix(f"{tmp_path}/")
+    names = ["0.png", "1.png", "2.png", "3.png", "./0.png", "copy.png", "link.png", in_tar]
+    paths = image_paths(tmp_path, [{"id": name, "image": name} for name in names])
+    assert list(map(read_file, paths)) == [read_file(tmp_path / name) for name in names]
+    for seed in range(20):
+        control = control_paths(paths, seed)
+        assert all(digest_of(path) != digest_of(other) for path, other in zip(paths, control, strict=True))
+        assert control[:4] == [paths[other] for other in other_images(4, seed)]
+
+
+def test_an_archive_that_has_changed_names_the_row(tmp_path):
+    save_image(tmp_path / "0.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "0.png", "0.png")
+    [member] = members(tmp_path / "a.tar")
+    (tmp_path / "a.tar").write_bytes(bytes(20_000))
+    with pytest.raises(InputError, match="evaluation row 7: .*a.tar has changed since it was read"):
+        image_paths(tmp_path, [{"id": "7", "image": str(member).removeprefix(f"{tmp_path}/")}])
 
 
 @pytest.fixture(scope="module")

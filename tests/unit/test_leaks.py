@@ -13,7 +13,7 @@ from dj2mgm.data.formats import conversation, text_of
 from dj2mgm.data.perceptual_hash import SIGNATURE, distance, signature_of
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.leaked import leaked_ids
-from dj2mgm.evaluation.leaks import Reference, References, count_leaks, folder_images, read_references
+from dj2mgm.evaluation.leaks import Reference, References, count_leaks, folder_images, held_out_images, read_references
 from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 
 
@@ -69,6 +69,15 @@ def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
     assert summary["held_out"] == counts | {"questions": 3}
     assert summary[folder] == counts | {"questions": 0}
     assert leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and leaked_ids(None, "held_out") == set()
+
+
+def test_an_image_under_two_names_is_held_out_once(tmp_path):
+    for name in ("a.png", "copy.png", "b.png"):
+        picture(name == "b.png").save(tmp_path / name)
+    names = ("a.png", "b.png", "copy.png", "./a.png")
+    rows = [{"id": str(at), "image": name, "questions": [{}] * at} for at, name in enumerate(names)]
+    images = {Reference("held_out", ("0", "2", "3"), 5): tmp_path / "a.png"}
+    assert held_out_images(rows, tmp_path) == images | {Reference("held_out", ("1",), 1): tmp_path / "b.png"}
 
 
 def test_a_row_counts_once_for_each_that_its_images_leak_from():

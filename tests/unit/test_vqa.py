@@ -10,7 +10,8 @@ from dj2mgm.files import read_json, read_jsonl, write_jsonl
 
 
 def answer(identifier, kind, prediction, truth="red", model="finetune", images="own") -> dict:
-    row = {"id": identifier, "model": model, "images": images, "type": kind, "question": f"{kind}?"}
+    row = {"id": identifier, "image_id": identifier, "model": model, "images": images}
+    row |= {"type": kind, "question": f"{kind}?"}
     return row | {"answer": truth, "prediction": prediction}
 
 

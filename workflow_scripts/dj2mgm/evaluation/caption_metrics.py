@@ -55,7 +55,7 @@ class CaptionJudge:
     def __init__(self, rows: Rows, image_root: str | Path, embedders: Sequence[Embedder], prompt: str):
         """
         Args:
-            rows: evaluation rows (data/formats.py).
+            rows: evaluation rows (data/formats.py), each with its `image_id`.
             embedders: the judge and, where there is one, the second judge, whose metrics begin with `SECOND`.
             prompt: is put before every caption.
 
@@ -85,14 +85,14 @@ class CaptionJudge:
 
     def _scores(self, prefix: str, captions: list[str]) -> Metrics:
         """Of one embedder."""
-        ids = [row["id"] for row in self.rows]
+        images = [row["image_id"] for row in self.rows]
         said = np.array([bool(caption.strip()) for caption in captions])
         features = self._embed(prefix, captions)
         score = clip_score(self.images[prefix], features) * said
         similarity = reference_similarity(features, self.references[prefix], self.owners)
         return {
-            f"{prefix}clip_score": Measurements.of(score, ids),
-            f"{prefix}ref_clip_score": Measurements.of(ref_clip_score(score, similarity), ids),
+            f"{prefix}clip_score": Measurements.of(score, images),
+            f"{prefix}ref_clip_score": Measurements.of(ref_clip_score(score, similarity), images),
         }
 
     def counts(self, captions: list[str]) -> dict[str, int]:
@@ -124,19 +124,20 @@ def measure_captions(
 
 
 def rows_of_captions(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Rows:
-    """The evaluation rows that the captions are about, sorted by id; every model must caption the same ones.
+    """The evaluation rows that the captions are about, sorted by id, with their `image_id`; every model must caption
+    the same ones.
 
     Raises:
         InputError: there are no captions, models differ, or a caption's id is not in the evaluation split.
     """
     by_id = {row["id"]: row for row in evaluation}
-    per_model = {model: [row["id"] for row in pair["own"]] for model, pair in models.items()}
+    per_model = {model: [(row["id"], row["image_id"]) for row in pair["own"]] for model, pair in models.items()}
     again = "delete captions.jsonl and run the rule generate_answers again"
     if not per_model or not all(per_model.values()):
         raise InputError(f"there are no captions to evaluate; {again}")
     ids, *others = per_model.values()
     if any(other != ids for other in others):
         raise InputError(f"the models {' and '.join(per_model)} captioned different images; {again}")
-    if unknown := [identifier for identifier in ids if identifier not in by_id]:
+    if unknown := [identifier for identifier, _ in ids if identifier not in by_id]:
         raise InputError(f"caption of {unknown[0]!r}: the evaluation split has no such id; {again}")
-    return [by_id[identifier] for identifier in ids]
+    return [by_id[identifier] | {"image_id": image} for identifier, image in ids]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.shards import digest_of
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
 from dj2mgm.files import read_jsonl
@@ -71,8 +72,9 @@ def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
 def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
     """Rows of scores.jsonl, by group and image, from which any mean over images, seeds or differences can be taken.
 
-    {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}}: the sum and the
-    number of the image's values of each metric that it has. The control `reference` is about own images.
+    {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}}: the image's id
+    (see `image_ids`), the sum and the number of its values of each metric that it has. The control `reference` is about
+    own images.
     """
     for group, metrics in measured.items():
         model, _, images = group.partition("/")
@@ -111,14 +113,26 @@ def control_paths(paths: Sequence[Path], seed: int) -> list[Path]:
 
 
 def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
-    """
+    """The file of each row's image. Of files that hold the same bytes it is the first: they are one image.
+
     Raises:
-        InputError: a row's image cannot be found; with the row's id.
+        InputError: a row's image cannot be found or read; with the row's id.
     """
     paths = []
+    first: dict[str, Path] = {}  # by digest
+    known: dict[Path, Path] = {}
     for row in rows:
         try:
-            paths.append(locate_image(root, row["image"]))
-        except BadImage as error:
+            path = locate_image(root, row["image"])
+            if path not in known:
+                known[path] = first.setdefault(digest_of(path), path)
+            paths.append(known[path])
+        except (BadImage, OSError) as error:
             raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
     return paths
+
+
+def image_ids(rows: Iterable[dict], paths: Iterable[Path]) -> list[str]:
+    """For each row, which has the image at its path, the id of the first row that has it: the image's id."""
+    first: dict[Path, str] = {}
+    return [first.setdefault(path, row["id"]) for row, path in zip(rows, paths, strict=True)]

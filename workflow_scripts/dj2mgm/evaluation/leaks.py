@@ -16,6 +16,7 @@ from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.perceptual_hash import SIGNATURE, signature_of
 from dj2mgm.data.reference_images import BLOCK, find_references
 from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import image_paths
 from dj2mgm.evaluation.leaked import HELD_OUT
 from dj2mgm.files import IMAGE_SUFFIXES, files_at
 from dj2mgm.messages import note
@@ -73,10 +74,18 @@ def _sign(image: Image) -> np.ndarray | None:
         return None
 
 
-def held_out_images(rows: Iterable[dict], root: str | Path) -> dict[Reference, Image]:
+def held_out_images(rows: list[dict], root: str | Path) -> dict[Reference, Image]:
+    """Each image of the evaluation rows once, with the ids of all about it and the number of their questions.
+
+    Raises:
+        InputError: a row's image cannot be found or read.
+    """
+    about: dict[Path, list[dict]] = {}
+    for row, path in zip(rows, image_paths(root, rows), strict=True):
+        about.setdefault(path, []).append(row)
     return {
-        Reference(HELD_OUT, (row["id"],), len(row.get("questions", ()))): locate_image(root, row["image"])
-        for row in rows
+        Reference(HELD_OUT, tuple(row["id"] for row in same), sum(len(row.get("questions", ())) for row in same)): path
+        for path, same in about.items()
     }
 
 

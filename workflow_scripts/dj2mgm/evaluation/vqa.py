@@ -25,7 +25,7 @@ def accuracy(rows: Rows) -> Metrics:
     for row in sorted(rows, key=lambda row: row["type"]):
         by_metric.setdefault(f"vqa_accuracy_{row['type']}", []).append(row)
     return {
-        name: Measurements.of([is_correct(row) for row in chosen], [row["id"] for row in chosen])
+        name: Measurements.of([is_correct(row) for row in chosen], [row["image_id"] for row in chosen])
         for name, chosen in by_metric.items()
     }
 

@@ -101,12 +101,14 @@ def _correlations(experiments: list[Experiment]) -> Iterator[Correlation]:
 
 
 def rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, float]:
-    """The number of captions, and Spearman's correlation of their two scores; NaN where one judge scores all alike."""
-    scores = pd.concat(
-        pd.DataFrame({name: run.groups[group][name].sums for name in (metric, SECOND + metric)}) for run in runs
-    )
+    """The number of captions, and Spearman's correlation of their two scores; NaN where one judge scores all alike.
+
+    Several captions on one image count by their mean.
+    """
+    values = [{name: run.groups[group][name] for name in (metric, SECOND + metric)} for run in runs]
+    scores = pd.concat(pd.DataFrame({name: one.sums / one.counts for name, one in pair.items()}) for pair in values)
     ranks = scores.rank()  # equal scores share their mean rank
-    return len(scores), float(ranks[metric].corr(ranks[SECOND + metric]))
+    return int(sum(pair[metric].counts.sum() for pair in values)), float(ranks[metric].corr(ranks[SECOND + metric]))
 
 
 def _contrasts(experiments: list[Experiment], differences: dict[str, Estimates]) -> Iterator[Contrast]:

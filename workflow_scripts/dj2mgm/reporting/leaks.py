@@ -72,7 +72,7 @@ def leaks_parts(experiments: list[Experiment], page: str | Path) -> Iterator[Lea
                 for of, counts in summary.items()
             ],
             [Treatment(one.name, index, _treatment(one)) for index, one in group] if found else [],
-            grouped(len(leaked)),
+            _count(summary.get(HELD_OUT, {}).get("leaked")),
             [score for index, experiment in group for score in _scores(index, experiment, leaked)] if leaked else [],
         )
 

@@ -3,9 +3,11 @@
     FILES             the keys of its files under `benchmarks.<name>`, as a literal tuple. Its questions are answered
                       again after a change of one of these files. Only `images` is a folder, whose files are not watched
     VARIANTS          names for its prompts' forms, as a literal tuple: scores of two forms are never compared
-    read              (**files) → its questions, each {"variant", "id", "image": path or bytes, "prompt", and its truth}
-    measure           (answers) → metrics in per cent, among them `score`; {} where the truth is withheld
+    read              (**files) → its questions, each {"variant", "id", "image": path or bytes, "image_id": the same for
+                      questions about one image, "prompt", and its truth}
+    measure           (answers) → metrics in per cent by image, among them `score`; {} where the truth is withheld
     count             (answers) → more counts for metrics.json; may be missing
+    question          (a question) → what it shares with those that are scored with it as one; may be missing: none are
     text              (a question) → what it asks, without instructions, and the right answers; may be missing: then it
                       is not looked for in the training data
     write_submission  (answers, path) → submission.xlsx for the benchmark's server; may be missing
@@ -38,6 +40,13 @@ def count_answers(name: str, rows: Rows) -> dict[str, int]:
     counts = {"answers": len(rows), "empty": sum(not row["prediction"].strip() for row in rows)}
     count: Callable[[Rows], dict[str, int]] = getattr(_module(name), "count", lambda rows: {})
     return counts | count(rows)
+
+
+def leave_out(name: str, rows: Rows, ids: set[str]) -> Rows:
+    """The answers without those to the questions of these ids, and without those that are scored with one of them."""
+    question: Callable[[dict], object] = getattr(_module(name), "question", lambda row: row["id"])
+    left_out = {question(row) for row in rows if row["id"] in ids}
+    return [row for row in rows if question(row) not in left_out]
 
 
 def text_of(name: str, row: dict) -> tuple[str, list[str]] | None:

@@ -44,8 +44,8 @@ COLUMNS = ("index", "question", *LETTERS, "prediction", "answer", "split")  # of
 def read(questions: str | Path) -> Iterator[dict]:
     """Yield questions with their truth, every image decoded once.
 
-    {"variant", "id", "index": its number, "image": bytes of the file, "prompt", "question", "options": {letter: text},
-    "answer": letter or None, "category", "l2_category", "split"}
+    {"variant", "id", "index": its number, "image": bytes of the file, "image_id": the first row's id that has them,
+    "prompt", "question", "options": {letter: text}, "answer": letter or None, "category", "l2_category", "split"}
 
     Raises:
         InputError: names the file, the row (from 1, without the header) and the remedy.
@@ -60,6 +60,7 @@ def read(questions: str | Path) -> Iterator[dict]:
         raise InputError(f"{path} holds no questions")
     variant = "circular" if any(row["index"] >= ROTATION_STEP for row in rows) else "single"
     images = {row["id"]: row["image"] for row in rows}
+    first: dict[bytes, str] = {}
     for number, row in enumerate(rows, start=1):
         where = f"{path}, row {number}"
         if (row["answer"] is None) != (rows[0]["answer"] is None):
@@ -68,7 +69,12 @@ def read(questions: str | Path) -> Iterator[dict]:
             row["image"] = images.get(row["image"])
             if not isinstance(row["image"], bytes):
                 raise InputError(f"{where}: 'image' names a row that has no image of its own; download the file again")
-        yield {"variant": variant} | row
+        yield {"variant": variant, "image_id": first.setdefault(row["image"], row["id"])} | row
+
+
+def question(row: dict) -> int:
+    """Its number, which its rotations share."""
+    return row["index"] % ROTATION_STEP
 
 
 def text(row: dict) -> tuple[str, list[str]]:
@@ -156,7 +162,8 @@ def chosen_option(prediction: str, options: dict[str, str]) -> str | None:
 
 
 def measure(rows: Rows) -> Metrics:
-    """Accuracy in per cent: `score` of all questions, `category/<name>` and `l2_category/<name>` of some.
+    """Accuracy in per cent: `score` of all questions, `category/<name>` and `l2_category/<name>` of some; questions
+    about one image belong together.
 
     {} where the answers are withheld.
     """
@@ -164,19 +171,20 @@ def measure(rows: Rows) -> Metrics:
         return {}
     rotations: dict[int, Rows] = {}
     for row in rows:
-        rotations.setdefault(row["index"] % ROTATION_STEP, []).append(row)
+        rotations.setdefault(question(row), []).append(row)
     by_metric: dict[str, list[int]] = {"score": list(rotations)}
     for key in ("l2_category", "category"):
-        for question in sorted(rotations, key=lambda question: rotations[question][0][key]):
-            if category := rotations[question][0][key]:
-                by_metric.setdefault(f"{key}/{category}", []).append(question)
+        for number in sorted(rotations, key=lambda number: rotations[number][0][key]):
+            if category := rotations[number][0][key]:
+                by_metric.setdefault(f"{key}/{category}", []).append(number)
     right = {
-        question: all(chosen_option(row["prediction"], row["options"]) == row["answer"] for row in asked)
-        for question, asked in rotations.items()
+        number: all(chosen_option(row["prediction"], row["options"]) == row["answer"] for row in asked)
+        for number, asked in rotations.items()
     }
+    image = {number: asked[0]["image_id"] for number, asked in rotations.items()}
     return {
-        name: Measurements.of([100 * right[question] for question in questions], list(map(str, questions)))
-        for name, questions in by_metric.items()
+        name: Measurements.of([100 * right[number] for number in numbers], [image[number] for number in numbers])
+        for name, numbers in by_metric.items()
     }
 
 

@@ -15,7 +15,7 @@ Values = dict[tuple[str, str], dict[str, float]]
 
 
 def read_captions(stages: dict[str, Path], evaluation: Path) -> Table | None:
-    """A row for each caption of a held-out image; None where there is none."""
+    """A row for each caption of a held-out image, with the image's scores; None where there is none."""
     references = {row["id"]: row["captions"][0] for row in read_jsonl(evaluation)}
 
     def lines(row: dict) -> list[list[str]]:
@@ -73,7 +73,7 @@ def _table(
     measured: list[dict[str, float]] = []
     for row in rows:
         texts.add({"id": row["id"], "lines": lines(row), "image": row["image"]})
-        measured.append(scores.get((row["model"], row["id"]), {}))
+        measured.append(scores.get((row["model"], row["image_id"]), {}))
         for key, of in words.items():
             chosen[key].append(of(row))
     texts.finish()
