@@ -64,3 +64,26 @@ def test_states_take_one_byte_for_each_weight():
     optimizer.step()
     for name in ("exp_avg", "exp_avg_sq"):
         assert optimizer.state[weights][name].codes.dtype == torch.uint8
+
+
+def test_without_a_gradient_weights_move_as_far_as_in_float32():
+    """Gradients over four decades in a block of states, and then none for half of the weights, or for all."""
+    learning_rate = 1e-3
+    torch.manual_seed(0)
+    scale = 1e-2 * 10 ** (-4 * torch.rand(64, 256))
+    signs = torch.randn(64, 256)
+    moved = []
+    for make in (made(learning_rate), lambda weights: torch.optim.AdamW(weights, learning_rate)):
+        weights = torch.nn.Parameter(torch.zeros(64, 256))
+        optimizer = make([weights])
+        torch.manual_seed(1)
+        furthest = []
+        for step in range(26):
+            weights.grad = scale * (signs + 0.3 * torch.randn(64, 256))
+            weights.grad[:, :128] *= step < 20
+            weights.grad *= step < 23
+            before = weights.detach().clone()
+            optimizer.step()
+            furthest.append(((weights.detach() - before).abs().max() / learning_rate).item())
+        moved.append(furthest[20:])
+    assert max(moved[0]) < 2 * max(moved[1]), moved

@@ -35,7 +35,18 @@ def _adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
 
     class AdamW8bit(optim.AdamW8bit):
         """Rounds alike on all processes, of which each has all of the weights and draws its own dropout, and after a
-        resume."""
+        resume.
+
+        No second moment is rounded to zero (Li et al. 2023, arXiv:2309.01507): where the first moment is not zero but
+        the gradient is, as in an embedding's row that a step does not meet, the update would be divided by eps alone.
+        """
+
+        @staticmethod
+        def _subclass_zeros(p, signed, block_size):
+            state = optim.AdamW8bit._subclass_zeros(p, signed, block_size)
+            if not signed:
+                state.qmap[0] = state.qmap[1] / 2  # zero only where the block's scale is, before the first step
+            return state
 
         def step(self, closure=None):
             steps = max((int(state["step"]) for state in self.state.values()), default=0)
