@@ -226,6 +226,22 @@ def test_the_projectors_rate_scales_its_update_and_no_other(folder, forks, tmp_p
     assert any(update.any() for update in updates[1e-3].values())
 
 
+@pytest.mark.parametrize("configuration", ["zero3_offload", "adamw_8bit"])
+def test_weight_decay_spares_norms_and_biases(folder, forks, tmp_path, configuration):
+    """AdamW takes the decay off beside its update, which after one step is the same without."""
+    start, rate, decay = load_file(folder / "projector.safetensors"), 1e-3, 5.0
+    given = {"deepspeed": read_deepspeed(configuration, "finetune"), "warmup_ratio": 0, "projector_learning_rate": rate}
+    ends = []
+    for weight_decay in (0.0, decay):
+        output = tmp_path / str(weight_decay)
+        ended = forks.run("finetune.py", flags(folder, output, "LoRA", **given, max_steps=1, weight_decay=weight_decay))
+        assert ended.ok, ended.printed[-3000:]
+        ends.append(load_file(output / "projector.safetensors"))
+    for name, weights in start.items():
+        taken = rate * decay * weights if weights.ndim > 1 else torch.zeros_like(weights)
+        torch.testing.assert_close(ends[0][name] - ends[1][name], taken, rtol=1e-3, atol=1e-6, msg=name)
+
+
 def test_the_projectors_rate_follows_the_schedule_of_the_others(folder, forks, tmp_path):
     given = {"projector_learning_rate": 1e-3, "max_steps": 4}
     ended = forks.run("finetune.py", flags(folder, tmp_path, "LoRA", **given))

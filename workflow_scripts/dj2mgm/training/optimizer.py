@@ -72,10 +72,10 @@ def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, *rates, nothing, nothing, nothing, nothing)
 
 
-def with_learning_rate(groups: list[dict], parameters: Iterable[Parameter], learning_rate: float) -> list[dict]:
-    """An optimizer's parameter groups, with those `parameters` in groups of their own that start at `learning_rate`.
-    The first group is one of the others."""
+def set_apart(groups: list[dict], parameters: Iterable[Parameter], **values: float) -> list[dict]:
+    """An optimizer's parameter groups, with those `parameters` in groups of their own that have `values`, as lr and
+    weight_decay. The first group is one of the others."""
     own = {id(parameter) for parameter in parameters}
     others = [group | {"params": [p for p in group["params"] if id(p) not in own]} for group in groups]
-    theirs = [group | {"params": [p for p in group["params"] if id(p) in own], "lr": learning_rate} for group in groups]
+    theirs = [group | {"params": [p for p in group["params"] if id(p) in own]} | values for group in groups]
     return [group for group in (*others, *theirs) if group["params"]]

@@ -22,7 +22,7 @@ from transformers.trainer import SCHEDULER_NAME
 from dj2mgm.mgm.weights import projector_parameters
 from dj2mgm.training.batches import StepBatches
 from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete
-from dj2mgm.training.optimizer import repeat_products_of_betas, with_learning_rate
+from dj2mgm.training.optimizer import repeat_products_of_betas, set_apart
 from dj2mgm.training.progress import ProgressLines
 from dj2mgm.training.scoring import Scorer
 
@@ -66,6 +66,17 @@ class ResumableTrainer(Trainer):
         self.global_batch_size = self.get_total_train_batch_size(self.args)
         # Trainer goes through whole steps; how many micro batches one has, is decided step by step
         self.args.gradient_accumulation_steps = 1
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer | DummyOptim:
+        """DeepSpeed's own gets groups too: it spares norms and biases from weight decay, as Trainer's do."""
+        optimizer = super().create_optimizer(model)
+        if isinstance(optimizer, DummyOptim):
+            optimizer.params = [{"params": optimizer.params}]
+            if decay := self.args.weight_decay:
+                decaying = set(self.get_decay_parameter_names(self.model))
+                spared = [parameter for name, parameter in self.model.named_parameters() if name not in decaying]
+                optimizer.params = set_apart([optimizer.params[0] | {"weight_decay": decay}], spared, weight_decay=0.0)
+        return optimizer
 
     def get_train_dataloader(self) -> DataLoader:
         """Micro batches stay in host memory until their turn comes."""
@@ -168,8 +179,8 @@ class StageTrainer(ResumableTrainer):
         optimizer = super().create_optimizer(model)
         if self.projector_learning_rate:
             own = isinstance(optimizer, DummyOptim)
-            groups = [{"params": optimizer.params}] if own else optimizer.param_groups
-            groups = with_learning_rate(groups, projector_parameters(self.model).values(), self.projector_learning_rate)
+            groups = optimizer.params if own else optimizer.param_groups
+            groups = set_apart(groups, projector_parameters(self.model).values(), lr=self.projector_learning_rate)
             if own:
                 optimizer.params = groups
             else:
