@@ -79,6 +79,21 @@ def test_instructions_are_counted_to_what_was_trained_on(experiments):
     assert counts == [("in the dataset", 40), ("left out: missing", -2), ("trained on", 38)]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "between", "name"),
+    [(0.5, ("never reached", -19), "to train on"), (2, ("seen again in later epochs", 38), "trained on")],
+)
+def test_samples_are_what_was_seen_and_not_the_rows_of_the_file(experiments, epochs, between, name):
+    run = experiments[0].runs[0]
+    for record in run.records.values():
+        record |= {"rows": record["samples"], "samples": int(epochs * record["samples"])}
+    counts = finetune_counts(experiments[0], run)
+    assert counts == [("in the dataset", 40), ("left out: missing", -2), between, ("trained on", int(epochs * 38))]
+    assert sum(count for _, count in counts[:-1]) == counts[-1][1]
+    end, samples = chain(experiments[0])[-1], run.records["pretrain"]["samples"]
+    assert end.name == name and end.note.startswith(f"{samples} samples in 29 steps, ")
+
+
 def test_instructions_that_are_made_from_the_pairs_are_counted_as_such(experiments):
     none = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"finetune": 0})
     rows_in = none.runs[0].jsonl["finetune"]["rows_in"]

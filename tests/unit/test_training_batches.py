@@ -101,6 +101,13 @@ def test_a_resumed_epoch_begins_at_its_step():
     assert list(batches) == every[len(batches.step(0, 0)) + len(batches.step(0, 1)) :]
 
 
+def test_samples_are_counted_step_by_step():
+    batches, seen = StepBatches([1] * 30, 2, 8, seed=0), 0
+    for step in range(10):
+        assert batches.samples_in(step) == seen
+        seen += sum(len(samples) for samples in batches.step(step // 4, step % 4))
+
+
 def test_every_seed_and_epoch_has_an_order_of_its_own():
     orders = {
         tuple(sample for step in dealt([1] * 30, 1, 1, seed, 1, epoch) for sample in samples_of(step))

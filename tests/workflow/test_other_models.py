@@ -18,7 +18,8 @@ def test_a_model_without_a_stage_1_learns_from_all_data_and_is_reported_beside_i
     assert "pretrain" not in printed and not fresh.result("pretrain").exists()
 
     written, record = (read_json(fresh.result(name)) for name in ("jsonl/summary.json", "finetune/metrics.json"))
-    assert record["samples"] == written["pretrain"]["rows_out"] + written["finetune"]["rows_out"]
+    assert record["rows"] == written["pretrain"]["rows_out"] + written["finetune"]["rows_out"]
+    assert record["samples"] == 3 * 8
     assert record["engine"]["zero_stage"] == 3 and record["steps"] == 3
     assert record["memory_plan"]["host_gib"] == pytest.approx(record["peak_host_rss_gib"], rel=0.5)
     assert (fresh.result("finetune/adapter/adapter_model.safetensors")).is_file()

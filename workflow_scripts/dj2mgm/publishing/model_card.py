@@ -24,7 +24,7 @@ SETTINGS = (  # of a stage's config.yaml, and of its metrics.json
     ("metrics.json", ("engine", "optimizer"), "optimizer"),
     ("metrics.json", ("engine", "zero_stage"), "ZeRO stage"),
     ("metrics.json", ("engine", "bf16"), "bf16"),
-    ("metrics.json", ("samples",), "samples"),
+    ("metrics.json", ("samples",), "samples, each time they were seen"),
     ("metrics.json", ("steps",), "steps"),
     ("metrics.json", ("trained_parameters",), "trained parameters"),
     ("metrics.json", ("loss_first",), "first loss"),

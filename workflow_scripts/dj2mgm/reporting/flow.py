@@ -54,14 +54,18 @@ def pretrain_chain(experiment: Experiment, run: RunResults, recaptions: list[Rec
         steps += _synthesis(run, lanes, [recaption for recaption in recaptions if recaption.caption is not None])
     steps += _training_file(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
     lanes, record = steps[-1].lanes, next(iter(run.records.values()))
-    note = f"{grouped(record['samples'])} samples in {grouped(record['steps'])} steps"
-    if "pretrain" not in run.records:
+    rows, samples = _seen(record)
+    note = f"{grouped(samples)} samples in {grouped(record['steps'])} steps"
+    if samples != rows:
+        note += f", {samples / rows:.2g} epochs"
+    elif "pretrain" not in run.records:
         note += f", {grouped(run.jsonl['finetune']['rows_out'])} of them the instructions"
-    return [*steps, FlowStep("trained on", "trained", lanes, note=note)]
+    return [*steps, FlowStep("to train on" if samples < rows else "trained on", "trained", lanes, note=note)]
 
 
 def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, int]]:
-    """Instructions in the dataset, in the training file, and the samples that stage 2 saw."""
+    """Instructions in the dataset, in the training file, and the samples that stage 2 saw. All but the last add up to
+    it, unless the pairs are among them."""
     written = run.jsonl["finetune"]
     brought = experiment.dataset_counts["finetune"]
     made = "made from the pairs" if written["rows_in"] else "none"
@@ -70,9 +74,17 @@ def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, 
     counts += [(f"left out: {reason}", -number) for reason, number in lost.items()]
     if repeated := written.get("repeated"):
         counts.append(("repeated", repeated))
+    rows, samples = _seen(run.records["finetune"])
     if "pretrain" not in run.records:
-        return [*counts, ("trained on, with the pairs", run.records["finetune"]["samples"])]
-    return [*counts, ("trained on", run.records["finetune"]["samples"])]
+        return [*counts, ("trained on, with the pairs", samples)]
+    if samples != rows:
+        counts.append(("never reached" if samples < rows else "seen again in later epochs", samples - rows))
+    return [*counts, ("trained on", samples)]
+
+
+def _seen(record: dict) -> tuple[int, int]:
+    """Rows of a stage's files, and the samples that it took of them; an older record knows of the rows alone."""
+    return record.get("rows", record["samples"]), record["samples"]
 
 
 def source_table(experiment: Experiment, run: RunResults) -> list[dict]:

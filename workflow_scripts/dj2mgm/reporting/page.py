@@ -197,7 +197,7 @@ def _flow(index: int, experiment: Experiment, steps: list[FlowStep], drawings: l
         "index": index,
         "steps": list(zip(steps, drawings, strict=True)),
         "lanes": {shape.lane for shapes in drawings for shape in shapes},
-        "alt": f"{experiment.name}: of {start.left} rows {end.dropped} were dropped, and {end.left} were trained on",
+        "alt": f"{experiment.name}: of {start.left} rows {end.dropped} were dropped, {end.left} left to train on",
         "instructions": finetune_counts(experiment, experiment.runs[0]),
         "sources": source_table(experiment, experiment.runs[0]),
     }

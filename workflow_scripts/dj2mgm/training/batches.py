@@ -50,6 +50,11 @@ class StepBatches(Sampler[list[int | None]]):
         """Steps of an epoch, by which the trainer counts."""
         return -(-len(self.widths) // self.global_batch)
 
+    def samples_in(self, steps: int) -> int:
+        """Samples of a training's first `steps` steps; a row counts as often as an epoch had it."""
+        epochs, steps = divmod(steps, len(self))
+        return epochs * len(self.widths) + min(steps * self.global_batch, len(self.widths))
+
     def __iter__(self) -> Iterator[list[int | None]]:
         """The micro batches from step `first_step` on."""
         for number in range(self.first_step, len(self)):

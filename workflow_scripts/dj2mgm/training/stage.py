@@ -186,7 +186,8 @@ def run_stage(
     memory.phase = "saving"
     save_checked(output_dir)
     record = {
-        "samples": len(dataset),
+        "rows": len(dataset),
+        "samples": trainer.batches.samples_in(trainer.state.global_step),
         "trained_parameters": sum(shape.numel() for shape in shapes.values()),
         "resumed_from": checkpoint.name if checkpoint else None,
         "memory": memory.finish(output_dir),
