@@ -199,6 +199,20 @@ def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
 
 
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_rows_of_several_steps_are_the_same_after_a_resume(folder, forks, tmp_path, processes):
+    """Logged at steps 1 and 4, saved at steps 2 and 4: the second row is of steps before the resume and after it."""
+    undisturbed, killed = (
+        flags(folder, tmp_path / name, "stage 1", gpus=processes, global_batch_size=2 * processes, log_steps=4)
+        for name in ("undisturbed", "killed")
+    )
+    assert forks.run("pretrain.py", undisturbed, processes).ok
+    assert not forks.run("pretrain.py", killed, processes, kill_at=KILLED_AT).ok
+    assert forks.run("pretrain.py", killed, processes).ok
+    assert [row["step"] for row in outcome(tmp_path / "killed")[1]] == [1, 4]
+    assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
+
+
 @pytest.mark.parametrize("configuration", ["zero2_offload", "zero3_offload", "adamw_8bit"])
 def test_the_projectors_rate_scales_its_update_and_no_other(folder, forks, tmp_path, configuration):
     """Adam's first update is proportional to the rate."""

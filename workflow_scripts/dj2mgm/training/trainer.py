@@ -50,6 +50,8 @@ transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: N
 # It starts a Python to ask the processor; DeepSpeed asks three times for its optimizer on the CPU.
 cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
+UNLOGGED = "UnloggedLoss"  # among what Trainer's state keeps of others
+
 
 class ResumableTrainer(Trainer):
     """Computes each step in the micro batches of `StepBatches`. Marks a checkpoint complete when every process has
@@ -102,6 +104,8 @@ class ResumableTrainer(Trainer):
         self.batches.epoch = epoch = kwargs["epoch"]
         self.batches.first_step = kwargs["steps_trained_in_current_epoch"] if epoch == kwargs["epochs_trained"] else 0
         self._steps = (self.batches.step(epoch, number) for number in range(self.batches.first_step, len(self.batches)))
+        if kwargs["resume_from_checkpoint"] and epoch == kwargs["epochs_trained"]:
+            self._restore_unlogged_loss()
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(**kwargs)
 
@@ -129,7 +133,18 @@ class ResumableTrainer(Trainer):
     def _get_learning_rate(self) -> float:
         return self._rate
 
+    def _keep_unlogged_loss(self) -> None:
+        """For the next row of the log, which is a mean over all steps since the last one."""
+        losses = self.accelerator.gather(self._tr_loss).reshape(-1).tolist()  # of each process
+        self.state.stateful_callbacks[UNLOGGED] = {"since": self._globalstep_last_logged, "losses": losses}
+
+    def _restore_unlogged_loss(self) -> None:
+        kept = self.state.stateful_callbacks[UNLOGGED]
+        self._globalstep_last_logged = kept["since"]
+        self._tr_loss += kept["losses"][self.args.process_index]
+
     def _save_checkpoint(self, model, trial) -> None:
+        self._keep_unlogged_loss()
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
