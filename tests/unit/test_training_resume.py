@@ -184,6 +184,18 @@ def test_after_running_out_of_memory_a_stage_goes_on_with_half_the_micro_batch(f
     assert_same_training(tmp_path / "disturbed", tmp_path / "undisturbed", folder / "projector.safetensors")
 
 
+def test_sizes_that_a_deepspeed_file_fixes_are_not_halved(folder, forks, tmp_path):
+    fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    given = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
+    given["deepspeed"] = read_deepspeed("zero2", "pretrain") | fixed
+    stage = shared(folder, tmp_path, 1, 4, 8, **given)
+    ended = forks.run("pretrain.py", stage, out_of_memory_at=3)
+    assert not ended.ok
+    assert f"the DeepSpeed file fixes {' and '.join(fixed)}: set auto there, so" in ended.printed
+    ended = forks.run("pretrain.py", stage)
+    assert ended.ok and "resuming from step 2" in ended.printed, ended.printed[-3000:]
+
+
 @pytest.mark.parametrize(("tuning", "configuration"), [("stage 1", "zero2"), ("LoRA", "adamw_8bit")])
 def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning, configuration):
     """With LoRA, each process draws its own dropout, and rounds its own copy of the weights at random."""

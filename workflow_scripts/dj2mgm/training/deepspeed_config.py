@@ -55,6 +55,12 @@ def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
     }
 
 
+def fixed_sizes(config: dict) -> list[str]:
+    """Keys by which a configuration leaves no choice of the micro batch."""
+    keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    return [key for key in keys if config.get(key, "auto") != "auto"]
+
+
 def engine_record(engine) -> dict:
     """What a running DeepSpeed engine reports about itself, for the run's record."""
     offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()

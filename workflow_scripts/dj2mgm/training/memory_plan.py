@@ -147,6 +147,7 @@ def keep_arrangement(requested: TrainingSettings, settings: TrainingSettings, wo
 
 def halve_micro_batch(kept: Path) -> bool:
     """After the GPU ran out of memory: let the next start of this stage take half of the kept micro batch, once.
+    It is a power of two (`MICRO_BATCHES`) where no DeepSpeed file fixes it.
 
     Returns:
         Whether there is a choice that can still be halved.

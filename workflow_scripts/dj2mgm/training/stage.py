@@ -28,7 +28,7 @@ from dj2mgm.mgm.weights import full_shapes
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import Collator, ConversationDataset
-from dj2mgm.training.deepspeed_config import complete_deepspeed_config
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config, fixed_sizes
 from dj2mgm.training.fp8 import check_fp8
 from dj2mgm.training.frozen import replace_frozen_layers
 from dj2mgm.training.gpu_memory import is_out_of_memory, leave_room_for_kernels
@@ -175,7 +175,14 @@ def run_stage(
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except RuntimeError as error:
-        if is_out_of_memory(error) and requested.micro_batch_size == AUTO and halve_micro_batch(kept):
+        if not is_out_of_memory(error) or requested.micro_batch_size != AUTO:
+            raise
+        if fixed := fixed_sizes(settings.deepspeed):
+            note(
+                f"the GPU ran out of memory, and the DeepSpeed file fixes {' and '.join(fixed)}: set auto there, so "
+                "that the stage can go on with half of the micro batch, or a smaller micro batch"
+            )
+        elif halve_micro_batch(kept):
             if arguments.world_size == 1:
                 note("the GPU ran out of memory: going on from the last checkpoint with half of the micro batch")
                 start_process_again()
