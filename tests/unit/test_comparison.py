@@ -10,9 +10,9 @@ from evaluated_runs import entry, write_dataset, write_run
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import write_yaml
-from dj2mgm.reporting.comparison import COLUMNS, chance_note, compare, verdict, write_table
+from dj2mgm.reporting.comparison import COLUMNS, chance_note, compare, figure, gain, verdict, write_table
 from dj2mgm.reporting.experiment import RULE_OF_FILE, load_experiments
-from dj2mgm.reporting.verdict import headline_panels, verdicts
+from dj2mgm.reporting.verdict import difference_table, headline_panels, verdicts
 
 IMAGES = [f"e{number}" for number in range(30)]
 
@@ -146,6 +146,21 @@ def test_chance_is_spoken_of_where_there_are_several_differences():
 )
 def test_verdicts(metric, low, high, expected):
     assert verdict(metric, {"mean": 0.15, "low": low, "high": high}) == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "level", "points", "kind"),
+    [
+        ("vqa_accuracy_number", "90.0 %", "+90.0 points", "better"),
+        ("vqa_accuracy_yes/no", "90.0 %", "+90.0 points", "better"),
+        ("pope/pope_accuracy", "0.900", "+0.900", ""),
+    ],
+)
+def test_a_slash_in_a_question_type_does_not_make_it_a_task_of_lmms_eval(metric, level, points, kind):
+    assert (figure(metric, 0.9), gain(metric, 0.9)) == (level, points)
+    estimate = {"mean": 0.9, "low": 0.8, "high": 1.0, "n": 9, "seeds": 1}
+    _, [row] = difference_table({"finetune/own": {metric: estimate}})
+    assert row["cells"][0].verdict == kind
 
 
 @pytest.mark.parametrize("name", [name for name in RULE_OF_FILE if not name.startswith("synthesize/")])

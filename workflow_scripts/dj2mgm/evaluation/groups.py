@@ -15,6 +15,7 @@ from dj2mgm.files import read_jsonl
 Rows = list[dict]
 Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
+BY_TYPE = "vqa_accuracy_"  # begins the names of the accuracies on questions of one type, which users name: yes/no
 SECOND = "second_"  # begins the names of the metrics that are the second judge's
 REFERENCE = "reference"  # the control that says the reference captions; it has no shuffled images
 NO_IMAGE = "none"  # the control that is shown no image; its group is <model>/none
@@ -85,6 +86,11 @@ def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
                 of_image.setdefault(identifier, {})[metric] = [total, count]
         for identifier in sorted(of_image):
             yield {"model": model, "images": images or "own", "id": identifier, "values": of_image[identifier]}
+
+
+def is_of_task(metric: str) -> bool:
+    """Whether it is a metric of a task of lmms-eval: <task>/<metric>."""
+    return "/" in metric and not metric.startswith(BY_TYPE)
 
 
 def group_of(row: dict) -> str:

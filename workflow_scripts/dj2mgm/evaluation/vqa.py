@@ -1,6 +1,6 @@
 """Accuracy of short answers: exact match after normalization, overall and per question type."""
 
-from dj2mgm.evaluation.groups import Metrics, Rows, estimate_groups
+from dj2mgm.evaluation.groups import BY_TYPE, Metrics, Rows, estimate_groups
 from dj2mgm.evaluation.intervals import Measurements
 
 ARTICLES = {"a", "an", "the"}
@@ -23,7 +23,7 @@ def accuracy(rows: Rows) -> Metrics:
     """1 for right and 0 for wrong: `vqa_accuracy` over all rows (micro average), `vqa_accuracy_<type>` per type."""
     by_metric: dict[str, Rows] = {"vqa_accuracy": rows}
     for row in sorted(rows, key=lambda row: row["type"]):
-        by_metric.setdefault(f"vqa_accuracy_{row['type']}", []).append(row)
+        by_metric.setdefault(BY_TYPE + row["type"], []).append(row)
     return {
         name: Measurements.of([is_correct(row) for row in chosen], [row["image_id"] for row in chosen])
         for name, chosen in by_metric.items()

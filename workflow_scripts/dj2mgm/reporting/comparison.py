@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from dj2mgm.evaluation.groups import is_of_task
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import replace_file
@@ -91,9 +92,9 @@ def chance_note(comparisons: int) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Shares go from 0 to 1 and are shown in per cent; the other metrics are scores or counts. Those of lmms-eval,
-    <task>/<metric>, are shown as it gives them."""
-    return "/" not in metric and ("accuracy" in metric or metric == "exact_match")
+    """Shares go from 0 to 1 and are shown in per cent; the other metrics are scores or counts. Those of
+    lmms-eval are shown as it gives them."""
+    return not is_of_task(metric) and ("accuracy" in metric or metric == "exact_match")
 
 
 def figure(metric: str, value: float) -> str:

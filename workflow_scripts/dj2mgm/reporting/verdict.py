@@ -4,7 +4,7 @@ as tables."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dj2mgm.evaluation.groups import SECOND
+from dj2mgm.evaluation.groups import SECOND, is_of_task
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, ends, figure, gain, interval, is_share, verdict
@@ -247,6 +247,6 @@ def _cell(group: str, metric: str, difference: Estimate | None) -> Cell | None:
     if difference is None:
         return None
     # of a metric of lmms-eval, nothing here says whether more is better
-    judged = group.endswith("/own") and "/" not in metric
+    judged = group.endswith("/own") and not is_of_task(metric)
     shown = VERDICTS[verdict(metric, difference)] if judged else ""
     return Cell(gain(metric, difference["mean"]), interval(metric, difference, gain), shown)
