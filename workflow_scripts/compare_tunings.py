@@ -9,7 +9,7 @@ The configuration is like the report's (see reporting/experiment.py), the refere
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.tuning import tabulate, tunings, write_page
+from dj2mgm.reporting.tuning import page_notes, tabulate, tunings, write_page
 
 TITLES = {"lora_sweep": "What a LoRA rank is worth", "lora_vs_full": "What LoRA keeps of a full fine-tune"}
 
@@ -18,9 +18,10 @@ TITLES = {"lora_sweep": "What a LoRA rank is worth", "lora_vs_full": "What LoRA 
 def main() -> None:
     paths = path_arguments(__doc__, "--config", "--output-dir")
     name = paths.output_dir.name
-    rows = tunings(load_experiments(paths.config))
+    experiments = load_experiments(paths.config)
+    rows = tunings(experiments)
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
-    write_page(rows, TITLES[name], paths.output_dir / f"{name}.html")
+    write_page(rows, page_notes(experiments), TITLES[name], paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
 
 

@@ -7,10 +7,9 @@ then the same with one operator more in `without`. Writes ablation.csv and ablat
 """
 
 from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.reporting.ablation import tabulate, variants, write_page
+from dj2mgm.reporting.ablation import page_notes, tabulate, variants, write_page
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.judges import judge_notes
 
 
 @command_line
@@ -18,7 +17,7 @@ def main() -> None:
     paths = path_arguments(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
     rows = variants(experiments)
-    write_page(rows, judge_notes(experiments)[0], paths.output_dir / "ablation.html")
+    write_page(rows, page_notes(experiments), paths.output_dir / "ablation.html")
     write_table(tabulate(rows), paths.output_dir / "ablation.csv")
     print(f"wrote {paths.output_dir / 'ablation.html'} and ablation.csv for {len(rows) - 1} operators", flush=True)
 

@@ -11,7 +11,7 @@ import pytest
 from evaluated_runs import JUDGE, entry, write_dataset, write_run
 
 import tabulate_ablation
-from dj2mgm.files import read_yaml, write_json, write_jsonl, write_yaml
+from dj2mgm.files import read_json, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.ablation import count_text, faults_left, signed
 
 IMAGES = [f"e{number}" for number in range(40)]
@@ -110,12 +110,21 @@ def test_a_judge_that_has_selected_is_named(monkeypatch, results):
     assert "what judges" not in run(monkeypatch, results)[1]
     for folder in ("complete", "no-mapper"):
         for seed in (0, 1):
-            judge = JUDGE | {"selects": [JUDGE["name"]]}
-            write_json(
-                results / f"results/{folder}/{seed}/evaluate_clip/metrics.json", {"groups": {}, "judges": [judge]}
-            )
+            file = results / f"results/{folder}/{seed}/evaluate_clip/metrics.json"
+            write_json(file, read_json(file) | {"judges": [JUDGE | {"selects": [JUDGE["name"]]}]})
     note = "has also selected the data of all and all-without-mapper,"
     assert note in Elements(run(monkeypatch, results)[1]).text
+
+
+def test_scores_of_another_judge_have_no_worth(monkeypatch, results):
+    for seed in (0, 1):
+        file = results / f"results/no-mapper/{seed}/evaluate_clip/metrics.json"
+        write_json(file, read_json(file) | {"judges": [JUDGE | {"name": "models/other"}]})
+    table, html = run(monkeypatch, results)
+    worths = table.set_index("without")[["finetune_clip_score_worth", "finetune_attribute_accuracy_worth"]].notna()
+    assert worths.loc["mapper"].tolist() == [False, True] and worths.loc["<b>filter"].tolist() == [True, True]
+    said = "Captions of all and all-without-mapper were judged by different models, models/clip (CLIP) and models/other"
+    assert Elements(html).text.count(said) == 1 and "Each of the 8 differences" in html
 
 
 def test_one_image_has_a_worth_without_an_interval(monkeypatch, results):

@@ -53,12 +53,6 @@ def test_a_judge_that_the_model_sees_with_is_named_beside_its_scores(config):
     assert note.startswith("Seen by what judges: the models of baseline and dj_synth see with the image tower of this")
 
 
-def test_scores_of_different_judges_are_not_compared_in_silence(config):
-    change_judges(config, "dj_synth", lambda judges: [SIGLIP])
-    [note] = judge_notes(load_experiments(config))
-    assert note.startswith("Judged by different models, models/clip (CLIP) and models/siglip (SigLIP): these scores")
-
-
 def test_without_a_second_judge_nothing_is_said_of_one(monkeypatch, config):
     text = text_of(write_report(monkeypatch, config))
     assert "Two judges" not in text and "second judge" not in text and "Judge: " not in text

@@ -10,7 +10,7 @@ import pytest
 from evaluated_runs import entry, write_dataset, write_memory, write_run
 
 import compare_tunings
-from dj2mgm.files import write_json, write_yaml
+from dj2mgm.files import read_json, write_json, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.tuning import tunings
 
@@ -87,6 +87,16 @@ def test_nine_tenths_are_kept_only_where_the_interval_says_so(tmp_path, write, l
     assert {score: one.enough for score, one in lora.kept.items()} == dict.fromkeys(
         ["clip_score", "vqa_accuracy"], enough
     )
+
+
+def test_scores_of_captions_after_another_prompt_are_not_compared(monkeypatch, tmp_path, write):
+    full, lora = write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.78, **LORA)
+    file = tmp_path / "lora/evaluate_clip/metrics.json"
+    write_json(file, read_json(file) | {"prompt": "A photo depicts "})
+    html, table = page_and_table(monkeypatch, write(full, lora))
+    kept = table.set_index("name").loc["lora", ["clip_score_kept", "vqa_accuracy_kept"]]
+    assert kept.notna().tolist() == [False, True]
+    assert "Captions of lora and full were judged with different prompts" in html and html.count("% kept") == 1
 
 
 def test_one_image_keeps_what_it_keeps_but_shows_nothing(monkeypatch, tmp_path, write):

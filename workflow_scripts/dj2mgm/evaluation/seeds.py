@@ -95,6 +95,15 @@ def leave_out(run: Scores, ids: set[str]) -> Scores:
     return Scores(run.experiment, run.seed, groups)
 
 
+def with_metrics(run: Scores, chosen: set[str]) -> Scores:
+    """The run's values of some metrics."""
+    groups = {
+        group: {name: values for name, values in metrics.items() if name in chosen}
+        for group, metrics in run.groups.items()
+    }
+    return Scores(run.experiment, run.seed, groups)
+
+
 def aggregate(runs: list[Scores]) -> Estimates:
     """Mean over the seeds of each seed's mean over values, with its 95 % interval, by group and metric.
 
@@ -108,11 +117,20 @@ def aggregate(runs: list[Scores]) -> Estimates:
 def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estimates:
     """Own − reference, paired by seed and image, on what both have: seeds, groups, metrics and images.
 
+    Ids name images of one dataset: whether both were measured alike, see reporting/comparable.py.
+
+    Returns:
+        Empty where they have no metric in common.
+
     Raises:
         InputError: they have no seed or no image in common, or an experiment's runs differ in their images.
     """
     _check_same_images(runs)
     _check_same_images(reference_runs)
+    known = set(_keys(reference_runs[0]))
+    shared = [key for key in _keys(runs[0]) if key in known]
+    if not shared:
+        return {}
     reference_of = {run.seed: run for run in reference_runs}
     pairs = [(run, reference_of[run.seed]) for run in runs if run.seed in reference_of]
     names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
@@ -121,11 +139,9 @@ def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estim
         raise InputError(
             f"{names} have no seed in common ({own} and {other}); give both at least one seed that is equal"
         )
-    known = set(_keys(reference_runs[0]))
     differences = {
         (group, metric): [own.groups[group][metric] - other.groups[group][metric] for own, other in pairs]
-        for group, metric in _keys(runs[0])
-        if (group, metric) in known
+        for group, metric in shared
     }
     differences = {key: values for key, values in differences.items() if len(values[0].ids)}
     if not differences:

@@ -12,11 +12,13 @@ import pandas as pd
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import Estimates, paired_difference
+from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import read_jsonl, write_text
+from dj2mgm.reporting.comparable import obstacles, score_differences
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, chance_note, ends, figure, gain, interval, verdict
 from dj2mgm.reporting.drawing import environment
 from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.judges import judge_notes
 
 # Every difference is complete − without it, so it is what the operator brings: −900 rows are rows that it removes,
 # +3 points are points that it gains.
@@ -64,8 +66,7 @@ def variants(experiments: list[Experiment]) -> list[AblationRow]:
     """
     complete, *others = experiments
     measured = [
-        _variant(other, _omitted_operator(other, complete), paired_difference(complete.scores, other.scores))
-        for other in others
+        _variant(other, _omitted_operator(other, complete), score_differences(complete, other)) for other in others
     ]
     measured.sort(key=_worth, reverse=True)
     return [_variant(complete, "", {}), *measured]
@@ -196,19 +197,26 @@ SUMMARY_COUNTS = {
 VERDICT_CLASSES = {"better": "better", "worse": "worse", "no difference shown": "same"}
 
 
-def write_page(variants: list[AblationRow], judge_note: str, path: str | Path) -> None:
-    """Write one file without scripts that fetches nothing; `judge_note` says what the scores of CLIP are worth."""
+def page_notes(experiments: list[Experiment]) -> list[str]:
+    """Sentences on what cannot be compared, and on what the scores of CLIP are worth."""
+    complete, *others = experiments
+    not_compared = [sentence for other in others for sentence in obstacles(complete, other)]
+    return [*not_compared, judge_notes(experiments)[0]]
+
+
+def write_page(variants: list[AblationRow], notes: list[str], path: str | Path) -> None:
+    """Write one file without scripts that fetches nothing; the notes stand above the table."""
     complete, *others = variants
     measured = [(group, metric) for group, metric in SCORES if estimate_of(complete.scores, group, metric)]
     counted = [name for name, own, _ in counts(complete, complete) if name in SUMMARY_COUNTS and own is not None]
     scales = {key: _scale(others, *key) for key in measured}
+    judged = sum(bool(estimate_of(other.worth, *key)) for other in others for key in measured)
     page = (
         environment()
         .get_template("ablation.html.j2")
         .render(
             complete=complete,
-            judge_note=judge_note,
-            chance_note=chance_note(len(measured) * len(others)),
+            notes=[chance_note(judged), *notes],
             count_titles=[SUMMARY_COUNTS[name] for name in counted],
             score_titles=[(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
             complete_counts=[count_text(getattr(complete, name)) for name in counted],

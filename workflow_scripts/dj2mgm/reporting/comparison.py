@@ -7,8 +7,8 @@ import pandas as pd
 
 from dj2mgm.evaluation.groups import is_of_task
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import replace_file
+from dj2mgm.reporting.comparable import differences_to_first
 from dj2mgm.reporting.experiment import Experiment
 
 COLUMNS = [
@@ -43,14 +43,14 @@ def compare(experiments: list[Experiment]) -> pd.DataFrame:
     """One row per experiment, group and metric, with the paired difference to the first experiment.
 
     `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` the values
-    per seed; what a difference cannot be taken of (the first experiment itself, metrics that only one has) is empty.
+    per seed; what a difference cannot be taken of (the first experiment itself, metrics that only one has or that were
+    not measured alike) is empty.
     The group `<model>/difference` is own − shuffled images.
 
     Raises:
         InputError: two experiments have no seed or no image in common.
     """
-    first, *others = experiments
-    differences = {other.name: paired_difference(other.scores, first.scores) for other in others}
+    differences = differences_to_first(experiments)
     rows = []
     for experiment in experiments:
         for group, estimates in experiment.groups.items():

@@ -73,6 +73,12 @@ class Experiment:
     def scores(self) -> list[Scores]:
         return [run.scores for run in self.runs]
 
+    @property
+    def judges(self) -> list[dict]:
+        """Of captions, the first and, where there is one, the second: its name and kind, `selects`: which it is of the
+        CLIPs that select data, `sees`: whether the model sees with it."""
+        return self.runs[0].clip["judges"]
+
     @cached_property
     def groups(self) -> Estimates:
         """Estimates over all seeds by group (`finetune/own`, …, `reference`) and metric."""

@@ -8,37 +8,30 @@ import pandas as pd
 from dj2mgm.evaluation.groups import SECOND
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates, Scores
+from dj2mgm.reporting.comparable import JUDGED, differing_judges, judge_name
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, gain, interval, verdict
 from dj2mgm.reporting.drawing import grouped, listed
 from dj2mgm.reporting.experiment import Experiment
 
-TWICE = ("clip_score", "ref_clip_score")  # what both judges measure
 NO_DIFFERENCE = "no difference shown"
-
-
-def judges_of(experiment: Experiment) -> list[dict]:
-    """The judge and, where there is one, the second: its name and kind, `selects`: which it is of the CLIPs that
-    select data, `sees`: whether the model sees with it."""
-    return experiment.runs[0].clip["judges"]
 
 
 def judge_notes(experiments: list[Experiment]) -> list[str]:
     """For the first judge and the second what is to be known beside its scores; empty where there is nothing."""
-    number = max(len(judges_of(experiment)) for experiment in experiments)
+    number = max(len(experiment.judges) for experiment in experiments)
     return [_note(experiments, place, named=number > 1) for place in range(number)]
 
 
 def _note(experiments: list[Experiment], place: int, named: bool) -> str:
-    asked = {one.name: judges_of(one)[place] for one in experiments if place < len(judges_of(one))}
-    names = list(dict.fromkeys(f"{judge['name']} ({judge['kind']})" for judge in asked.values()))
+    asked = {one.name: one.judges[place] for one in experiments if place < len(one.judges)}
     kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in asked.values()))
     selected = [name for name, judge in asked.items() if judge["selects"]]
     seen = [name for name, judge in asked.items() if judge["sees"]]
     sentences = []
-    if len(names) > 1:
-        sentences.append(f"Judged by different models, {listed(names)}: these scores cannot be compared.")
+    if differing := differing_judges(place, *experiments):
+        sentences.append(f"{differing[0].upper()}{differing[1:]}: these scores cannot be compared.")
     elif named:
-        sentences.append(f"Judge: {names[0]}.")
+        sentences.append(f"Judge: {judge_name(next(iter(asked.values())))}.")
     if selected:
         sentences.append(
             f"Selected by what judges: the {kinds} that gives these scores has also selected the data of "
@@ -92,7 +85,7 @@ def agreement(experiments: list[Experiment], differences: dict[str, Estimates]) 
 def _correlations(experiments: list[Experiment]) -> Iterator[Correlation]:
     for index, experiment in enumerate(experiments):
         for group in _own_groups(experiment.groups):
-            for metric in TWICE:
+            for metric in JUDGED:
                 if SECOND + metric in experiment.groups[group]:
                     count, correlation = rank_correlation(experiment.scores, group, metric)
                     text = "–" if pd.isna(correlation) else f"{correlation:.2f}".replace("-", "−")
@@ -115,7 +108,7 @@ def _contrasts(experiments: list[Experiment], differences: dict[str, Estimates])
     for index, experiment in enumerate(experiments):
         estimates = differences.get(experiment.name, {})
         for group in _own_groups(estimates):
-            for metric in TWICE:
+            for metric in JUDGED:
                 pair = estimates[group].get(metric), estimates[group].get(SECOND + metric)
                 if all(pair):
                     yield Contrast(

@@ -7,8 +7,9 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from dj2mgm.config.stages import STAGES
-from dj2mgm.evaluation.seeds import Estimates, paired_difference
+from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import write_text
+from dj2mgm.reporting.comparable import differences_to_first, judge_name
 from dj2mgm.reporting.comparison import chance_note, metric_table
 from dj2mgm.reporting.copies import copies_found
 from dj2mgm.reporting.curves import loss_curves, memory_timeline
@@ -17,7 +18,7 @@ from dj2mgm.reporting.experiment import Experiment
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import RecaptionedRow, gallery, quality, read_recaptions, read_truth, recaption_gallery
 from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
-from dj2mgm.reporting.judges import agreement, judge_notes, judges_of
+from dj2mgm.reporting.judges import agreement, judge_notes
 from dj2mgm.reporting.leaks import leaks_parts
 from dj2mgm.reporting.links import page_name, rows_link, step_key
 from dj2mgm.reporting.record import config_difference, times_table, training_table, versions
@@ -40,10 +41,10 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     """Write `report.html`: one file, no script, nothing fetched, so that it opens anywhere.
 
     Raises:
-        InputError: an image of a gallery cannot be read, or two experiments have nothing in common to be compared by.
+        InputError: an image of a gallery cannot be read, or two experiments have no seed in common.
     """
     first, *others = experiments
-    differences = {other.name: paired_difference(other.scores, first.scores) for other in others}
+    differences = differences_to_first(experiments)
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
     rewritten = list(_recaption_parts(experiments, recaptions))
     copies = list(_copies_parts(experiments))
@@ -58,6 +59,7 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             reference=first.name,
             description=first.description,
             verdicts=verdicts(experiments, differences),
+            compared=any(differences.values()),
             seeds=[experiment.seeds for experiment in experiments],
             seeds_note=seeds_note(experiments),
             chance_note=chance_note(sum(len(model.differences) for panel in panels for model in panel.models)),
@@ -94,7 +96,7 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             ],
             times=times_table(experiments),
             versions=versions(experiments),
-            evaluation=_evaluation_note(first),
+            evaluation=_evaluation_notes(experiments),
             training=[(e.name, list(e.runs[0].records), training_table(e.runs[0])) for e in experiments],
         )
     )
@@ -280,15 +282,23 @@ def _metrics(index: int, experiment: Experiment, differences: dict[str, Estimate
         "index": index,
         "columns": columns,
         "rows": rows,
-        "differences": difference_table(differences[experiment.name]) if experiment.name in differences else None,
+        "differences": difference_table(found) if (found := differences.get(experiment.name)) else None,
     }
+
+
+def _evaluation_notes(experiments: list[Experiment]) -> str:
+    """One where all are evaluated alike, else each with its experiments."""
+    names: dict[str, list[str]] = {}
+    for experiment in experiments:
+        names.setdefault(_evaluation_note(experiment), []).append(experiment.name)
+    return next(iter(names)) if len(names) == 1 else " ".join(f"{listed(names[note])}: {note}" for note in names)
 
 
 def _evaluation_note(experiment: Experiment) -> str:
     clip, counts = experiment.runs[0].clip, experiment.dataset_counts
     prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
     questions = experiment.runs[0].vqa["questions"]
-    judges = listed([f"{judge['name']} ({judge['kind']})" for judge in judges_of(experiment)])
+    judges = listed([judge_name(judge) for judge in experiment.judges])
     return (
         f"Model: {experiment.config['model']['name']}. Evaluated on {grouped(counts['evaluation'])} held-out images of "
         f"{experiment.dataset.name} with {grouped(questions) if questions else 'no'} questions; captions judged by "

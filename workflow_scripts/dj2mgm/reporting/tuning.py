@@ -10,6 +10,7 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates, PerImage, Scores, paired_difference
 from dj2mgm.files import write_text
 from dj2mgm.messages import duration
+from dj2mgm.reporting.comparable import alike, obstacles
 from dj2mgm.reporting.comparison import HEADLINES, chance_note, ends, figure, interval
 from dj2mgm.reporting.curves import read_stage_memory
 from dj2mgm.reporting.drawing import Scale, environment, grouped
@@ -70,7 +71,8 @@ def _tuning(experiment: Experiment, kept_scores: dict[str, Kept]) -> Tuning:
 
 def kept(experiment: Experiment, reference: Experiment) -> dict[str, Kept]:
     """Whether own − KEPT · reference, paired by seed and image, is above or below zero."""
-    margins: Estimates = paired_difference(experiment.scores, [scaled(run, KEPT) for run in reference.scores])
+    own, full = alike(experiment, reference)
+    margins: Estimates = paired_difference(own, [scaled(run, KEPT) for run in full])
     shares = {}
     for score, margin in margins.get(GROUP, {}).items():
         full = reference.groups[GROUP][score]["mean"]
@@ -117,8 +119,14 @@ SHARE = f"{100 * KEPT:.0f} %"
 VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, and in words
 
 
-def write_page(rows: list[Tuning], title: str, path: str | Path) -> None:
-    """Write one file without scripts that fetches nothing."""
+def page_notes(experiments: list[Experiment]) -> list[str]:
+    """Sentences on what cannot be compared."""
+    reference, *others = experiments
+    return [sentence for other in others for sentence in obstacles(other, reference)]
+
+
+def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Path) -> None:
+    """Write one file without scripts that fetches nothing; the notes stand above the table."""
     costs = [key for key in COSTS if any(getattr(row, key) is not None for row in rows)]
     scores = list(rows[0].scores)
     scales = {score: _scale([row.scores[score] for row in rows if score in row.scores]) for score in scores}
@@ -128,7 +136,7 @@ def write_page(rows: list[Tuning], title: str, path: str | Path) -> None:
         .render(
             title=title,
             reference=rows[0].name,
-            chance_note=chance_note(sum(len(row.kept) for row in rows)),
+            notes=[chance_note(sum(len(row.kept) for row in rows)), *notes],
             seeds=max((score["seeds"] for row in rows for score in row.scores.values()), default=0),
             share=SHARE,
             cost_titles=[COSTS[key][0] for key in costs],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dj2mgm.evaluation.groups import SECOND, is_of_task
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
+from dj2mgm.reporting.comparable import obstacle, obstacles
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, ends, figure, gain, interval, is_share, verdict
 from dj2mgm.reporting.drawing import Scale, Tick
 from dj2mgm.reporting.experiment import Experiment
@@ -57,7 +58,7 @@ class MetricPanel:
     meaning: str
     models: list[Model]
     level_ticks: list[Tick]
-    ceiling: float | None  # the reference captions' value
+    ceiling: float | None  # the reference captions' value, where it is one for all experiments
     ceiling_text: str
     difference_ticks: list[Tick]
     zero: float
@@ -82,12 +83,19 @@ class Verdict:
     index: int
     description: str
     sentences: list[Sentence]
+    obstacles: list[str]  # sentences on what is not compared
 
 
 def verdicts(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[Verdict]:
     """One for each experiment beside the reference; `differences` to it by experiment."""
     return [
-        Verdict(experiment.name, index, experiment.description, list(_sentences(differences[experiment.name])))
+        Verdict(
+            experiment.name,
+            index,
+            experiment.description,
+            list(_sentences(differences[experiment.name])),
+            obstacles(experiment, experiments[0]),
+        )
         for index, experiment in enumerate(experiments)
         if experiment.name in differences
     ]
@@ -122,7 +130,8 @@ def headline_panels(experiments: list[Experiment], differences: dict[str, Estima
             if levels:
                 models.append(Model(stage, levels, list(_contrasts(experiments, differences, model, metric, contrast))))
         if models:
-            ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean")
+            alike = not obstacle(metric, *experiments)
+            ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean") if alike else None
             factor = 100 if is_share(metric) else 1
             panels.append(
                 MetricPanel(
