@@ -89,6 +89,17 @@ def test_nine_tenths_are_kept_only_where_the_interval_says_so(tmp_path, write, l
     )
 
 
+@pytest.mark.parametrize(("level", "share", "enough"), [(0.48, 0.96, True), (0.4, 0.8, False)])
+def test_the_share_is_over_the_seeds_that_the_interval_is_over(tmp_path, write, level, share, enough):
+    """The reference's other seeds are luckier: over all, a share of 0.48 / 0.7 would contradict "yes"."""
+    full, lora = write_tuning(tmp_path, "full", 0.5, **FULL), write_tuning(tmp_path, "lora", level, **LORA)
+    for seed in (1, 2):
+        stages = write_tuning(tmp_path / str(seed), "full", 0.8, **FULL)["runs"][0]["stages"]
+        full["runs"].append({"seed": seed, "stages": stages})
+    for one in tunings(load_experiments(write(full, lora)))[1].kept.values():
+        assert (one.share, one.enough) == (pytest.approx(share, abs=0.01), enough)
+
+
 def test_scores_of_captions_after_another_prompt_are_not_compared(monkeypatch, tmp_path, write):
     full, lora = write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.78, **LORA)
     file = tmp_path / "lora/evaluate_clip/metrics.json"

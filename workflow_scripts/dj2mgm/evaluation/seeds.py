@@ -131,22 +131,29 @@ def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estim
     shared = [key for key in _keys(runs[0]) if key in known]
     if not shared:
         return {}
-    reference_of = {run.seed: run for run in reference_runs}
-    pairs = [(run, reference_of[run.seed]) for run in runs if run.seed in reference_of]
-    names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
-    if not pairs:
-        own, other = ([run.seed for run in side] for side in (runs, reference_runs))
-        raise InputError(
-            f"{names} have no seed in common ({own} and {other}); give both at least one seed that is equal"
-        )
+    pairs = same_seeds(runs, reference_runs)
     differences = {
         (group, metric): [own.groups[group][metric] - other.groups[group][metric] for own, other in pairs]
         for group, metric in shared
     }
     differences = {key: values for key, values in differences.items() if len(values[0].ids)}
     if not differences:
+        names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
         raise InputError(f"{names} have no evaluation image in common; compare experiments on the same dataset")
     return _estimate(differences)
+
+
+def same_seeds(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[Scores, Scores]]:
+    """
+    Raises:
+        InputError: they have no seed in common.
+    """
+    reference_of = {run.seed: run for run in reference_runs}
+    if pairs := [(run, reference_of[run.seed]) for run in runs if run.seed in reference_of]:
+        return pairs
+    names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
+    own, other = ([run.seed for run in side] for side in (runs, reference_runs))
+    raise InputError(f"{names} have no seed in common ({own} and {other}); give both at least one seed that is equal")
 
 
 def _keys(run: Scores) -> Iterator[tuple[str, str]]:

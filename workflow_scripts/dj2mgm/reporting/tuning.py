@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import Estimates, PerImage, Scores, paired_difference
+from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, same_seeds
 from dj2mgm.files import write_text
 from dj2mgm.messages import duration
 from dj2mgm.reporting.comparable import alike, obstacles
@@ -70,15 +70,18 @@ def _tuning(experiment: Experiment, kept_scores: dict[str, Kept]) -> Tuning:
 
 
 def kept(experiment: Experiment, reference: Experiment) -> dict[str, Kept]:
-    """Whether own − KEPT · reference, paired by seed and image, is above or below zero."""
-    own, full = alike(experiment, reference)
-    margins: Estimates = paired_difference(own, [scaled(run, KEPT) for run in full])
+    """The share of the reference's score, over the seeds that both have, and whether own − KEPT · reference, paired by
+    seed and image, is above or below zero."""
+    sides = alike(experiment, reference)
+    margins = paired_difference(sides[0], [scaled(run, KEPT) for run in sides[1]]).get(GROUP, {})
+    if not margins:
+        return {}
+    own, full = (aggregate(list(runs))[GROUP] for runs in zip(*same_seeds(*sides), strict=True))
     shares = {}
-    for score, margin in margins.get(GROUP, {}).items():
-        full = reference.groups[GROUP][score]["mean"]
-        if score in SCORES and full > 0:
+    for score, margin in margins.items():
+        if score in SCORES and full[score]["mean"] > 0:
             undecided = margin["low"] is None or margin["low"] < 0 <= margin["high"]
-            share = experiment.groups[GROUP][score]["mean"] / full
+            share = own[score]["mean"] / full[score]["mean"]
             shares[score] = Kept(share, None if undecided else margin["low"] >= 0)
     return shares
 
