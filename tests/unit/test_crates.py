@@ -300,6 +300,7 @@ def test_code_weights_and_deepspeed_configurations_of_a_crate_are_not_taken(crat
 
 FILTER = b"process: [text_length_filter: {}]"
 SERVER = b"synthesize: {recipe: dj_synth, captioner: openai, openai: {model: x}}"
+ASKING = b"process: [extract_keyword_mapper: {}]"
 CODE = b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]"
 
 
@@ -308,6 +309,7 @@ CODE = b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]"
     [
         ("experiments/dj_synth.yaml", SERVER, "base_url.*answers cannot be made again"),
         ("recipes/baseline.yaml", b"executor: ray\nray_address: a.b:1\n" + FILTER, "ray_address"),
+        ("recipes/baseline.yaml", ASKING, "extract_keyword_mapper.*answers cannot be made again"),
         ("recipes/baseline.yaml", CODE, "Python code"),
         ("experiments/baseline.yaml", b"learning_rat: 1", "unknown key"),
         ("models/tiny.yaml", b"!!python/object/apply:os.system [id]", "tag"),

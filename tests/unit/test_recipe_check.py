@@ -140,6 +140,18 @@ BAD = {
         {"process": [{"mgm_captioning_mapper": {"base_model": "a", "stage": "b", "question": "<image>"}}]},
         "'question' holds the control token <image>",
     ),
+    "a store of files": (
+        {"process": [{"s3_upload_file_mapper": {"upload_field": "images", "s3_bucket": "b"}}]},
+        "s3_upload_file_mapper sends files to servers, or fetches them, which a recipe may not",
+    ),
+    "a server": (
+        {"process": [{"llm_quality_score_filter": {"api_endpoint": "http://somewhere/v1"}}]},
+        "'api_endpoint' names a server, which would be sent data; leave it out, and set OPENAI_BASE_URL",
+    ),
+    "a server, further down": (
+        {"process": [{"llm_quality_score_filter": {"model_params": {"base": "HTTPS://somewhere"}}}]},
+        "'base' names a server",
+    ),
     "images of its own": (
         {"process": [{"image_blur_mapper": {"p": 1.0}}]},
         r"image_blur_mapper writes files \(save_dir",

@@ -3,8 +3,8 @@
 Operators and arguments are read from Data-Juicer's source files: importing it takes seconds, at every `snakemake`.
 Where Snakemake runs without Data-Juicer, each rule in its own environment, they are not known, and the stage checks.
 
-A recipe is data: whoever is handed one can run it. So operators that run code, start programs or write files are
-refused by what their source does, and arguments by their names, however deep they are.
+A recipe is data: whoever is handed one can run it. So operators that run code, start programs, write files or send them
+elsewhere are refused by what their source does, and arguments by their names and values, however deep they are.
 """
 
 import ast
@@ -39,6 +39,9 @@ WRITES = re.compile(
 RUNS = re.compile(
     r"eval|exec|os\.(system|popen)|subprocess\.\w+|pickle\.loads?|importlib\.util\.spec_from_file_location"
 )
+STORES = re.compile(r"aws_\w+|s3_\w+")  # arguments of operators that send files to a store of objects, or fetch them
+SERVERS = re.compile(r"api_(model|or_hf_model|endpoint|url|key)|\w*base_url")  # of those that ask a server
+ABSOLUTE = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.I)  # an address
 LAMBDA = re.compile(r"\s*lambda\b")
 OWN_OPERATOR = "write an operator in workflow_scripts/dj2mgm/juicer/operators/ instead"
 FUSED = ("general_fused_op", "fused_sequential_batch_op")  # operators in an argument, which nothing would check
@@ -157,6 +160,11 @@ def _check_arguments_harmless(place: str, name: str, arguments: dict) -> None:
             raise InputError(f"{place}: {name}: 'batch_size' must be 1 or more, found {value!r}")
         if isinstance(value, str) and LAMBDA.match(value):
             raise InputError(f"{place}: {name}: {key!r} is Python code, which a recipe may not run; {OWN_OPERATOR}")
+        if key not in FORMATS and isinstance(value, str) and ABSOLUTE.match(value):
+            raise InputError(
+                f"{place}: {name}: {key!r} names a server, which would be sent data; leave it out, and set "
+                "OPENAI_BASE_URL in your environment"
+            )
         if key in FORMATS and isinstance(value, str) and not FORMATS[key][0](value):
             raise InputError(f"{place}: {name}: {key!r} must {FORMATS[key][1]}")
         if key == "question" and isinstance(value, str) and (control := CONTROL.search(value)):
@@ -233,6 +241,12 @@ def check_harmless(place: str, name: str) -> None:
         raise InputError(f"{place}: {name} {harm}, which a recipe may not; {OWN_OPERATOR}")
 
 
+def asks_server(name: str) -> bool:
+    """Whether it is an operator that may send data to a server of models."""
+    path = _source_of(name)
+    return bool(path) and any(map(SERVERS.fullmatch, _all_parameters(path, _registered(path)[name])))
+
+
 def _source_of(name: str) -> Path | None:
     path = _stems().get(name)
     return path if path and name in _registered(path) else _all_registered().get(name)
@@ -248,6 +262,8 @@ def _harm_of(path: Path, name: str) -> str | None:
     parameters = _all_parameters(path, _registered(path)[name])
     if written := sorted(filter(WRITES.fullmatch, parameters)):
         return f"writes files ({written[0]})"
+    if any(map(STORES.fullmatch, parameters)):
+        return "sends files to servers, or fetches them"
     for call in (node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)):
         if RUNS.fullmatch(ast.unparse(call.func)) and name != EVALUATES_LAMBDA:
             return "runs code or programs of its own"

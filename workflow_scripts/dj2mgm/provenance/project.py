@@ -14,6 +14,7 @@ from pathlib import Path
 from dj2mgm.config.layers import command_line_layer
 from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import read_config
+from dj2mgm.config.recipe_check import asks_server
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.schema import schema_of
 from dj2mgm.errors import InputError
@@ -108,7 +109,7 @@ def _absolute(text: str, here: Path) -> str:
 def _check_no_server(experiment: str, value: object) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            if key in SERVERS and item is not None:
+            if (key in SERVERS and item is not None) or asks_server(key):
                 raise InputError(
                     f"experiment {experiment}: {key}: {json.dumps(item)[:100]}: what a server answers cannot be made "
                     "again, and a crate's is asked nothing; run the experiment yourself if you trust it"
