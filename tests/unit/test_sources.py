@@ -448,6 +448,24 @@ def test_null_is_as_empty_as_nothing_and_its_row_is_there_to_be_dropped_and_coun
     assert reasons == ["empty"] * 3
 
 
+@pytest.mark.parametrize(
+    ("question", "asked"), [("What?", "What?"), (["What?", "x"], "What?"), (None, ""), (0, 0), ({"en": "What?"}, None)]
+)
+def test_a_question_is_a_text_or_the_first_of_a_list(make, tmp_path, question, asked):
+    (tmp_path / "data").mkdir()
+    columns = {"image": list(IMAGES.values()), "caption": list(CAPTIONS.values()), "question": [question] * len(IMAGES)}
+    pq.write_table(pa.table(columns), "data/part.parquet")
+    described = json.dumps({"caption": "a", "question": question}).encode()
+    shard = write_tar(tmp_path / "x.tar", [("a.png", IMAGES["000"]), ("a.json", described)])
+    for one in ({"format": "parquet", "path": "data/part.parquet"}, {"format": "webdataset", "path": str(shard)}):
+        if isinstance(asked, str):
+            rows = read_dj_jsonl(make(base={"format": "table"} | base(tmp_path), one=one) / "pretrain.jsonl")
+            assert {row.get("question", "") for row in rows if row["source"] == "one"} <= {asked}
+        else:
+            with pytest.raises(InputError, match="'question' must be a text, found"):
+                make(base={"format": "table"} | base(tmp_path), one=one)
+
+
 def test_an_image_that_is_stored_as_a_path_only_is_named(make, tmp_path):
     (tmp_path / "data").mkdir()
     pq.write_table(pa.table({"image": [{"bytes": None, "path": "a.png"}], "caption": ["a"]}), "data/part.parquet")

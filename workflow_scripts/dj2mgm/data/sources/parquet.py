@@ -16,7 +16,7 @@ from dj2mgm.data.formats import conversation
 from dj2mgm.data.rows import check_object
 from dj2mgm.data.shards import Member
 from dj2mgm.data.sources.columns import find_column
-from dj2mgm.data.sources.source import Source, caption_in, conversation_row
+from dj2mgm.data.sources.source import Source, conversation_row, text_in
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
 
@@ -55,8 +55,9 @@ def _rows(source: Source, file: Path, number: int) -> Iterator[dict]:
                     continue
                 if len(paths) != 1:
                     raise InputError(f"{where}: it has {len(paths)} images, and a caption is of one")
-                caption = caption_in(row[text], text, where)
-                yield conversation(name, paths[0], (question and row[question]) or "", caption)
+                caption = text_in(row[text], text, where)
+                asked = text_in(row[question], question, where) if question else ""
+                yield conversation(name, paths[0], asked, caption)
 
 
 def _list(value: object) -> list:

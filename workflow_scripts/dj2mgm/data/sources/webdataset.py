@@ -13,7 +13,7 @@ from dj2mgm.data.formats import conversation
 from dj2mgm.data.rows import check_object, open_input
 from dj2mgm.data.shards import Member, members
 from dj2mgm.data.sources.columns import find_column
-from dj2mgm.data.sources.source import Source, caption_in, conversation_row
+from dj2mgm.data.sources.source import Source, conversation_row, text_in
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
 from dj2mgm.streaming import DiskMap
@@ -79,14 +79,13 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     if len(images) != 1:
         raise InputError(f"{where}: it has {len(images)} images, and a caption is of one; {APART}")
     question = find_column(shard, list(described), "question", source, needed=False)
-    asked = described.get(question) if question else None
-    asked = asked if isinstance(asked, str) else ""
+    asked = text_in(described[question], question, where) if question else ""
     if ".txt" in parts and "text" not in source.columns:
         return conversation(key, images[0], asked, _read_text(parts[".txt"], where))
     if not described:
         raise InputError(f"{where}: it has neither .txt nor .json; {APART}")
     text = find_column(Path(where), list(described), "text", source)
-    return conversation(key, images[0], asked, caption_in(described[text], text, where))
+    return conversation(key, images[0], asked, text_in(described[text], text, where))
 
 
 def _read_text(member: Member, where: str) -> str:
