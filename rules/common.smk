@@ -321,10 +321,19 @@ def captioner_flags(wildcards):
     )
 
 
+def dataset_settings(wildcards):
+    """What a dataset is made of, if an experiment uses it."""
+    if wildcards.dataset not in RUNS.datasets:
+        raise WorkflowError(
+            f"no experiment uses a dataset of the name {wildcards.dataset}; they use {', '.join(sorted(RUNS.datasets))}"
+        )
+    return RUNS.datasets[wildcards.dataset]
+
+
 def source_files(wildcards):
     """The user's own files; the embedded dataset has none."""
     with user_errors():
-        return own_files(files_in(RUNS.datasets[wildcards.dataset]))
+        return own_files(files_in(dataset_settings(wildcards)))
 
 
 def benchmark_files(wildcards):

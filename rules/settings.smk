@@ -44,7 +44,7 @@ use rule resolve_config as configure_dataset with:
     log:
         "results/datasets/{dataset}/config.log",
     params:
-        settings=lambda w: json.dumps(RUNS.datasets[w.dataset]),
+        settings=lambda w: json.dumps(dataset_settings(w)),
 
 
 use rule resolve_config as configure_foundation with:

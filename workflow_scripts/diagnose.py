@@ -8,6 +8,7 @@ is passed on.
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from dj2mgm.diagnosis.diagnosis import find_cause, stated_mistake, unknown
@@ -29,7 +30,7 @@ def main() -> None:
     if not stated:
         diagnosis = f"\n{find_cause(log) or unknown(log)}"
         print(diagnosis, end="", flush=True)
-        with open(args.log, "a", encoding="utf-8") as file:
+        with suppress(OSError), open(args.log, "a", encoding="utf-8") as file:  # the disk may be what is at fault
             file.write(diagnosis)
     sys.exit(args.exit_status)
 

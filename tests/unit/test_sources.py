@@ -1,6 +1,7 @@
 """Datasets of several sources, in any format: the same rows and the same images whatever they come as."""
 
 import csv
+import errno
 import gzip
 import hashlib
 import io
@@ -446,6 +447,25 @@ def test_null_is_as_empty_as_nothing_and_its_row_is_there_to_be_dropped_and_coun
         except BadImage as error:
             reasons.append(error.reason)
     assert reasons == ["empty"] * 3
+
+
+def test_a_caption_that_is_a_link_to_elsewhere_is_refused(make, tmp_path):
+    images = folder(tmp_path / "data/one")
+    (tmp_path / "secret.txt").write_text("somebody else's")
+    (images / "000.txt").unlink()
+    (images / "000.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(InputError, match="000.txt is a link out of .*; put a copy of the text there"):
+        make(one={"format": "folder", "path": str(images)})
+
+
+def test_a_full_disk_is_not_the_fault_of_the_file_that_is_read(make, tmp_path, monkeypatch):
+    def full(*arguments, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    parquet(tmp_path / "data")
+    monkeypatch.setattr(tarfile, "open", full)
+    with pytest.raises(OSError, match="No space left"):
+        make(one={"format": "parquet", "path": "data/part.parquet"})
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,22 @@ def test_a_long_conversation_is_cut_at_the_end_and_keeps_its_image(dataset, imag
     assert cut["input_ids"].count(tiny_processor().image_token_id) == NUM_IMAGE_TOKENS
 
 
+def test_conversations_that_are_cut_and_those_that_lose_their_answer_are_counted(dataset, image):
+    short, long = conversation("1", image, "How many?", "two"), conversation("2", image, "How many?", "two " * 100)
+    lost = conversation("3", image, "How many? " * 100, "two")
+    length = NUM_IMAGE_TOKENS + 60
+    assert dataset(short).cuts(length) is None
+    assert dataset(short, long, lost, max_length=length).cuts(length) == (
+        f"2 of 3 conversations have max_length, {length} tokens, or more, and end there; 1 have no token of an answer "
+        "left to learn"
+    )
+
+
+def test_data_of_which_no_answer_is_left_is_refused(dataset, image):
+    with pytest.raises(InputError, match="no token of any answer .* raise max_length, or shorten"):
+        dataset(conversation("3", image, "How many? " * 100, "two"), max_length=NUM_IMAGE_TOKENS + 20)
+
+
 def test_a_max_length_without_room_for_text_is_refused(dataset, image):
     with pytest.raises(InputError, match=f"max_length {NUM_IMAGE_TOKENS} leaves no room .* raise it"):
         dataset(conversation("1", image, "Q", "A"), max_length=NUM_IMAGE_TOKENS)

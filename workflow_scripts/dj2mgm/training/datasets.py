@@ -33,6 +33,11 @@ class ConversationDataset(Dataset):
             most_pixels = self._look_at(path, most_pixels)
         if not self.lengths:
             raise InputError(f"{' and '.join(map(str, paths))} holds no conversations; nothing to train on")
+        if not any(self.answers):
+            raise InputError(
+                f"{' and '.join(map(str, paths))}: there is no token of any answer to learn within max_length; raise "
+                "max_length, or shorten what is asked"
+            )
         self.files = [LineIndex(path) for path in paths]
 
     def _look_at(self, path: str | Path, most_pixels: int) -> int:
@@ -46,6 +51,16 @@ class ConversationDataset(Dataset):
             self.lengths.append(length)
             self.answers.append(answered)
         return most_pixels
+
+    def cuts(self, max_length: int) -> str | None:
+        """A sentence on conversations that end at `max_length` tokens; None if there are none."""
+        whole = sum(length < max_length for length in self.lengths)
+        if whole == len(self):
+            return None
+        return (
+            f"{len(self) - whole} of {len(self)} conversations have max_length, {max_length} tokens, or more, and end "
+            f"there; {self.answers.count(0)} have no token of an answer left to learn"
+        )
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -21,7 +21,8 @@ class ProgressLines(TrainerCallback):
         if state.max_steps <= args.get_warmup_steps(state.max_steps):
             raise InputError(
                 f"there are samples for {state.max_steps} steps only, all of them warm-up from a learning rate of "
-                "zero: nothing would be trained; lower global_batch_size, or set warmup_ratio: 0"
+                "zero: nothing would be trained; give it more samples, lower global_batch_size together with "
+                "micro_batch_size, or set warmup_ratio: 0 for pretrain and finetune"
             )
 
     def on_log(self, args, state, control, logs=None, **kwargs):

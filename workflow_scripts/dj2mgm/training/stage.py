@@ -123,7 +123,7 @@ def run_stage(
 
     first = arguments.process_index == 0
     if first:
-        for sentence in filter(None, (reason, remark)):
+        for sentence in filter(None, (reason, remark, dataset.cuts(settings.max_length))):
             note(sentence)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, newest=checkpoint)
@@ -194,6 +194,7 @@ def run_stage(
     save_checked(output_dir)
     record = {
         "rows": len(dataset),
+        "without_answer": dataset.answers.count(0),  # whose answer lies beyond max_length
         "samples": trainer.batches.samples_in(trainer.state.global_step),
         "trained_parameters": sum(shape.numel() for shape in shapes.values()),
         "resumed_from": checkpoint.name if checkpoint else None,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.data.formats import conversation
+from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.data.rows import open_input
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
@@ -17,12 +18,17 @@ def read(source: Source) -> Iterator[dict]:
         if stem in stems:
             raise InputError(f"{image} and {stems[stem]} share a caption file; rename one")
         stems[stem] = image
-        yield conversation(str(stem), str(relative), "", _read_text(image.with_suffix(".txt"), image))
+        yield conversation(str(stem), str(relative), "", _read_text(source, image.with_suffix(".txt"), image))
 
 
-def _read_text(file: Path, image: Path) -> str:
+def _read_text(source: Source, file: Path, image: Path) -> str:
     if not file.is_file():
         raise InputError(f"{image} has no {file.name} beside it; write its caption there, or move the image elsewhere")
+    try:
+        locate_image(source.images, str(file.relative_to(source.images)))
+    except BadImage as error:
+        if error.reason == "outside":
+            raise InputError(f"{file} is a link out of {source.images}; put a copy of the text there") from None
     try:
         with open_input(file) as text:
             return text.read().strip()

@@ -4,6 +4,7 @@ Bytes in a compressed column cannot be read in any order: to see one image means
 they are copied once, as they are, into tar files of the dataset's folder, and read there.
 """
 
+import errno
 import io
 import tarfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from dj2mgm.data.sources.source import Source, conversation_row, text_in
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 ROWS = 64  # that are read at a time
 SHARD_BYTES = 2**30
 
@@ -29,6 +31,8 @@ def read(source: Source) -> Iterator[dict]:
         try:
             yield from _rows(source, file, number)
         except (pa.ArrowException, OSError, UnicodeError) as error:
+            if getattr(error, "errno", None) in UNWRITABLE:  # what is copied, and not what is read
+                raise
             raise InputError(f"{file} is damaged or no parquet file ({error}); download it again") from None
 
 
