@@ -93,6 +93,12 @@ def is_of_task(metric: str) -> bool:
     return "/" in metric and not metric.startswith(BY_TYPE)
 
 
+def is_share(metric: str) -> bool:
+    """Shares go from 0 to 1 and are shown in per cent; the other metrics are scores or counts. Those of lmms-eval are
+    shown as it gives them."""
+    return not is_of_task(metric) and ("accuracy" in metric or metric == "exact_match")
+
+
 def group_of(row: dict) -> str:
     """The group that a row of scores.jsonl belongs to."""
     return REFERENCE if row["model"] == REFERENCE else f"{row['model']}/{row['images']}"

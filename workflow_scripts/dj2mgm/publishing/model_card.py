@@ -5,8 +5,9 @@ import re
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.config.licenses import card_license
+from dj2mgm.evaluation.groups import is_share
 from dj2mgm.publishing import usage
-from dj2mgm.publishing.records import FOLDER, Records, is_share, pointer
+from dj2mgm.publishing.records import FOLDER, Records, pointer
 from dj2mgm.publishing.sections import code, command, flow, recipes, section, sources
 
 OWN = "finetune/own"  # the group of scores that are the fine-tuned model's, on the images that it was asked about

@@ -20,7 +20,6 @@ from dj2mgm.files import read_json, read_yaml, write_json
 FOLDER = "records"
 MARK = "experiment.json"  # what says that a repository was published from here
 UNITS = {"%": 100, "points": 100}  # by what a share is multiplied
-SHARES = ("accuracy", "exact_match")  # parts of the names of metrics that are shown in per cent
 
 
 class Records:
@@ -101,10 +100,6 @@ def room_on_disk(folder: Path) -> Iterator[None]:
 
 def pointer(*path: object) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
-
-
-def is_share(metric: str) -> bool:
-    return any(part in metric for part in SHARES)
 
 
 def show(value: object, unit: str = "") -> str:

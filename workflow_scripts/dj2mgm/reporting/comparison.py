@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dj2mgm.evaluation.groups import is_of_task
+from dj2mgm.evaluation.groups import is_share
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.files import replace_file
 from dj2mgm.reporting.comparable import differences_to_first
@@ -89,12 +89,6 @@ def chance_note(comparisons: int) -> str:
         f"Each of the {comparisons} differences is judged by its own interval: of 20 that are truly none, about one is "
         "shown by chance."
     )
-
-
-def is_share(metric: str) -> bool:
-    """Shares go from 0 to 1 and are shown in per cent; the other metrics are scores or counts. Those of
-    lmms-eval are shown as it gives them."""
-    return not is_of_task(metric) and ("accuracy" in metric or metric == "exact_match")
 
 
 def figure(metric: str, value: float) -> str:

@@ -4,11 +4,11 @@ as tables."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dj2mgm.evaluation.groups import SECOND, is_of_task
+from dj2mgm.evaluation.groups import SECOND, is_of_task, is_share
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.reporting.comparable import obstacle, obstacles
-from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, ends, figure, gain, interval, is_share, verdict
+from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, ends, figure, gain, interval, verdict
 from dj2mgm.reporting.drawing import Scale, Tick
 from dj2mgm.reporting.experiment import Experiment
 
