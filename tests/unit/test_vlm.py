@@ -32,6 +32,7 @@ from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import OF_KINDS, OF_TOKENS
 from dj2mgm.vlm.family import compute_loss_in_parts
+from finetune import train_language_model
 from pretrain import train_projector_only
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
@@ -534,6 +535,22 @@ THINKS = (
     "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}SWITCH{% endif %}"
 )
+
+
+def test_a_processor_is_passed_on_with_what_only_videos_need(tmp_path):
+    save_tiny_family("qwen3_vl", tmp_path / "base")
+    (tmp_path / "base/video_preprocessor_config.json").write_text("{}")
+    family_of(tmp_path / "base").save_processor(tmp_path / "merged")
+    names = {file.name for file in (tmp_path / "merged").iterdir()}
+    assert {"video_preprocessor_config.json", "tokenizer.json", "chat_template.jinja"} <= names
+    assert not {"config.json", "model.safetensors"} & names
+
+
+def test_a_whole_model_is_not_trained_where_nothing_is_known_to_connect_its_parts():
+    model = torch.nn.ModuleDict({"aligner": torch.nn.Linear(2, 2), "language_model": torch.nn.Linear(2, 2)})
+    parts = SimpleNamespace(fresh=[])
+    with pytest.raises(InputError, match="nothing is known to connect .*; train LoRA instead"):
+        train_language_model(model, parts, None)
 
 
 def test_a_model_that_may_think_is_trained_and_asked_without_thoughts(tmp_path):
