@@ -95,7 +95,7 @@ def test_rank_correlation_is_spearmans(config):
     by_formula = 1 - 6 * ((one - two) ** 2).sum() / (IMAGES * (IMAGES**2 - 1))  # of ranks without ties
     assert rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES, pytest.approx(by_formula))
     for name in ("clip_score", "second_clip_score"):
-        scores[name].counts[0] *= 3  # three captions on the first image, as good as its one before
+        scores[name].counts[0] *= 3  # three captions of the first image, with the same mean score
         scores[name].sums[0] *= 3
     assert rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES + 2, pytest.approx(by_formula))
     scores["clip_score"].sums[:] = scores["clip_score"].counts

@@ -43,6 +43,11 @@ class ProcessorEncoder:
         self._size = lru_cache(maxsize=16)(image_size)  # a row is asked for it twice
         self._placeholders = lru_cache(maxsize=4096)(self._replacements)
         self._short = self.sample(BLANK)
+        self._tells_images = {
+            name: self._short[name] == self.processor.create_mm_token_type_ids([self._short["input_ids"]])[0]
+            for name in OF_KINDS
+            if name in self._short
+        }
         self._blank = self._short | {"labels": [IGNORED] * len(self._short["labels"])}
         self.max_length = max_length
 
@@ -175,13 +180,12 @@ class ProcessorEncoder:
 
     def _kinds(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the model reads beside tokens, (B, T): mostly which of them are of an image."""
-        if not any(name in self._short for name in OF_KINDS):
-            return {}
-        of_image = self.processor.create_mm_token_type_ids
-        alike = [name for name in OF_KINDS if self._short.get(name) == of_image([self._short["input_ids"]])[0]]
-        other = [name for name in OF_KINDS if name in self._short and name not in alike]
-        kinds = torch.as_tensor(of_image(ids.tolist()))
-        return dict.fromkeys(alike, kinds) | dict.fromkeys(other, torch.zeros_like(ids))
+        return {
+            name: torch.as_tensor(self.processor.create_mm_token_type_ids(ids.tolist()))
+            if tells_images
+            else torch.zeros_like(ids)
+            for name, tells_images in self._tells_images.items()
+        }
 
     def _prompt(self, replacement: str | None, question: str) -> str:
         turns = conversation("", "", question, "")["conversations"][:1]
@@ -229,7 +233,7 @@ class ProcessorEncoder:
         messages = self._messages(row)
         text, spans = self._rendered(messages), []
         for number in range(1, len(messages), 2):
-            until = self._rendered(messages[: number + 1])
+            until = text if number + 1 == len(messages) else self._rendered(messages[: number + 1])
             begin, end = self._answer_in(until, messages[: number + 1])
             if begin < 0 or not text.startswith(until):
                 raise InputError(

@@ -117,11 +117,8 @@ class Generator(Answerer):
         max_new_tokens: int,
         batch_size: int,
     ) -> Iterator[Candidates]:
-        looked_at = self._looked_at(images)
-        for part in parts_of(images, batch_size):
-            keys = list(range(len(part)))
-            seen = self._seen(keys, {key: next(looked_at) for key in keys})
-            inputs = self._prompts(seen, [question] * len(part))
+        for seen in self._seen_in_parts(images, batch_size):
+            inputs = self._prompts(seen, [question] * len(seen))
             found = self.model.generate(
                 **inputs,
                 **limits(self.encoder, self.stops, max_new_tokens),
@@ -155,10 +152,8 @@ class Generator(Answerer):
         """`template` is not looked at: the processor has its own."""
         refuse_control((answer for _, answer in answers), self.control_tokens(template))
         found: list[list[float]] = []
-        looked_at, at_once, seen = self._looked_at(images), self.batch_size(), []
-        for part in parts_of(images, at_once):
-            keys = list(map(key_of, part))
-            seen += self._seen(keys, {key: next(looked_at) for key in keys})
+        at_once = self.batch_size()
+        seen = list(chain.from_iterable(self._seen_in_parts(images, at_once)))
         for part in parts_of(answers, at_once):
             about = [seen[image] for image, _ in part]
             rows = [conversation("", "", question, answer) for _, answer in part]
@@ -207,6 +202,13 @@ class Generator(Answerer):
             if taken > KEPT_BYTES or not self._ahead or not isinstance(key, str):  # an open file is read once
                 del self._kept[key]
         return seen
+
+    def _seen_in_parts(self, images: Sequence[Image], size: int) -> Iterator[list[Seen]]:
+        """Of so many images at a time, of which nothing is kept."""
+        looked_at = self._looked_at(images)
+        for part in parts_of(images, size):
+            keys = list(range(len(part)))
+            yield self._seen(keys, {key: next(looked_at) for key in keys})
 
     def _encoded(self, images: dict[object, Looked]) -> dict[object, Seen]:
         parts = [{name: torch.from_numpy(values) for name, values in each.inputs.items()} for each in images.values()]
