@@ -16,6 +16,7 @@ from dj2mgm.messages import note
 from dj2mgm.mgm.modeling_mgm import selection_of
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.vision_language import Parts
+from dj2mgm.vlm.packed_images import is_packed
 
 
 def gather_whole_layers(model: nn.Module, parts: Parts) -> None:
@@ -47,6 +48,14 @@ def attention_of(settings: TrainingSettings) -> tuple[str, str | None]:
     return "sdpa", "flash-attn is not installed: attention runs by PyTorch's scaled_dot_product_attention"
 
 
+def leave_out_cudnn_attention() -> None:
+    """Let other kernels of PyTorch attend: cuDNN's are planned for seconds at each new shape, and keep the host longer.
+
+    PyTorch prefers cuDNN's on data-centre GPUs only.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 # Compiles what a training step spends its time in, piece by piece, with torch.compile.
 #
 # Pieces, because layers of one shape share their compiled code, and because DeepSpeed's hooks around a layer stay
@@ -57,7 +66,7 @@ def compile_layers(parts: Parts) -> None:
     """Compile, in place, the layers of towers and decoder, what else of the towers is worth it, and the loss."""
     # ConvNeXt's blocks have four widths, and a batch may have one sample only
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
-    towers = [layer for layer in parts.towers if "cu_seqlens" not in inspect.signature(layer.forward).parameters]
+    towers = [layer for layer in parts.towers if is_packed(layer) or not takes_boundaries(layer)]
     if len(towers) < len(parts.towers):
         note("the tower's layers are not compiled: their code depends on how large each image is")
     for layer in (*towers, *parts.between):
@@ -69,6 +78,11 @@ def compile_layers(parts: Parts) -> None:
     parts.head.loss_and_gradient = lambda logits, targets: loss_and_gradient(
         *(_varying(tensor, logits.shape[:1]) for tensor in (logits, targets.clone()))
     )
+
+
+def takes_boundaries(layer: nn.Module) -> bool:
+    """Return whether a tower's layer takes the patches of all images as one sequence."""
+    return "cu_seqlens" in inspect.signature(layer.forward).parameters
 
 
 def _varying(value: object, sizes: Sequence[int]) -> object:
@@ -96,7 +110,7 @@ def _compiled(layer: nn.Module, dimensions: int) -> Callable:
     Args:
         dimensions: of the layer's input that differ from batch to batch, the first ones.
     """
-    forward, threads = type(layer).forward, torch.get_num_threads()
+    forward, threads, packed = type(layer).forward, torch.get_num_threads(), is_packed(layer)
     compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
 
     def marked(*args, **kwargs) -> torch.Tensor:
@@ -105,7 +119,7 @@ def _compiled(layer: nn.Module, dimensions: int) -> Callable:
         torch.set_num_threads(threads)
         for tensor in selection_of(layer):
             _varying(tensor, tensor.shape)
-        sizes = args[0].shape[:dimensions]
+        sizes = [*args[0].shape[:dimensions], *kwargs["cu_seqlens"].shape] if packed else args[0].shape[:dimensions]
         return compiled(*_varying(args, sizes), **{name: _varying(value, sizes) for name, value in kwargs.items()})
 
     def recomputed_or_not(*args, **kwargs) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 
@@ -30,6 +31,7 @@ class ProcessorEncoder:
 
     fillers = dict.fromkeys(OF_TOKENS, 0) | {"labels": IGNORED}
     reads_text_alone = True
+    tower_inputs: Callable[[dict], dict] | None = None  # of a batch, for towers that read more than pixels
 
     def __init__(self, processor: ProcessorMixin, image_token_id: int, max_length: int):
         self.processor, self.tokenizer = processor, processor.tokenizer
@@ -104,9 +106,10 @@ class ProcessorEncoder:
             items = [*items, self._blank]
             width = max(width, len(self._blank["input_ids"]))
         of_images = dict.fromkeys(name for item in items for name in item if name not in OF_TOKENS)
-        return self.text_batch(items, width) | {
+        batch = self.text_batch(items, width) | {
             name: joined([item[name] for item in items if name in item]) for name in of_images
         }
+        return batch | self.tower_inputs(batch) if self.tower_inputs else batch
 
     def text_batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
         """The tokens of `batch`."""

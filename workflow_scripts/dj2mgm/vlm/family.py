@@ -32,6 +32,7 @@ from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.folder import REMEDY, check_folder, copy_processor, faults_of
 from dj2mgm.vlm.generation import Generator
+from dj2mgm.vlm.packed_images import on_device, tower_inputs, use_packed_attention, use_tower_inputs
 from dj2mgm.vlm.prefix_encoder import PrefixEncoder
 from dj2mgm.vlm.processors import load_processor
 
@@ -43,11 +44,13 @@ class TransformersVLM:
         with faults_of(folder):
             self.config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             self.processor = load_processor(folder)
+        self.tower_inputs = tower_inputs(self.config)
 
     def encoder(self, template: str | dict, max_length: int) -> "ProcessorEncoder":
         """`template` is not looked at: the processor has its own."""
         with faults_of(self.folder):
             encoder = encoder_class(self.processor)(self.processor, self.config.image_token_id, max_length)
+            encoder.tower_inputs = self.tower_inputs
             encoder.try_out()
         return encoder
 
@@ -84,9 +87,12 @@ class TransformersVLM:
             )
         if missing := sorted(found["missing_keys"]):
             raise InputError(f"{self.folder} lacks weights: {missing[0]} and others, {len(missing)} in all; {REMEDY}")
+        use_packed_attention(model)
         return model
 
     def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+        if self.tower_inputs:
+            return {name: on_device(name, value, device) for name, value in batch.items()}
         return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
     @staticmethod
@@ -155,7 +161,7 @@ def compute_loss_in_parts(model: PreTrainedModel) -> None:
     head.__class__ = LanguageModelHead
     head.softcap = softcap
     head.loss_and_gradient = lambda logits, targets: loss_and_gradient(logits, targets, softcap)
-    plain = model.forward
+    plain, take_tower_inputs = model.forward, use_tower_inputs(model)
 
     def forward(
         self,
@@ -165,6 +171,7 @@ def compute_loss_in_parts(model: PreTrainedModel) -> None:
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ):
+        take_tower_inputs(kwargs)
         if labels is None:
             return plain(input_ids=input_ids, **kwargs)
         kwargs["use_cache"] = False

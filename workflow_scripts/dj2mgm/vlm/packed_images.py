@@ -1,0 +1,151 @@
+"""Vision towers that take the patches of all images of a batch as one sequence (Qwen2.5-VL, Qwen3-VL).
+
+transformers computes positions and sequence lengths on the GPU, waits for them, and then attends to one image after
+another. The loader computes them here on the host; one attention kernel takes all images.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+from transformers.vision_utils import (
+    get_vision_cu_seqlens,
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
+
+BASE_CLASSES = {"qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
+# transformers hands boundaries of images to implementations whose name contains "flash".
+PACKED = "packed_flash"
+GRID = "image_grid_thw"
+PREFIX = "tower_"  # of a batch's keys that are arguments of the tower
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    cu_seq_lens_q: torch.Tensor,
+    max_length_q: int,
+    scaling: float,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Attend within each image; query, key, value (1, heads, N, D) → (1, N, heads, D)."""
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    # PyTorch's public `varlen_attn` calls this operator too, but older releases lack it.
+    output = torch.ops.aten._flash_attention_forward(
+        query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, 0.0, False, False, scale=scaling
+    )[0]
+    return output[None], None
+
+
+AttentionInterface.register(PACKED, _packed_attention)
+
+
+class TowerInputs:
+    """Compute the arguments of a vision tower, and positions of all tokens, from a batch on the CPU."""
+
+    def __init__(self, config: PretrainedConfig):
+        self.vision = config.vision_config
+        # Position ids need the configuration only, no weights.
+        base = BASE_CLASSES[config.model_type]
+        self.model = base.__new__(base)
+        nn.Module.__init__(self.model)
+        self.model.config = config
+
+    def __call__(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """
+        Args:
+            batch: input_ids and mm_token_type_ids (B, T), image_grid_thw (images, 3).
+
+        Returns:
+            position_ids (3, B, T) of the language model, and the tower's arguments with PREFIX before their names.
+        """
+        grid, vision = batch[GRID], self.vision
+        positions, _ = self.model.get_rope_index(batch["input_ids"], batch["mm_token_type_ids"], grid)
+        boundaries = get_vision_cu_seqlens(grid)
+        given = {"cu_seqlens": boundaries, "max_seqlen": _longest(boundaries)}
+        given["position_ids"] = get_vision_position_ids(grid, vision.spatial_merge_size)
+        if hasattr(vision, "num_position_embeddings"):
+            given["interp_indices"], given["interp_weights"] = get_vision_interpolation_indices_and_weights(
+                grid,
+                num_grid_per_side=int(vision.num_position_embeddings**0.5),
+                align_corners=True,
+                spatial_merge_size=vision.spatial_merge_size,
+            )
+        if hasattr(vision, "window_size"):
+            window_index, boundaries = get_vision_window_index(
+                grid,
+                spatial_merge_size=vision.spatial_merge_size,
+                window_size=vision.window_size,
+                patch_size=vision.patch_size,
+            )
+            given |= {"window_index": window_index, "cu_window_seqlens": boundaries}
+            given["max_window_seqlen"] = _longest(boundaries)
+        return {"position_ids": positions} | {PREFIX + name: value for name, value in given.items()}
+
+
+def tower_inputs(config: PretrainedConfig) -> TowerInputs | None:
+    """Return None for models whose tower takes each image by itself."""
+    return TowerInputs(config) if config.model_type in BASE_CLASSES else None
+
+
+def _longest(boundaries: torch.Tensor) -> torch.Tensor:
+    """Return a power of two, (), that no sequence exceeds: compiled code holds for one value."""
+    return torch.tensor(1 << (int(boundaries.diff().max()) - 1).bit_length())
+
+
+def on_device(name: str, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Move a batch's value to the device, except the grid and single numbers, which only the host reads."""
+    return value if name == GRID or value.dim() == 0 else value.to(device, non_blocking=True)
+
+
+def use_tower_inputs(model: PreTrainedModel) -> Callable[[dict], None]:
+    """Let the tower receive what TowerInputs computed, and add its features to the decoder without waiting for the GPU.
+
+    Returns:
+        A function that takes the tower's arguments out of the model's keyword arguments, before a forward pass.
+    """
+    pending: dict[str, torch.Tensor | int] = {}
+
+    def take(kwargs: dict) -> None:
+        given = {name: kwargs.pop(name) for name in [*kwargs] if name.startswith(PREFIX)}
+        pending.clear()
+        pending.update(
+            {name.removeprefix(PREFIX): value if value.dim() else int(value) for name, value in given.items()}
+        )
+
+    if model.config.model_type in BASE_CLASSES:
+        tower = model.get_encoder(modality="image")
+        tower.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | pending), with_kwargs=True)
+        decoder = model.get_decoder()
+        if hasattr(decoder, "_deepstack_process"):
+            decoder._deepstack_process = _add_at
+    return take
+
+
+def _add_at(hidden: torch.Tensor, mask: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """hidden (B, T, H) plus features (n, H) at the n positions of mask (B, T).
+
+    transformers indexes by the mask, for which the host waits until the GPU has counted it.
+    """
+    return hidden + torch.zeros_like(hidden).masked_scatter(mask[..., None], features.to(hidden.dtype))
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Attend to all images by one kernel, which GPUs have for 16-bit numbers."""
+    halves = (torch.bfloat16, torch.float16)
+    if model.config.model_type in BASE_CLASSES and torch.cuda.is_available() and model.dtype in halves:
+        model.get_encoder(modality="image").config._attn_implementation = PACKED
+
+
+def is_packed(layer: nn.Module) -> bool:
+    """Return whether a layer of a tower attends to all images by one kernel."""
+    configs = (getattr(module, "config", None) for module in layer.modules())
+    return any(getattr(config, "_attn_implementation", None) == PACKED for config in configs)
