@@ -2,10 +2,12 @@
 
 from itertools import combinations
 
+import pytest
 from accelerate.data_loader import SeedableRandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dj2mgm.training import batches
 from dj2mgm.training.batches import CROWDED, WIDTHS, StepBatches, padded_width
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -84,6 +86,16 @@ def test_widths_are_few_and_at_least_the_length(longest):
     widths = [padded_width(length, longest) for length in range(1, longest + 1)]
     assert len(set(widths)) <= WIDTHS and widths[-1] == longest
     assert all(width >= length for length, width in enumerate(widths, start=1))
+
+
+@pytest.mark.parametrize("longest", [5, 250, 1101, 2048])
+def test_widths_on_a_gpu_are_multiples_of_eight(longest, monkeypatch):
+    monkeypatch.setattr(batches, "_has_gpu", lambda: True)
+    widths = [padded_width(length, longest) for length in range(1, longest + 1)]
+    assert not any(width % 8 for width in widths) and len(set(widths)) <= WIDTHS
+    assert all(width >= length for length, width in enumerate(widths, start=1)) and widths[-1] < longest + 8
+    steps = StepBatches([1, longest], 2, 2, seed=0)
+    assert sorted(sample for micro_batch in steps.step(0, 0) for sample in micro_batch) == [0, 1]
 
 
 @settings(max_examples=200, deadline=None)

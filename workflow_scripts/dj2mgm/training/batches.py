@@ -3,12 +3,13 @@
 import random
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch.utils.data import Sampler
 
 WIDTHS = 32  # of all micro batches, at most: a GPU's kernels are planned once for each width
+ALIGNED = 8  # tokens
 CROWDED = 2  # times as many samples as of the greatest length, at most: each brings an image, which takes memory
 
 
@@ -39,6 +40,7 @@ class StepBatches(Sampler[list[int | None]]):
     ):
         longest = max(lengths)
         self.widths = array("i", (padded_width(length, longest) for length in lengths))
+        longest = max(self.widths)
         self.tokens, self.samples = micro_batch_size * longest, micro_batch_size * CROWDED
         self.global_batch, self.seed = global_batch, seed
         self.processes, self.process = processes, process
@@ -112,9 +114,16 @@ class StepBatches(Sampler[list[int | None]]):
 
 
 def padded_width(length: int, longest: int) -> int:
-    """A length rounded up to one of at most `WIDTHS` widths, the greatest of which is `longest`.
+    """Return a length rounded up to one of at most `WIDTHS` widths, so that kernels get few and even shapes.
 
-    They are multiples of a power of two, so that kernels get even shapes.
+    Widths are multiples of a power of two, except the greatest, which is `longest`; on a GPU it is a multiple of
+    `ALIGNED` too, because inductor compiles layers once more for a width that is not.
     """
-    unit = 1 << max(0, -(-longest // WIDTHS) - 1).bit_length()
-    return min(longest, -(-length // unit) * unit)
+    aligned = ALIGNED if _has_gpu() else 1
+    unit = max(aligned, 1 << max(0, -(-longest // WIDTHS) - 1).bit_length())
+    return min(-(-longest // aligned) * aligned, -(-length // unit) * unit)
+
+
+@cache
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()

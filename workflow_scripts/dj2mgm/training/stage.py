@@ -42,7 +42,12 @@ from dj2mgm.training.memory_plan import (
     keep_arrangement,
     workload_of,
 )
-from dj2mgm.training.model import attention_of, compile_layers, gather_whole_layers
+from dj2mgm.training.model import (
+    attention_of,
+    compile_layers,
+    gather_whole_layers,
+    leave_out_cudnn_attention,
+)
 from dj2mgm.training.optimizer import optimizer_of
 from dj2mgm.training.processes import agree, join_process_group, leave_process_group, start_process_again
 from dj2mgm.training.records import write_records
@@ -98,6 +103,7 @@ def run_stage(
     kept, requested = checkpoints / "arrangement.json", settings
     free = machine_in_use(settings.gpus, settings.nodes)
     leave_room_for_kernels()
+    leave_out_cudnn_attention()
     # several processes must choose alike, and may find different amounts to be free
     machine = whole_machine(settings.gpus, settings.nodes) if settings.gpus > 1 else free
     plan = None
