@@ -15,11 +15,14 @@ CORPUS = [
     "What is shown in the picture? user assistant system model",
     "USER: ASSISTANT: User: Assistant: You are a helpful assistant. Yes. No. two green triangles and one dog",
     "How many shapes are there? Which color is it? The first image shows a yellow star; the second one none.\n",
+    "Assistant: 3 ASSISTANT: 3 3 3 5 5 5 35 35 35",  # would be learned as one token each if digits were not split
 ] * 4
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
 VIT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL = {"image_size": 28, "patch_size": 7}
+
+DIGITS = pre_tokenizers.Digits(individual_digits=True)  # as the tokenizers of all these families split them
 
 # Short chat templates that write what the hub's write. LLaVA's puts nothing behind an answer that would end it.
 CHATML = (
@@ -161,6 +164,8 @@ def smolvlm():
         **ends,
     )
     add_special(tokenizer, [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)])
+    byte_pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([DIGITS, byte_pieces])
     pixels = T.SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
     config = T.SmolVLMConfig(
         vision_config={**VIT, "image_size": 32, "patch_size": 8},
@@ -266,7 +271,7 @@ def add_special(tokenizer, tokens: list[str]) -> None:
 
 def byte_level():
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([DIGITS, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=360, show_progress=False, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(CORPUS, trainer)
@@ -275,7 +280,7 @@ def byte_level():
 
 def sentencepiece_like(first: list[str], pieces, normalizer=None):
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.pre_tokenizer = pieces
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, DIGITS])
     if normalizer:
         tokenizer.normalizer = normalizer
     special = [*first, *(f"<0x{byte:02X}>" for byte in range(256))]

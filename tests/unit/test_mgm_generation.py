@@ -1,6 +1,19 @@
 import pytest
 import torch
-from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm, tiny_processor
+from tiny_models import (
+    NUM_IMAGE_TOKENS,
+    mgm_config,
+    pixels,
+    save_image,
+    tiny_mgm,
+    tiny_processor,
+    tiny_qwen_processor,
+)
+
+from dj2mgm.data.formats import conversation
+from dj2mgm.mgm import MGMForConditionalGeneration
+from dj2mgm.mgm.family import MGMEncoder
+from dj2mgm.mgm.generation import Generator
 
 STEPS = 8
 
@@ -77,3 +90,48 @@ def test_logits_to_keep_keeps_the_last_ones(model):
         last = model(**inputs, pixel_values=images, logits_to_keep=1).logits
     assert full.shape[1] == inputs["input_ids"].shape[1] > NUM_IMAGE_TOKENS
     torch.testing.assert_close(last, full[:, -1:])
+
+
+HARD = ["3", "5", '"a"', "(b)"]  # of these no tokenizer makes one token with a blank before them
+BLANK = {
+    "name": "mine",
+    "chat_template": (
+        "{% for message in messages %}{% if message.role == 'user' %}{{ 'Q: ' + message.content }}{% else %}"
+        "{{ ' A: ' }}{% generation %}{{ message.content + eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ ' A:' }}{% endif %}"
+    ),
+    "stop_tokens": [],
+    "control_tokens": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "make_processor"),
+    [
+        ("gemma", tiny_processor),
+        ("plain", tiny_processor),
+        (BLANK, tiny_processor),
+        ("chatml", tiny_qwen_processor),
+        ("plain", tiny_qwen_processor),
+    ],
+)
+def test_learned_answers_are_generated(tmp_path, template, make_processor):
+    processor = make_processor()
+    config = mgm_config("qwen2")
+    config.text_config.vocab_size, config.image_token_id = len(processor.tokenizer), processor.image_token_id
+    torch.manual_seed(0)
+    model = MGMForConditionalGeneration(config)
+    images = [save_image(tmp_path / f"{n}.png", (80 * n, 30, 90), (40, 40)) for n in range(len(HARD))]
+    encoder = MGMEncoder(processor, template, 64)
+    items = [encoder.item(conversation("1", str(image), "Q?", text)) for image, text in zip(images, HARD, strict=True)]
+    batch = encoder.batch(items, max(len(item["input_ids"]) for item in items))
+    batch["pixel_values"] = processor.normalized(batch["pixel_values"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(**batch).loss.backward()
+        optimizer.step()
+    model.save_pretrained(tmp_path / "mgm")
+    processor.save_pretrained(tmp_path / "mgm")
+    generator = Generator(tmp_path / "mgm", None, "cpu")
+    assert list(generator.answer(images, ["Q?"] * 4, template, max_new_tokens=8, batch_size=4)) == HARD

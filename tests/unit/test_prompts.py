@@ -51,7 +51,7 @@ def readable_mask(segments, processor=None) -> str:
 def test_plain_is_the_image_the_caption_and_a_line_break():
     segments = gemma_template("plain").segments(TURNS)
     assert joined(segments) == "<image>two\n"
-    assert answers(segments) == ["two\n"]
+    assert answers(segments) == ["two", "\n"]
 
 
 def test_gemma_is_the_public_mgm_format():
@@ -109,7 +109,7 @@ def test_a_prompt_is_the_training_text_up_to_the_answer(template, question):
     human = {"from": "human", "value": f"<image>\n{question}" if question else "<image>"}
     segments = gemma_template(template).segments([human, {"from": "gpt", "value": "two"}])
     prompt = gemma_template(template).prompt(question)
-    assert joined(segments).removeprefix(prompt) == answers(segments)[0]
+    assert joined(segments).removeprefix(prompt) == "".join(answers(segments))
     processor = tiny_processor()
     encoded = processor.encode(segments)
     prompt_ids = processor.encode([(prompt, False)])["input_ids"]
@@ -124,10 +124,58 @@ def test_a_prompt_is_the_training_text_up_to_the_answer(template, question):
 )
 def test_generation_stops_at_a_token_that_ends_answers_in_training(name, processor):
     template = ChatTemplate.of(name, processor().tokenizer)
-    (answer,) = answers(template.segments(TURNS))
+    answer = "".join(answers(template.segments(TURNS)))
     (stop,) = template.stop_tokens
     assert answer.startswith(f"two{stop}")
     assert len(processor().tokenizer(stop, add_special_tokens=False).input_ids) == 1
+
+
+ASKED = "{% for message in messages %}{{ 'Q: ' + message.content + ' A: ' if message.role == 'user' }}"
+ASKED += "{% if message.role != 'user' %}{% generation %}{{ message.content + eos_token }}{% endgeneration %}"
+ASKED += "{% endif %}{% endfor %}"
+
+
+def named(source: str) -> dict:
+    return read_chat_template("gemma") | {"name": "mine", "chat_template": source, "stop_tokens": []}
+
+
+def test_an_answer_begins_where_its_prompt_ends_whatever_a_template_marks():
+    """The blank is not in the prompt, so the model has to say it, as upstream LLaVA labels it."""
+    tokenizer = tiny_processor().tokenizer
+    prompts_end = "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
+    once = ASKED.replace(" A: '", " ' + ('A: ' if not loop.last else '')")
+    template = ChatTemplate.of(named(once + prompts_end), tokenizer)
+    assert template.prompt("How many?").endswith("How many? A:")
+    assert answers(template.segments(TURNS + MORE)) == [" two<eos>", " left<eos>"]
+    # marks that begin too early, in the prompt
+    early = ASKED.replace(" A: '", " '").replace("{{ message.content + eos", "{{ 'A:' + message.content + eos")
+    assert answers(ChatTemplate.of(named(early + prompts_end), tokenizer).segments(TURNS)) == ["two<eos>"]
+
+
+def test_a_template_that_asks_in_another_way_than_it_trains_is_refused():
+    source = ASKED + "{% if add_generation_prompt %}{{ 'Answer:' }}{% endif %}"
+    with pytest.raises(InputError, match="template mine: it asks in another way than it marks answers: .*'Q: .*A: "):
+        ChatTemplate.of(named(source), tiny_processor().tokenizer)
+
+
+@pytest.mark.parametrize("end", ["", "{% if loop.last %}{{ eos_token }}{% endif %}"])
+def test_a_template_that_ends_no_answer_or_only_the_last_one_is_refused(end):
+    source = read_chat_template("gemma")["chat_template"].replace(" + '<end_of_turn>\\n' + eos_token }}", f" }}}}{end}")
+    assert source.count("eos_token") == end.count("eos_token")
+    with pytest.raises(InputError, match="template mine: nothing ends the answer 'answer'; write `eos_token` or one"):
+        ChatTemplate.of(named(source), tiny_processor().tokenizer)
+
+
+def test_a_line_break_that_ends_answers_is_a_token_of_its_own():
+    """Qwen's tokenizer has one for a full stop with a line break, at which generation would not end."""
+    tokenizer = deepcopy(tiny_qwen_tokenizer())
+    tokenizer = tokenizer.train_new_from_iterator([["A dog.\n"] * 9], 300)
+    tokenizer.eos_token = "<|im_end|>"
+    assert len(tokenizer(".\n").input_ids) == 1
+    processor = MGMProcessor(tiny_processor().image_processor, tokenizer, "<|image_pad|>", NUM_IMAGE_TOKENS)
+    template = ChatTemplate.of("plain", tokenizer)
+    turns = [TURNS[0], {"from": "gpt", "value": "A dog."}]
+    assert processor.encode(template.segments(turns))["labels"][-1] in template.stops(tokenizer)
 
 
 def test_an_unknown_template_names_the_known_ones():

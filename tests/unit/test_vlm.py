@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +33,7 @@ from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import OF_KINDS, OF_TOKENS
 from dj2mgm.vlm.family import compute_loss_in_parts
+from dj2mgm.vlm.generation import Generator
 from finetune import train_language_model
 from pretrain import train_projector_only
 
@@ -81,9 +83,8 @@ def test_labels_are_the_answers_and_lengths_are_known_without_decoding(folders, 
     if family in WITHOUT_CHAT:
         answers[1].pop()
     for text, said in zip(labelled, answers, strict=True):
-        # LLaVA's template ends the last answer of a conversation only, and that is this workflow's doing
-        ends = [ENDS[family]] * len(said) if family != "llava" else [*[""] * (len(said) - 1), ENDS[family]]
-        assert text.replace(" ", "") == "".join(a + b for a, b in zip(said, ends, strict=True)).replace(" ", "")
+        ended = "".join(answer + ENDS[family] for answer in said)
+        assert text.replace(" ", "") == ended.replace(" ", "")
     assert all(item["input_ids"].count(found.config.image_token_id) > 3 for item in items[:2])
 
 
@@ -118,9 +119,7 @@ def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int
     images = [Image.open(image).convert("RGB") for image in images_of(row)]
     batch = encoder._processed(row, images)
     ids, labels = (torch.tensor([item[name]]) for name in ("input_ids", "labels"))
-    added = ids.shape[1] - batch.pop("input_ids").shape[1]  # the token that ends a conversation
-    for name in {"token_type_ids", "mm_token_type_ids"} & batch.keys():
-        batch[name] = torch.nn.functional.pad(batch[name], (0, added))
+    assert torch.equal(ids, batch.pop("input_ids"))
     count = int((labels[:, 1:] != IGNORED).sum())
     return model(input_ids=ids, labels=labels, attention_mask=torch.ones_like(ids), **batch).loss * count, count
 
@@ -525,6 +524,64 @@ def test_answers_are_trained_behind_what_stands_before_them_when_the_model_is_as
     begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
     asked = encoder.prompts([encoder.look(load_image(row["image"]))[1]], ["What is shown?"])
     assert item["input_ids"][:begin] == asked["input_ids"][0].tolist()
+
+
+HARD = ["3", "5", '"a"', "(b)"]  # of these no tokenizer makes one token with the blank before them
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_learned_answers_are_generated(folders, tmp_path, family):
+    """Every token between the prompt and the end of an answer has to be learned, whatever stands before an answer."""
+    found, asked = family_of(folders[family]), ["What is shown?", "Which color?", "How many shapes?", "Which one?"]
+    encoder = found.encoder("", 512)
+    images = [str(save_image(tmp_path / f"{n}.png", (60 * n, 30, 90), (40, 40))) for n in range(len(HARD))]
+    rows = [conversation(str(n), *given) for n, given in enumerate(zip(images, asked, HARD, strict=True))]
+    items = [encoder.item(row) for row in rows]
+    batch = Collator(encoder, max(len(item["input_ids"]) for item in items))(items)
+    model = found.load(torch.float32, "sdpa").train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+    stock = AutoModelForImageTextToText.from_pretrained(folders[family])
+    stock.load_state_dict(model.state_dict())
+    generator = Generator(stock, encoder)
+    assert list(generator.answer(images, asked, "", max_new_tokens=8, batch_size=4)) == HARD
+    values = generator.log_likelihoods(images, list(enumerate(HARD)), "What is shown?", "")
+    assert [len(each) for each in values] == [len(item["labels"]) - item["labels"].count(IGNORED) for item in items]
+
+
+# what stands before an answer: a blank, two line breaks (which GPT-2's pattern divides if a word follows), nothing
+LEADS = {"a blank": "Assistant: ", "two line breaks": "Assistant:\n\n", "nothing": "Assistant"}
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("family", ["llava", "smolvlm"])
+def test_tokens_before_an_answer_are_those_of_the_prompt_even_where_a_tokenizer_would_join_them(
+    folders, tmp_path, family, lead, turns
+):
+    shutil.copytree(folders[family], tmp_path / "model")
+    template = (
+        "{% for message in messages %}{{ 'LEAD' if message['role'] == 'assistant' else 'User: ' }}"
+        "{% for c in message['content'] %}{{ c['text'] if c['type'] == 'text' else '<image>' }}{% endfor %}"
+        "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'LEAD' }}{% endif %}"
+    )
+    (tmp_path / "model/chat_template.jinja").write_text(template.replace("LEAD", LEADS[lead].replace("\n", "\\n")))
+    encoder = family_of(tmp_path / "model").encoder("", 512)
+    decode, image = encoder.tokenizer.decode, str(save_image(tmp_path / "a.png", "red", (40, 40)))
+    replacement = encoder.look(load_image(image))[1]
+    for answer in ("shapes", "3", '"a"', "(b)", "system"):
+        row = conversation("1", image, "What is shown?", answer)
+        row["conversations"] += MORE[: 2 * (turns - 1)]
+        item = encoder.item(row)
+        ids, labels = item["input_ids"], item["labels"]
+        asked = encoder.prompts([replacement], ["What is shown?"])["input_ids"][0].tolist()
+        assert ids[: len(asked)] == asked and labels[len(asked) - 1 : len(asked) + 1] == [IGNORED, ids[len(asked)]]
+        said = "".join(decode([label]) for label in labels if label != IGNORED)
+        assert said == f"{answer}{ENDS[family]}" + f"blue{ENDS[family]}" * (turns - 1)
 
 
 THOUGHTS = "{{ '<think>\\n\\n</think>\\n\\n' }}"

@@ -5,7 +5,7 @@ model's folder. config/chat_templates holds the formats of the published MGM (`p
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,6 +22,7 @@ Segments = list[tuple[str, bool]]  # text, and whether it is an answer: the loss
 
 ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's words, and those of chat templates
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
+MARK = "\ue000"  # of Unicode's private use: where an answer ends
 REMEDY = "write the format as a file in config/chat_templates and name that (docs/models.md)"
 
 
@@ -33,6 +34,8 @@ class ChatTemplate:
         source: Jinja. Where it does not mark answers with `{% generation %}`, an answer is what a turn of the model
             adds to the prompt for it.
         stop_tokens: tokens that end an answer, beside the tokenizer's end-of-sequence token.
+        apart: those of them that are plain text to the tokenizer, such as a line break. They are tokenized apart from
+            the answer, since a tokenizer might join both (Qwen's has a token for a full stop with a line break).
         control_tokens: tokens that no question and no answer may contain.
         special_tokens: texts that the template may use, such as `eos_token`.
     """
@@ -42,6 +45,7 @@ class ChatTemplate:
     stop_tokens: tuple[str, ...]
     control_tokens: tuple[str, ...]
     special_tokens: dict[str, str]
+    apart: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, template: str | dict, tokenizer: PreTrainedTokenizerBase) -> Self:
@@ -50,14 +54,17 @@ class ChatTemplate:
             template: a name that config/chat_templates.py knows, or the content that it reads.
 
         Raises:
-            InputError: the name is unknown, or the tokenizer has no chat template of its own.
+            InputError: the name is unknown, the tokenizer has no chat template of its own, or nothing ends an answer.
         """
         content = read_chat_template(template) if isinstance(template, str) else template
         special_tokens = {"bos_token": "", "eos_token": ""} | dict(tokenizer.special_tokens_map)
         if content["name"] == OF_THE_TOKENIZER:
             return cls._of_tokenizer(tokenizer, special_tokens)
         tokens = tuple(content["stop_tokens"]), tuple(content["control_tokens"])
-        return cls(content["name"], content["chat_template"], *tokens, special_tokens)
+        apart = tuple(token for token in content["stop_tokens"] if token not in tokenizer.get_added_vocab())
+        template = cls(content["name"], content["chat_template"], *tokens, special_tokens, apart)
+        template._check_ends()
+        return template
 
     @classmethod
     def _of_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, special_tokens: dict[str, str]) -> Self:
@@ -69,11 +76,35 @@ class ChatTemplate:
         text = "".join(text for text, _ in template.segments(_turns("question", "answer")))
         behind = tokenizer.tokenize(text.rpartition("answer")[2])
         stops = tuple(token for token in behind if token in control_tokens)[:1]
-        return cls(OF_THE_TOKENIZER, source, stops, control_tokens, special_tokens)
+        template = cls(OF_THE_TOKENIZER, source, stops, control_tokens, special_tokens)
+        template._check_ends()
+        return template
+
+    def _check_ends(self) -> None:
+        """Raise InputError unless something ends every answer: else a model would not learn where to stop."""
+        ends = [end for end in (self.special_tokens["eos_token"], *self.stop_tokens) if end]
+        turns = _turns("question", "answer")
+        several = [*turns, {"from": "human", "value": "question"}, turns[1]]
+        for conversation in (turns, several):
+            try:
+                segments = self.segments(conversation)
+            except InputError:
+                if conversation is turns:
+                    raise
+                break  # the format takes one question only, and rows with more are refused
+            said = "".join(text if is_answer else MARK for text, is_answer in segments)
+            for answer in filter(None, said.split(MARK)):
+                if not any(end in answer.partition("answer")[2] for end in ends):
+                    raise InputError(
+                        f"template {self.name}: nothing ends the answer {answer!r}; write `eos_token` or one of its "
+                        "stop_tokens behind every answer, where the loss covers it"
+                    )
 
     def segments(self, turns: list[dict]) -> Segments:
-        """A conversation as segments; joined, they are the rendered template without its beginning-of-sequence token,
-        which `MGMProcessor.encode` puts.
+        """Return a conversation as segments; joined, they are the rendered template without its beginning-of-sequence
+        token, which `MGMProcessor.encode` puts.
+
+        An answer begins where the prompt ends with which the model is asked for it.
 
         Args:
             turns: LLaVA's {from, value}, human and gpt in turn. `<image>` marks where the image's tokens go.
@@ -82,7 +113,7 @@ class ChatTemplate:
             InputError: the template refuses the conversation, or does not tell where an answer begins.
         """
         segments = self._marked(turns) if GENERATION.search(self.source) else self._compared(turns)
-        return self._without_bos(segments)
+        return list(self._divided(self._without_bos(segments)))
 
     def prompt(self, question: str, shows_image: bool = True) -> str:
         """The text up to where the answer begins, for generation about one image, or about none.
@@ -113,13 +144,21 @@ class ChatTemplate:
         return stops
 
     def _marked(self, turns: list[dict]) -> Segments:
-        """Answers are what the template marks."""
+        """Return the answers that the template marks, each with blanks before it that are not in the prompt."""
         text, spans = self._render(turns, return_assistant_tokens_mask=True)
         if not spans:
             raise InputError(f"template {self.name}: it marks no answer; {REMEDY}")
+        asked = [self._render(turns[:count], add_generation_prompt=True)[0] for count in range(1, len(turns), 2)]
+        prompts = {len(prompt) for prompt in asked if text.startswith(prompt)}
         segments, end = [], 0
         for start, stop in spans:
-            segments += [(text[end:start], False), (text[start:stop], True)]
+            begin = max((length for length in prompts if end <= length <= stop), default=None)
+            if begin is None or text[begin:start].strip():
+                shown = f"a prompt ends with {asked[0][-40:]!r}, and before an answer stands {text[end:start][-40:]!r}"
+                raise InputError(
+                    f"template {self.name}: it asks in another way than it marks answers: {shown}; {REMEDY}"
+                )
+            segments += [(text[end:begin], False), (text[begin:stop], True)]
             end = stop
         return [*segments, (text[end:], False)] if end < len(text) else segments
 
@@ -134,6 +173,16 @@ class ChatTemplate:
             segments += [(prompt[len(before) :], False), (text[len(prompt) :], True)]
             before = text
         return segments
+
+    def _divided(self, segments: Segments) -> Iterator[tuple[str, bool]]:
+        """Yield the segments, with the text that ends an answer as one of its own if it is plain text."""
+        for text, is_answer in segments:
+            place = max((text.rfind(stop) for stop in self.apart), default=-1) if is_answer else -1
+            if place > 0:
+                yield text[:place], True
+                yield text[place:], True
+            else:
+                yield text, is_answer
 
     def _render(self, turns: Iterable[dict], **options: bool) -> tuple[str, list[tuple[int, int]]]:
         """The text, and where the answers stand in it if `return_assistant_tokens_mask` is set."""

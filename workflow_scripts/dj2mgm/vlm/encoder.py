@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
@@ -24,6 +25,7 @@ OF_TOKENS = ("input_ids", "labels", *OF_KINDS)  # (1, T); everything else is of 
 THINKING = "enable_thinking"  # of templates whose models think before they answer, unless this is False
 MARK = "\ue000"  # of Unicode's private use: where an answer begins
 BLANK = (56, 56)  # px
+LINE_BREAK = "\n"
 
 
 class ProcessorEncoder:
@@ -44,12 +46,14 @@ class ProcessorEncoder:
         self.control_tokens = self._control_tokens()
         self._size = lru_cache(maxsize=16)(image_size)  # a row is asked for it twice
         self._placeholders = lru_cache(maxsize=4096)(self._replacements)
-        self._short = self.sample(BLANK)
+        self._tokens_from_special = lru_cache(maxsize=4096)(self._tokenized_alone)
+        given = self._processed(sample_row(1), [Image.new("RGB", BLANK)])
         self._tells_images = {
-            name: self._short[name] == self.processor.create_mm_token_type_ids([self._short["input_ids"]])[0]
+            name: given[name].tolist() == self.processor.create_mm_token_type_ids(given["input_ids"].tolist())
             for name in OF_KINDS
-            if name in self._short
+            if name in given
         }
+        self._short = self.sample(BLANK)
         self._blank = self._short | {"labels": [IGNORED] * len(self._short["labels"])}
         self.max_length = max_length
 
@@ -78,23 +82,24 @@ class ProcessorEncoder:
 
     def sample(self, *sizes: tuple[int, int]) -> dict:
         """The item of a question and an answer of one letter about blank images of `sizes` pixels."""
-        row = conversation("", "", "a", "a")
-        row["conversations"][0]["value"] = IMAGE_TOKEN * len(sizes) + "a"
-        return self._item(row, [Image.new("RGB", size) for size in sizes])
+        return self._item(sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
 
     def _sizes(self, row: dict) -> list[tuple[int, int]]:
         return [self._size(image) for image in images_of(row)]
 
     def _item(self, row: dict, images: list[Image.Image]) -> dict:
-        item = self._encoded(row, self._placeholders(*(image.size for image in images)))
+        replacements = self._placeholders(*(image.size for image in images))
+        item = self._encoded(row, replacements)
         output = self._processed(row, images)
-        given = output.pop("input_ids")[0].tolist()[: len(item["input_ids"])]
-        if given != item["input_ids"][: len(given)]:
-            raise RuntimeError(f"row {row['id']}: the processor's tokens are not those that were counted")
-        for name in set(output) & set(OF_TOKENS):
-            values = output.pop(name)[0].tolist()
-            item[name] = (values + [0] * len(item["input_ids"]))[: len(item["input_ids"])]
-        return item | dict(output)
+        given = output.pop("input_ids")[0].tolist()
+        kinds = {name: output.pop(name)[0].tolist() for name in set(output) & set(OF_KINDS)}
+        if given[: len(item["input_ids"])] != item["input_ids"]:
+            text, _ = self._with_replacements(row, replacements)
+            if given != self.tokenizer(text, add_special_tokens=self._adds_bos(text))["input_ids"]:
+                raise RuntimeError(f"row {row['id']}: the processor's tokens are not those that were counted")
+            own = self._kinds(torch.tensor([item["input_ids"]]))  # an answer was tokenized apart from its prompt
+            kinds = {name: values[0].tolist() for name, values in own.items()}
+        return item | {name: values[: len(item["input_ids"])] for name, values in kinds.items()} | dict(output)
 
     def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
         """No attention mask: under causal attention nothing looks at what stands to its right.
@@ -223,38 +228,50 @@ class ProcessorEncoder:
         )
 
     def _answers(self, row: dict) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered conversation, and where in it answers stand, up to the special token that ends their turns.
+        """Return the rendered conversation, and where its answers begin and end.
 
-        What a template writes behind the last answer is cut off unless a special token is in it: the end-of-sequence
-        token then ends it, as LLaVA is trained. Before the last answer stands what stands there when the model is
-        asked, where a template has other blanks there.
+        An answer begins where the prompt ends with which the model is asked for it, so the blank between LLaVA's
+        `ASSISTANT:` and an answer belongs to the answer. It ends with the last special token that the template writes
+        behind it. If there is none, the end-of-sequence token ends it, as LLaVA is trained, and blanks that the
+        template writes behind an answer are left out, as is everything behind the last answer.
 
         Raises:
-            InputError: the template does not keep what it has written once another turn comes; or it leads to an
-                answer in another way when the model is asked.
+            InputError: The template writes an answer in another way once another turn follows, leads to an answer in
+                another way when the model is asked, or nothing can end an answer.
         """
         messages = self._messages(row)
-        text, spans = self._rendered(messages), []
+        text, spans, before = "", [], ""
         for number in range(1, len(messages), 2):
-            until = text if number + 1 == len(messages) else self._rendered(messages[: number + 1])
+            asked, until = self._rendered(messages[:number], True), self._rendered(messages[: number + 1])
             begin, end = self._answer_in(until, messages[: number + 1])
-            if begin < 0 or not text.startswith(until):
+            if begin < 0 or not (until.startswith(before) and asked.startswith(before)):
                 raise InputError(
                     f"row {row['id']}: the model's chat template does not tell where an answer begins, or writes it in "
                     "another way once more turns follow; divide the row into rows of one question"
                 )
-            ends = [place + len(token) for token in self.special if (place := until.rfind(token, end)) >= 0]
-            spans.append((begin, max(ends, default=end)))
-        if not ends:
-            text = until[:end]
-        asked, shown = self._rendered(messages[:-1], True), text[:begin]
-        if asked.split() != shown.split():
-            raise InputError(
-                f"its chat template leads to an answer by {asked[-40:]!r}, and in training by {shown[-40:]!r}, as that "
-                "of a model does that thinks first; use a model of its family that does not, or another template"
-            )
-        if not shown.startswith(asked):  # else a blank may begin the answer's first token
-            text, spans[-1] = asked + text[begin:], (len(asked), spans[-1][1] + len(asked) - begin)
+            if asked.split() != until[:begin].split():
+                raise InputError(
+                    f"its chat template leads to an answer by {asked[-40:]!r}, and in training by "
+                    f"{until[:begin][-40:]!r}, as that of a model does that thinks first; use a model of its family "
+                    "that does not, or another template"
+                )
+            text += asked[len(before) :]
+            start = len(asked) if until.startswith(asked) else begin
+            answer, said = until[start:], max(0, end - start)  # `said`: blanks before its own words, and these
+            ends = [place + len(token) for token in self.special if (place := answer.rfind(token, said)) >= 0]
+            is_last = number + 1 == len(messages)
+            if not ends:
+                if self.tokenizer.eos_token is None:
+                    raise InputError(
+                        "neither its chat template nor its tokenizer has a token that ends an answer; use another "
+                        "template"
+                    )
+                behind = "" if is_last or not answer[said:].strip() else answer[said:]
+                answer = answer[:said] + self.tokenizer.eos_token
+                ends = [len(answer)]
+                answer += behind
+            spans.append((len(text), len(text) + max(ends)))
+            text, before = text + answer, until
         return text, spans
 
     def _answer_in(self, text: str, messages: list[dict]) -> tuple[int, int]:
@@ -270,6 +287,13 @@ class ProcessorEncoder:
 
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         """Token ids, image tokens included, and labels, without an image being looked at."""
+        ids, labels = self._labelled(*self._with_replacements(row, replacements))
+        if self.image_token_id in ids[self.max_length :]:
+            raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
+        return {"input_ids": ids[: self.max_length], "labels": labels[: self.max_length]}
+
+    def _with_replacements(self, row: dict, replacements: list[str]) -> tuple[str, list[tuple[int, int]]]:
+        """Return what `_answers` returns, with the tokens of the row's images."""
         text, spans = self._answers(row)
         token, after = self.processor.image_token, 0
         for replacement in replacements:
@@ -279,17 +303,66 @@ class ProcessorEncoder:
             text = text[:begin] + replacement + text[begin + len(token) :]
             grown, after = len(replacement) - len(token), begin + len(replacement)
             spans = [(start + grown * (start > begin), end + grown * (end > begin)) for start, end in spans]
+        return text, spans
+
+    def _labelled(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """Return the tokens of a conversation, and the same as labels at its answers.
+
+        The tokens before an answer are those of the prompt with which the model is asked for it. If the tokenizer would
+        join or divide them in another way because an answer follows, prompt and answer are tokenized separately.
+
+        Args:
+            spans: Where answers begin and end in the text.
+        """
         encoded = self.tokenizer(text, add_special_tokens=self._adds_bos(text), return_offsets_mapping=True)
-        ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-        labels = [
-            token_id if any(start < stop and begin < end <= stop for begin, stop in spans) else IGNORED
-            for token_id, (start, end) in zip(ids, offsets, strict=True)
-        ]
-        if spans[-1][1] == len(text) and ids[-1] not in self.special.values():
-            ids, labels = [*ids, self.tokenizer.eos_token_id], [*labels, self.tokenizer.eos_token_id]
-        if self.image_token_id in ids[self.max_length :]:
-            raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
-        return {"input_ids": ids[: self.max_length], "labels": labels[: self.max_length]}
+        ids, starts = encoded["input_ids"], [start for start, _ in encoded["offset_mapping"]]
+        answers = []
+        for begin, stop in spans:
+            first, prompt = self._end_of_prompt(text[:begin], ids[: bisect_left(starts, begin)])
+            answer, end = first + len(prompt), bisect_left(starts, stop)
+            if ids[first:answer] != prompt:
+                alone = prompt + self._tokens_within(text[begin:stop])
+                ids[first:end] = alone
+                starts[first:end] = [begin] * len(alone)
+                end = first + len(alone)
+            answers.append((answer, end))
+        labels = [IGNORED] * len(ids)
+        for begin, end in answers:
+            labels[begin:end] = ids[begin:end]
+        return ids, labels
+
+    def _end_of_prompt(self, prompt: str, ids: list[int]) -> tuple[int, list[int]]:
+        """Return the tokens of a prompt from its last special token on, by itself, and where they begin.
+
+        Tokenizers divide text at special tokens first, so nothing before the last one depends on what follows the
+        prompt.
+
+        Args:
+            ids: The tokens of the text of which the prompt is the beginning, as far as they begin in the prompt.
+        """
+        place = max((prompt.rfind(token) for token in self.special), default=-1)
+        if place < 0:
+            return 0, self.tokenizer(prompt, add_special_tokens=self._adds_bos(prompt))["input_ids"]
+        numbers = set(self.special.values())
+        first = next(number for number in reversed(range(len(ids))) if ids[number] in numbers)
+        return first, self._tokens_from_special(prompt[place:])
+
+    def _tokenized_alone(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _tokens_within(self, text: str) -> list[int]:
+        """Return the tokens of a text that other text precedes, without what a tokenizer puts before a first word.
+
+        Raises:
+            InputError: The tokenizer joins everything with what precedes it.
+        """
+        lead, ids = self._tokenized_alone(LINE_BREAK), self._tokenized_alone(LINE_BREAK + text)
+        if ids[: len(lead)] != lead:
+            raise InputError(
+                f"its tokenizer joins the answer {text[:40]!r} with the text before it; use a chat template that "
+                "writes a line break before an answer"
+            )
+        return ids[len(lead) :]
 
     def _processed(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
         """Everything that the processor gives for the row."""
@@ -316,6 +389,13 @@ class ProcessorEncoder:
         """Of one conversation: what the model reads, and what stands in their place in its text."""
         kwargs = self.processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"]
         return self.processor._process_images([images], **kwargs | more)
+
+
+def sample_row(images: int) -> dict:
+    """Return a question and an answer of one letter about a number of images."""
+    row = conversation("", "", "a", "a")
+    row["conversations"][0]["value"] = IMAGE_TOKEN * images + "a"
+    return row
 
 
 def joined(values: list[torch.Tensor]) -> torch.Tensor:
