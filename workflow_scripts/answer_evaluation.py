@@ -6,15 +6,16 @@ about another one, and without an image.
         --finetuned results/baseline/finetune --output-dir results/baseline/evaluations/pope
 
 `--questions` is what read_evaluation.py wrote. The configuration holds `seed`, `template`, `decoding`, `gpus` and
-`cpu_threads`; the task says how long an answer may be, or else `decoding` does. Writes answers.jsonl: the rows of
-questions.jsonl, each with `images` (own, shuffled, none) and `prediction`.
+`cpu_threads`; the task says how long an answer may be, or else `decoding` does. Answers end where lmms-eval's own class
+of the model ends them (harnesses/exchange.py). Writes answers.jsonl: the rows of questions.jsonl, each with `images`
+(own, shuffled, none) and `prediction`.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
-from dj2mgm.evaluation.harnesses.exchange import cut
+from dj2mgm.evaluation.harnesses.exchange import cut, texts_that_end
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl
 from dj2mgm.generation import generators
 from dj2mgm.messages import Progress
@@ -28,6 +29,7 @@ def main() -> None:
     rows = list(read_jsonl(args.questions / "questions.jsonl", may_be_empty=False))
     asked = read_json(args.questions / "decoding.json")
     decoding = settings["decoding"] | ({"max_new_tokens": asked["max_new_tokens"]} if asked["max_new_tokens"] else {})
+    ends = texts_that_end(args.model, asked["until"])
     paths = image_paths(args.questions, rows)
     if len(set(paths)) < 2:
         raise InputError(
@@ -41,8 +43,7 @@ def main() -> None:
             texts = generator.answer(files, prompts, settings["template"], **decoding)
             texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)
             answered += [
-                row | {"images": images, "prediction": cut(text, asked["until"])}
-                for row, text in zip(rows, texts, strict=True)
+                row | {"images": images, "prediction": cut(text, ends)} for row, text in zip(rows, texts, strict=True)
             ]
     write_jsonl(args.output_dir / "answers.jsonl", answered)
 

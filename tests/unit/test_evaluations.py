@@ -17,13 +17,14 @@ from datasets import Sequence, Value
 from evaluation_files import TASKS, TEXT, color, picture, write_evaluations, write_task
 from PIL import Image
 from places import PROJECT
+from tiny_families import BUILDERS
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
 from dj2mgm.config.evaluations import BESIDE, data_of
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
-from dj2mgm.evaluation.harnesses.exchange import cut, save_once
+from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut, save_once, texts_that_end
 from dj2mgm.evaluation.harnesses.scores import UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
@@ -38,6 +39,7 @@ REFUSED = [  # task, data, and what is said
     ("mmstar", "pope", "pope is not the data of the task mmstar with the split val"),
     ("pope", "empty", "empty is not the data of the task pope with the split test"),
 ]
+TWO_PARAGRAPHS = "It shows the leaf.\n\nThe answer is B. ASSISTANT: none"
 WORDS = ["red", "blue", "two", "dakota", "coca cola", "12:30", "nous les gosses"]
 needs_lmms_eval = pytest.mark.skipif(
     not (BESIDE / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` puts it into .lmms_eval"
@@ -239,6 +241,34 @@ def test_lmms_evals_own_command_gives_our_figures_for_our_model(evaluated, tmp_p
         assert estimate["mean"] == pytest.approx(theirs[f"{name.removeprefix('pope/')},none"])
 
 
+@pytest.fixture(scope="module")
+def returned_by_classes() -> dict[str, str]:
+    """What lmms-eval's own class of each type of models returns for `TWO_PARAGRAPHS`."""
+    until = json.dumps(["\n\n", "ASSISTANT:"])
+    done = run_scripts([], PROJECT, str(PROJECT / "tests/lmms_classes.py"), TWO_PARAGRAPHS, until)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@needs_lmms_eval
+@pytest.mark.parametrize("kind", [*BUILDERS, "mgm", "qwen2_vl", "glm4v", "llama4", "gemma4"])
+def test_answers_end_where_lmms_evals_own_class_of_the_model_ends_them(returned_by_classes, tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    ends = texts_that_end(tmp_path, ["\n\n", "ASSISTANT:"])
+    assert cut(TWO_PARAGRAPHS, ends) == returned_by_classes[kind].strip()
+    assert set(CUTTING_CLASSES) <= set(returned_by_classes)
+
+
+@needs_lmms_eval
+def test_a_second_paragraph_of_an_answer_is_scored(evaluated, tmp_path):
+    """By a task that names no `until`: lmms-eval gives it a blank line, at which few of its classes cut."""
+    asked = read_json(evaluated / "ocrbench/decoding.json")["until"]
+    assert asked == ["\n\n"]
+    answer = f"It shows a word.\n\nThe word is {color(0)}."
+    for kind, whole in (("mgm", True), ("gemma3", True), ("qwen2_vl", False)):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        assert (color(0) in cut(answer, texts_that_end(tmp_path, asked))) == whole
+
+
 @needs_lmms_eval
 def test_what_cannot_be_asked_is_refused_in_a_sentence(evaluated):
     printed = [line for line in (evaluated / "refused.txt").read_text().splitlines() if line.startswith("error")]
@@ -285,9 +315,11 @@ def test_many_images_are_left_out_in_parts():
     assert all(pair == [pytest.approx(6.0), 6] for pair in sums.values())
 
 
-def test_answers_end_where_a_task_says():
-    assert cut(" yes\n\nNo, wait ", ["\n\n"]) == "yes"
-    assert cut("red ASSISTANT: blue\n\n", ["ASSISTANT:", ""]) == "red"
+def test_answers_end_where_a_task_says(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    assert cut(" yes\n\nNo, wait ", texts_that_end(tmp_path, "\n\n")) == "yes"
+    assert cut("red ASSISTANT: blue\n\n", texts_that_end(tmp_path, ["ASSISTANT:", ""])) == "red"
+    assert texts_that_end(tmp_path, None) == []
 
 
 def test_missing_data_is_refused_in_a_sentence(tmp_path):

@@ -15,7 +15,7 @@ from lmms_eval.api.model import lmms
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.data.formats import IMAGE_TOKEN
-from dj2mgm.evaluation.harnesses.exchange import cut, save_once
+from dj2mgm.evaluation.harnesses.exchange import cut, save_once, texts_that_end
 from dj2mgm.generation import load_generator
 
 
@@ -42,11 +42,12 @@ class Dj2mgm(lmms):
     ):
         super().__init__()
         self.generator = load_generator(Path(model), Path(finetuned) if finetuned else None, device)
+        self.folder = Path(model)
         self.template, self.max_new_tokens, self.blind = template, max_new_tokens, blind
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else "auto"
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Greedy answers, whatever else a task asks for."""
+        """Greedy answers, whatever else a task asks for, cut where lmms-eval's own class of the model cuts them."""
         answers: list[str] = []
         for limit, asked in groupby(requests, key=lambda request: request.args[1].get("max_new_tokens")):
             answers += self._answers(list(asked), limit or self.max_new_tokens)
@@ -67,7 +68,10 @@ class Dj2mgm(lmms):
                     batch_size=self.batch_size,
                 )
                 texts |= zip(numbers, said, strict=True)
-        return [cut(texts[number], request.args[1].get("until") or []) for number, request in enumerate(requests)]
+        return [
+            cut(texts[number], texts_that_end(self.folder, request.args[1].get("until")))
+            for number, request in enumerate(requests)
+        ]
 
     def _image(self, request: Instance, folder: Path) -> Path | None:
         if self.blind:
