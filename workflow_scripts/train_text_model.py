@@ -59,7 +59,8 @@ def main() -> None:
         fingerprint=fingerprint,
     )
     if trainer.is_world_process_zero():
-        print(reason, file=sys.stderr, flush=True)
+        if reason:
+            print(reason, file=sys.stderr, flush=True)
         discard_checkpoints(checkpoints, newest=checkpoint)
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.save_model(str(args.output_dir / "model"))

@@ -9,7 +9,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dj2mgm.errors import InputError
-from dj2mgm.training.checkpoints import discard_checkpoints, discard_finished, find_checkpoint, mark_complete, read_mark
+from dj2mgm.training.checkpoints import (
+    discard_checkpoints,
+    discard_finished,
+    find_checkpoint,
+    mark_complete,
+    newest_before,
+    read_mark,
+)
 
 NONE = "starting from step 0: no complete checkpoint found"
 FOREIGN = "starting from step 0: the checkpoint found belongs to other settings, inputs or code"
@@ -32,9 +39,15 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_without_checkpoints_training_starts_and_says_why(tmp_path):
-    assert find_checkpoint(tmp_path / "never made", "mine", 1) == (None, NONE)
-    assert find_checkpoint(tmp_path, "mine", 1) == (None, NONE)
+def test_a_first_start_says_nothing_of_checkpoints(tmp_path):
+    assert find_checkpoint(tmp_path / "never made", "mine", 1) == (None, "")
+    assert find_checkpoint(tmp_path, "mine", 1) == (None, "")
+
+
+def test_the_newest_checkpoint_before_a_step_is_found(tmp_path):
+    older, newer = checkpoint(tmp_path, 90), checkpoint(tmp_path, 100)
+    found = [newest_before(tmp_path, step) for step in (90, 91, 100, 101)]
+    assert found == [None, older, older, newer]
 
 
 def test_the_newest_complete_checkpoint_is_used_by_number_not_by_name(tmp_path):

@@ -9,10 +9,10 @@ import torch
 from forked_training import Forks
 from places import PROJECT
 from safetensors.torch import load_file, save_file
-from tiny_models import mgm_config, randomize, save_image, tiny_processor
+from tiny_models import mgm_config, randomize, save_image, save_parts, tiny_processor
 
 from dj2mgm.config.training import read_deepspeed
-from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.weights import projector_parameters
 
@@ -119,6 +119,7 @@ def test_a_killed_run_resumes_and_ends_as_an_undisturbed_one(folder, forks, tmp_
     changed = {"deepspeed": read_deepspeed(configuration, stage), "precision": "bf16"}
     ended = forks.run(f"{stage}.py", flags(folder, tmp_path / "undisturbed", tuning, **changed))
     assert ended.ok, ended.printed[-3000:]
+    assert "step 0" not in ended.printed and "checkpoint found" not in ended.printed  # a first start has none to miss
     killed = flags(folder, tmp_path / "killed", tuning, **changed)
     ended = forks.run(f"{stage}.py", killed, kill_at=KILLED_AT)
     assert ended.statuses == [-9], ended.printed[-3000:]
@@ -297,3 +298,68 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(folder, forks, tmp
     ended = forks.run("pretrain.py", killed, processes)
     assert ended.ok and "was set aside as damaged-checkpoint-4; resuming from step 3" in ended.printed, ended.printed
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
+
+
+# Trainings that diverge
+
+
+def diverging(folder: Path, output: Path, tuning: str, configuration: str, **changed) -> dict:
+    stage = TUNINGS[tuning]
+    settings = {"learning_rate": 1e12, "epochs": 10, "max_steps": 8, "save_steps": 1, "projector_learning_rate": None}
+    settings["deepspeed"] = read_deepspeed(configuration, stage)
+    return flags(folder, output / stage, tuning, **settings | changed)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "configuration", "precision", "processes"),
+    [
+        ("stage 1", "zero2", "fp32", 1),
+        ("stage 1", "zero3_offload", "bf16", 1),
+        ("LoRA", "zero2", "bf16", 1),
+        ("full", "zero2_offload", "fp32", 2),
+    ],
+)
+def test_a_training_that_diverges_is_stopped_and_leaves_nothing(
+    folder, forks, tmp_path, tuning, configuration, precision, processes
+):
+    """At the first step whose gradient is not finite. A checkpoint is kept if a healthy step followed it."""
+    sizes = {"gpus": processes, "gradient_accumulation_steps": 2 // processes, "precision": precision}
+    given, stage = diverging(folder, tmp_path, tuning, configuration, **sizes), TUNINGS[tuning]
+    for resumes in (False, True):  # the second start diverges at the same step again
+        ended = forks.run(f"{stage}.py", given, processes)
+        assert ended.statuses == [2] * processes, ended.printed[-3000:]
+        assert ("resuming from step 1 " in ended.printed) == resumes
+        [error] = [line for line in ended.printed.splitlines() if line.startswith("error: ")]
+        assert error == (
+            f"error: {stage}: training diverged by step 3: the gradient's norm is inf. The learning rate of 1e+12 is "
+            f"most likely too high: set learning_rate of {stage} to a third of it or less. Nothing was written; the "
+            "same command goes on from checkpoint-1"
+        )
+        left = {path.name for path in (tmp_path / stage).iterdir()}
+        assert left == {"checkpoints", "config.yaml", "progress.json", "tensorboard"}
+        assert [path.name for path in (tmp_path / stage / "checkpoints").glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+def test_a_training_whose_loss_ends_far_above_its_start_is_refused(folder, forks, tmp_path):
+    given = diverging(folder, tmp_path, "full", "zero2", learning_rate=1.0, precision="fp32")
+    ended = forks.run("finetune.py", given)
+    assert ended.statuses == [2] and "progress: steps: 8 of 8" in ended.printed
+    assert "finetune: training diverged by step 8: the loss ended at " in ended.printed
+    assert "far above the 6.454 of step 1" in ended.printed and "the same command starts over" in ended.printed
+    assert not list((tmp_path / "finetune").glob("*.safetensors")) and not (tmp_path / "finetune/metrics.json").exists()
+    assert not list((tmp_path / "finetune/checkpoints").glob("checkpoint-*"))
+    lower = diverging(folder, tmp_path, "full", "zero2", learning_rate=1e-2, precision="fp32")
+    assert forks.run("finetune.py", lower).ok
+
+
+def test_a_text_model_that_diverges_is_stopped(folder, forks, tmp_path):
+    settings = read_yaml(flags(folder, tmp_path / "stage", "stage 1")["--config"])
+    settings |= {"learning_rate": 1e12, "max_length": 8, "save_steps": 1, "precision": "fp32"}
+    write_yaml(tmp_path / "config.yaml", settings)
+    (tmp_path / "corpus.jsonl").write_text('{"text": "What color is the circle? a red circle at the top left"}\n' * 40)
+    save_parts(tmp_path)
+    given = {"--config": tmp_path / "config.yaml", "--data": tmp_path / "corpus.jsonl", "--model": tmp_path / "gemma"}
+    ended = forks.run("train_text_model.py", given | {"--output-dir": tmp_path / "preset"})
+    assert ended.statuses == [2], ended.printed[-3000:]
+    assert "error: preset: training diverged by step 3: the gradient's norm is inf" in ended.printed
+    assert not (tmp_path / "preset/metrics.json").exists() and not (tmp_path / "preset/model").exists()

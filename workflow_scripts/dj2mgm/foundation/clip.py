@@ -21,6 +21,7 @@ from transformers import (
 from dj2mgm.compute import mixed_precision
 from dj2mgm.data.shapes.dataset import scene_of
 from dj2mgm.data.shapes.scenes import IMAGE_SIZE, describe, render
+from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.files import replace_folder
 from dj2mgm.foundation.tokenizers import train_clip_tokenizer
 from dj2mgm.messages import Progress
@@ -106,6 +107,7 @@ def train_clip(spec: ClipSpec, clip_folder: Path, convnext_folder: Path) -> dict
     schedule = get_cosine_schedule_with_warmup(optimizer, steps // 10, steps)
     generator = torch.Generator().manual_seed(spec.seed)
     progress = Progress("steps", steps)
+    losses: list[tuple[int, float]] = []
     for _ in range(spec.epochs):
         order = torch.randperm(spec.pairs, generator=generator)
         for batch in order[: len(order) // spec.batch_size * spec.batch_size].split(spec.batch_size):
@@ -124,7 +126,10 @@ def train_clip(spec: ClipSpec, clip_folder: Path, convnext_folder: Path) -> dict
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+            losses.append((len(losses) + 1, (loss_low + loss_high).item()))
+            check_finite("clip", *losses[-1], spec.learning_rate)
             progress.add(detail=f"loss {loss_low.item():.3f}, high-resolution loss {loss_high.item():.3f}")
+    check_end("clip", losses, spec.batch_size, spec.learning_rate)
 
     with replace_folder(convnext_folder) as folder:
         convnext.eval().save_pretrained(folder)

@@ -20,6 +20,7 @@ from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.data.prompts import ChatTemplate, Segments
 from dj2mgm.data.shapes.dataset import scene_of
 from dj2mgm.data.shapes.scenes import COLORS, IMAGE_SIZE, QUESTION_TYPES, SHAPES, Scene, SceneObject, ask, describe
+from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.foundation.tokenizers import train_gemma_tokenizer
 from dj2mgm.messages import Progress
 
@@ -166,6 +167,7 @@ def train_language_model(spec: LanguageModelSpec, folder: Path) -> dict:
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, spec.steps // 20, spec.steps)
     progress = Progress("steps", spec.steps)
+    losses: list[tuple[int, float]] = []
     model.train()
     for step in range(spec.steps):
         with mixed_precision(model.device):
@@ -175,7 +177,10 @@ def train_language_model(spec: LanguageModelSpec, folder: Path) -> dict:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        progress.add(detail=f"loss {loss.item():.3f}")
+        losses.append((step + 1, loss.item()))
+        check_finite("language_model", *losses[-1], spec.learning_rate)
+        progress.add(detail=f"loss {losses[-1][1]:.3f}")
+    check_end("language_model", losses, spec.batch_size, spec.learning_rate)
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return {"steps": spec.steps, "loss_last": loss.item(), "seconds": time.monotonic() - start}
+    return {"steps": spec.steps, "loss_last": losses[-1][1], "seconds": time.monotonic() - start}

@@ -35,9 +35,8 @@ def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Pat
     Raises:
         InputError: it is usable but for the number of processes: each holds its own part of the optimizer.
     """
-    said = []
-    foreign = False
-    for checkpoint in _newest_first(folder):
+    said, foreign, marked = [], False, _newest_first(folder)
+    for checkpoint in marked:
         mark = read_mark(checkpoint)
         if mark and mark["fingerprint"] != fingerprint:
             foreign = True
@@ -53,10 +52,16 @@ def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Pat
                 f"{folder} to start over"
             )
         return checkpoint, "; ".join([*said, f"resuming from step {mark['step']} ({checkpoint.name})"])
-    reason = (
-        "the checkpoint found belongs to other settings, inputs or code" if foreign else "no complete checkpoint found"
-    )
-    return None, "; ".join([*said, f"starting from step 0: {reason}"])
+    if foreign:
+        said.append("starting from step 0: the checkpoint found belongs to other settings, inputs or code")
+    elif marked or any(folder.glob("checkpoint-*")):
+        said.append("starting from step 0: no complete checkpoint found")
+    return None, "; ".join(said)  # nothing to say of a first run
+
+
+def newest_before(folder: Path, step: int) -> Path | None:
+    """Return the newest complete checkpoint that was written before a step."""
+    return next((path for path in _newest_first(folder) if int(path.name[11:]) < step), None)
 
 
 def discard_checkpoints(folder: Path, newest: Path | None) -> None:

@@ -18,10 +18,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer import SCHEDULER_NAME
+from transformers.trainer_utils import TrainOutput
 
+from dj2mgm.divergence import Diverged, check_end, check_finite, diverged, last_healthy_step
 from dj2mgm.mgm.weights import projector_parameters
 from dj2mgm.training.batches import StepBatches
-from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete
+from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete, newest_before
 from dj2mgm.training.optimizer import repeat_products_of_betas, set_apart
 from dj2mgm.training.progress import ProgressLines
 from dj2mgm.training.scoring import Scorer
@@ -50,12 +52,17 @@ transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: N
 # It starts a Python to ask the processor; DeepSpeed asks three times for its optimizer on the CPU.
 cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
+SCALE_AT_MINIMUM = "loss scale already at minimum"  # DeepSpeed's exception when fp16 does not recover
+
 UNLOGGED = "UnloggedLoss"  # among what Trainer's state keeps of others
 
 
 class ResumableTrainer(Trainer):
     """Computes each step in the micro batches of `StepBatches`. Marks a checkpoint complete when every process has
     written its part, and only then removes the older ones. Where that of the last step is resumed, nothing is trained.
+
+    A training that diverges is stopped on every process, and checkpoints whose weights had diverged are removed. The
+    norm of all gradients is on the host at every step in any case, and equal on all processes, so nothing waits for it.
 
     Args:
         fingerprint: of settings, inputs and code, stored in each checkpoint.
@@ -68,6 +75,57 @@ class ResumableTrainer(Trainer):
         self.global_batch_size = self.get_total_train_batch_size(self.args)
         # Trainer goes through whole steps; how many micro batches one has, is decided step by step
         self.args.gradient_accumulation_steps = 1
+
+    def train(self, *args, **kwargs) -> TrainOutput:
+        """Train, and raise Diverged if the training diverges."""
+        try:
+            output = super().train(*args, **kwargs)
+            check_end(self._stage, self._losses, self.global_batch_size, self.args.learning_rate)
+        except Diverged as error:
+            raise self._without_diverged_checkpoints(error) from None
+        except Exception as error:
+            if SCALE_AT_MINIMUM not in str(error):
+                raise
+            step, problem = self.state.global_step, "the gradient is not finite at the lowest loss scale of fp16"
+            error = diverged(self._stage, step + 1, problem, self.args.learning_rate)
+            raise self._without_diverged_checkpoints(error) from None
+        return output
+
+    @property
+    def _stage(self) -> str:
+        return Path(self.args.output_dir).parent.name
+
+    @property
+    def _losses(self) -> list[tuple[int, float]]:
+        return [(row["step"], row["loss"]) for row in self.state.log_history if "loss" in row]
+
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs) -> None:
+        """Stop at the first gradient that is not finite, before the step is logged or saved."""
+        engine = self.model_wrapped
+        # a dynamic loss scale of fp16 skips such steps until gradients fit, and DeepSpeed raises if they never do
+        if grad_norm is not None and not (engine.fp16_enabled() and engine.dynamic_loss_scale()):
+            self._check_finite(grad_norm, "gradient's norm")
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log finite values only; stop at a loss that is not finite."""
+        for name in {"loss", "eval_loss"} & logs.keys():
+            self._check_finite(logs[name], "loss of held-out answers" if name == "eval_loss" else name)
+        logs = {name: value for name, value in logs.items() if name != "grad_norm" or math.isfinite(value)}
+        super().log(logs, start_time)
+
+    def _check_finite(self, value: float, name: str) -> None:
+        check_finite(self._stage, self.state.global_step, value, self.args.learning_rate, name)
+
+    def _without_diverged_checkpoints(self, error: Diverged) -> Diverged:
+        """Remove checkpoints after which no healthy loss was logged; return the error with how the command goes on."""
+        folder = Path(self.args.output_dir)
+        healthy = newest_before(folder, last_healthy_step(self._losses, self.global_batch_size))
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            discard_checkpoints(folder, newest=healthy)
+        again = f"goes on from {healthy.name}" if healthy else "starts over"
+        return Diverged(f"{error}. Nothing was written; the same command {again}")
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer | DummyOptim:
         """DeepSpeed's own gets groups too: it spares norms and biases from weight decay, as Trainer's do."""

@@ -1,0 +1,75 @@
+"""When a training counts as diverged, by its logged losses."""
+
+import math
+import random
+
+import pytest
+
+from dj2mgm.divergence import Diverged, check_end, check_finite, last_healthy_step
+from dj2mgm.foundation.clip import ClipSpec, train_clip
+from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_first_value_that_is_not_finite_is_named_with_step_and_remedy(value):
+    with pytest.raises(Diverged) as error:
+        check_finite("pretrain", 3, value, 1e12)
+    assert str(error.value) == (
+        f"pretrain: training diverged by step 3: the loss is {value}. The learning rate of 1e+12 is most likely too "
+        "high: set learning_rate of pretrain to a third of it or less"
+    )
+    check_finite("pretrain", 3, 1e30, 1e12)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 8, 128])
+@pytest.mark.parametrize("steps", [1, 2, 10, 200])
+def test_no_ordinary_training_counts_as_diverged(samples, steps):
+    """Losses whose spread from sample to sample is 1.5 nats, with short answers of nearly none, learning little."""
+    rng = random.Random(f"{samples}/{steps}")
+    for _ in range(200):
+        level, spread = rng.choice([0.3, 1.0, 2.5, 6.0]), 1.5 / math.sqrt(samples)
+        means = [max(0.0, rng.gauss(level * (1 - 0.3 * step / steps), spread)) for step in range(steps)]
+        check_end("finetune", list(enumerate(means, start=1)), samples, 1e-3)
+
+
+@pytest.mark.parametrize("samples", [2, 128])
+@pytest.mark.parametrize("end", [20.0, 1e4])
+def test_a_loss_that_stays_far_above_its_start_counts_as_diverged(samples, end):
+    rows = [(1, 2.5), (2, 2.4), *((step, 1e5) for step in range(3, 60)), *((step, end) for step in range(60, 101))]
+    with pytest.raises(Diverged, match=r"by step 100: the loss ended at \S+, far above the 2\.5 of step 1"):
+        check_end("finetune", rows, samples, 1.0)
+    assert last_healthy_step(rows, samples) == 2
+
+
+def test_one_bad_batch_at_the_end_does_not_count():
+    rows = [(step, 2.0) for step in range(1, 40)] + [(40, 500.0)]
+    check_end("finetune", rows, 128, 1e-3)
+    assert last_healthy_step(rows, 128) == 39
+
+
+def test_the_tiny_language_model_is_not_written_if_its_training_diverges(tmp_path):
+    spec = LanguageModelSpec(
+        seed=0, patches_per_side=4, hidden_size=16, num_layers=1, num_heads=2, steps=9, batch_size=2, learning_rate=1e12
+    )
+    with pytest.raises(Diverged, match="language_model: training diverged by step "):
+        train_language_model(spec, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_tiny_clip_is_not_written_if_its_training_diverges(tmp_path):
+    spec = ClipSpec(
+        seed=0,
+        pairs=16,
+        epochs=4,
+        batch_size=4,
+        learning_rate=1e30,
+        image_size=32,
+        patch_size=8,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        convnext_channels=(8, 8, 8, 8),
+    )
+    with pytest.raises(Diverged, match="clip: training diverged by step "):
+        train_clip(spec, tmp_path / "clip", tmp_path / "convnext")
+    assert not (tmp_path / "clip").exists() and not (tmp_path / "convnext").exists()

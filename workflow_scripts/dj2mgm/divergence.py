@@ -1,0 +1,66 @@
+"""When a training has diverged: its loss or gradient is not finite, or its loss ends far above its start."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from dj2mgm.errors import InputError
+
+END = 10  # the end of a training is its last tenth
+SAMPLES_AT_END = 32  # samples that the end covers at least, if the training has so many
+SPREAD = 3.0  # nats: twice the spread of the loss from sample to sample
+
+Losses = Sequence[tuple[int, float]]  # steps and mean losses in nats, as they were logged
+
+
+class Diverged(InputError):
+    """A training that cannot be used; the learning rate is the user's."""
+
+
+def highest_loss(first: float, samples: int) -> float:
+    """Return the loss above which a training is far above its start.
+
+    Twice the first loss and 1 nat more is out of reach of a training that learns anything. The rest covers a first
+    batch whose loss is low by chance: the mean over n samples varies by 1/√n of what a sample does.
+
+    Args:
+        first: Mean loss of the first step.
+        samples: Number of samples in a step.
+    """
+    return 2 * first + 1 + SPREAD / math.sqrt(samples)
+
+
+def loss_at_end(losses: Losses, samples: int) -> float:
+    """Return the median of a training's last losses, which a single bad batch does not move."""
+    rows = max(math.ceil(len(losses) / END), math.ceil(SAMPLES_AT_END / samples))
+    return statistics.median(loss for _, loss in losses[-rows:])
+
+
+def last_healthy_step(losses: Losses, samples: int) -> int:
+    """Return the last logged step whose loss was not far above the training's start; 0 if there is none."""
+    healthy = [step for step, loss in losses if loss <= highest_loss(losses[0][1], samples)]
+    return healthy[-1] if healthy else 0
+
+
+def check_end(stage: str, losses: Losses, samples: int, learning_rate: float) -> None:
+    """Raise Diverged if a training ended far above its start."""
+    if not losses:
+        return
+    (first_step, first), end = losses[0], loss_at_end(losses, samples)
+    if end > highest_loss(first, samples):
+        problem = f"the loss ended at {end:.4g}, far above the {first:.4g} of step {first_step}"
+        raise diverged(stage, losses[-1][0], problem, learning_rate)
+
+
+def check_finite(stage: str, step: int, value: float, learning_rate: float, name: str = "loss") -> None:
+    """Raise Diverged if a loss or another value that is called `name` is not a finite number."""
+    if not math.isfinite(value):
+        raise diverged(stage, step, f"the {name} is {value}", learning_rate)
+
+
+def diverged(stage: str, step: int, problem: str, learning_rate: float) -> Diverged:
+    """Return the error of a training that diverged."""
+    return Diverged(
+        f"{stage}: training diverged by step {step}: {problem}. The learning rate of {learning_rate:g} is most likely "
+        f"too high: set learning_rate of {stage} to a third of it or less"
+    )
