@@ -19,6 +19,7 @@ from dj2mgm.config.reading import config_file, names_folder
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import TRAINING, has_stage_1
+from dj2mgm.config.training import check_flash_attention
 from dj2mgm.files import files_at
 
 
@@ -32,6 +33,7 @@ def wanted(target, *files):
         for name in {target, REFERENCE} & RUNS.configs.keys():
             files_of(RUNS.configs[name]["model"])
             check_clips(RUNS.configs[name])
+            check_attention(RUNS.configs[name])
         return list(files)
 
     return files_or_sentence
@@ -211,6 +213,13 @@ def check_clips(config):
         ).items():
             if name:
                 check_made(name, key, made)
+
+
+def check_attention(config):
+    """Fails with a sentence on FlashAttention without its package, unless stages have environments of their own."""
+    if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+        with user_errors():
+            check_flash_attention(config)
 
 
 def clip_files(stage):

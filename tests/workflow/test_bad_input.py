@@ -64,10 +64,11 @@ def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message)
     ("config", "message"),
     [
         ("evaluate={judge_clip: /no/such/clip}", "evaluate.judge_clip: there is no folder /no/such/clip"),
+        ("finetune={attn_implementation: flash_attention_2}", "needs the package flash-attn, which is not installed"),
         ("evaluate={second_judge: ./config}", "evaluate.second_judge: ./config has no weights (model.safetensors)"),
     ],
 )
-def test_a_judge_that_is_not_whole_is_refused_before_anything_runs(fresh, config, message):
+def test_what_is_missing_is_refused_before_anything_runs(fresh, config, message):
     assert message in re.sub(r"\s+", " ", fresh.run("baseline", ok=False, config=(config,)))
     assert not (fresh.folder / "results").exists()
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from dj2mgm.config.reading import config_file, names_in, read_json_config
@@ -71,6 +72,21 @@ def read_deepspeed(name: str, key: str) -> dict:
     if name not in (known := deepspeed_names()):
         raise InputError(f"{key}: there is no {path}; known are {', '.join(known)}")
     return read_json_config(path)
+
+
+FLASH_ATTENTION = "flash_attention_2"
+
+
+def check_flash_attention(config: Mapping) -> None:
+    """Raise InputError if a stage asks for FlashAttention and its package is not installed where this runs."""
+    for stage in ("pretrain", "finetune"):
+        settings = config[stage]
+        asks = isinstance(settings, Mapping) and settings.get("attn_implementation") == FLASH_ATTENTION
+        if asks and find_spec("flash_attn") is None:
+            raise InputError(
+                f"{stage}.attn_implementation: {FLASH_ATTENTION} needs the package flash-attn, which is not installed; "
+                "install it, or set auto, which takes it where it is"
+            )
 
 
 FROZEN = ("fp8", "nf4")  # values of `precision` that are of frozen layers only

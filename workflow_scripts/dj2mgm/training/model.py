@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from deepspeed.runtime.zero import register_external_parameter
@@ -12,6 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
+from dj2mgm.config.training import FLASH_ATTENTION
+from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 from dj2mgm.mgm.modeling_mgm import selection_of
 from dj2mgm.training.settings import TrainingSettings
@@ -38,13 +41,19 @@ def attention_of(settings: TrainingSettings) -> tuple[str, str | None]:
 
     `auto` is FlashAttention 2 where it can run: on a GPU, in bf16, with flash-attn installed. Elsewhere it is PyTorch's
     own attention, whose kernels are as fast on the newest GPUs (docs/performance.md).
+
+    Raises:
+        InputError: FlashAttention is asked for, and cannot run here.
     """
+    if settings.attn_implementation == FLASH_ATTENTION and not is_flash_attn_2_available():
+        missing = "a GPU" if find_spec("flash_attn") else "the package flash-attn, which is not installed"
+        raise InputError(f"attn_implementation: {FLASH_ATTENTION} needs {missing}; set auto, or sdpa")
     if settings.attn_implementation != "auto":
         return settings.attn_implementation, None
     if not (torch.cuda.is_available() and settings.bf16):
         return "sdpa", None
     if is_flash_attn_2_available():
-        return "flash_attention_2", None
+        return FLASH_ATTENTION, None
     return "sdpa", "flash-attn is not installed: attention runs by PyTorch's scaled_dot_product_attention"
 
 

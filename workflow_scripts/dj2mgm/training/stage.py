@@ -86,6 +86,7 @@ def run_stage(
     check_trackers(settings.trackers)
     if settings.precision == "fp8":
         check_fp8()
+    attention, remark = attention_of(settings)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         remove_stale_locks()
     set_seed(settings.seed)
@@ -123,7 +124,6 @@ def run_stage(
             "activation_checkpointing"
         )
     checkpoint, reason = agree(lambda: find_checkpoint(checkpoints, fingerprint, settings.gpus))
-    attention, remark = attention_of(settings)
     memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
     memory.start()
 
