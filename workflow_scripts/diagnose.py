@@ -2,6 +2,8 @@
 
     python workflow_scripts/diagnose.py results/baseline/finetune/finetune.log
 
+Of a stage that finished successfully it says so.
+
 Rules call it with the exit status of a command that failed: the diagnosis is then added to the log too, and the status
 is passed on.
 """
@@ -11,7 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from dj2mgm.diagnosis.diagnosis import find_cause, stated_mistake, unknown
+from dj2mgm.diagnosis.diagnosis import find_cause, healthy, mistake_with_cause, no_failure, stated_mistake, unknown
 from dj2mgm.diagnosis.signature import read_log
 
 
@@ -23,11 +25,11 @@ def main() -> None:
     if args.exit_status is None and not args.log.is_file():
         parser.error(f"{args.log} does not exist; a stage's log lies beside its results")
     log = read_log(args.log, args.exit_status)
-    stated = stated_mistake(log)
     if args.exit_status is None:
-        print(stated or find_cause(log) or unknown(log), end="\n" if stated else "")
+        said = healthy(log) or mistake_with_cause(log) or find_cause(log) or no_failure(log) or unknown(log)
+        print(said, end="")
         return
-    if not stated:
+    if not stated_mistake(log):
         diagnosis = f"\n{find_cause(log) or unknown(log)}"
         print(diagnosis, end="", flush=True)
         with suppress(OSError), open(args.log, "a", encoding="utf-8") as file:  # the disk may be what is at fault

@@ -1,6 +1,7 @@
 """Failures found in logs. The logs in tests/fixtures/logs look as they do on real machines; a near miss is a log that
 shares words with a failure and is another one, or none."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from dj2mgm.diagnosis.signature import read_log
 from dj2mgm.diagnosis.signatures import SIGNATURES
 from dj2mgm.diagnosis.signatures.gpu_memory import TrainingStage, name_tensor
 from dj2mgm.diagnosis.signatures.signals import describe_kill, parse_kernel_log, read_kernel_kills
+from dj2mgm.divergence import diverged
 from dj2mgm.memory.cgroups import CgroupLimits, read_limits
 
 LOGS = PROJECT / "tests" / "fixtures" / "logs"
@@ -64,10 +66,13 @@ def test_titles_and_logs_belong_together_one_to_one():
 
 
 def test_no_other_failure_is_seen_in_a_near_miss_but_where_it_is_one():
-    """Only an out-of-memory error that is not due to fragments is a failure that the workflow knows."""
+    """An out-of-memory error that is not due to fragments, and a worker that ended without filling shared memory."""
     seen = {path.name: find_cause(read_log(path)) for path in LOGS.glob("*.near-miss.log")}
     known = {name: diagnosis.signature.title for name, diagnosis in seen.items() if diagnosis}
-    assert known == {"gpu-memory-is-fragmented.near-miss.log": "CUDA out of memory"}
+    assert known == {
+        "gpu-memory-is-fragmented.near-miss.log": "CUDA out of memory",
+        "shared-memory-is-full.near-miss.log": "A worker process ended abruptly",
+    }
 
 
 @pytest.mark.parametrize(
@@ -276,11 +281,109 @@ def test_a_real_failure_is_diagnosed_from_what_python_printed(tmp_path, expected
     assert done.returncode and title(done.stderr, tmp_path) == expected
 
 
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_{}, ({}, {}))\n"
+AS_NOBODY = "import os; open('secret', 'w').close(); os.chmod('secret', 0); os.getuid() or os.setuid(65534)\n"
+LOADER = """
+from torch.utils.data import DataLoader
+import torch
+if __name__ == "__main__":
+    loader = DataLoader([torch.zeros(3)] * 400, num_workers=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    kept = [batch for batch in loader]
+"""
+STALE = """
+import ctypes, os
+libc, mount = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
+handle = (ctypes.c_char * 200)()
+handle[0:4] = (128).to_bytes(4, "little")
+open("gone", "w").close()
+libc.name_to_handle_at(-100, b"gone", handle, ctypes.byref(mount), 0)
+folder = os.open(".", os.O_RDONLY)
+os.unlink("gone")
+libc.open_by_handle_at(folder, handle, 0)
+raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "gone")
+"""
+SYSTEM_FAILURES = [  # what limits and faults of the system really print
+    (
+        "A file is too large",
+        LIMIT.format("FSIZE", 1000, 1000) + "file = open('a', 'w')\nfile.write('x' * 5000)\nfile.flush()",
+    ),
+    (
+        "A file is too large",
+        "import numpy\nfrom safetensors.numpy import save_file\n"
+        + LIMIT.format("FSIZE", 1000, 1000)
+        + "save_file({'a': numpy.zeros(5000)}, 'a.safetensors')",
+    ),
+    ("Too many open files", LIMIT.format("NOFILE", 20, 20) + "kept = [open('/dev/null') for _ in range(30)]"),
+    pytest.param("Too many open files", "import resource\n" + LOADER, marks=pytest.mark.slow),
+    ("Permission denied", AS_NOBODY + "open('secret')"),
+    ("A disk has a fault", "open('/proc/self/mem', 'rb').read(1)"),
+    ("Main memory is used up", LIMIT.format("AS", 2**30, 2**30) + "bytearray(2**31)"),
+    ("Main memory is used up", "import numpy\n" + LIMIT.format("AS", 2**31, 2**31) + "numpy.ones(2**31)"),
+    (
+        "The disk is full",
+        "import sqlite3\ntable = sqlite3.connect('a.db')\ntable.execute('pragma max_page_count=2')\n"
+        "table.execute('create table t (a)')\ntable.execute('insert into t values (zeroblob(100000))')",
+    ),
+    (
+        "A worker process ended abruptly",
+        "import os\nfrom concurrent.futures import ProcessPoolExecutor\nif __name__ == '__main__':\n"
+        "    with ProcessPoolExecutor(1) as pool:\n        pool.submit(os._exit, 1).result()",
+    ),
+    (
+        "No more threads or processes",
+        "import threading, time\nthreading.stack_size(2**29)\n"
+        + LIMIT.format("AS", 2**30, 2**30)
+        + "for _ in range(9):\n    threading.Thread(target=time.sleep, args=(1,), daemon=True).start()",
+    ),
+]
+
+
+def run_stage(folder: Path, code: str, *prefix: str) -> subprocess.CompletedProcess:
+    folder.chmod(0o755)
+    (folder / "stage.py").write_text(code)
+    command = [*prefix, sys.executable, str(folder / "stage.py")]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("expected", "code"), SYSTEM_FAILURES, ids=range(len(SYSTEM_FAILURES)))
+def test_a_limit_or_fault_of_the_system_is_diagnosed_from_its_real_message(tmp_path, expected, code):
+    done = run_stage(tmp_path, code)
+    assert done.returncode and title(done.stderr, tmp_path) == expected, done.stderr[-500:]
+
+
+def test_a_read_only_file_system_is_diagnosed_from_its_real_message(tmp_path):
+    """Mounted in a namespace of its own, which ends with the process."""
+    mount = "import os\nos.mkdir('m')\nassert not os.system('mount -t tmpfs -o ro none m')\n"
+    done = run_stage(tmp_path, mount + "open('m/metrics.jsonl', 'w')", "unshare", "-Urm")
+    if "unshare" in done.stderr or "AssertionError" in done.stderr:
+        pytest.skip("this user may not mount in a namespace")
+    path = tmp_path / "stage.log"
+    path.write_text(done.stderr)
+    diagnosis = find_cause(read_log(path))
+    assert diagnosis.signature.title == "The file system is read-only"
+    assert diagnosis.explanation.cause.startswith("m/metrics.jsonl could not be written")
+
+
+def test_a_stale_file_handle_is_diagnosed_from_its_real_message(tmp_path):
+    done = run_stage(tmp_path, STALE)
+    if "Operation not permitted" in done.stderr or "not supported" in done.stderr:
+        pytest.skip("this user may not open files by their handles")
+    assert title(done.stderr, tmp_path) == "Stale file handle", done.stderr[-500:]
+
+
 def test_a_checkpoint_that_torch_could_not_write_is_a_full_disk(tmp_path):
     torch = pytest.importorskip("torch")
     with pytest.raises(RuntimeError) as error:
         torch.save(torch.zeros(2**20), "/dev/full")
     assert title(f"RuntimeError: {error.value}", tmp_path) == "The disk is full"
+
+
+def test_a_tensor_that_torch_has_no_memory_for_is_memory_that_is_used_up(tmp_path):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**50)
+    assert title(f"RuntimeError: {error.value}", tmp_path) == "Main memory is used up"
 
 
 def diagnose(*arguments) -> subprocess.CompletedProcess:
@@ -320,6 +423,40 @@ def test_a_mistake_that_a_stage_stated_itself_is_left_as_it_is(tmp_path):
     assert diagnose(log).stdout == before
     done = diagnose(log, "--exit-status", 2)
     assert (done.returncode, done.stdout, log.read_text()) == (2, "", before)
+
+
+def test_a_training_that_diverged_is_explained_beside_its_own_sentence(tmp_path):
+    sentence = str(diverged("pretrain", 3, "the loss is nan", 1e12))
+    log = tmp_path / "pretrain.log"
+    log.write_text(f"progress: steps: 2 of 8, loss 6.5\nerror: {sentence}\n")
+    done = diagnose(log)
+    stated, cause = done.stdout.split("\n", 1)
+    assert stated == f"error: {sentence}" and cause.startswith("diagnosis: The loss is not a number\n")
+
+
+HEALTHY = "progress: steps: 8 of 8, loss 2.1\nnote: 0 rows dropped\n"
+
+
+def test_of_a_stage_that_finished_it_is_said_that_it_is_healthy(tmp_path):
+    """Its benchmark file is newer; whatever else is in the log did no harm."""
+    log, benchmark = tmp_path / "pretrain.log", tmp_path / "pretrain.benchmark.tsv"
+    log.write_text(f"UserWarning: an Error in another library\n{HEALTHY}")
+    benchmark.write_text("s\n1.0\n")
+    done = diagnose(log)
+    assert done.returncode == 0 and done.stdout.startswith("diagnosis: healthy\n")
+    assert "the stage finished successfully at " in done.stdout
+    os.utime(benchmark, (0, 0))  # of an earlier run
+    assert "diagnosis: not known" in diagnose(log).stdout
+    log.write_text(logged("the-disk-is-full"))
+    assert "diagnosis: The disk is full" in diagnose(log).stdout
+
+
+def test_a_log_without_a_failure_is_not_taken_for_one(tmp_path):
+    log = tmp_path / "pretrain.log"
+    for text in (HEALTHY, ""):
+        log.write_text(text)
+        done = diagnose(log)
+        assert done.stdout.startswith("diagnosis: no failure found\n") and "run the same command again" in done.stdout
 
 
 def test_what_is_not_known_stays_unknown_and_the_last_lines_are_shown(tmp_path):

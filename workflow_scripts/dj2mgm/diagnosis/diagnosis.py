@@ -3,12 +3,19 @@
 import re
 import textwrap
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 from dj2mgm.diagnosis.signature import HEADING, Evidence, Explanation, Signature, StageLog
 from dj2mgm.diagnosis.signatures import SIGNATURES
 
 GUIDE = "docs/troubleshooting.md"
 STATED = re.compile(r"^error: .+", re.MULTILINE)  # command_line's one sentence for a user's mistake
+FAILURE = re.compile(r"Traceback|\b\w*(?:error|exception)\b|\bfatal\b|\bkilled\b|^exit status [1-9]", re.I | re.M)
+STILL = (
+    "wait if the stage is running (`python workflow_scripts/watch.py`). If it is not, it was ended from outside before "
+    "it could say so: run the same command again"
+)
 LONGEST_EVIDENCE = 400
 LAST_LINES = 8
 WIDTH = 110
@@ -26,9 +33,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         log, match = self.evidence.log, self.evidence.match
-        start = log.text.rfind("\n", 0, match.start()) + 1
-        end = log.text.find("\n", match.end())
-        evidence = " ".join(log.text[start : end if end >= 0 else None].split())
+        evidence = " ".join(self.evidence.line.split())
         if len(evidence) > LONGEST_EVIDENCE:
             evidence = f"{evidence[:LONGEST_EVIDENCE]}…"
         return (
@@ -56,6 +61,42 @@ def stated_mistake(log: StageLog) -> str | None:
     return match and match[0]
 
 
+def mistake_with_cause(log: StageLog) -> str | None:
+    """Return the sentence of `stated_mistake`, with the diagnosis of the failure that it states, if it states one."""
+    if not (stated := stated_mistake(log)):
+        return None
+    cause = find_cause(log)
+    return f"{stated}\n{cause if cause and cause.evidence.line == stated else ''}"
+
+
+def healthy(log: StageLog) -> str | None:
+    """Return what is to be said of a stage that has finished; None if it has not.
+
+    Snakemake writes a stage's benchmark file when the stage has ended successfully.
+    """
+    benchmark = _benchmark_of(log)
+    if not (benchmark.is_file() and benchmark.stat().st_mtime >= log.path.stat().st_mtime):
+        return None
+    ended = datetime.fromtimestamp(benchmark.stat().st_mtime).isoformat(" ", "minutes")
+    return (
+        f"{HEADING}healthy\n"
+        f"{_item('cause', f'none: the stage finished successfully at {ended}')}"
+        f"  evidence: Snakemake wrote {benchmark.name} behind the last line of this log\n"
+    )
+
+
+def no_failure(log: StageLog) -> str | None:
+    """Return what is to be said of a log whose lines speak of no failure; None if one does."""
+    if FAILURE.search(log.text):
+        return None
+    return (
+        f"{HEADING}no failure found\n"
+        f"{_item('cause', f'no line of {log.path} speaks of a failure')}"
+        f"  evidence: {_benchmark_of(log).name}, which Snakemake writes when a stage finishes, is not there or older\n"
+        f"{_item('remedy', STILL)}"
+    )
+
+
 def unknown(log: StageLog) -> str:
     lines = "".join(f"    {line}\n" for line in log.last_lines(LAST_LINES)) or "    (nothing)\n"
     return (
@@ -64,6 +105,10 @@ def unknown(log: StageLog) -> str:
         f"  evidence: its last lines are\n{lines}"
         f"{_item('remedy', REMEDY_OF_UNKNOWN)}"
     )
+
+
+def _benchmark_of(log: StageLog) -> Path:
+    return log.path.with_suffix(".benchmark.tsv")
 
 
 def anchor(title: str) -> str:

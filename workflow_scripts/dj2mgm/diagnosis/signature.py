@@ -55,6 +55,13 @@ class Evidence:
     match: re.Match
 
     @property
+    def line(self) -> str:
+        """The whole line, or lines, of the match."""
+        text, start = self.log.text, self.log.text.rfind("\n", 0, self.match.start()) + 1
+        end = text.find("\n", self.match.end())
+        return text[start : end if end >= 0 else None]
+
+    @property
     def before(self) -> str:
         return self.log.text[: self.match.start()]
 

@@ -1,6 +1,6 @@
 """Every failure that the workflow knows, by family. docs/troubleshooting.md has a section for each."""
 
-from dj2mgm.diagnosis.signatures import cuda, files, gpu_memory, signals
+from dj2mgm.diagnosis.signatures import cuda, files, gpu_memory, signals, system
 
-FAMILIES = (gpu_memory, signals, cuda, files)
+FAMILIES = (gpu_memory, signals, cuda, files, system)
 SIGNATURES = tuple(signature for family in FAMILIES for signature in family.SIGNATURES)

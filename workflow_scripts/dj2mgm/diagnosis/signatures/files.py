@@ -45,7 +45,8 @@ def explain_full(evidence: Evidence) -> Explanation:
     return Explanation(
         f"a file could not be written{named}: the disk was full. Where this log lies, {free} are free now",
         "free space (`df -h`; `du -sh results/* ~/.cache/* /tmp`), then run the same command again: a stage goes "
-        "on from its last complete checkpoint. A quota (`quota -s`) looks the same",
+        "on from its last complete checkpoint. A quota (`quota -s`) and a limit of file sizes (`ulimit -f`) look the "
+        "same",
     )
 
 
@@ -68,7 +69,8 @@ STORAGE_SIGNATURES = (
     Signature(
         "The disk is full",
         r"No space left on device(?:: '(?P<path>[^']+)')?|Disk quota exceeded"
-        r"|PytorchStreamWriter failed writing file|inline_container\.cc:\d+\] \. unexpected pos",
+        r"|OperationalError: database or disk is full|PytorchStreamWriter failed writing file"
+        r"|inline_container\.cc:\d+\] \. unexpected pos",
         explain_full,
     ),
 )
@@ -92,7 +94,7 @@ WEIGHT_SIGNATURES = (
     Signature(
         "The loss is not a number",
         r"\bloss'?:? ?'?(?P<value>nan|inf)\b|BrokenWeights: tensor \S+ holds values that are not finite"
-        r"|Current loss scale already at minimum - cannot decrease scale anymore",
+        r"|\btraining diverged by step \d+: |Current loss scale already at minimum - cannot decrease scale anymore",
         fixed_explanation(
             "training diverged: the loss or the weights became infinite or not a number",
             "lower learning_rate (to a third), keep max_grad_norm at 1.0, use precision: bf16 (never fp16), and look "

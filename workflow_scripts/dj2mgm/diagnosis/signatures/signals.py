@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature, fixed_explanation
+from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
 from dj2mgm.memory.cgroups import CgroupLimits, read_limits, total_memory
 from dj2mgm.memory.records import gib, last_row
 
@@ -105,12 +105,16 @@ def describe_kill(
     )
 
 
+def kills_near(log: StageLog) -> list[OomKill] | None:
+    """Return the kernel's records near the log's end; None if they cannot be read."""
+    kills, written = read_kernel_kills(), log.path.stat().st_mtime
+    return kills and [kill for kill in kills if abs(kill.time - written) < NEAR_S]
+
+
 def explain_kill(evidence: Evidence) -> Explanation:
-    kills, written = read_kernel_kills(), evidence.log.path.stat().st_mtime
-    near = kills and [kill for kill in kills if abs(kill.time - written) < NEAR_S]
     readings = evidence.log.path.parent / "checkpoints" / "memory.csv"
     reading = last_row(readings) if readings.is_file() else None
-    return describe_kill(near, read_limits(), total_memory(), reading)
+    return describe_kill(kills_near(evidence.log), read_limits(), total_memory(), reading)
 
 
 SIGNATURES = (
