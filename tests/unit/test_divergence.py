@@ -2,12 +2,16 @@
 
 import math
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from transformers import Trainer
 
 from dj2mgm.divergence import Diverged, check_end, check_finite, last_healthy_step
 from dj2mgm.foundation.clip import ClipSpec, train_clip
 from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
+from dj2mgm.training.trainer import ResumableTrainer
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -73,3 +77,41 @@ def test_the_tiny_clip_is_not_written_if_its_training_diverges(tmp_path):
     with pytest.raises(Diverged, match="clip: training diverged by step "):
         train_clip(spec, tmp_path / "clip", tmp_path / "convnext")
     assert not (tmp_path / "clip").exists() and not (tmp_path / "convnext").exists()
+
+
+def fp16_trainer(folder: Path) -> ResumableTrainer:
+    """Without a model: what a step and its end read of one."""
+    trainer = object.__new__(ResumableTrainer)
+    trainer.args = SimpleNamespace(output_dir=str(folder / "finetune/checkpoints"), learning_rate=0.5, should_save=True)
+    trainer.state = SimpleNamespace(global_step=17, log_history=[{"step": 1, "loss": 2.0}])
+    trainer.accelerator = SimpleNamespace(wait_for_everyone=lambda: None)
+    trainer.model_wrapped = SimpleNamespace(fp16_enabled=lambda: True, dynamic_loss_scale=lambda: True)
+    trainer.global_batch_size = 8
+    return trainer
+
+
+def test_steps_that_a_dynamic_loss_scale_skips_do_not_stop_a_training(tmp_path, monkeypatch):
+    trainer, logged = fp16_trainer(tmp_path), []
+    monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", lambda self, loss, norm: self.log({"grad_norm": norm}))
+    monkeypatch.setattr(Trainer, "log", lambda self, logs, start_time: logged.append(logs))
+    trainer._maybe_log_save_evaluate(1.0, math.inf)
+    trainer._maybe_log_save_evaluate(1.0, 2.5)
+    assert logged == [{}, {"grad_norm": 2.5}]  # JSON has no infinity
+    trainer.model_wrapped.fp16_enabled = lambda: False
+    with pytest.raises(Diverged, match="finetune: training diverged by step 17: the gradient's norm is inf"):
+        trainer._maybe_log_save_evaluate(1.0, math.inf)
+
+
+def test_a_loss_scale_that_cannot_be_lowered_is_told_as_a_divergence(tmp_path, monkeypatch):
+    def train(self):
+        raise Exception("Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.")
+
+    monkeypatch.setattr(Trainer, "train", train)
+    with pytest.raises(Diverged, match="step 18: the gradient is not finite at the lowest loss scale .*starts over"):
+        fp16_trainer(tmp_path).train()
+
+
+@pytest.mark.parametrize("name", ["loss", "eval_loss"])
+def test_no_loss_is_logged_that_is_not_finite(tmp_path, name):
+    with pytest.raises(Diverged, match="step 17: the loss (of held-out answers )?is nan"):
+        fp16_trainer(tmp_path).log({name: math.nan})
