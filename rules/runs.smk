@@ -35,6 +35,12 @@ with user_errors():
 EXPERIMENTS = RUNS.names
 MODELS = RUNS.models
 if workflow.is_main_process:
+    if RUNS.trusts_recipes:
+        print(
+            "warning: trusted_recipes is true: recipes may run code, ask servers, and write or delete files; run only "
+            "recipes that you have read",
+            file=sys.stderr,
+        )
     for name in RUNS.files & RUNS.refused.keys():
         print(f"warning: {one_line(str(RUNS.refused[name]))}", file=sys.stderr)
 

@@ -1,6 +1,7 @@
 """Keeps rows with captions of frequent words: an example of all that an operator may declare.
 
-Copied to workflow_scripts/dj2mgm/juicer/operators/word_frequency_filter.py, it works in recipes:
+Copied to workflow_scripts/dj2mgm/juicer/operators/word_frequency_filter.py, it works in recipes, with its entry
+in config/schemas/operators.yaml (docs/extending.md):
 
     process:
       - word_frequency_filter: {model: path/to/folder, keep_fraction: 0.9}

@@ -309,8 +309,9 @@ CODE = b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]"
     [
         ("experiments/dj_synth.yaml", SERVER, "base_url.*answers cannot be made again"),
         ("recipes/baseline.yaml", b"executor: ray\nray_address: a.b:1\n" + FILTER, "ray_address"),
-        ("recipes/baseline.yaml", ASKING, "extract_keyword_mapper.*answers cannot be made again"),
-        ("recipes/baseline.yaml", CODE, "Python code"),
+        ("recipes/baseline.yaml", ASKING, "extract_keyword_mapper sends data to a server"),
+        ("recipes/baseline.yaml", CODE, "python_lambda_mapper runs code"),
+        ("recipes/baseline.yaml", b"process: [clean_links_mapper: {pattern: x}]", "'pattern' is not allowed"),
         ("experiments/baseline.yaml", b"learning_rat: 1", "unknown key"),
         ("models/tiny.yaml", b"!!python/object/apply:os.system [id]", "tag"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dj2mgm.config.recipe_check import defaults_of
+from dj2mgm.config.recipe_operators import defaults_of
 from dj2mgm.data.formats import text_of
 from dj2mgm.files import write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import OPERATORS

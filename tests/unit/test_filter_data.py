@@ -112,6 +112,5 @@ def test_bad_input_ends_in_one_line(shapes, tmp_path):
     settings = {"image_root": str(shapes), "processes": 1, "recipe": {"process": [{"text_lenght_filter": {}}]}}
     done = filter_data(shapes, settings, tmp_path / "out")
     assert done.returncode == 2
-    assert done.stderr == (
-        "error: recipe, step 1: unknown operator 'text_lenght_filter'; the nearest known one is 'text_length_filter'\n"
-    )
+    [line] = done.stderr.splitlines()
+    assert "unknown operator 'text_lenght_filter'; the nearest known one is 'text_length_filter'" in line

@@ -30,7 +30,7 @@ def test_a_missing_or_empty_process_list_is_rejected(process):
         ({"text_lenght_filter": {}}, "step 1: unknown operator 'text_lenght_filter'.*'text_length_filter'"),
         ({"qqq": None}, "unknown operator 'qqq'; the nearest known one is"),
         ({"text_length_filter": {"min_length": 3}}, "text_length_filter.*'min_length'.*min_len"),
-        ({"text_length_filter": {"min_len": "three"}}, "'min_len' must be of type int, found 'three'"),
+        ({"text_length_filter": {"min_len": "three"}}, "text_length_filter.*min_len.*three"),
         ({"text_length_filter": 3}, "step 1: expected 'operator: {argument: value}'"),
         ({"text_length_filter": {}, "words_num_filter": {}}, "step 1: expected 'operator: {argument: value}'"),
         ("text_length_filter", "step 1: expected 'operator: {argument: value}'"),

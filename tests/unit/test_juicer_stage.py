@@ -95,7 +95,12 @@ def test_every_row_is_kept_or_named_with_the_operator_that_dropped_it(tmp_path):
 
 def test_the_number_of_processes_changes_no_byte(tmp_path):
     data = write_dataset(tmp_path, CAPTIONS * 5)
-    process = [{"image_integrity_filter": None}, LENGTH, {"image_shape_filter": {}}, {"image_text_deduplicator": None}]
+    process = [
+        {"image_integrity_filter": None},
+        LENGTH,
+        {"image_shape_filter": {"min_width": 1}},
+        {"image_text_deduplicator": None},
+    ]
     process.append({"document_deduplicator": {}})
     for processes in (1, 3):
         run(data, tmp_path / f"out{processes}", process, processes)
@@ -338,7 +343,7 @@ def test_a_killed_run_continues_and_gives_the_same_result(tmp_path, where):
 @pytest.mark.parametrize("first", ["default", pytest.param("ray", marks=pytest.mark.slow)])
 def test_after_a_failing_row_ray_continues_and_equals_local(tmp_path, first):
     data = write_partitions(tmp_path, 1.1)
-    image, process = tmp_path / "images/3.png", [{"image_shape_filter": {}}, *MIXED]
+    image, process = tmp_path / "images/3.png", [{"image_shape_filter": {"min_width": 1}}, *MIXED]
     write_jsonl(data, [*read_jsonl(data), {"id": "last", "text": text_of("a late row"), "images": ["images/last.png"]}])
     Image.new("RGB", (40, 40)).save(image)
     (tmp_path / "images/last.png").write_text("no image")

@@ -1,7 +1,8 @@
-"""A new operator is one file: docs/examples/operator.py in the operators' folder of a copy of the code."""
+"""A new operator is one file and one entry: docs/examples/operator.py in a copy of the code."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny_models import save_image
 from dj2mgm.data.formats import text_of
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 
+EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
 NAME = "word_frequency_filter"
 CAPTIONS = ["a cat", "a dog", "a cat and a dog", "cat cat", "ein Hund"]
 FREQUENCIES = {"a": -1.0, "and": -2.0, "cat": -3.0, "dog": -9.0}
@@ -21,8 +23,13 @@ FREQUENCIES = {"a": -1.0, "and": -2.0, "cat": -3.0, "dog": -9.0}
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory) -> Path:
-    """A copy of workflow_scripts/ with one file more."""
+    """A copy of workflow_scripts/ with one file more, and of config/schemas/ with its entry."""
     copy = tmp_path_factory.mktemp("project") / "workflow_scripts"
+    shutil.copytree(PROJECT / "config/schemas", copy.parent / "config/schemas")
+    reviewed = copy.parent / "config/schemas/operators.yaml"
+    text = reviewed.read_text(encoding="utf-8")
+    [entry] = re.findall(r"```yaml\n# \S+operators\.yaml, .*\n((?:.*\n)+?)```", EXTENDING)
+    reviewed.write_text(text.replace("\noperators:\n", f"\noperators:\n{entry}"), encoding="utf-8")
     shutil.copytree(PROJECT / "workflow_scripts", copy, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PROJECT / "docs/examples/operator.py", copy / f"dj2mgm/juicer/operators/{NAME}.py")
     return copy
@@ -67,9 +74,9 @@ def test_a_new_operators_file_and_model_are_inputs_of_the_work(scripts, model, t
         "import sys\n"
         "from pathlib import Path\n"
         "from dj2mgm.code import modules_of\n"
-        "from dj2mgm.config.recipes import check_operator\n"
+        "from dj2mgm.config.recipe_check import check_operators\n"
         "name, model, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])\n"
-        "check_operator('recipe', name, {'model': str(model), 'keep_fraction': 0.5, 'batch_size': 8})\n"
+        "check_operators('recipe', [{name: {'model': str(model), 'keep_fraction': 0.5, 'batch_size': 8}}])\n"
         "assert 'data_juicer' not in sys.modules\n"
         "scripts = Path(sys.argv[4])\n"
         "assert scripts / f'dj2mgm/juicer/operators/{name}.py' in modules_of(scripts / 'filter_data.py')\n"

@@ -111,7 +111,11 @@ def test_captions_of_a_server_wait_for_no_training(write):
 
 def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
     recipe = yaml.safe_load((tmp_path / "config/recipes/dj_synth.yaml").read_text(encoding="utf-8"))
-    recipe["process"][0]["low_similarity_recaption_mapper"]["captioner"] = {"image_captioning_mapper": {}}
+    recipe["process"][0]["low_similarity_recaption_mapper"]["captioner"] = {
+        "image_captioning_mapper": {"hf_img2seq": "results/blip2", "keep_original_sample": False}
+    }
+    (tmp_path / "results/blip2").mkdir(parents=True)
+    (tmp_path / "results/blip2/model.safetensors").touch()
     (tmp_path / "config/recipes/own.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     write(synthesize={"recipe": "own"})
     runs = Runs({})

@@ -50,11 +50,14 @@ def limit(project) -> float:
     return float(np.median([stats["image_text_similarity"][0] for stats in scored]))
 
 
+PROCESS = [{"text_length_filter": {"min_len": 1}}]
+
+
 def process_of(min_similarity: float, min_score: float, min_log_likelihood: float) -> list[dict]:
     return [
         {"text_length_filter": {"min_len": 1}},
         {"low_similarity_recaption_mapper": {"min_similarity": min_similarity}},
-        {"batched_image_text_similarity_filter": {"min_score": min_score}},
+        {"batched_image_text_similarity_filter": {"min_score": min_score, "max_score": max(min_score, 1.0)}},
         {"caption_log_likelihood_filter": {"min_log_likelihood": min_log_likelihood}},
     ]
 
@@ -263,20 +266,20 @@ def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
     ],
 )
 def test_bad_settings_name_the_file_and_the_key(project, tmp_path, change, message):
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, []) | change)
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | change)
     with pytest.raises(InputError, match=f"config.yaml: {message}"):
         read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
 
 
 def test_a_recipes_own_captioner_needs_none_of_the_settings(project, tmp_path):
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, []) | {"captioner": None})
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | {"captioner": None})
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
     assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] is None
 
 
 def test_blip2_needs_no_folders_and_becomes_data_juicers_operator(project, tmp_path):
     captioner = {"name": "blip2", "model": "Salesforce/blip2-opt-2.7b", "batch_size": 8}
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, []) | {"captioner": captioner})
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | {"captioner": captioner})
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
     assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] == {
         "image_captioning_mapper": {
@@ -289,7 +292,7 @@ def test_blip2_needs_no_folders_and_becomes_data_juicers_operator(project, tmp_p
 
 
 def test_two_runs_never_write_the_same_file_of_captions(project, tmp_path):
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, []))
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS))
     writers = [
         read_synthesize_settings(tmp_path / "config.yaml", Path("results") / run / "synthesize", model_of(project))
         for run in ("dj_synth", "dj_synth/seed-1", "other")

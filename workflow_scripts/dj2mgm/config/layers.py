@@ -24,6 +24,7 @@ ACROSS_EXPERIMENTS = (
     "finetune_minimal",
     "attention_benchmark",
     "foundation",
+    "trusted_recipes",
     "benchmarks",
     "challenge",
     "evaluations",

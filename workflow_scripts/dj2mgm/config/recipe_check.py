@@ -1,56 +1,38 @@
-"""What a recipe may hold: its shape, its operators and their arguments; asked before a run and again by the stage.
+"""The check of a recipe: its keys, operators and arguments, before anything runs and again by the stage.
 
-Operators and arguments are read from Data-Juicer's source files: importing it takes seconds, at every `snakemake`.
-Where Snakemake runs without Data-Juicer, each rule in its own environment, they are not known, and the stage checks.
-
-A recipe is data: whoever is handed one can run it. So operators that run code, start programs, write files or send them
-elsewhere are refused by what their source does, and arguments by their names and values, however deep they are.
+A recipe is data, and may be somebody else's. It may use the operators and arguments that config/schemas/operators.yaml
+allows, with values of their kinds. `trusted_recipes: true` in config/config.yaml opens the rest of Data-Juicer.
 """
 
-import ast
 import difflib
 import math
 import os
 import re
-from collections.abc import Collection, Iterator
-from functools import cache
-from importlib.metadata import entry_points
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
+from dj2mgm.config.argument_kinds import PATHS, as_typed, bytes_of, problem_with, problem_with_folder
 from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
-from dj2mgm.control_tokens import CONTROL
+from dj2mgm.config.recipe_operators import AllowedOperator, allowed_operators, refused_operators
 from dj2mgm.errors import InputError
 
 KEYS = {"process", "executor", "ray_address"}
 EXECUTORS = ("default", "ray")  # Data-Juicer's words
+LOCAL_RAY = re.compile(r"auto|(localhost|127\.0\.0\.1|\[::1\]):[0-9]{1,5}")
 MAX_VALUES = 10_000
 FOLDER_FILES = (".json", ".txt", ".safetensors")  # of a folder of models or lists of words
-# names of arguments, at any depth
+# names of arguments, at any depth, that no recipe may give
 REFUSED_ARGUMENTS = {
     "trust_remote_code": "a model's folder could run code of its own",
     "skip_op_error": "rows on which an operator fails would be lost; an operator that fails stops the stage",
     "runtime_env": "Ray would install packages while it runs",
+    "captions_folder": "the stage states it",
+    "writer": "the stage states it",
 }
 FORMATS = {"base_url": (is_address, ADDRESS), "key_variable": (is_variable, VARIABLE)}
-WRITES = re.compile(
-    r"(save|output|export|frame|temp|visualization)_(\w+_)?(dir|path)|batch_meta_export_path|\w+_temp_path"
-)
-RUNS = re.compile(
-    r"eval|exec|os\.(system|popen)|subprocess\.\w+|pickle\.loads?|importlib\.util\.spec_from_file_location"
-)
-STORES = re.compile(r"aws_\w+|s3_\w+")  # arguments of operators that send files to a store of objects, or fetch them
-SERVERS = re.compile(r"api_(model|or_hf_model|endpoint|url|key)|\w*base_url")  # of those that ask a server
-ABSOLUTE = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.I)  # an address
-LAMBDA = re.compile(r"\s*lambda\b")
-OWN_OPERATOR = "write an operator in workflow_scripts/dj2mgm/juicer/operators/ instead"
-FUSED = ("general_fused_op", "fused_sequential_batch_op")  # operators in an argument, which nothing would check
-OWN = Path(__file__).resolve().parents[1] / "juicer/operators"
-MERGING = {"aggregator", "grouper", "pipeline"}  # folders
-REGISTERED = re.compile(r"^@OPERATORS\.register_module\(\s*(f?[\"'][\w{}]+[\"']|\w+)\)", re.M)
-# it evaluates an argument only if that is a lambda, which is refused
-EVALUATES_LAMBDA = "remove_repeat_sentences_mapper"
-TYPES = {"int": int, "float": int | float, "bool": bool, "str": str}
+NO_INPUTS = {"image_root", "captions_folder"}  # arguments of the stage: folders whose files are no inputs of a recipe
+MERGES_ROWS = "merges or groups rows"  # a reason in config/schemas/operators.yaml
+TRUST = "If you trust whoever wrote the recipe, set trusted_recipes: true in config/config.yaml"
 # operators for which a stage fills in what a recipe leaves open: the model file's CLIP; and a captioner, here with the
 # argument in which a recipe names its own
 WITH_CLIP = (
@@ -60,26 +42,27 @@ WITH_CLIP = (
     "cluster_balance_filter",
 )
 LIKELIHOOD_GAIN = "likelihood_gain_filter"
-WITH_CAPTIONER = {"low_similarity_recaption_mapper": "captioner", LIKELIHOOD_GAIN: "stage"}
-Parameters = dict[str, str | None]  # argument → its annotation where that is one word
+CAPTIONER = "captioner"  # an argument that is an operator itself
+WITH_CAPTIONER = {"low_similarity_recaption_mapper": CAPTIONER, LIKELIHOOD_GAIN: "stage"}
+Change = Callable[[str, object], object]  # (kind, value) -> value
 
 
-def files_named(value: object) -> list[str]:
-    """Files that a recipe's arguments name, such as a list of words, and files of folders that they name, such as a
-    model's: a stage reads them beside its data."""
-    if isinstance(value, str):
-        path = re.sub("/+", "/", value)  # Snakemake would look for a path with `//` and not find it
-        if os.path.isdir(path):
-            names = sorted(name for name in os.listdir(path) if name.endswith(FOLDER_FILES))
-            return [file for name in names if os.path.isfile(file := os.path.join(path, name))]
-        return [path] if os.path.isfile(path) else []
-    if isinstance(value, dict):
-        value = [item for key, item in value.items() if key != "image_root"]  # which may have a text for each image
-    items = value if isinstance(value, list) else ()
-    return [file for item in items for file in files_named(item)]
+@dataclass(frozen=True)
+class RecipeStep:
+    """An operator of a recipe, or one that is the argument of another.
+
+    Attributes:
+        place: the file and the step, for messages.
+    """
+
+    place: str
+    name: str
+    arguments: dict
+    is_captioner: bool = False
 
 
 def nearest(name: object, known: Collection[str]) -> str:
+    """Return the known name that is most like another."""
     return difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0)[0]
 
 
@@ -92,12 +75,14 @@ def check_keys(where: object, values: dict, known: set[str], prefix: str = "") -
             )
 
 
-def check_shape(where: object, recipe: dict, prefix: str = "") -> None:
+def check_shape(where: object, recipe: dict, prefix: str = "", trusted: bool = False) -> None:
     """Check a recipe's keys and all but its `process`.
 
     Args:
         where: the file, for messages.
+        recipe: the contents of the file.
         prefix: of the keys in that file.
+        trusted: whether the recipe may name a Ray cluster on another machine.
 
     Raises:
         InputError: names the key and what belongs there.
@@ -113,10 +98,16 @@ def check_shape(where: object, recipe: dict, prefix: str = "") -> None:
     address = recipe.get("ray_address")
     if address is not None and (not isinstance(address, str) or executor != "ray"):
         raise InputError(f"{where}: '{prefix}ray_address' must be a text beside 'executor: ray', found {address!r}")
+    if address is not None and not trusted and not LOCAL_RAY.fullmatch(address):
+        raise InputError(
+            f"{where}: '{prefix}ray_address' must be auto, or a port of this machine such as 127.0.0.1:6379, found "
+            f"{address!r}: another machine would be sent data and code. For a cluster of yours, write auto and set "
+            f"RAY_ADDRESS={address} in your environment"
+        )
 
 
-def check_steps(where: object, process: object) -> list[tuple[str, str, dict]]:
-    """Place, name and arguments of every operator of a `process` list, and of those that are arguments of others.
+def check_steps(where: object, process: object) -> list[RecipeStep]:
+    """Return every operator of a `process` list, and those that are arguments of others.
 
     Raises:
         InputError: names the step and what belongs there.
@@ -125,61 +116,111 @@ def check_steps(where: object, process: object) -> list[tuple[str, str, dict]]:
         raise InputError(
             f"{where}: 'process' must be a list of at least one operator, as in config/recipes/baseline.yaml"
         )
-    operators = []
+    steps = []
     for number, step in enumerate(process, start=1):
-        place = f"{where}, step {number}"
-        operators.append((place, *_operator(place, step)))
-        if (captioner := operators[-1][2].get("captioner")) is not None:
-            operators.append((f"{place}, captioner", *_operator(f"{place}, captioner", captioner)))
-    return operators
+        steps.append(_step(f"{where}, step {number}", step))
+        if (captioner := steps[-1].arguments.get(CAPTIONER)) is not None:
+            steps.append(_step(f"{where}, step {number}, {CAPTIONER}", captioner, is_captioner=True))
+    return steps
+
+
+def check_operators(
+    where: object, process: object, folders: Collection[str] | None = None, trusted: bool = False
+) -> None:
+    """Check the operators of a `process` list, and their arguments by value.
+
+    Args:
+        where: the file, for messages.
+        process: the list, of any shape.
+        folders: the places in which the recipe's models may lie; None if that has been checked before.
+        trusted: whether the recipe may use operators and arguments that are not in config/schemas/operators.yaml.
+
+    Raises:
+        InputError: names the step, the operator and the argument, what is wrong and the remedy.
+    """
+    for step in check_steps(where, process):
+        _check_never_allowed(step)
+        operator = allowed_operators().get(step.name)
+        if trusted:
+            if operator:
+                _check_names(step, operator, operator.arguments.keys() | operator.defaults.keys())
+            continue
+        if operator is None:
+            raise _not_allowed(step)
+        if step.is_captioner and not operator.writes_captions:
+            captioners = ", ".join(name for name, known in allowed_operators().items() if known.writes_captions)
+            raise InputError(f"{step.place}: {step.name} writes no captions. Use one of {captioners}")
+        _check_names(step, operator, operator.arguments.keys())
+        _check_values(step, operator, folders)
+        _check_limits(step, operator)
+        _check_rules(step, operator)
 
 
 def merges_rows(place: str, name: str) -> InputError:
+    """Return the error for an operator that makes one row of several."""
     return InputError(
         f"{place}: {name} merges or groups rows; this stage only keeps, drops or edits them: "
         "use a filter, mapper, deduplicator or selector"
     )
 
 
-def _operator(place: str, step: object) -> tuple[str, dict]:
+def with_types(process: object) -> object:
+    """Return the `process` list with whole numbers as their arguments take them: YAML's 1 is an int, and 3.0 a float.
+
+    Args:
+        process: of any shape; `check_operators` judges it.
+    """
+    return _map_arguments(process, as_typed)
+
+
+def with_home(process: object) -> object:
+    """Return the `process` list with `~` replaced in folders that it names."""
+    return _map_arguments(process, lambda kind, value: os.path.expanduser(value) if _is_folder(kind, value) else value)
+
+
+def files_named(recipe: dict | list | None) -> list[str]:
+    """Return the files that a recipe reads in addition to its data: those of the folders that its arguments name.
+
+    Args:
+        recipe: a checked recipe, its `process` list, or None.
+    """
+    process = recipe.get("process") if isinstance(recipe, dict) else recipe
+    steps = [(name, arguments or {}) for step in process or () for name, arguments in step.items()]
+    return [file for name, arguments in steps for file in _files_of_step(name, arguments)]
+
+
+def _files_of_step(name: str, arguments: dict) -> list[str]:
+    operator = allowed_operators().get(name)
+    kinds = operator.arguments if operator else {}
+    files = []
+    for key, value in arguments.items():
+        if key == CAPTIONER and isinstance(value, dict):
+            files += files_named([value])
+        elif key not in NO_INPUTS and (key not in kinds or _is_folder(kinds[key], value)):
+            files += _files_in(value)
+    return files
+
+
+def _files_in(value: object) -> list[str]:
+    """Return the files that a value names, at any depth, and those of folders that it names."""
+    if isinstance(value, str):
+        path = re.sub("/+", "/", value)  # Snakemake would look for a path with `//` and not find it
+        if os.path.isdir(path):
+            names = sorted(name for name in os.listdir(path) if name.endswith(FOLDER_FILES))
+            return [file for name in names if os.path.isfile(file := os.path.join(path, name))]
+        return [path] if os.path.isfile(path) else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    items = value if isinstance(value, list) else ()
+    return [file for item in items for file in _files_in(item)]
+
+
+def _step(place: str, step: object, is_captioner: bool = False) -> RecipeStep:
     _check_plain(place, step)
     name, arguments = next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else ("", "")
     if not name or not isinstance(arguments, dict | None):
         raise InputError(f"{place}: expected 'operator: {{argument: value}}', found {step!r}")
-    _check_arguments_harmless(place, name, arguments or {})
-    return name, arguments or {}
-
-
-def _check_arguments_harmless(place: str, name: str, arguments: dict) -> None:
-    for key, value in _walk(arguments):
-        if key in REFUSED_ARGUMENTS and value:
-            raise InputError(f"{place}: {name}: {key!r} is not allowed, since {REFUSED_ARGUMENTS[key]}; leave it out")
-        if WRITES.fullmatch(key) and value:
-            raise InputError(f"{place}: {name}: {key!r} is not allowed: an operator writes no files; leave it out")
-        if key == "batch_size" and isinstance(value, int | float) and value < 1:
-            raise InputError(f"{place}: {name}: 'batch_size' must be 1 or more, found {value!r}")
-        if isinstance(value, str) and LAMBDA.match(value):
-            raise InputError(f"{place}: {name}: {key!r} is Python code, which a recipe may not run; {OWN_OPERATOR}")
-        if key not in FORMATS and isinstance(value, str) and ABSOLUTE.match(value):
-            raise InputError(
-                f"{place}: {name}: {key!r} names a server, which would be sent data; leave it out, and set "
-                "OPENAI_BASE_URL in your environment"
-            )
-        if key in FORMATS and isinstance(value, str) and not FORMATS[key][0](value):
-            raise InputError(f"{place}: {name}: {key!r} must {FORMATS[key][1]}")
-        if key == "question" and isinstance(value, str) and (control := CONTROL.search(value)):
-            raise InputError(f"{place}: {name}: 'question' holds the control token {control.group()}; take it out")
-
-
-def _walk(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Every value in a tree, with the name of the argument that it stands under."""
-    yield key, value
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _walk(item, name)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _walk(item, key)
+    return RecipeStep(place, name, arguments or {}, is_captioner)
 
 
 def _check_plain(place: str, value: object) -> None:
@@ -201,229 +242,132 @@ def _check_plain(place: str, value: object) -> None:
             raise InputError(f"{place}: {value!r} is a {type(value).__name__}; a text needs quotes")
 
 
-def check_operator(place: str, name: str, arguments: dict) -> None:
-    """Check the operator's name, and the names and plain types of its arguments, as Data-Juicer's own check does it.
-
-    Raises:
-        InputError: names the nearest known operator or argument.
-    """
-    if not _stems():
-        return
-    path = _source_of(name)
-    if path is None:
-        if entry_points(group="data_juicer.ops"):  # other packages' operators, which Data-Juicer imports
-            return
-        raise InputError(
-            f"{place}: unknown operator {name!r}; the nearest known one is {nearest(name, _all_registered())!r}"
-        )
-    if path.parent.name in MERGING:
-        raise merges_rows(place, name)
-    check_harmless(place, name)
-    check_arguments(place, name, arguments)
+def _check_never_allowed(step: RecipeStep) -> None:
+    for key, value in _walk(step.arguments):
+        if key in REFUSED_ARGUMENTS and value:
+            reason = REFUSED_ARGUMENTS[key]
+            raise InputError(f"{step.place}: {step.name}: {key!r} is not allowed, since {reason}; leave it out")
+        if key in FORMATS and isinstance(value, str) and not FORMATS[key][0](value):
+            raise InputError(f"{step.place}: {step.name}: {key!r} must {FORMATS[key][1]}")
 
 
-def check_arguments(place: str, name: str, arguments: dict) -> None:
-    """
-    Raises:
-        InputError: a known operator has no such argument, or takes values of another type there.
-    """
-    if path := _source_of(name):
-        for argument, value in arguments.items():
-            _check_argument(place, name, argument, value, _parameters(path, _registered(path)[name]))
+def _walk(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every value in a tree, with the name of the argument that it stands under."""
+    yield key, value
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _walk(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _walk(item, key)
 
 
-def check_harmless(place: str, name: str) -> None:
-    """
-    Raises:
-        InputError: it is an operator of Data-Juicer's that runs code, starts programs or writes files.
-    """
-    if (path := _source_of(name)) and (harm := _harm_of(path, name)):
-        raise InputError(f"{place}: {name} {harm}, which a recipe may not; {OWN_OPERATOR}")
-
-
-def asks_server(name: str) -> bool:
-    """Whether it is an operator that may send data to a server of models."""
-    path = _source_of(name)
-    return bool(path) and any(map(SERVERS.fullmatch, _all_parameters(path, _registered(path)[name])))
-
-
-def _source_of(name: str) -> Path | None:
-    path = _stems().get(name)
-    return path if path and name in _registered(path) else _all_registered().get(name)
-
-
-@cache
-def _harm_of(path: Path, name: str) -> str | None:
-    """What an operator of Data-Juicer does that a recipe may not ask for, by its source; None if nothing."""
-    if OWN in path.parents:
-        return None
-    if name in FUSED:
-        return "runs operators that nothing has checked"
-    parameters = _all_parameters(path, _registered(path)[name])
-    if written := sorted(filter(WRITES.fullmatch, parameters)):
-        return f"writes files ({written[0]})"
-    if any(map(STORES.fullmatch, parameters)):
-        return "sends files to servers, or fetches them"
-    for call in (node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)):
-        if RUNS.fullmatch(ast.unparse(call.func)) and name != EVALUATES_LAMBDA:
-            return "runs code or programs of its own"
-        if any(word.arg == "trust_remote_code" and ast.unparse(word.value) == "True" for word in call.keywords):
-            return "runs code that comes with a model"
-    return None
-
-
-def _check_argument(place: str, name: str, argument: str, value: object, classes: Iterator[Parameters | None]) -> None:
-    known: Parameters = {}
-    for parameters in classes:
-        if parameters is None:
-            return
-        if argument in parameters:
-            if not _fits(value, kind := parameters[argument]):
-                raise InputError(f"{place}: {name}: {argument!r} must be of type {kind}, found {value!r}")
-            return
-        known |= parameters
-    raise InputError(
-        f"{place}: {name} has no argument {argument!r}; the nearest that it has is {nearest(argument, known)!r}"
+def _not_allowed(step: RecipeStep) -> InputError:
+    reason = refused_operators().get(step.name)
+    if reason == MERGES_ROWS:
+        return merges_rows(step.place, step.name)
+    if reason:
+        return InputError(f"{step.place}: {step.name} {reason}, which a recipe may not. Take it out. {TRUST}")
+    known = nearest(step.name, allowed_operators().keys() | refused_operators().keys())
+    return InputError(
+        f"{step.place}: unknown operator {step.name!r}; the nearest known one is {known!r}. An operator of your own "
+        "needs an entry in config/schemas/operators.yaml"
     )
 
 
-def _fits(value: object, annotation: str | None) -> bool:
-    kinds = _kinds(annotation)
-    if value is None or not kinds <= TYPES.keys():
-        return True
-    if isinstance(value, bool):
-        return not kinds or "bool" in kinds
-    if isinstance(value, float) and "int" in kinds and value == int(value):
-        return True
-    return not kinds or any(isinstance(value, TYPES[kind]) for kind in kinds - {"bool"})
+def _check_names(step: RecipeStep, operator: AllowedOperator, allowed: Collection[str]) -> None:
+    for argument in step.arguments:
+        if argument in allowed:
+            continue
+        if argument in operator.defaults:
+            usable = ", ".join(sorted(allowed))
+            raise InputError(
+                f"{step.place}: {step.name}: {argument!r} is not allowed in a recipe, which may give {usable}. Leave "
+                f"it out. {TRUST}"
+            )
+        raise InputError(
+            f"{step.place}: {step.name} has no argument {argument!r}; the nearest that it has is "
+            f"{nearest(argument, allowed)!r}"
+        )
 
 
-def _kinds(annotation: str | None) -> set[str]:
-    """`float | None` → {"float"}; nothing where any value is taken."""
-    return set((annotation or "").split(" | ")) - {"None", ""}
+def _check_values(step: RecipeStep, operator: AllowedOperator, folders: Collection[str] | None) -> None:
+    for argument, value in step.arguments.items():
+        kind = operator.arguments[argument]
+        problem = problem_with(kind, value)
+        if problem is None and _is_folder(kind, value):
+            problem = problem_with_folder(kind.split(" or ")[0], value, folders)
+        if problem:
+            raise InputError(f"{step.place}: {step.name}: {argument!r} {problem}")
 
 
-def with_types(process: object) -> object:
-    """The `process` list with whole numbers as their arguments take them: YAML's 1 is an int, and 3.0 a float.
+def _check_limits(step: RecipeStep, operator: AllowedOperator) -> None:
+    """Refuse a lower limit above the upper one, which may be a default: no row could be kept."""
+    for low in (name for name in operator.arguments if name.startswith("min_")):
+        high = f"max_{low.removeprefix('min_')}"
+        if {low, high} & step.arguments.keys() and high in operator.arguments:
+            least, most = (_number_of(step, operator, name) for name in (low, high))
+            if least is not None and most is not None and least > most:
+                raise InputError(
+                    f"{step.place}: {step.name}: {_stated(step, operator, low)} is above "
+                    f"{_stated(step, operator, high)}, so that no row could be kept. Change one of them"
+                )
 
-    Args:
-        process: of any shape; `check_steps` judges it.
-    """
-    if not isinstance(process, list) or not _stems():
+
+def _check_rules(step: RecipeStep, operator: AllowedOperator) -> None:
+    place = f"{step.place}: {step.name}"
+    for group in operator.rules.get("at_least_one", ()):
+        if not any(step.arguments.get(name) is not None for name in group):
+            raise InputError(f"{place}: without {' or '.join(group)} it does nothing that was asked for. State it")
+    for rule in ("exactly_one", "at_most_one"):
+        for group in operator.rules.get(rule, ()):
+            given = [name for name in group if step.arguments.get(name) not in (None, operator.defaults.get(name))]
+            if len(given) > 1:
+                raise InputError(f"{place}: {' and '.join(given)} exclude each other. Keep one of them")
+            if not given and rule == "exactly_one":
+                raise InputError(f"{place}: one of {' and '.join(group)} is missing. State one of them")
+    for low, high in operator.rules.get("below", ()):
+        least, most = (_number_of(step, operator, name) for name in (low, high))
+        if least is not None and most is not None and least >= most:
+            stated = (_stated(step, operator, name) for name in (low, high))
+            raise InputError(f"{place}: {' must be below '.join(stated)}. Change one of them")
+
+
+def _number_of(step: RecipeStep, operator: AllowedOperator, argument: str) -> float | None:
+    """Return what an argument is, or is by default, as a number; a size in bytes."""
+    value = step.arguments.get(argument, operator.defaults.get(argument))
+    if operator.arguments.get(argument) == "size" and isinstance(value, str):
+        return bytes_of(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _stated(step: RecipeStep, operator: AllowedOperator, argument: str) -> str:
+    if argument in step.arguments:
+        return f"{argument} {step.arguments[argument]}"
+    return f"{argument}, by default {operator.defaults.get(argument)},"
+
+
+def _is_folder(kind: str, value: object) -> bool:
+    return isinstance(value, str) and kind.split(" or ")[0] in PATHS
+
+
+def _map_arguments(process: object, change: Change) -> object:
+    if not isinstance(process, list):
         return process
     return [
-        {name: _with_types(name, arguments) for name, arguments in step.items()} if isinstance(step, dict) else step
+        {name: _mapped(name, arguments, change) for name, arguments in step.items()} if isinstance(step, dict) else step
         for step in process
     ]
 
 
-def _with_types(name: object, arguments: object) -> object:
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+def _mapped(name: object, arguments: object, change: Change) -> object:
+    operator = allowed_operators().get(name) if isinstance(name, str) else None
+    if operator is None or not isinstance(arguments, dict):
         return arguments
-    path = _source_of(name)
-    known = _all_parameters(path, _registered(path)[name]) if path else {}
-    return {key: _with_type(value, _kinds(known.get(key))) for key, value in arguments.items()}
-
-
-def _with_type(value: object, kinds: set[str]) -> object:
-    if type(value) is int and "float" in kinds and "int" not in kinds:
-        return float(value)
-    if isinstance(value, float) and "int" in kinds and "float" not in kinds and value == int(value):
-        return int(value)
-    return value
-
-
-def _all_parameters(path: Path, name: str) -> Parameters:
-    known: Parameters = {}
-    for parameters in _parameters(path, name):
-        known = (parameters or {}) | known  # a class's own come before its bases'
-    return known
-
-
-def _parameters(path: Path, name: str) -> Iterator[Parameters | None]:
-    """What a class takes and then what its bases take; None for one that is found nowhere."""
-    for node in _tree(path).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            yield _own_parameters(node)
-            for base in map(ast.unparse, node.bases):
-                if base not in ("object", "ABC"):
-                    yield from _parameters(path, base)
-            return
-        if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
-            source = _stems().get((node.module or "").rpartition(".")[2]) or _module_of(name)
-            yield from (None,) if source in (None, path) else _parameters(source, name)
-            return
-    yield None
-
-
-def defaults_of(name: str) -> dict[str, object]:
-    """What an operator's arguments are where a recipe leaves them out; those of plain values, by its own source."""
-    if (path := _source_of(name)) is None:
-        return {}
-    for node in _tree(path).body:
-        if isinstance(node, ast.ClassDef) and node.name == _registered(path)[name]:
-            for function in (member for member in node.body if isinstance(member, ast.FunctionDef)):
-                if function.name == "__init__" and (values := function.args.defaults):
-                    arguments = function.args.args[-len(values) :]
-                    pairs = zip(arguments, values, strict=True)
-                    return {key.arg: ast.literal_eval(value) for key, value in pairs if _is_plain(value)}
-    return {}
-
-
-def _is_plain(value: ast.expr) -> bool:
-    """A number, with or without a sign, a text, or a word such as None."""
-    return isinstance(value.operand if isinstance(value, ast.UnaryOp) else value, ast.Constant)
-
-
-def _module_of(operator_class: str) -> Path | None:
-    return next((path for path in _stems().values() if operator_class in _registered(path).values()), None)
-
-
-def _own_parameters(node: ast.ClassDef) -> Parameters:
-    parameters: Parameters = {}
-    for member in node.body:
-        if isinstance(member, ast.Assign) and ast.unparse(member.targets[0]) == "_BASE_PARAMS":
-            pairs = zip(member.value.keys, member.value.values, strict=True)
-            parameters |= {key.value: ast.unparse(value.elts[0]) for key, value in pairs if key is not None}
-        elif isinstance(member, ast.FunctionDef) and member.name == "__init__":
-            arguments = [*member.args.posonlyargs, *member.args.args, *member.args.kwonlyargs][1:]
-            parameters |= {
-                argument.arg: argument.annotation and ast.unparse(argument.annotation) for argument in arguments
-            }
-    return parameters
-
-
-@cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
-def _stems() -> dict[str, Path]:
-    """Modules with operators, most of which are named like their operator."""
-    spec = find_spec("data_juicer")
-    folders = [Path(spec.submodule_search_locations[0]) / "ops", OWN] if spec else []
-    return {path.stem: path for folder in folders for path in folder.rglob("*.py")}
-
-
-@cache
-def _registered(path: Path) -> dict[str, str]:
-    """Class by operator, of a module."""
-    text = path.read_text(encoding="utf-8")
-    constants = dict(re.findall(r"^(\w+) = [\"'](\w+)[\"']", text, re.M))
-    return {
-        _name(match[1], constants): re.search(r"^class (\w+)", text[match.end() :], re.M)[1]
-        for match in REGISTERED.finditer(text)
+    mapped = {
+        key: change(operator.arguments[key], value) if key in operator.arguments else value
+        for key, value in arguments.items()
     }
-
-
-def _name(written: str, constants: dict[str, str]) -> str:
-    """An operator's name, which is written as a constant, a text, or a text with a constant in braces."""
-    if written.isidentifier():
-        return constants.get(written, written)
-    return re.sub(r"{(\w+)}", lambda match: constants.get(match[1], match[1]), written.lstrip("f")[1:-1])
-
-
-@cache
-def _all_registered() -> dict[str, Path]:
-    return {name: path for path in _stems().values() for name in _registered(path)}
+    if isinstance(mapped.get(CAPTIONER), dict):
+        [mapped[CAPTIONER]] = _map_arguments([mapped[CAPTIONER]], change)
+    return mapped

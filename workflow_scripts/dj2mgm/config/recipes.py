@@ -4,25 +4,26 @@ from pathlib import Path
 
 from dj2mgm.config.layers import named_file
 from dj2mgm.config.reading import read_config
-from dj2mgm.config.recipe_check import WITH_CAPTIONER, WITH_CLIP, check_operator, check_shape, check_steps
+from dj2mgm.config.recipe_check import WITH_CAPTIONER, WITH_CLIP, check_operators, check_shape, with_home
 from dj2mgm.errors import InputError
 
-STATED_BY_THE_STAGE = {"captions_folder", "writer"}  # where captions are kept
+# keys of a model's file, and of the configuration, that name folders of models
+MODEL_PARTS = ("assembled", "transformers", "language_model", "vision_tower", "vision_tower_aux", "clip_score")
 
 
 def read_recipes(config: dict) -> dict[str, dict | None]:
     """{"filter": recipe, "synthesize": recipe or None}, contents of config/recipes/<name>.yaml, less `without`.
 
     Raises:
-        InputError: an unknown recipe; one that is not well formed, or has an unknown operator or argument; or `without`
-            names an operator that neither recipe has, or all of a recipe's.
+        InputError: an unknown recipe; one that is not well formed, or has an operator, argument or value that is not
+            allowed; or `without` names an operator that neither recipe has, or all of a recipe's.
     """
     names = {
         "filter": ("recipe", config["recipe"]),
         "synthesize": ("synthesize.recipe", config["synthesize"]["recipe"]),
     }
     recipes = {
-        stage: _read(named_file("recipes", name, key)) if name is not None else None
+        stage: _read(named_file("recipes", name, key), config) if name is not None else None
         for stage, (key, name) in names.items()
     }
     known = [operator for recipe in recipes.values() if recipe for operator in _operators_of(recipe)]
@@ -42,14 +43,19 @@ def asking_captioner(recipe: dict) -> list[str]:
     return [name for name, arguments in steps if name in WITH_CAPTIONER and arguments.get(WITH_CAPTIONER[name]) is None]
 
 
-def _read(path: Path) -> dict:
-    recipe = read_config(path)
-    check_shape(path, recipe)
-    for place, operator, arguments in check_steps(path, recipe.get("process")):
-        check_operator(place, operator, arguments)
-        if stated := sorted(STATED_BY_THE_STAGE & arguments.keys()):
-            raise InputError(f"{place}: {operator}: {stated[0]!r} is not allowed: the stage states it; leave it out")
-    return recipe
+def model_folders(config: dict) -> list[str]:
+    """Return the places in which a recipe's models may lie: the results, and the folders of the run's own models."""
+    model, evaluate = config["model"], config["evaluate"]
+    named = [model.get(key) for key in MODEL_PARTS] + [evaluate["judge_clip"], evaluate["second_judge"]]
+    named.append(config["synthesize"]["blip2"]["model"])
+    return ["results", *(part for part in named if isinstance(part, str) and part)]
+
+
+def _read(path: Path, config: dict) -> dict:
+    recipe, trusted = read_config(path), config["trusted_recipes"]
+    check_shape(path, recipe, trusted=trusted)
+    check_operators(path, recipe.get("process"), model_folders(config), trusted)
+    return recipe | {"process": with_home(recipe["process"])}
 
 
 def _operators_of(recipe: dict) -> list[str]:

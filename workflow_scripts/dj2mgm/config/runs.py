@@ -89,6 +89,7 @@ class Runs:
         self.benchmarks, self.reference_scores = across["benchmarks"], across["challenge"]
         self.attention_benchmark = across["attention_benchmark"]
         self.foundation = across["foundation"]
+        self.trusts_recipes = across["trusted_recipes"]
         self.folders_apart = across["decontaminate"]["folders"]
         self.export = across["export"] | {"format": across["format"]}
         self.publish = across["publish"]

@@ -63,15 +63,12 @@ def filter_settings(config: dict, images: dict) -> dict:
             f"recipe: {LIKELIHOOD_GAIN} asks a trained model, which the filter stage has not; move it to the recipe "
             "that synthesize.recipe names"
         )
-    settings = {"image_root": images["pretrain"], "processes": config["filter"]["processes"], "recipe": recipe}
+    settings = _with_recipe(config, images, recipe)
     return settings | ({"clip": config["model"]["clip_score"]} if needs_clip(recipe) else {})
 
 
 def analysis_settings(config: dict, images: dict) -> dict:
-    return {
-        "image_root": images["pretrain"],
-        "processes": config["filter"]["processes"],
-        "recipe": read_recipes(config)["filter"],
+    return _with_recipe(config, images, read_recipes(config)["filter"]) | {
         "clip": config["model"]["clip_score"],
         "cpu_threads": config["cpu_threads"],
     }
@@ -93,16 +90,20 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
     return (
         _common(config)
         | seed
+        | _with_recipe(config, images, recipe)
         | {
-            "image_root": images["pretrain"],
-            "processes": config["filter"]["processes"],
             "gpus": gpus_on_one_node(config),
-            "recipe": recipe,
             "clip": config["model"]["clip_score"],
             "captioner": _captioner(config) if asking else None,
             "captions": CAPTIONS,
         }
     )
+
+
+def _with_recipe(config: dict, images: dict, recipe: dict) -> dict:
+    """Return the settings of every stage that runs a recipe; the stage checks the recipe again."""
+    settings = {"image_root": images["pretrain"], "processes": config["filter"]["processes"], "recipe": recipe}
+    return settings | ({"trusted_recipes": True} if config["trusted_recipes"] else {})
 
 
 def jsonl_settings(config: dict, images: dict) -> dict:

@@ -72,6 +72,7 @@ from data_juicer.core.preflight import PipelineConfigError, pre_instantiation_ch
 from data_juicer.ops import OPERATORS, Filter, Mapper, load_ops  # noqa: E402
 from data_juicer.ops.base_op import OP  # noqa: E402
 from data_juicer.utils.constant import Fields  # noqa: E402
+from data_juicer.utils.mm_utils import SpecialTokens  # noqa: E402
 
 _open_images_in_our_way()  # operators have been imported by now, and with them the original
 
@@ -84,6 +85,7 @@ __all__ = [
     "MissingPackage",
     "NestedDataset",
     "PipelineConfigError",
+    "SpecialTokens",
     "__version__",
     "end_workers_with_this_process",
     "forbid_surprises",

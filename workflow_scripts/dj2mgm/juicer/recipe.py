@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dj2mgm.config.recipe_check import check_arguments, check_harmless, check_steps, merges_rows, nearest
+from dj2mgm.config.recipe_check import check_steps, merges_rows, nearest
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import (
     OP,
     OPERATORS,
     MissingPackage,
     PipelineConfigError,
+    SpecialTokens,
     load_ops,
     pre_instantiation_check,
     update_op_attr,
@@ -45,23 +46,23 @@ def complete(process: object, arguments: dict[str, dict]) -> object:
 
 
 def check_process(process: object) -> None:
-    """Check the shape of a `process` list, its operators' names, and their arguments' names and types.
+    """Check that the installed Data-Juicer has the operators of a `process` list, and takes their arguments.
+
+    What a recipe may use is checked before, by `check_operators`.
 
     Raises:
         InputError: names the step, and for a misspelled name the nearest known one.
     """
-    for place, name, arguments in check_steps("recipe", process):
-        _check_operator(place, name, arguments)
-        if not declarations.keeps_or_drops_rows(OPERATORS.modules[name]):
-            raise merges_rows(place, name)
-        check_harmless(place, name)
+    for step in check_steps("recipe", process):
+        _check_operator(step.place, step.name, step.arguments)
+        if not declarations.keeps_or_drops_rows(OPERATORS.modules[step.name]):
+            raise merges_rows(step.place, step.name)
 
 
 def _check_operator(where: str, name: str, arguments: dict) -> None:
     if name not in OPERATORS.modules:
         known = nearest(name, OPERATORS.modules)
         raise InputError(f"{where}: unknown operator {name!r}; the nearest known one is {known!r}")
-    check_arguments(where, name, arguments)  # Data-Juicer's own fails at annotations such as `float | None`
     try:
         pre_instantiation_check([{name: arguments}])
     except PipelineConfigError as error:
@@ -167,3 +168,27 @@ def check_ids(name: str, before: set[str], after: dict) -> None:
             "it was given); this stage keeps, drops or edits rows, so switch that off or take the operator out of the "
             "recipe"
         )
+
+
+def check_image_tokens(name: str, before: dict, after: dict) -> None:
+    """Refuse an operator that has changed how many image tokens a row's text has.
+
+    Such a row could not be matched with its images any more. It is an error and no reason to drop the row: an operator
+    that takes the token for text does so in every row.
+
+    Args:
+        name: of the operator.
+        before: columns of the rows that it was given.
+        after: columns of those that it gave back.
+
+    Raises:
+        InputError: names the operator and the row.
+    """
+    expected = {row: text.count(SpecialTokens.image) for row, text in zip(before["id"], before["text"], strict=True)}
+    for row, text in zip(after["id"], after["text"], strict=True):
+        if (found := text.count(SpecialTokens.image)) != expected[row]:
+            raise InputError(
+                f"operator {name} changed the image tokens of row {row!r}: its text had {expected[row]} times "
+                f"{SpecialTokens.image}, and now has it {found} times. Change the operator's arguments or take it out "
+                "of the recipe"
+            )

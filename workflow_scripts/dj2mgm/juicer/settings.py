@@ -4,12 +4,20 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN, WITH_CLIP, check_keys, check_shape, with_types
+from dj2mgm.config.recipe_check import (
+    LIKELIHOOD_GAIN,
+    WITH_CLIP,
+    check_keys,
+    check_operators,
+    check_shape,
+    with_types,
+)
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
+TRUSTED = "trusted_recipes"  # true where the user's configuration says so, and otherwise left out
 TRAINED = "mgm_captioning_mapper"
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
 
@@ -83,8 +91,10 @@ def read_values(path: str | Path, required: set[str], optional: set[str]) -> dic
     if not isinstance(values, dict) or not isinstance(values.get("recipe"), dict):
         keys = ", ".join(sorted(required))
         raise InputError(f"{path}: expected the keys {keys}, with a recipe that has a 'process' list")
-    _check_keys(path, values, required, optional, "")
-    check_shape(path, values["recipe"], "recipe.")
+    _check_keys(path, values, required, optional | {TRUSTED}, "")
+    trusted = values.get(TRUSTED, False) is True
+    check_shape(path, values["recipe"], "recipe.", trusted)
+    check_operators(f"{path}: recipe", values["recipe"].get("process"), trusted=trusted)
     return values
 
 

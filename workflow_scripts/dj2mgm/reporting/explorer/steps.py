@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from dj2mgm.config.recipe_check import defaults_of
+from dj2mgm.config.recipe_operators import defaults_of
 from dj2mgm.data.shares import SIDES, limits_of_shares
 from dj2mgm.reporting.histograms import LIMITS, as_number
 from dj2mgm.reporting.links import step_key

@@ -1,0 +1,215 @@
+"""Kinds of arguments that a recipe may give an operator, as config/schemas/operators.yaml names them.
+
+A recipe may be somebody else's. So a value is accepted only if its kind says exactly what it may be: a number between
+bounds, one of a few words, plain text, or a folder in one of the known places.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dj2mgm.config.reading import LARGEST, names_in
+from dj2mgm.control_tokens import CONTROL
+
+LARGEST_NUMBER = 1e15
+LONGEST_TEXT, LONGEST_CHARACTERS, LONGEST_LIST = 200, 50, 100
+PUNCTUATION = ".,;:!?'\"()[]&+#*-"
+OF_PATTERNS = set(".?()[]+*")  # of `PUNCTUATION`, those with a meaning in regular expressions
+CODE = re.compile(r"\blambda\b", re.I)
+SIZE = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.I)
+STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
+STATISTIC_FIELD = re.compile(rf"__dj__stats__\.{STATISTIC.pattern}")
+RANGE = re.compile(r"(?P<type>number|integer)(?: (?P<low>\S*)\.\.(?P<high>\S*))?")
+PATHS = ("model", "folder")  # kinds that name a folder
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of argument.
+
+    Attributes:
+        name: as config/schemas/operators.yaml writes it.
+        expects: the end of the sentence "… must be".
+        accepts: whether a value is of this kind.
+    """
+
+    name: str
+    expects: str
+    accepts: Callable[[object], bool]
+
+
+@cache
+def kinds_in(text: str) -> tuple[Kind, ...]:
+    """Return the alternatives of an entry, such as `literal or list of literal`."""
+    return tuple(_kind(name) for name in text.split(" or "))
+
+
+def problem_with(text: str, value: object) -> str | None:
+    """Return what a value must be, with what was found, or None if it is of the kind."""
+    kinds = kinds_in(text)
+    if any(kind.accepts(value) for kind in kinds):
+        return None
+    return f"must be {' or '.join(kind.expects for kind in kinds)}, found {_shown(value)}"
+
+
+def as_typed(text: str, value: object) -> object:
+    """Return a whole number as the kind's Python type: YAML's 1 is an int, and 3.0 a float."""
+    types = {_number_type(name) for name in text.split(" or ")} - {None}
+    if type(value) is int and types == {"number"}:
+        return float(value)
+    if isinstance(value, float) and types == {"integer"} and value.is_integer():
+        return int(value)
+    return value
+
+
+def bytes_of(size: str) -> int:
+    """Return the bytes that a `size` stands for; as in Data-Juicer, KB and KiB are both 1024."""
+    match = SIZE.fullmatch(size)
+    return int(match["number"]) << 10 * " KMGT".index((match["unit"] or " ")[0].upper())
+
+
+def problem_with_folder(kind: str, value: str, folders: Iterable[str] | None) -> str | None:
+    """Return why a folder may not be used, or None if it may.
+
+    Args:
+        kind: `model` or `folder`.
+        value: the folder.
+        folders: the places where it may lie; None if that has been checked before.
+    """
+    path = Path(value).expanduser()
+    if not path.is_dir():
+        return f"must be a folder on this machine, found {_shown(value)}"
+    if folders is not None and not any(_is_below(path, Path(folder).expanduser()) for folder in folders):
+        return (
+            f"must be a folder in results/ or one that the model's file names, found {_shown(value)}. Name the folder "
+            "in config/models/, such as in clip_score"
+        )
+    if kind == "model" and not any(
+        file.suffix == ".safetensors" for file in (*path.iterdir(), *path.glob("adapter/*"))
+    ):
+        return f"must be a folder with safetensors weights, and {path} has none"
+    return None
+
+
+def _is_below(path: Path, root: Path) -> bool:
+    """Whether a folder is in another, through any links."""
+    return path.resolve().is_relative_to(root.resolve())
+
+
+def _kind(name: str) -> Kind:
+    if name in SIMPLE:
+        return Kind(name, *SIMPLE[name])
+    if name.startswith("list of "):
+        item = _kind(name.removeprefix("list of "))
+        return Kind(name, f"a list, each item {item.expects}", lambda value: _is_list(value, item))
+    if name.startswith("one of "):
+        words = [WORDS.get(word, word) for word in name.removeprefix("one of ").split(", ")]
+        expects = " or ".join(str(word).lower() if isinstance(word, bool) else word for word in words)
+        return Kind(name, expects, lambda value: any(value is word or _is_same(value, word) for word in words))
+    if match := RANGE.fullmatch(name):
+        return _number_kind(name, match)
+    raise ValueError(f"config/schemas/operators.yaml: there is no kind {name!r}")
+
+
+def _number_kind(name: str, match: re.Match) -> Kind:
+    whole = match["type"] == "integer"
+    least, most = (-LARGEST, LARGEST) if whole else (-LARGEST_NUMBER, LARGEST_NUMBER)
+    low, high = (float(match[side]) if match[side] else None for side in ("low", "high"))
+    bounds = f"from {low:g} to {high:g}" if low is not None and high is not None else ""
+    bounds = bounds or (f"from {low:g}" if low is not None else f"up to {high:g}" if high is not None else "")
+    low, high = least if low is None else low, most if high is None else high
+    expects = f"a {'whole ' if whole else ''}number {bounds}".rstrip()
+    return Kind(name, expects, lambda value: _is_number(value, whole) and low <= value <= high)
+
+
+def _number_type(name: str) -> str | None:
+    match = RANGE.fullmatch(name)
+    return {"fraction": "number", "share": "number", "count": "integer"}.get(name) or (match and match["type"])
+
+
+def _is_number(value: object, whole: bool = False) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(_small(value)):
+        return False
+    return not whole or isinstance(value, int) or value.is_integer()
+
+
+def _small(value: float) -> float:
+    """Return the value, or infinity for an int that no float can hold."""
+    return value if isinstance(value, float) or abs(value) <= LARGEST else math.inf
+
+
+def _is_same(value: object, word: object) -> bool:
+    return isinstance(value, str) and value == word
+
+
+def _is_list(value: object, item: Kind) -> bool:
+    return isinstance(value, list) and 0 < len(value) <= LONGEST_LIST and all(map(item.accepts, value))
+
+
+def _is_text(value: object) -> bool:
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT or CODE.search(value) or CONTROL.search(value):
+        return False
+    return all(character.isalnum() or character == " " or character in PUNCTUATION for character in value)
+
+
+def _is_literal(value: object) -> bool:
+    return _is_text(value) and value.strip() != "" and not OF_PATTERNS & set(value)
+
+
+def _is_characters(value: object) -> bool:
+    if not isinstance(value, str) or not value or len(value) > LONGEST_CHARACTERS or CODE.search(value):
+        return False
+    return value.isprintable() and not re.search(r"/\w|\.\.|\\|[{}]", value)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, str) and bool(SIZE.fullmatch(value))
+
+
+def _is_path(value: object) -> bool:
+    """A folder's name; `problem_with_folder` says whether it may be used."""
+    return isinstance(value, str) and bool(value.strip()) and value.isprintable() and not re.search(r"[{}]", value)
+
+
+def _is_captioner(value: object) -> bool:
+    return isinstance(value, dict)  # an operator, which is checked as those of the recipe
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+WORDS = {"true": True, "false": False}
+PLAIN_TEXT = (
+    f"plain text of up to {LONGEST_TEXT} letters, digits, blanks and {PUNCTUATION}, without control tokens and code"
+)
+SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "boolean": ("true or false", lambda value: isinstance(value, bool)),
+    "null": ("null", lambda value: value is None),
+    "fraction": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
+    "share": ("a number above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1),
+    "count": ("a whole number from 0", lambda value: _is_number(value, whole=True) and 0 <= value <= LARGEST),
+    "text": (PLAIN_TEXT, _is_text),
+    "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(OF_PATTERNS))}", _is_literal),
+    "characters": (f"up to {LONGEST_CHARACTERS} printable characters, and no path", _is_characters),
+    "size": ("a text with a whole number of bytes, or one with KiB, MiB, GiB or TiB", _is_size),
+    "statistic": (
+        "the name of a statistic, such as image_text_similarity",
+        lambda value: isinstance(value, str) and bool(STATISTIC.fullmatch(value)),
+    ),
+    "statistic field": (
+        "a statistic's column, such as __dj__stats__.image_text_similarity",
+        lambda value: isinstance(value, str) and bool(STATISTIC_FIELD.fullmatch(value)),
+    ),
+    "chat template": (
+        "the name of a file in config/chat_templates",
+        lambda value: isinstance(value, str) and value in names_in("chat_templates"),
+    ),
+    "model": ("the folder of a model", _is_path),
+    "folder": ("a folder", _is_path),
+    "captioner": ("an operator that writes captions, {name: {argument: value}}", _is_captioner),
+}

@@ -1,0 +1,118 @@
+"""List the operators of the installed Data-Juicer, for the review of what recipes may use.
+
+    python workflow_scripts/list_operators.py
+
+Writes config/schemas/operators.installed.json: every operator with a digest of its source, the arguments and defaults
+of filters and of what config/schemas/operators.yaml allows, and digests of the modules that they share. Read what has
+changed there before you commit it, and decide about new operators and arguments in operators.yaml.
+"""
+
+import hashlib
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import data_juicer
+from data_juicer.core.preflight import _get_valid_params
+
+from dj2mgm.command_line import command_line
+from dj2mgm.config.recipe_operators import INSTALLED, NOT_PLAIN, REQUIRED, allowed_operators, refused_operators
+from dj2mgm.files import write_text
+from dj2mgm.juicer import recipe as _with_own_operators  # noqa: F401
+from dj2mgm.juicer.data_juicer import OP, OPERATORS, Filter, __version__
+
+FOLDER = Path(data_juicer.__file__).parent
+OWN = "dj2mgm."
+# what allowed operators call: loading of images and models, statistics, the base classes
+SHARED = (
+    "ops/base_op.py",
+    "ops/common/helper_func.py",
+    "ops/common/special_characters.py",
+    "ops/load.py",
+    "utils/common_utils.py",
+    "utils/lazy_loader.py",
+    "utils/mm_utils.py",
+    "utils/model_utils.py",
+    "utils/sample.py",
+)
+
+
+def list_operators() -> dict:
+    """Return the contents of operators.installed.json."""
+    modules = {
+        name: operator for name, operator in OPERATORS.modules.items() if not operator.__module__.startswith(OWN)
+    }
+    return {
+        "data_juicer": __version__,
+        "shared": {name: _digest_of(FOLDER / name) for name in SHARED},
+        "operators": {name: _digest_of(Path(inspect.getfile(modules[name]))) for name in sorted(modules)},
+        "every_operator": _base_defaults(OP),
+        "every_filter": _base_defaults(Filter),
+        "arguments": {name: _defaults_of(name) for name in sorted(_described())},
+    }
+
+
+def text_of(listing: dict) -> str:
+    """Return a listing as the file holds it."""
+    return json.dumps(listing, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def unreviewed(listing: dict) -> list[str]:
+    """Return a sentence for each difference between a listing and operators.yaml."""
+    allowed, refused = allowed_operators(), refused_operators()
+    known = allowed.keys() | refused.keys()
+    sentences = [f"{name}: decide about this operator" for name in sorted(listing["operators"].keys() - known)]
+    sentences += [f"{name}: there is no such operator" for name in sorted(known - OPERATORS.modules.keys())]
+    for name in sorted(allowed.keys() & listing["arguments"].keys()):
+        arguments = listing["arguments"][name]
+        known = arguments.keys() | listing["every_operator"].keys() | listing["every_filter"].keys()
+        unknown = sorted(allowed[name].arguments.keys() - known)
+        sentences += [f"{name}: there is no argument {argument}" for argument in unknown]
+    return sentences
+
+
+def _described() -> set[str]:
+    """Return the operators whose arguments are listed: the allowed ones, and all filters, which the explorer shows."""
+    filters = {name for name, operator in OPERATORS.modules.items() if issubclass(operator, Filter)}
+    return (allowed_operators().keys() & OPERATORS.modules.keys()) | filters
+
+
+def _base_defaults(base: type[OP]) -> dict:
+    return {key: _plain(default) for key, (_, default) in base._BASE_PARAMS.items()}
+
+
+def _defaults_of(name: str) -> dict:
+    """Return the defaults of the arguments that the operator's classes add to those of every operator."""
+    stated: dict[str, object] = {}
+    for base in OPERATORS.modules[name].__mro__:
+        if "__init__" in vars(base):
+            for key, parameter in inspect.signature(base.__init__).parameters.items():
+                stated.setdefault(key, parameter.default)
+    return {key: _plain(stated[key]) for key in _get_valid_params(OPERATORS.modules[name]) if key in stated}
+
+
+def _plain(value: object) -> object:
+    if value is inspect.Parameter.empty:
+        return REQUIRED
+    if isinstance(value, str) and value.startswith("/"):  # a folder of this machine
+        return NOT_PLAIN
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return value if is_plain or isinstance(value, list) and all(isinstance(item, str) for item in value) else NOT_PLAIN
+
+
+def _digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+@command_line
+def main() -> None:
+    listing = list_operators()
+    write_text(INSTALLED, text_of(listing))
+    for sentence in unreviewed(listing):
+        print(f"config/schemas/operators.yaml: {sentence}", file=sys.stderr)
+    print(f"{len(listing['operators'])} operators of Data-Juicer {__version__}, {len(allowed_operators())} allowed")
+
+
+if __name__ == "__main__":
+    main()
