@@ -5,6 +5,7 @@ bounds, one of a few words, plain text, or a folder in one of the known places.
 """
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,10 +80,10 @@ def problem_with_folder(kind: str, value: str, folders: Iterable[str] | None) ->
         value: the folder.
         folders: the places where it may lie; None if that has been checked before.
     """
-    path = Path(value).expanduser()
-    if not path.is_dir():
+    path = Path(os.path.expanduser(value))
+    if not os.path.isdir(path):  # unlike Path's own, it bears names that are too long
         return f"must be a folder on this machine, found {_shown(value)}"
-    if folders is not None and not any(_is_below(path, Path(folder).expanduser()) for folder in folders):
+    if folders is not None and not any(_is_below(path, folder) for folder in folders):
         return (
             f"must be a folder in results/ or one that the model's file names, found {_shown(value)}. Name the folder "
             "in config/models/, such as in clip_score"
@@ -94,9 +95,9 @@ def problem_with_folder(kind: str, value: str, folders: Iterable[str] | None) ->
     return None
 
 
-def _is_below(path: Path, root: Path) -> bool:
-    """Whether a folder is in another, through any links."""
-    return path.resolve().is_relative_to(root.resolve())
+def _is_below(path: Path, folder: str) -> bool:
+    """Return whether a folder is another one, or in it, through any links."""
+    return path.resolve().is_relative_to(os.path.realpath(os.path.expanduser(folder)))
 
 
 def _kind(name: str) -> Kind:

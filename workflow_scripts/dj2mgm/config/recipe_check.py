@@ -189,15 +189,26 @@ def files_named(recipe: dict | list | None) -> list[str]:
     return [file for name, arguments in steps for file in _files_of_step(name, arguments)]
 
 
-def _files_of_step(name: str, arguments: dict) -> list[str]:
+def naming_files(name: str, arguments: dict) -> dict:
+    """Return the arguments of an operator that may name files: not those that the list of operators calls text.
+
+    Args:
+        name: of the operator; of one that is not in the list, any argument may.
+        arguments: as the recipe and the stage give them.
+    """
     operator = allowed_operators().get(name)
     kinds = operator.arguments if operator else {}
+    return {
+        key: value
+        for key, value in arguments.items()
+        if key not in NO_INPUTS and (key == CAPTIONER or key not in kinds or _is_folder(kinds[key], value))
+    }
+
+
+def _files_of_step(name: str, arguments: dict) -> list[str]:
     files = []
-    for key, value in arguments.items():
-        if key == CAPTIONER and isinstance(value, dict):
-            files += files_named([value])
-        elif key not in NO_INPUTS and (key not in kinds or _is_folder(kinds[key], value)):
-            files += _files_in(value)
+    for key, value in naming_files(name, arguments).items():
+        files += files_named([value]) if key == CAPTIONER and isinstance(value, dict) else _files_in(value)
     return files
 
 

@@ -68,6 +68,11 @@ def _check_operator(where: str, name: str, arguments: dict) -> None:
     except PipelineConfigError as error:
         problems = "; ".join(str(problem) for problem in error.errors)
         raise InputError(f"{where}: {problems}; see Data-Juicer's page of the operator") from None
+    except AttributeError:  # its own message fails at annotations such as `float | None`
+        raise InputError(
+            f"{where}: {name}: a value is of another type than its argument, of {', '.join(arguments)}; see the "
+            "operator's source"
+        ) from None
 
 
 def build_operators(process: list[dict], working: Path) -> list[OP]:

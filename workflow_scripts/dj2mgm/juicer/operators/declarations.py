@@ -39,6 +39,8 @@ from typing import Any
 
 from data_juicer.ops.base_op import OP, OPERATORS, UNFORKABLE, Deduplicator, Filter, Mapper, Selector
 
+from dj2mgm.config.recipe_check import naming_files
+
 WEIGHTS_AND_CONFIG = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
 Operator = OP | type[OP]
 
@@ -199,7 +201,9 @@ def model_files(value: object) -> list[Path]:
         [(name, arguments)] = value.items()
         if files := _declared(OPERATORS.modules.get(name), "model_files"):
             return files(arguments or {})
-    return [file for key, item in sorted(value.items()) if key != "image_root" for file in model_files(item)]
+        if name in OPERATORS.modules:
+            value = naming_files(name, arguments or {})
+    return [file for _, item in sorted(value.items()) for file in model_files(item)]
 
 
 def weight_files(folder: Path) -> list[Path]:
