@@ -5,6 +5,7 @@
 # make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm, munge and rsync installed
 # make lint       install, then lint only
 # make install    everything from requirements.txt, into .venv
+# make operators  list the operators of the installed Data-Juicer, for a review after an upgrade (docs/data.md)
 # make lmms_eval  lmms-eval into .lmms_eval, for `snakemake evaluate` without conda
 #
 # PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`, and TEST_PROCESSES the number of
@@ -16,7 +17,7 @@ ACTIVATE = . .venv/bin/activate
 # tests/conftest.py forms groups and puts the longest first
 PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install lmms_eval baseline test test-slow test-all test-slurm lint
+.PHONY: install lmms_eval baseline operators test test-slow test-all test-slurm lint
 
 ifneq "$(words $(CURDIR))" "1"
 $(error The path of this folder has a space in it, with which PyTorch cannot compile DeepSpeed's optimizer: $(CURDIR). \
@@ -29,6 +30,9 @@ lmms_eval: .lmms_eval/installed
 
 baseline: install
 	$(ACTIVATE) && snakemake --cores 1 baseline
+
+operators: install
+	$(ACTIVATE) && python workflow_scripts/list_operators.py
 
 test: lint
 	$(PYTEST)

@@ -205,6 +205,40 @@ def test_an_operator_that_swaps_images_is_refused(tmp_path, register):
         run(write_dataset(tmp_path), tmp_path / "out", [{"swap_mapper": None}])
 
 
+def test_a_mapper_that_removes_the_image_token_is_named_with_the_row(tmp_path):
+    captions = ["a red circle", "a <b>blue</b> square"]
+    with pytest.raises(InputError, match="operator remove_specific_chars_mapper changed the image tokens of row 'r0'"):
+        run(
+            write_dataset(tmp_path, captions),
+            tmp_path / "out",
+            [{"remove_specific_chars_mapper": {"chars_to_remove": "<"}}],
+        )
+    assert not (tmp_path / "out" / FILTERED).exists()
+    process = [{"remove_specific_chars_mapper": {"chars_to_remove": "a"}}]
+    with pytest.raises(InputError, match="its text had 1 times <__dj__image>, and now has it 0 times"):
+        run(write_dataset(tmp_path, captions), tmp_path / "out", process)
+    kept = run(
+        write_dataset(tmp_path, captions),
+        tmp_path / "out",
+        [{"remove_specific_chars_mapper": {"chars_to_remove": "q"}}],
+    )
+    assert (kept["rows_kept"], kept["operators"][0]["changed"]) == (2, 1)
+
+
+@pytest.mark.parametrize("all_rows", [False, True])
+@pytest.mark.parametrize("change", [lambda text: text * 2, lambda text: text.replace("<__dj__image>", "")])
+def test_each_row_keeps_as_many_image_tokens_as_it_had(tmp_path, register, change, all_rows):
+    class TokenMapper(Mapper):
+        needs_all_rows = all_rows
+
+        def process_single(self, sample):
+            return sample | {"text": change(sample["text"]) if sample["id"] == "r3" else sample["text"]}
+
+    register("token_mapper", TokenMapper)
+    with pytest.raises(InputError, match="operator token_mapper changed the image tokens of row 'r3'"):
+        run(write_dataset(tmp_path), tmp_path / "out", [{"token_mapper": None}])
+
+
 def test_an_empty_result_names_the_operator_that_dropped_most(tmp_path):
     process = [LENGTH, {"text_length_filter": {"min_len": 9000}}]
     with pytest.raises(InputError, match=r"kept none of 6 rows; text_length_filter \(step 2\) dropped most, 4 of 4"):
