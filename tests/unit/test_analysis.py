@@ -14,6 +14,7 @@ from PIL import Image
 from places import PROJECT
 from tiny_clip import save_tiny_clip
 
+from dj2mgm.config.recipe_check import check_operators
 from dj2mgm.data.formats import text_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
@@ -103,6 +104,7 @@ def test_tails_get_limits_and_the_rest_of_the_recipe_stays(analyzed):
     found, output = analyzed
     suggested = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
     arguments = {name: values for step in suggested for name, values in step.items()}
+    check_operators("suggestions.yaml", suggested)
     assert list(arguments)[0] == "image_integrity_filter" and list(arguments)[-1] == "image_text_deduplicator"
     assert 28 + 3 < arguments["text_length_filter"]["min_len"] <= 28 + 20
     assert arguments["text_length_filter"]["max_len"] == 528
@@ -126,7 +128,9 @@ def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
     assert similarity.current == {} and len(similarity.finite) == found.rows
     assert not similarity.drops(similarity.suggested).any(), "a default that nobody chose drops nothing"
     assert "One hump" in similarity.remark and "90% → " in similarity.remark
-    step = yaml.safe_load((tmp_path / "out/suggestions.yaml").read_text(encoding="utf-8"))["process"][-1]
+    suggested = yaml.safe_load((tmp_path / "out/suggestions.yaml").read_text(encoding="utf-8"))["process"]
+    check_operators("suggestions.yaml", suggested)
+    step = suggested[-1]
     assert list(step["batched_image_text_similarity_filter"]) in (["min_score"], []), "the stage fills in the CLIP"
 
 
