@@ -324,6 +324,20 @@ def test_a_configuration_that_may_not_run_is_refused(crate, tmp_path, name, cont
             make_project(opened, tmp_path / "made")
 
 
+@pytest.mark.parametrize("by", ["config.yaml", "command line"])
+def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
+    path, changes = crate, {"config/recipes/baseline.yaml": CODE}
+    if by == "command line":
+        given = record_of(crate)["command_line"] | {"trusted_recipes": True}
+        path = with_record(crate, tmp_path / "page.zip", command_line=given)
+    else:
+        config = yaml.safe_load(contents(crate)["config/config.yaml"]) | {"trusted_recipes": True}
+        changes["config/config.yaml"] = yaml.safe_dump(config).encode()
+    with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
+        with pytest.raises(InputError, match="python_lambda_mapper runs code"):
+            make_project(opened, tmp_path / "made")
+
+
 @pytest.mark.parametrize("by", ["experiment", "model", "command line"])
 def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, monkeypatch, by):
     trackers = ["tensorboard", "wandb", "mlflow", "trackio"]

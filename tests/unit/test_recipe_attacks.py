@@ -15,7 +15,8 @@ from dj2mgm.config.recipe_operators import refused_operators
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml
-from dj2mgm.juicer.settings import read_filter_settings
+from dj2mgm.juicer.settings import StageSettings, read_filter_settings
+from dj2mgm.juicer.stage import FILTERED, run_recipe
 
 CODE = "lambda s: [__import__('os').system('touch ran')]"
 MINHASH, REPEATS = "document_minhash_deduplicator", "remove_repeat_sentences_mapper"
@@ -269,3 +270,16 @@ def test_the_home_folder_may_be_written_short(project, tmp_path, monkeypatch):
     runs = project({"process": [{"image_text_similarity_filter": {"hf_clip": "~/results/clip"}}]})
     [step] = runs.first("baseline").settings["filter"]["recipe"]["process"]
     assert step["image_text_similarity_filter"]["hf_clip"] == str(tmp_path / "results/clip")
+
+
+def test_a_recipe_of_the_filter_stage_asks_no_captioner(project):
+    with pytest.raises(InputError, match="recipe: low_similarity_recaption_mapper asks a captioner, which the filter"):
+        project({"process": [{"low_similarity_recaption_mapper": {"keep_fraction": 0.5}}]})
+
+
+def test_a_default_on_the_hub_is_not_fetched(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", lambda *arguments: pytest.fail(f"connects to {arguments[1:]}"))
+    prepare(tmp_path, models=False)
+    settings = StageSettings(tmp_path / "work/data", 1, [{"batched_image_text_similarity_filter": {"min_score": -1.0}}])
+    with pytest.raises(InputError, match="'hf_clip' is missing, and its default, openai/clip.*Name the folder"):
+        run_recipe(settings, tmp_path / "work/data/pairs.jsonl", tmp_path / "work/out", FILTERED)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dj2mgm.config.argument_kinds import PATHS, as_typed, bytes_of, problem_with, problem_with_folder
 from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
-from dj2mgm.config.recipe_operators import AllowedOperator, allowed_operators, refused_operators
+from dj2mgm.config.recipe_operators import REQUIRED, AllowedOperator, allowed_operators, refused_operators
 from dj2mgm.errors import InputError
 
 KEYS = {"process", "executor", "ray_address"}
@@ -42,8 +42,9 @@ WITH_CLIP = (
     "cluster_balance_filter",
 )
 LIKELIHOOD_GAIN = "likelihood_gain_filter"
+RECAPTION = "low_similarity_recaption_mapper"
 CAPTIONER = "captioner"  # an argument that is an operator itself
-WITH_CAPTIONER = {"low_similarity_recaption_mapper": CAPTIONER, LIKELIHOOD_GAIN: "stage"}
+WITH_CAPTIONER = {RECAPTION: CAPTIONER, LIKELIHOOD_GAIN: "stage"}
 Change = Callable[[str, object], object]  # (kind, value) -> value
 
 
@@ -154,6 +155,27 @@ def check_operators(
         _check_values(step, operator, folders)
         _check_limits(step, operator)
         _check_rules(step, operator)
+
+
+def check_models_named(where: object, process: object) -> None:
+    """Refuse an operator whose model is its default, a hub id: nothing is fetched that the user has not named.
+
+    Args:
+        where: the file, for messages.
+        process: the list, with what the stage fills in.
+
+    Raises:
+        InputError: names the step, the operator and the argument.
+    """
+    for step in check_steps(where, process):
+        operator = allowed_operators().get(step.name)
+        for argument, kind in operator.arguments.items() if operator else ():
+            default = operator.defaults.get(argument)
+            if kind == "model" and step.arguments.get(argument) is None and default not in (None, REQUIRED):
+                raise InputError(
+                    f"{step.place}: {step.name}: {argument!r} is missing, and its default, {default}, is on the hub. "
+                    "Name the folder of a model"
+                )
 
 
 def merges_rows(place: str, name: str) -> InputError:

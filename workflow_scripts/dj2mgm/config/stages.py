@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
-from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN
+from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN, RECAPTION
 from dj2mgm.config.recipes import asking_captioner, needs_clip, read_recipes
 from dj2mgm.config.training import (
     FROZEN,
@@ -62,6 +62,11 @@ def filter_settings(config: dict, images: dict) -> dict:
         raise InputError(
             f"recipe: {LIKELIHOOD_GAIN} asks a trained model, which the filter stage has not; move it to the recipe "
             "that synthesize.recipe names"
+        )
+    if RECAPTION in asking_captioner(recipe):
+        raise InputError(
+            f"recipe: {RECAPTION} asks a captioner, which the filter stage has not; move it to the recipe that "
+            "synthesize.recipe names"
         )
     settings = _with_recipe(config, images, recipe)
     return settings | ({"clip": config["model"]["clip_score"]} if needs_clip(recipe) else {})

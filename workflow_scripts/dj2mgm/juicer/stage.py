@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 from loguru import logger
 
+from dj2mgm.config.recipe_check import check_models_named
 from dj2mgm.data.images import BadImage
 from dj2mgm.files import sha256_of, write_json, write_jsonl
 from dj2mgm.juicer import data_juicer
@@ -38,6 +39,7 @@ def run_recipe(settings: StageSettings, data: Path, output_dir: Path, rows_file:
     """
     process = complete(settings.process, settings.arguments)
     check_process(process)
+    check_models_named("recipe", process)
     for name in (rows_file, STATS, TRACE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
     with working_folder(output_dir, fingerprint(process, settings, data)) as working:
