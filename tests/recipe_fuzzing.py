@@ -260,6 +260,9 @@ def run_cases(folder: Path, cases: list[tuple[list[dict], bool]]) -> list[dict]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, packages))}
     home = folder / "work"
     environment |= {"HOME": str(home), "TMPDIR": str(home / "tmp"), "DATA_JUICER_CACHE_HOME": str(home / "cache")}
+    environment |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "tmp/inductor")
+    }  # torch makes it when a first model is loaded
     findings: list[dict] = []
     while len(findings) < len(cases):
         first = len(findings)

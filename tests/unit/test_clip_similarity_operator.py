@@ -283,7 +283,7 @@ def test_a_recipe_with_a_missing_clip_ends_in_one_line(photos, tmp_path):
     rows = [{"id": "1", "text": f"{IMAGE}\na {END}", "images": [photos[0]]}]
     done = run_recipe(tmp_path, rows, {"hf_clip": "/no/such/clip"}, 1)
     assert done.returncode == 2
-    assert "hf_clip '/no/such/clip' is no folder" in done.stderr.splitlines()[-1]
+    assert "'hf_clip' must be a folder on this machine, found '/no/such/clip'" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

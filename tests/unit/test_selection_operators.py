@@ -240,8 +240,12 @@ def test_after_a_failure_further_on_nothing_is_selected_again(tmp_path, monkeypa
         (NGRAMS, {"keep_rows": 0}, "keep_rows must be 1 or more, found 0"),
         (NGRAMS, {"keep_rows": 1, "words": 0}, "words must be 1 or more, found 0"),
         (LENGTHS, {"keep_rows": 1, "bucket_words": 0}, "bucket_words must be 1 or more, found 0"),
-        (CLUSTERS, {"keep_rows": 1, "clusters": 0}, "clusters must be 1 or more, found 0"),
-        (CLUSTERS, {"keep_rows": 1, "embed": "sound"}, "embed must be one of image, text; found 'sound'"),
+        (CLUSTERS, {"hf_clip": "x", "keep_rows": 1, "clusters": 0}, "clusters must be 1 or more, found 0"),
+        (
+            CLUSTERS,
+            {"hf_clip": "x", "keep_rows": 1, "embed": "sound"},
+            "embed must be one of image, text; found 'sound'",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_one_sentence(tmp_path, name, arguments, message):
