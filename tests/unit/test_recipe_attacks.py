@@ -1,6 +1,8 @@
 """Recipes of somebody else run no code, delete and make no file, and ask no host."""
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -130,8 +132,10 @@ def test_only_the_users_own_configuration_trusts_recipes(project):
     assert runs.trusts_recipes and runs.first("baseline").settings["filter"]["trusted_recipes"] is True
     with pytest.raises(InputError, match="baseline.yaml: 'trusted_recipes' is about all experiments; set it in"):
         project(DANGEROUS, {"trusted_recipes": True})
-    safe = project({"process": [{"text_length_filter": None}]})
-    assert not safe.trusts_recipes and "trusted_recipes" not in safe.first("baseline").settings["filter"]
+    for trusted in (False, True):  # which would run the stage again if it were in its settings
+        safe = project({"process": [{"text_length_filter": None}]}, trusted_recipes=trusted)
+        assert safe.trusts_recipes is trusted
+        assert "trusted_recipes" not in safe.first("baseline").settings["filter"]
 
 
 def test_a_model_does_not_trust_recipes(project):
@@ -182,6 +186,13 @@ def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypat
     assert any("os.system" in event for event in ran["events"]) and f"{decoys}/ran" in ran["changed"]
     assert f"{decoys}/model.pt" in deleted["changed"]
     assert f"{decoys}/new" in made["changed"]
+
+
+@pytest.mark.slow
+def test_the_full_product_of_operators_arguments_and_hostile_values_changes_nothing_outside():
+    """Some minutes; with the packages that `NEEDS_PACKAGES` need in PYTHONPATH, of those operators too."""
+    done = subprocess.run([sys.executable, PROJECT / "tests/recipe_fuzzing.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 VALUES = {

@@ -43,6 +43,16 @@ def asking_captioner(recipe: dict) -> list[str]:
     return [name for name, arguments in steps if name in WITH_CAPTIONER and arguments.get(WITH_CAPTIONER[name]) is None]
 
 
+def needs_trust(recipe: dict) -> bool:
+    """Return whether a recipe uses what is only open to trusted ones."""
+    try:
+        check_shape("recipe", recipe)
+        check_operators("recipe", recipe["process"])
+    except InputError:
+        return True
+    return False
+
+
 def model_folders(config: dict) -> list[str]:
     """Return the places in which a recipe's models may lie: the results, and the folders of the run's own models."""
     model, evaluate = config["model"], config["evaluate"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
 from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN, RECAPTION
-from dj2mgm.config.recipes import asking_captioner, needs_clip, read_recipes
+from dj2mgm.config.recipes import asking_captioner, needs_clip, needs_trust, read_recipes
 from dj2mgm.config.training import (
     FROZEN,
     check_lora_targets,
@@ -108,7 +108,8 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
 def _with_recipe(config: dict, images: dict, recipe: dict) -> dict:
     """Return the settings of every stage that runs a recipe; the stage checks the recipe again."""
     settings = {"image_root": images["pretrain"], "processes": config["filter"]["processes"], "recipe": recipe}
-    return settings | ({"trusted_recipes": True} if config["trusted_recipes"] else {})
+    # only where it makes a difference: otherwise to trust recipes would run the stage again
+    return settings | ({"trusted_recipes": True} if config["trusted_recipes"] and needs_trust(recipe) else {})
 
 
 def jsonl_settings(config: dict, images: dict) -> dict:
