@@ -15,6 +15,7 @@ from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import OPERATORS
+from dj2mgm.juicer.operators.declarations import model_files
 from dj2mgm.juicer.recipe import check_process
 from dj2mgm.juicer.settings import read_filter_settings
 
@@ -286,7 +287,9 @@ def test_files_of_folders_that_arguments_name_are_found(tmp_path, monkeypatch):
     similarity = {"batched_image_text_similarity_filter": {"hf_clip": "clip"}}
     assert files_named([similarity]) == files_named({"process": [similarity]}) == ["clip/model.safetensors"]
     # text that happens to be the name of a file is no file
-    assert files_named([{"clean_links_mapper": {"repl": "clip"}}, {"text_length_filter": None}]) == []
+    text = [{"clean_links_mapper": {"repl": "clip"}}, {"text_length_filter": None}]
+    assert files_named(text) == model_files(text) == []
+    assert model_files([similarity]) == [Path("clip/model.safetensors")]
     assert files_named(None) == []
     # of a trusted recipe, any argument may name one
     assert files_named([{"stopwords_filter": {"stopwords_dir": "clip//notes.md"}}]) == ["clip/notes.md"]
