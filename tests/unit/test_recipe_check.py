@@ -162,6 +162,9 @@ BAD = {
         recaptioning({"mgm_captioning_mapper": [3]}),
         "step 1, captioner: expected 'operator: {argument: value}'",
     ),
+    "an endless name": ({"process": [{"x" * 10**6: {}}]}, "step 1: 'xxx.*xxx... is longer than any name"),
+    "an endless argument": (step(**{"x" * 10**6: 1}), "step 1: 'xxx.*xxx... is longer than any name"),
+    "an endless text": ({"process": ["x" * 10**6]}, "expected 'operator: {argument: value}', found 'xxx.*xxx...$"),
     "a captioner that writes no captions": (
         recaptioning({"fix_unicode_mapper": {}}),
         "step 1, captioner: fix_unicode_mapper writes no captions. Use one of ",

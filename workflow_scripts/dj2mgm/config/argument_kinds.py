@@ -53,7 +53,7 @@ def problem_with(text: str, value: object) -> str | None:
     kinds = kinds_in(text)
     if any(kind.accepts(value) for kind in kinds):
         return None
-    return f"must be {' or '.join(kind.expects for kind in kinds)}, found {_shown(value)}"
+    return f"must be {' or '.join(kind.expects for kind in kinds)}, found {shown(value)}"
 
 
 def as_typed(text: str, value: object) -> object:
@@ -82,10 +82,10 @@ def problem_with_folder(kind: str, value: str, folders: Iterable[str] | None) ->
     """
     path = Path(os.path.expanduser(value))
     if not os.path.isdir(path):  # unlike Path's own, it bears names that are too long
-        return f"must be a folder on this machine, found {_shown(value)}"
+        return f"must be a folder on this machine, found {shown(value)}"
     if folders is not None and not any(_is_below(path, folder) for folder in folders):
         return (
-            f"must be a folder in results/ or one that the model's file names, found {_shown(value)}. Name the folder "
+            f"must be a folder in results/ or one that the model's file names, found {shown(value)}. Name the folder "
             "in config/models/, such as in clip_score"
         )
     if kind == "model" and not any(
@@ -179,8 +179,12 @@ def _is_captioner(value: object) -> bool:
     return isinstance(value, dict)  # an operator, which is checked as those of the recipe
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def shown(value: object) -> str:
+    """Return a value for a message, which it may not make too long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        return "a number that is too long"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from dj2mgm.config.argument_kinds import PATHS, as_typed, bytes_of, problem_with, problem_with_folder
+from dj2mgm.config.argument_kinds import PATHS, as_typed, bytes_of, problem_with, problem_with_folder, shown
 from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
 from dj2mgm.config.recipe_operators import REQUIRED, AllowedOperator, allowed_operators, refused_operators
 from dj2mgm.errors import InputError
@@ -20,6 +20,7 @@ KEYS = {"process", "executor", "ray_address"}
 EXECUTORS = ("default", "ray")  # Data-Juicer's words
 LOCAL_RAY = re.compile(r"auto|(localhost|127\.0\.0\.1|\[::1\]):[0-9]{1,5}")
 MAX_VALUES = 10_000
+LONGEST_NAME = 100  # characters of a name that are compared and shown; operators' names are shorter
 FOLDER_FILES = (".json", ".txt", ".safetensors")  # of a folder of models or lists of words
 # names of arguments, at any depth, that no recipe may give
 REFUSED_ARGUMENTS = {
@@ -64,7 +65,7 @@ class RecipeStep:
 
 def nearest(name: object, known: Collection[str]) -> str:
     """Return the known name that is most like another."""
-    return difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0)[0]
+    return difflib.get_close_matches(str(name)[:LONGEST_NAME], sorted(known), n=1, cutoff=0)[0]
 
 
 def check_keys(where: object, values: dict, known: set[str], prefix: str = "") -> None:
@@ -90,20 +91,24 @@ def check_shape(where: object, recipe: dict, prefix: str = "", trusted: bool = F
     """
     for key in recipe:
         if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            near = difflib.get_close_matches(str(key)[:LONGEST_NAME], KEYS, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else "data, outputs and processes are set in config/"
             keys = ", ".join(sorted(KEYS))
-            raise InputError(f"{where}: a recipe has the keys {keys}, and no '{prefix}{key}'; {remedy}")
+            raise InputError(
+                f"{where}: a recipe has the keys {keys}, and no '{prefix}{str(key)[:LONGEST_NAME]}'; {remedy}"
+            )
     if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
-        raise InputError(f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {executor!r}")
+        raise InputError(f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shown(executor)}")
     address = recipe.get("ray_address")
     if address is not None and (not isinstance(address, str) or executor != "ray"):
-        raise InputError(f"{where}: '{prefix}ray_address' must be a text beside 'executor: ray', found {address!r}")
+        raise InputError(
+            f"{where}: '{prefix}ray_address' must be a text beside 'executor: ray', found {shown(address)}"
+        )
     if address is not None and not trusted and not LOCAL_RAY.fullmatch(address):
         raise InputError(
             f"{where}: '{prefix}ray_address' must be auto, or a port of this machine such as 127.0.0.1:6379, found "
-            f"{address!r}: another machine would be sent data and code. For a cluster of yours, write auto and set "
-            f"RAY_ADDRESS={address} in your environment"
+            f"{shown(address)}: another machine would be sent data and code. For a cluster of yours, write auto and "
+            "set RAY_ADDRESS in your environment"
         )
 
 
@@ -252,7 +257,10 @@ def _step(place: str, step: object, is_captioner: bool = False) -> RecipeStep:
     _check_plain(place, step)
     name, arguments = next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else ("", "")
     if not name or not isinstance(arguments, dict | None):
-        raise InputError(f"{place}: expected 'operator: {{argument: value}}', found {step!r}")
+        raise InputError(f"{place}: expected 'operator: {{argument: value}}', found {shown(step)}")
+    for key in (name, *(arguments or ())):
+        if len(key) > LONGEST_NAME:
+            raise InputError(f"{place}: {shown(key)} is longer than any name of an operator or argument; correct it")
     return RecipeStep(place, name, arguments or {}, is_captioner)
 
 
@@ -272,7 +280,7 @@ def _check_plain(place: str, value: object) -> None:
         elif isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{place}: {value} is no number to compare with; leave the argument out for no limit")
         elif not isinstance(value, str | int | float | None):
-            raise InputError(f"{place}: {value!r} is a {type(value).__name__}; a text needs quotes")
+            raise InputError(f"{place}: {shown(value)} is a {type(value).__name__}; a text needs quotes")
 
 
 def _check_never_allowed(step: RecipeStep) -> None:
