@@ -93,14 +93,16 @@ def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
 
 
 def test_a_file_that_a_recipe_names_is_an_input_of_its_stage(fresh):
-    (fresh.folder / "words.txt").touch()
-    with edited(
-        fresh.folder / "config/recipes/baseline.yaml",
-        "process:",
-        "process:\n  - text_length_filter: {text_key: words.txt}",
+    (fresh.folder / "results/clip").mkdir(parents=True)
+    for file in ("words.txt", "results/clip/model.safetensors"):
+        (fresh.folder / file).touch()
+    for argument, file, config in (
+        ("image_text_similarity_filter: {hf_clip: results/clip}", "results/clip/model.safetensors", ()),
+        ("text_length_filter: {text_key: words.txt}", "words.txt", ("trusted_recipes=true",)),
     ):
-        printed = fresh.run("baseline", "--dry-run")
-    assert "words.txt" in printed.split("rule filter_data:")[1].split("output:")[0]
+        with edited(fresh.folder / "config/recipes/baseline.yaml", "process:", f"process:\n  - {argument}"):
+            printed = fresh.run("baseline", "--dry-run", config=config)
+        assert file in printed.split("rule filter_data:")[1].split("output:")[0]
 
 
 def test_touching_a_module_without_changing_it_reruns_nothing(finished):

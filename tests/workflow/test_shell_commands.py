@@ -158,6 +158,7 @@ class HostileProject:
         values |= {"dataset": self.dataset, "model": self.model, "seeds": [0, 1]}
         values["report"] = {"experiments": ["baseline", "dj_synth", *self.experiments]}
         values["finetune"] = {"deepspeed": self.deepspeed}
+        values["trusted_recipes"] = True  # others may hold no such text
         values["publish"] = {"experiment": self.experiments[1], "weights": "merged"}
         values["publish"] |= {"repository": "me/my-model", "dataset_repository": "me/my-data"}
         values["finetune_minimal"] = {"experiment": self.experiments[1]}
