@@ -247,12 +247,6 @@ def test_a_jpeg_is_decoded_no_larger_than_needed(kind, longest_side, size):
     assert abs(np.asarray(decoded, int) - np.asarray(smooth.resize(size).convert("RGB"), int)).max() <= 4
 
 
-def test_what_exif_says_about_turning_is_not_followed():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    assert load_image(encode(Image.new("RGB", (4, 3)), "JPEG", exif=exif)).size == (4, 3)
-
-
 @pytest.fixture
 def ghostscript(tmp_path, monkeypatch) -> Path:
     """A `gs` first on the path that leaves a file where this says; Pillow looks for it again."""

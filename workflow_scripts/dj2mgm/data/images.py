@@ -2,6 +2,7 @@
 
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -23,6 +24,19 @@ SUFFIXES = dict.fromkeys(("JPEG", "MPO"), ".jpg") | {name: f".{name.lower()}" fo
 MAX_PIXELS = 89_478_485  # Pillow's own limit, where it only warns; decoding and converting take at most 8 bytes a pixel
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 PGM = ("I", "PPM")  # Pillow's mode and format; it scales the numbers to 16 bits
+TURNS = {  # by EXIF's orientation (CIPA DC-008, tag 0x0112); 1 is upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = {TURNS[orientation] for orientation in (5, 6, 7, 8)}  # these exchange width and height
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_TEXTS, PNG_KEYWORD = (b"iTXt", b"tEXt", b"zTXt"), 80  # chunks, and bytes of the keyword that each begins with
+ORIENTED = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # keys of Pillow's `info`
 
 
 class BadImage(Exception):
@@ -103,14 +117,15 @@ def _read_folders(file: str, _: int) -> dict[str, str]:
 
 
 def image_size(source: str | Path) -> tuple[int, int]:
-    """Width and height, from the file's header.
+    """Return the width and height of the upright image, from the file's header.
 
     Raises:
         BadImage: `undecodable` for a file without the header of one of `FORMATS`, or of more than `MAX_PIXELS`.
     """
     with _header(source) as image:
         _check_pixels(image)
-        return image.size
+        width, height = image.size
+        return (height, width) if _header_turn(image) in SIDEWAYS else (width, height)
 
 
 def suffix_of(content: bytes) -> str:
@@ -135,13 +150,14 @@ def _header(source: str | Path | bytes) -> Iterator[Image.Image]:
 
 
 def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None = None) -> Image.Image:
-    """Decode the whole image, a file, its path or its bytes, into RGB, (height, width) as in the file.
+    """Decode the whole image, a file, its path or its bytes, into upright RGB.
+
+    The image is turned by its EXIF orientation, as viewers and `transformers.image_utils.load_image` do. The result
+    carries no orientation any more, so that nothing turns it twice. Of several frames the first is taken. Transparency
+    is dropped.
 
     With `longest_side`, in pixels, a JPEG of at least four times as many is decoded at 1/2, 1/4 or 1/8 of its size, of
     which at least twice as many are left.
-
-    Of several frames it is the first. EXIF's orientation is not applied, since the models' own training does not
-    either; transparency is dropped.
 
     Raises:
         BadImage: `undecodable` for a truncated file, one that is no image of `FORMATS`, one of more than `MAX_PIXELS`,
@@ -155,19 +171,66 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
             if longest_side:
                 scale = 2 * longest_side / max(image.size)
                 image.draft(None, tuple(ceil(scale * side) for side in image.size))
-            return as_rgb(image)
+            pixels = as_rgb(image)
+            turn = _turn(image)  # once decoded: PNG may have its EXIF behind the pixels, and Pillow turns TIFF itself
     except UnidentifiedImageError:
-        raise BadImage("undecodable", f"{name} is no image of the formats {', '.join(FORMATS)}") from None
+        raise BadImage(
+            "undecodable", f"{name} is no image of the formats {', '.join(FORMATS)}; convert it to one of them"
+        ) from None
     except Exception as error:  # decoders raise errors of any type on damaged bytes
         raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
+    upright = pixels if turn is None else pixels.transpose(turn)
+    for key in ORIENTED:
+        upright.info.pop(key, None)
+    return upright
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """
+    """Return the image in RGB, not turned.
+
     Raises:
         ValueError: its numbers have no known range.
     """
     return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Return the turn that makes an image upright, None if it is upright or its EXIF is damaged.
+
+    The image is decoded, or it is a header without an orientation behind the pixels.
+    """
+    try:
+        exif = Image.Image.getexif(image)  # the one of PNG decodes the image
+        return TURNS.get(exif.get(ExifTags.Base.Orientation))
+    except Exception:  # Pillow's readers of EXIF raise errors of any type; viewers show such an image as it is
+        return None
+
+
+def _header_turn(image: Image.Image) -> Image.Transpose | None:
+    """Return the turn that `image.size` lacks while only the header is read."""
+    if image.format == "TIFF" and ExifTags.Base.Orientation in image.tag_v2:
+        return None  # Pillow has exchanged width and height
+    if image.format == "PNG" and _metadata_behind_pixels(image.fp):
+        image.load()
+    return _turn(image)
+
+
+def _metadata_behind_pixels(png: BinaryIO) -> bool:
+    """Whether an orientation may stand behind a PNG's pixels; Pillow reads it there when it decodes them."""
+    before = png.tell()
+    png.seek(len(PNG_SIGNATURE))
+    pixels = found = False
+    while not found and len(head := png.read(8)) == 8:
+        length, name = struct.unpack(">I4s", head)
+        pixels = pixels or name == b"IDAT"
+        after = png.tell() + length + 4  # its checksum, too
+        if pixels and name in PNG_TEXTS:
+            keyword = png.read(min(length, PNG_KEYWORD)).partition(b"\0")[0]
+            found = keyword.decode("latin-1") in ORIENTED
+        found = found or (pixels and name == b"eXIf")
+        png.seek(after)
+    png.seek(before)
+    return found
 
 
 def _file_of(source: str | Path | bytes | BinaryIO) -> str | Path | BinaryIO:

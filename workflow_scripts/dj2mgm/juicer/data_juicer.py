@@ -5,7 +5,7 @@ Data-Juicer 1.6.1, left alone,
 - loads its Ray executors with `data_juicer.core`, so that the mere import installs Ray;
 - imports torch after each operator, to empty the cache of a GPU that most operators never use;
 - opens images in its own way: every format that Pillow has, EPS with Ghostscript among them; truncated files; 16 bits
-  cut off at 255; turned as EXIF says. Models would be shown other images than those that were judged.
+  cut off at 255. Models would be shown other images than those that were judged.
 """
 
 import importlib.util

@@ -2,7 +2,8 @@
 
 from dj2mgm.publishing.weights import LANGUAGE_MODEL, STAGE
 
-IMPORTS = "from PIL import Image\nfrom transformers import AutoModelForImageTextToText, AutoProcessor"
+IMPORTS = """from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers.image_utils import load_image"""
 MERGED = "model = AutoModelForImageTextToText.from_pretrained(FOLDER)"
 ADAPTED = """from peft import PeftConfig, PeftModel
 from transformers import GenerationConfig
@@ -43,7 +44,7 @@ def _of_transformers(settings: dict, chat: bool) -> list[str]:
         f"QUESTION = {settings['question'] or 'Describe the image.'!r}",
         load,
         "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # pixels as in its training",
-        'image = Image.open("photo.jpg").convert("RGB")',
+        'image = load_image("photo.jpg")  # turned by its EXIF orientation, as in its training',
         CHAT if chat else PREFIX,
         ANSWER,
         "```",

@@ -11,7 +11,7 @@ Instead of `min_score`, `keep_fraction` says what share of the rows, most simila
 It differs from Data-Juicer's own in that
 - weights are read from safetensors and computed in float32, whatever the checkpoint's type; remote code is never run;
 - it takes models of the type `clip` only;
-- it opens images as the rest of this workflow does: not turned as EXIF says, and 16 bits scaled to 8;
+- it opens images as the rest of this workflow does, for example with 16 bits scaled to 8;
 - it does not share decoded images with other operators (`op_fusion` leaves it alone).
 
 As in all of Data-Juicer's filters, a stat that a row already has is kept: a second similarity filter in a recipe judges
