@@ -122,6 +122,13 @@ def test_stats_of_an_earlier_run_in_the_input_are_not_believed(tmp_path):
     assert ids(tmp_path / "out/dropped.jsonl") == ["r1", "r3"]
 
 
+def test_a_caption_that_an_earlier_run_wrote_is_not_one_of_this_run(tmp_path):
+    record = {"caption": "written before", "original": "no", "similarity": 0.3}
+    run(write_dataset(tmp_path, recaption=record), tmp_path / "out", [LENGTH])
+    rows = rows_of(tmp_path / "out/filtered.jsonl")
+    assert rows and all("recaption" not in row and row["earlier_recaption"] == record for row in rows)
+
+
 def test_a_mappers_edits_reach_the_rows_and_the_trace(tmp_path):
     data = write_dataset(tmp_path, ["see https://a.example/b now", "nothing to clean"])
     summary = run(data, tmp_path / "out", [{"clean_links_mapper": {}}])

@@ -23,7 +23,7 @@ from dj2mgm.data.formats import caption_of, read_dj_jsonl, read_llava, text_of
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.shards import digest_of, file_size, read_file
 from dj2mgm.errors import InputError
-from dj2mgm.files import files_at, read_json, write_json_list, write_jsonl, write_yaml
+from dj2mgm.files import files_at, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 
 CAPTIONS = {f"{number:03d}": f"picture number {number}, with an umlaut: ü" for number in range(6)}
 
@@ -177,6 +177,31 @@ def test_a_conversation_of_a_shard_keeps_its_turns_and_its_images(make, tmp_path
     assert row["conversations"][0]["value"] == "<image>\n<image>\nBe short.\nSame?"
     images = [locate_image(output / "sources.json", image) for image in row["image"]]
     assert [read_file(image) for image in images] == [png(1), png(2)]
+
+
+STRAY = {  # what a row of the other format would be read by
+    "data_juicer": {"conversations": [{"from": "human", "value": "stray"}], "image": "stray.png"},
+    "llava": {"text": None, "images": ["stray.png"], "question": "stray?", "messages": "stray"},
+    "sharegpt": {"text": text_of("stray"), "question": "stray?"},
+}
+
+
+@pytest.mark.parametrize("split", ["pretrain", "finetune"])
+@pytest.mark.parametrize("kind", STRAY)
+def test_the_format_of_a_source_says_what_its_rows_are_whatever_other_keys_they_have(make, tmp_path, kind, split):
+    written, captions = {}, str(table(tmp_path / "data/captions"))
+    for stray in ({}, STRAY[kind]):
+        path = WRITERS[kind](tmp_path / f"data/{len(stray)}")
+        if path.suffix == ".jsonl":
+            write_jsonl(path, [stray | row for row in list(read_jsonl(path))])
+        else:
+            write_json_list(path, [stray | row for row in read_json(path, list)])
+        given = {"format": kind, "path": str(path), "split": split}
+        output = make(a={"format": "table", "path": captions}, b=given)
+        rows = read_dj_jsonl(output / "pretrain.jsonl") if split == "pretrain" else read_llava(output / "finetune.json")
+        keys = ("id", "source", *(("text", "images") if split == "pretrain" else ("image", "conversations")))
+        written[len(stray)] = [[row[key] for key in keys] for row in rows if row["source"] == "b"]
+    assert written.pop(0) == written.popitem()[1] != []
 
 
 def damaged(content: bytes):

@@ -15,6 +15,8 @@ from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, files_at, write_json, write_jsonl
 
+PAIR_FORMATS = ("data_juicer",)  # of config/datasets.py; readers of all other formats yield conversations
+
 
 def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tuple[dict, dict]:
     """Write the rows of each split to `working`, and the sources' image folders to `folder`.
@@ -45,10 +47,8 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
         rows: Counter = Counter()
         names = [name for name, values in sources.items() if values["split"] == split]
         file = working / f"{split}.jsonl"
-        convert = _as_pair if split == "pretrain" else _as_conversation
-        write_jsonl(
-            file, (row for name in names for row in _rows(described[name], sources[name]["format"], convert, rows))
-        )
+        read = _pairs if split == "pretrain" else _conversations
+        write_jsonl(file, (row for name in names for row in read(described[name], sources[name]["format"], rows)))
         for name in names:
             if not rows[name]:
                 raise InputError(f"sources.{name}: {sources[name]['path']} holds no rows; add some, or take it out")
@@ -62,27 +62,45 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
     return splits, counts
 
 
-def _rows(source: Source, kind: str, convert, rows: Counter) -> Iterator[dict]:
+def _pairs(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
+    """Yield a source's rows as Data-Juicer has them; the source's format alone says what a row is, not its keys."""
     ids = NumberedIds("~")
-    for row in import_module(f"dj2mgm.data.sources.{kind}").read(source):
-        rows[source.name] += 1
-        row = convert(row, source)
-        if row.get("text", DJ_IMAGE_TOKEN).count(DJ_IMAGE_TOKEN) > 1:
+    for row in _read(source, kind, rows):
+        pair = row if kind in PAIR_FORMATS else _as_pair(row, source)
+        if pair["text"].count(DJ_IMAGE_TOKEN) > 1:
             raise InputError(
                 f"sources.{source.name}: the caption of row {row['id']!r} holds {DJ_IMAGE_TOKEN}, which stands for an "
                 "image; take it out"
             )
-        if "conversations" not in row:
-            row = row | {"images": [f"{source.name}/{image}" for image in row["images"]]}
-        elif images := [f"{source.name}/{image}" for image in images_of(row)]:
-            row = row | {"image": images[0] if isinstance(row["image"], str) else images}
-        yield row | {"id": f"{source.name}/{ids.add(row['id'])}", "source": source.name}
+        yield pair | _named(source, ids, row["id"]) | {"images": _below(source, pair["images"])}
+
+
+def _conversations(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
+    """Yield a source's rows as LLaVA has them."""
+    ids = NumberedIds("~")
+    for row in _read(source, kind, rows):
+        said = _of_pair(row) if kind in PAIR_FORMATS else _asked(row)
+        if images := _below(source, images_of(said)):
+            said = said | {"image": images[0] if isinstance(said["image"], str) else images}
+        yield said | _named(source, ids, row["id"])
+
+
+def _read(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
+    for row in import_module(f"dj2mgm.data.sources.{kind}").read(source):
+        rows[source.name] += 1
+        yield row
+
+
+def _named(source: Source, ids: NumberedIds, identifier: str) -> dict:
+    return {"id": f"{source.name}/{ids.add(identifier)}", "source": source.name}
+
+
+def _below(source: Source, images: list[str]) -> list[str]:
+    return [f"{source.name}/{image}" for image in images]
 
 
 def _as_pair(row: dict, source: Source) -> dict:
-    """As Data-Juicer has it; of a conversation, its one question and answer about one image."""
-    if "conversations" not in row:
-        return row
+    """Return a conversation's one question and answer about one image as a pair."""
     turns, images = row["conversations"], images_of(row)
     if len(turns) != 2 or len(images) != 1:
         raise InputError(
@@ -94,9 +112,13 @@ def _as_pair(row: dict, source: Source) -> dict:
     return pair | ({"question": question} if question else {})
 
 
-def _as_conversation(row: dict, source: Source) -> dict:
-    if "conversations" not in row:
-        return conversation(row["id"], row["images"][0], row.get("question") or DESCRIBE, caption_of(row["text"]))
+def _of_pair(row: dict) -> dict:
+    """Return a pair as a conversation, which asks the pair's question or for its caption."""
+    return conversation(row["id"], row["images"][0], row.get("question") or DESCRIBE, caption_of(row["text"]))
+
+
+def _asked(row: dict) -> dict:
+    """Return a conversation that asks for the caption where its first turn is an image alone."""
     if row["conversations"][0]["value"].strip() == IMAGE_TOKEN:
         first = {"from": "human", "value": f"{IMAGE_TOKEN}\n{DESCRIBE}"}
         return row | {"conversations": [first, *row["conversations"][1:]]}

@@ -7,7 +7,7 @@ A partition is the unit in which a stage's work is done, kept and resumed. `<fol
 
 Operators see the columns `id`, `text` and `images` (absolute paths). Anything else in a row, stats of an earlier run
 included (Data-Juicer would not compute them again), travels beside them in one column, and comes out unchanged; the
-record of a new caption comes out with it.
+record of a new caption comes out with it, and a record that a row came with is called `earlier_recaption`.
 """
 
 import json
@@ -225,6 +225,8 @@ def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
             raise InputError(
                 f"the recipe replaced the image of row {identifier!r}; take operators that edit images out"
             )
+        if RECAPTION in row:  # of an earlier run, whose output is this dataset
+            row[f"earlier_{RECAPTION}"] = row.pop(RECAPTION)
         record = recaption_of(json.loads(meta))
         yield row | {"text": text} | (record if record.get(RECAPTION, {}).get("caption") is not None else {})
 
