@@ -4,6 +4,7 @@ import codecs
 import json
 import os
 import pickle
+import tracemalloc
 
 import pytest
 
@@ -16,7 +17,7 @@ from dj2mgm.data.formats import (
     read_pairs,
     text_of,
 )
-from dj2mgm.data.rows import LineIndex, _read, read_json_list
+from dj2mgm.data.rows import MAX_ROW, LineIndex, _read, read_json_file, read_json_list
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
@@ -261,9 +262,9 @@ def test_a_json_list_reads_as_its_lines_do(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "not valid JSON"),
+        ("{", "expected a JSON list, found an object; a file of one object a line must end in .jsonl"),
         ("[" * 100_000, "not valid JSON"),
-        ('{"id": "1"}', "expected a JSON list"),
+        ('{"id": "1"}', "expected a JSON list, found an object"),
         (f"[{json.dumps(TALK)}, " + "9" * 5000 + "]", "row 2: not valid JSON (Exceeds the limit"),
         ('[{"id": NaN}]', "row 1: a number is NaN"),
         ('[{"id": "\\ud800"}]', "row 1: half of a surrogate pair (\\ud800)"),
@@ -375,3 +376,66 @@ def test_any_line_of_an_indexed_file_is_found(tmp_path):
     assert len(index) == 50 and [index[number] for number in (49, 0, 17)] == [rows[49], rows[0], rows[17]]
     with pytest.raises(IndexError):
         index[50]
+
+
+def peak_and_message(reader, path) -> tuple[int, str]:
+    """Bytes that Python allocates at once while a file is refused, and the message."""
+    tracemalloc.start()
+    try:
+        return (tracemalloc.get_traced_memory()[1], said) if (said := message(reader, path)) else (0, "")
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_line_of_300_megabytes_is_refused_with_its_size_and_not_held(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", PAIR)
+    with open(path, "a") as file:
+        file.write('{"id": "2", "text": "')
+    os.truncate(path, 3 * 10**8)
+    peak, said = peak_and_message(read_dj_jsonl, path)
+    size = 3 * 10**8 - len(json.dumps(PAIR)) - 1
+    assert said == f"{path}, line 2: the row has {size} bytes, and may have {MAX_ROW} (32 MiB); shorten or delete it"
+    assert peak < 3 * MAX_ROW
+
+
+def test_a_row_as_long_as_a_row_may_be_is_read(tmp_path):
+    row = PAIR | {"note": "x"}
+    row["note"] *= MAX_ROW - len(json.dumps(row))
+    assert [len(json.dumps(read)) for read in read_dj_jsonl(write_lines(tmp_path / "a.jsonl", row))] == [MAX_ROW - 1]
+    write_lines(tmp_path / "a.jsonl", row | {"note": row["note"] + "xx"})
+    assert "the row has" in message(read_dj_jsonl, tmp_path / "a.jsonl")
+
+
+def test_an_item_of_200_megabytes_is_refused_and_not_held(tmp_path):
+    path = tmp_path / "a.json"
+    with open(path, "w") as file:
+        file.write(json.dumps([TALK])[:-1] + ', {"id": "2", "image": "')
+        for _ in range(200):
+            file.write("x" * 10**6)
+    peak, said = peak_and_message(read_llava, path)
+    assert f"{path}, row 2: the row has more than {MAX_ROW} bytes" in said and peak < 6 * MAX_ROW
+
+
+def test_a_json_file_that_is_read_whole_is_limited(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    os.truncate(path, 2**30 + 1)
+    with pytest.raises(InputError, match="a.json: 1073741825 bytes, and a JSON file may have 1073741824"):
+        read_json_file(path)
+
+
+@pytest.mark.parametrize("reader", [read_dj_jsonl, read_llava])
+def test_a_key_that_stands_in_an_object_twice_is_named(tmp_path, reader):
+    twice = json.dumps(TALK | PAIR)[:-1] + ', "id": "2"}'
+    for path, content in ((tmp_path / "a.jsonl", f"{twice}\n"), (tmp_path / "a.json", f"[{twice}]")):
+        if path.suffix == ".jsonl" or reader is read_llava:
+            path.write_text(content)
+            assert "the key 'id' stands in an object twice" in message(reader, path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", ["a.jsonl", "A.JSONL"])
+def test_line_ends_marks_and_upper_case_names_change_no_row(tmp_path, end, name):
+    path = tmp_path / name
+    path.write_bytes(codecs.BOM_UTF8 + end.join([json.dumps(TALK), "", json.dumps(TALK | {"id": "2"})]).encode())
+    assert list(read_llava(path)) == [TALK, TALK | {"id": "2"}]

@@ -8,7 +8,9 @@ import io
 import json
 import os
 import random
+import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +23,12 @@ import make_dataset
 from dj2mgm.config.datasets import files_of, resolve_dataset
 from dj2mgm.data.formats import caption_of, read_dj_jsonl, read_llava, text_of
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
-from dj2mgm.data.shards import digest_of, file_size, read_file
+from dj2mgm.data.mixture import write_mixture
+from dj2mgm.data.shards import digest_of, file_size, members, read_file
+from dj2mgm.data.sources.parquet import read as read_parquet
+from dj2mgm.data.sources.source import Source
+from dj2mgm.data.sources.table import read as read_table
+from dj2mgm.data.sources.webdataset import read as read_webdataset
 from dj2mgm.errors import InputError
 from dj2mgm.files import files_at, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 
@@ -555,3 +562,210 @@ def test_a_random_reading_order_finds_every_image(make):
     for row in rows:
         key = next(key for key, text in CAPTIONS.items() if text == caption_of(row["text"]))
         assert read_file(locate_image(output / "sources.json", row["images"][0])) == IMAGES[key]
+
+
+def test_rows_behind_the_end_of_concatenated_archives_are_read(make, tmp_path):
+    parts = [
+        write_tar(tmp_path / f"{number}.part", [(f"{number}{key}.png", png(number)), (f"{number}{key}.txt", b"c")])
+        for number, key in enumerate("abcd")
+    ]
+    shard = tmp_path / "all.tar"
+    shard.write_bytes(b"".join(part.read_bytes() for part in parts) + bytes(3 * 512))
+    listed = subprocess.run(["tar", "--ignore-zeros", "-tf", shard], capture_output=True, text=True, check=True)
+    assert [member.name for member in members(shard)] == listed.stdout.split()
+    assert [member.read() for member in members(shard)][::2] == [png(number) for number in range(4)]
+    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 4
+    shard.write_bytes(shard.read_bytes() + b"rubbish".ljust(512))
+    with pytest.raises(InputError, match="all.tar is damaged or no plain tar file .*does not end as an archive"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+def test_files_that_a_source_does_not_read_are_counted_and_named_with_the_remedy(make, tmp_path, capsys):
+    photos = folder(tmp_path / "data/photos")
+    (photos / "deep").mkdir()
+    for name in ("deep/phone.HEIC", "b.heic", "notes.txt", ".hidden"):
+        (photos / name).write_bytes(b"x")
+    shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c"), ("a.cls", b"3"), ("a.heic", b"x")])
+    output = make(a={"format": "folder", "path": str(photos)}, b={"format": "webdataset", "path": str(shard)})
+    found = read_json(output / "summary.json")["sources"]
+    assert found["a"]["not_read"] == {".heic": 2, ".hidden": 1, ".txt": 1} and found["a"]["rows"] == len(CAPTIONS)
+    assert found["b"]["not_read"] == {".cls": 1, ".heic": 1}
+
+
+def test_the_console_names_what_is_not_read(make, tmp_path, capsys):
+    photos = folder(tmp_path / "data/photos")
+    (photos / "a.heic").write_bytes(b"x")
+    write_yaml(tmp_path / "config/datasets/one.yaml", {"sources": {"a": {"format": "folder", "path": str(photos)}}})
+    described = resolve_dataset("one")["settings"]["sources"]
+    write_mixture(described, tmp_path / "out", tmp_path)
+    assert "a: 1 files are not read (1 .heic), the first is" in (said := capsys.readouterr().err)
+    assert "convert .heic and .heif to JPEG" in said
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "webdataset"])
+def test_a_linked_folder_outside_is_refused_and_one_inside_is_read_once(make, tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "data/here" / kind).resolve()
+    (path / "again").symlink_to(path)
+    (path / "deep").mkdir()
+    (path / "deep/up").symlink_to("..")
+    output = make(one={"format": kind, "path": str(path)})
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == len(CAPTIONS)
+    elsewhere = WRITERS[kind](tmp_path / "elsewhere")
+    (path / "deep/more").symlink_to(elsewhere)
+    with pytest.raises(InputError, match="deep/more is a link to a folder outside .*name the folder that it leads to"):
+        make(one={"format": kind, "path": str(path)})
+
+
+def test_a_pattern_goes_round_no_circle_of_links(tmp_path):
+    loose = tmp_path / "data"
+    write_loose(loose)
+    (loose / "b").mkdir()
+    (loose / "b/up").symlink_to("..")
+    assert files_at(loose / "**/*.png", [".png"]) == sorted(loose / f"{key}.png" for key in IMAGES)
+
+
+@pytest.mark.parametrize("keys", [{"data": png(1)}, {"bytes": None, "path": None, "content": png(1)}, {"path": None}])
+def test_an_image_under_unknown_keys_is_named(make, tmp_path, keys):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"image": [keys], "caption": ["a"]}), "data/part.parquet")
+    with pytest.raises(InputError, match=f"row 1: its image has the keys {', '.join(keys)}, and no bytes under"):
+        make(one={"format": "parquet", "path": "data/part.parquet"})
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv"])
+def test_cells_that_other_readers_take_for_missing_stay_texts(make, tmp_path, end):
+    words = ["nan", "NULL", "NA", "None", "N/A", "true", "007", "1e5", "-inf"]
+    write_loose(tmp_path / "data")
+    mark = {"csv": ",", "tsv": "\t"}[end]
+    lines = [f"000.png{mark}{word}" for word in words]
+    (tmp_path / f"data/rows.{end}").write_text("\r\n".join([f"image{mark}caption", *lines]))
+    output = make(base={"format": "table"} | base(tmp_path), one={"format": "table", "path": f"data/rows.{end}"})
+    written = list(map(json.loads, open(output / "pretrain.jsonl", encoding="utf-8")))
+    held_out = list(map(json.loads, open(output / "evaluation.jsonl", encoding="utf-8")))
+    captions = [caption_of(row["text"]) for row in written] + [text for row in held_out for text in row["captions"]]
+    assert set(words) <= set(captions)
+
+
+IDS = {"1": "1", 1: "1~2", 10**30: str(10**30), None: None}
+OTHER_IDS = [1.5, True, [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("kind", ["llava", "sharegpt"])
+def test_ids_are_strings_or_whole_numbers_and_equal_ones_are_numbered(make, tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "data/one")
+    rows = read_json(path, list) if kind == "llava" else list(read_jsonl(path))
+    given = dict(list(IDS.items())[: 3 if kind == "llava" else 4])
+
+    def write(ids: list) -> None:
+        named = [rows[0] | {"id": identifier} for identifier in ids]
+        write_json_list(path, named) if kind == "llava" else write_jsonl(path, named)
+
+    write(list(given))
+    one = {"format": kind, "path": str(path), "split": "finetune"}
+    captions = {"format": "table", "path": str(table(tmp_path / "data/two"))}
+    written = read_llava(make(two=captions, one=one) / "finetune.json")
+    assert [row["id"] for row in written] == [f"one/{name or 'rows-000000004'}" for name in given.values()]
+    for other in OTHER_IDS:
+        write(["a", other])
+        with pytest.raises(InputError, match="row 2: 'id' must be a string or a whole number, found"):
+            make(two=captions, one=one)
+
+
+@pytest.mark.parametrize("value", [1.5, True])
+def test_an_id_of_another_type_in_parquet_is_named(make, tmp_path, value):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"id": [value], "image": [png(1)], "caption": ["a"]}), "data/part.parquet")
+    with pytest.raises(InputError, match="row 1: 'id' must be a string or a whole number, found"):
+        make(one={"format": "parquet", "path": "data/part.parquet"})
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE])
+def test_a_member_whose_content_is_not_in_its_place_is_refused(make, tmp_path, kind):
+    shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c")])
+    with tarfile.open(shard, "a") as tar:
+        info = tarfile.TarInfo("b.png")
+        info.type, info.linkname = kind, "a.png"
+        tar.addfile(info)
+    with pytest.raises(InputError, match="x.tar is damaged or no plain tar file .the member 'b.png' is"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+def header(kind: bytes, size: int) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"X", b"L", b"K"])
+def test_a_long_header_of_a_member_is_refused_before_it_is_read(tmp_path, kind):
+    shard = tmp_path / "x.tar"
+    shard.write_bytes(header(kind, 3 * 10**8))
+    os.truncate(shard, 4 * 10**8)
+    assert peak_of(lambda: list(members(shard)), tarfile.ReadError, "a header of 300000000 bytes") < 10**7
+
+
+def test_global_headers_do_not_add_up_without_end(tmp_path):
+    record = b"520000 comment%d=" + b"x" * 520_000
+    with open(tmp_path / "x.tar", "wb") as file:
+        for number in range(4):
+            content = (record % number)[:520_000]
+            file.write(header(b"g", len(content)) + content + bytes(-len(content) % 512))
+    with pytest.raises(tarfile.ReadError, match="a header of 520000 bytes"):
+        list(members(tmp_path / "x.tar"))
+
+
+def peak_of(call, error: type[Exception], sentence: str) -> int:
+    """Bytes that Python allocates at once while this is refused."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(error, match=sentence):
+            call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_text_member_of_an_archive_is_limited(tmp_path):
+    shard = tmp_path / "x.tar"
+    info = tarfile.TarInfo("a.txt")
+    info.size = 3 * 10**8
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, data in (("a.png", png(1)),):
+            image = tarfile.TarInfo(name)
+            image.size = len(data)
+            tar.addfile(image, io.BytesIO(data))
+        begin = tar.offset
+    shard.write_bytes(content.getvalue()[:begin] + info.tobuf())
+    os.truncate(shard, begin + 512 + -(-info.size // 512) * 512 + 1024)
+    source = Source("one", (shard,), tmp_path)
+    sentence = "x.tar, key 'a', a.txt: the row has 300000000 bytes, and may have 33554432"
+    assert peak_of(lambda: list(read_webdataset(source)), InputError, sentence) < 10**7
+
+
+def test_a_row_of_a_table_is_limited_on_one_line_or_many(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"image,text\na.png,")
+    os.truncate(path, 3 * 10**8)
+    source = Source("one", (path,), tmp_path)
+    sentence = "rows.csv, line {}: the row has more than 33554432 bytes"
+    assert peak_of(lambda: list(read_table(source)), InputError, sentence.format(2)) < 2 * 10**8
+    path.write_bytes(b'image,text\na.png,"' + (b"x" * 2**20 + b"\n") * 40)
+    assert peak_of(lambda: list(read_table(source)), InputError, r"rows.csv, line 3\d: the row has more") < 2 * 10**8
+
+
+def test_a_row_of_parquet_is_limited_and_a_repeated_value_is_not_held_often(tmp_path):
+    texts = pa.DictionaryArray.from_arrays([0] * 24, ["x" * (2**25 + 1)])
+    pq.write_table(pa.table({"image": [png(1)] * 24, "caption": texts}), tmp_path / "x.parquet", store_schema=False)
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
+    before = pa.default_memory_pool().bytes_allocated()
+    assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
+    assert pa.default_memory_pool().max_memory() - before < 2**29
+
+
+def test_a_turn_of_parquet_is_limited(tmp_path):
+    turns = [{"from": "human", "value": "x" * (2**25 + 1)}, {"from": "gpt", "value": "a"}]
+    pq.write_table(pa.table({"image": [png(1)], "conversations": [turns]}), tmp_path / "x.parquet")
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
+    assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,11 @@ from dj2mgm.errors import InputError
 
 MAKE_AGAIN = "delete it and run the same command again, which makes it again"
 FIX = "fix the file"  # of the user's own
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
+)
+WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that bring their images with them
 SOURCES = "sources.json"  # beside a dataset of several sources: their folders by name
 
 
@@ -172,19 +177,48 @@ def sha256_of(*paths: str | Path) -> str:
 
 
 def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
-    """A file itself; of a folder, the files below it whose names end so; otherwise those that a pattern names.
+    """Return a file itself; of a folder, the files below it with one of the suffixes; else the files of a pattern.
 
     Raises:
-        InputError: one of them is a link to nothing.
+        InputError: one of them is a link to nothing, or the folder has a link to a folder outside.
     """
     path = Path(path)
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and not file.is_dir())
+        found = [file for file in files_below(path) if file.suffix.lower() in suffixes]
+    elif path.is_file():
+        found = [path]
     else:
-        found = [path] if path.is_file() else sorted(map(Path, glob(str(path), recursive=True)))
+        matches = map(Path, glob(str(path), recursive=True))
+        found = sorted(file for file in matches if not _is_in_a_circle(file.absolute().parent))
     if lost := next((file for file in found if not file.exists()), None):
         raise InputError(f"{lost} is a link to nothing; delete it, or bring back what it leads to")
     return found
+
+
+def files_below(folder: str | Path) -> list[Path]:
+    """Return all files below a folder, sorted. Links to folders inside it are left out: their files are there already.
+
+    Raises:
+        InputError: a link leads to a folder outside.
+    """
+    root, found = os.path.realpath(folder), []
+    for place, names, files in os.walk(folder):
+        for link in (os.path.join(place, name) for name in names):
+            if os.path.islink(link) and os.path.commonpath([root, os.path.realpath(link)]) != root:
+                raise InputError(
+                    f"{link} is a link to a folder outside {folder}, which is not read; name the folder that it leads "
+                    "to, put a copy of it there, or delete the link"
+                )
+        found += [Path(place, name) for name in files]
+    return sorted(found)
+
+
+@cache
+def _is_in_a_circle(folder: Path) -> bool:
+    """Whether a link in the folder's path leads back to a folder above it, so that all its files have other names."""
+    above = folder.parents
+    back = folder.is_symlink() and os.path.realpath(folder) in map(os.path.realpath, above)
+    return back or (bool(above) and _is_in_a_circle(folder.parent))
 
 
 @contextmanager

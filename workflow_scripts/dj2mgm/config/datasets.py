@@ -7,7 +7,7 @@ from dj2mgm.config.licenses import take_licenses
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config
 from dj2mgm.config.schema import check_format, check_merged, is_of, schema_of
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, files_at
+from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, files_at
 
 RESULTS = "results/datasets"
 SUFFIXES = {  # what a format's files end with, by its reader in data/sources
@@ -19,7 +19,6 @@ SUFFIXES = {  # what a format's files end with, by its reader in data/sources
     "table": (".csv", ".tsv"),
     "webdataset": (".tar",),
 }
-WITH_IMAGES = ("folder", "parquet", "webdataset")
 
 
 def resolve_dataset(value: str) -> dict:

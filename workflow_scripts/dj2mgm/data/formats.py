@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.control_tokens import find_control
-from dj2mgm.data.rows import NumberedIds, UniqueIds, check_object, read_json_list, read_objects
+from dj2mgm.data.rows import NumberedIds, UniqueIds, check_object, identifier_in, read_json_list, read_objects
 from dj2mgm.errors import InputError
 
 # Data-Juicer's image–text format: one JSON object a line.
@@ -131,8 +131,8 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     ids, numbered = UniqueIds(path), NumberedIds("~")
     for number, row in _numbered_rows(Path(path)):
         where = f"{path}, row {number}"
-        if number_ids and isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
-            row = row | {"id": str(row["id"])}
+        if number_ids and row.get("id") is not None:
+            row = row | {"id": identifier_in(row["id"], where)}
         if not isinstance(row.get("id"), str):
             raise InputError(f"{where}: 'id' must be a string, found {row.get('id')!r}")
         if number_ids:
@@ -149,7 +149,7 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
 
 
 def _numbered_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         yield from read_objects(path)
         return
     for number, row in enumerate(read_json_list(path), start=1):

@@ -13,9 +13,12 @@ from dj2mgm.data.formats import DESCRIBE, DJ_IMAGE_TOKEN, IMAGE_TOKEN, caption_o
 from dj2mgm.data.rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
-from dj2mgm.files import SOURCES, files_at, write_json, write_jsonl
+from dj2mgm.files import SOURCES, WITH_IMAGES, files_at, files_below, write_json, write_jsonl
+from dj2mgm.messages import note
 
 PAIR_FORMATS = ("data_juicer",)  # of config/datasets.py; readers of all other formats yield conversations
+HEIF = {".heic", ".heif", ".hif"}
+SHOWN_KINDS = 5
 
 
 def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tuple[dict, dict]:
@@ -42,6 +45,8 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
         )
         for name, values in sources.items()
     }
+    for name, values in sources.items():
+        _find_unread(described[name], values)
     splits, counts = {}, {}
     for split in dict.fromkeys(values["split"] for values in sources.values()):
         rows: Counter = Counter()
@@ -53,6 +58,9 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
             if not rows[name]:
                 raise InputError(f"sources.{name}: {sources[name]['path']} holds no rows; add some, or take it out")
             counts[name] = {"split": split, "rows": rows[name], "format": sources[name]["format"]}
+            if described[name].not_read.counts:
+                counts[name]["not_read"] = dict(sorted(described[name].not_read.counts.items()))
+                _say_unread(described[name])
         splits[split] = {"file": str(file), "images": str(folder / SOURCES), "called": f"sources {', '.join(names)}"}
     folders = {  # a project may be moved, with what it holds itself
         name: f"images/{name}" if source.own.is_dir() else str(source.images.resolve())
@@ -60,6 +68,27 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
     }
     write_json(folder / SOURCES, folders)
     return splits, counts
+
+
+def _find_unread(source: Source, values: dict) -> None:
+    """Count the files below the folder of a source with images that are neither its own nor captions of its images."""
+    if values["format"] not in WITH_IMAGES or not Path(values["path"]).is_dir():
+        return
+    captions = {file.with_suffix(".txt") for file in source.files} if values["format"] == "folder" else set()
+    for file in files_below(values["path"]):
+        if file.suffix.lower() not in values["suffixes"] and file not in captions:
+            source.not_read.add(str(file))
+
+
+def _say_unread(source: Source) -> None:
+    counts = source.not_read.counts
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(SHOWN_KINDS))
+    more = ", …" if len(counts) > SHOWN_KINDS else ""
+    remedy = "; convert .heic and .heif to JPEG: Pillow cannot read them" if HEIF.intersection(counts) else ""
+    note(
+        f"sources.{source.name}: {counts.total()} files are not read ({kinds}{more}), the first is "
+        f"{source.not_read.first}{remedy}"
+    )
 
 
 def _pairs(source: Source, kind: str, rows: Counter) -> Iterator[dict]:

@@ -6,8 +6,10 @@ import os
 import re
 import stat
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
 from typing import IO
@@ -16,19 +18,23 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import readable
 from dj2mgm.streaming import DiskMap
 
+MAX_ROW = 2**25  # bytes of a row; reading one takes several times as many, and no model sees a thousandth of them
+MAX_JSON = 2**30  # bytes of a JSON file that is read whole
 DEEPEST = 100  # lists and objects inside each other; pickling a row for another process recurses
 
 
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
     """Yield (line number from 1, object); blank lines count, and hold nothing."""
     with open_input(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
+        for number, raw in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), start=1):
             where = f"{path}, line {number}"
+            if len(raw) > MAX_ROW:
+                raise too_long(where, len(raw) + _bytes_to_line_end(file, raw))
             raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
             if not raw.strip():
                 continue
             try:
-                row = json.loads(raw.decode("utf-8"))
+                row = parse_json(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise InputError(f"{where}: not UTF-8 ({error}); save the file as UTF-8, or delete the line") from None
             except json.JSONDecodeError as error:
@@ -39,11 +45,49 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
             yield number, check_object(row, where)
 
 
+def too_long(where: str, size: int | None = None) -> InputError:
+    """Return the error for a row of `size` bytes, None if it was not read to its end."""
+    found = f"more than {MAX_ROW}" if size is None else str(size)
+    return InputError(f"{where}: the row has {found} bytes, and may have {MAX_ROW} (32 MiB); shorten or delete it")
+
+
+def _bytes_to_line_end(file: IO[bytes], line: bytes) -> int:
+    count = 0
+    while line and not line.endswith(b"\n"):
+        line = file.readline(CHUNK)
+        count += len(line)
+    return count
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict:
+    """Return an object of JSON; ValueError if it has a key twice, of which Python's reader would drop the first."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r} stands in an object twice")
+    return values
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
+
+
+def parse_json(text: str) -> object:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or an object has a key twice.
+        RecursionError: it has brackets without end.
+    """
+    return DECODER.decode(text)
+
+
 def read_json_file(path: str | Path) -> object:
     """The content of a JSON file that somebody else wrote."""
     try:
         with open_input(path) as file:
-            return json.load(file)
+            if (size := os.stat(path).st_size) > MAX_JSON:
+                raise InputError(f"{path}: {size} bytes, and a JSON file may have {MAX_JSON}; check the path")
+            return parse_json(file.read())
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -121,6 +165,22 @@ class LineIndex:
                 return json.loads(file.readline())
 
 
+def identifier_in(value: object, where: str) -> str | None:
+    """Return a row's id as a string, None if the row has none; 1 and "1" are the same id, and are numbered.
+
+    Raises:
+        InputError: it is something else; its text could depend on the program that wrote it (`1.0`, `True`).
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise InputError(
+        f"{where}: 'id' must be a string or a whole number, found {value!r} ({type(value).__name__}); write it as a "
+        "string, or leave it out"
+    )
+
+
 class UniqueIds:
     """Remembers where each id was first seen; a repeated id is an error."""
 
@@ -164,9 +224,10 @@ class NumberedIds:
 # brackets.
 
 CHUNK = 1 << 16  # characters of a list that are read at a time, or more where an item has more
-DECODE = json.JSONDecoder().raw_decode
+DECODE = DECODER.raw_decode
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 REST_OF_NUMBER = re.compile(r"[-+.eE\d]*")  # empty, too
+OBJECT = "an object; a file of one object a line must end in .jsonl"
 SPACE, LONGEST_WORD = re.compile(r"\s*"), len("-Infinity")
 EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
 
@@ -188,6 +249,8 @@ def read_json_list(path: str | Path) -> Iterator[object]:
             except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets without end
                 raise InputError(f"{path}, row {number}: not valid JSON ({error}); fix the file") from None
             # what is there may be cut off anywhere, in a number too: 1 of 1.5, and of 1. where 5 is still to come
+            if after == len(text) and after - at > MAX_ROW:
+                raise too_long(f"{path}, row {number}")
             if REST_OF_NUMBER.fullmatch(text, after) and (more := _read(file, path, max(CHUNK, len(text) - at))):
                 text, at = text[at:] + more, 0
                 continue
@@ -195,7 +258,7 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                 return
             if problem or after == len(text):
                 if before is BEFORE_FIRST and not before.match(text):
-                    found = type(read_json_file(path)).__name__
+                    found = OBJECT if text.lstrip().startswith("{") else "something else"
                     raise InputError(f"{path}: expected a JSON list, found {found}")
                 raise InputError(
                     f"{path}, row {number}: not valid JSON ({problem or 'the list does not end'}); fix the file"

@@ -10,12 +10,20 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 BLOCK = tarfile.BLOCKSIZE  # bytes of the header before a member's own
 MEMBER = re.compile(
     r"(?P<archive>.+?\.tar)/(?P<offset>\d{1,18})\+(?P<size>\d{1,18})/(?P<name>[^/].*)", re.DOTALL | re.IGNORECASE
 )
 AGAIN = "make the dataset again"
+MAX_MEMBER = 2**30  # bytes, which are held at once
+MAX_HEADER = 2**20  # bytes of a long name, or of PAX records, which tarfile reads whole
+LONG_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+SKIPPED_AT_ONCE = 2**20  # bytes between two archives
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,10 @@ class Member:
     def read(self) -> bytes:
         """
         Raises:
-            OSError: the archive cannot be read, or holds something else there now.
+            OSError: the archive cannot be read, or holds something else there now; or the member is too large.
         """
+        if self.size > MAX_MEMBER:
+            raise OSError(f"{self.name} has {self.size} bytes, and an image in an archive may have {MAX_MEMBER}")
         with open(self.archive, "rb") as file:
             file.seek(max(0, self.offset - BLOCK))
             there = _size_in(file.read(BLOCK)) == self.size
@@ -56,7 +66,10 @@ def read_file(path: str | Path) -> bytes:
 
 def digest_of(path: str | Path) -> str:
     """SHA-256 of a file, or of a member of an archive."""
-    return hashlib.sha256(read_file(path)).hexdigest()
+    if member := member_of(path):
+        return hashlib.sha256(member.read()).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_size(path: str | Path) -> int:
@@ -65,27 +78,65 @@ def file_size(path: str | Path) -> int:
     return member.size if member else Path(path).stat().st_size
 
 
+class _Header(tarfile.TarInfo):
+    """A member's header, of limited size. Sparse files are refused before their maps are read."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in LONG_HEADERS:
+            # records of global headers are kept for all members that follow
+            kept = sum(len(key) + len(value) for key, value in tar.pax_headers.items())
+            if self.size + kept > MAX_HEADER:
+                raise tarfile.ReadError(f"a header of {self.size} bytes; at most {MAX_HEADER} are read")
+        return super()._proc_member(tar)
+
+    def _refuse_sparse(self, *_: object) -> None:
+        raise tarfile.ReadError(f"the member {self.name!r} is sparse")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+
+
 def members(archive: str | Path) -> Iterator[Member]:
-    """The files in an archive, in their order; memory does not grow with their number.
+    """Yield the files in an archive, or in several that were concatenated; memory does not grow with their number.
 
     Raises:
-        tarfile.TarError, OSError: it is no tar file, compressed, or cut off.
+        tarfile.TarError, OSError: it is no tar file, compressed, or cut off; or a member is a link or a device.
     """
-    with tarfile.open(archive, "r:") as tar:
-        before = -1
-        while (info := tar.next()) is not None:
-            tar.members = []  # it would keep all
-            if info.size < 0 or tar.offset <= before:  # it would never end (CVE-2025-8194)
-                raise tarfile.ReadError(f"the member {info.name!r} has a negative size")
-            before = tar.offset
-            if info.issparse():
-                raise tarfile.ReadError(f"the member {info.name!r} is sparse")
-            if info.isreg():
-                yield Member(str(archive), info.offset_data, info.size, info.name)
-        # tarfile takes half a header, or none, for the end
-        tar.fileobj.seek(tar.offset)
-        if tar.fileobj.read(BLOCK) != bytes(BLOCK):
-            raise tarfile.ReadError("it does not end as an archive does")
+    with open(archive, "rb") as file:
+        begin: int | None = 0
+        while begin is not None:
+            file.seek(begin)
+            with tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as tar:
+                yield from _members(tar, str(archive))
+                begin = _next_archive(file, tar.offset)
+
+
+def _members(tar: tarfile.TarFile, archive: str) -> Iterator[Member]:
+    before = -1
+    while (info := tar.next()) is not None:
+        tar.members = []  # it would keep all
+        if info.size < 0 or tar.offset <= before:  # it would never end (CVE-2025-8194)
+            raise tarfile.ReadError(f"the member {info.name!r} has a negative size")
+        before = tar.offset
+        if info.isreg():
+            yield Member(archive, info.offset_data, info.size, info.name)
+        elif not info.isdir():
+            raise tarfile.ReadError(
+                f"the member {info.name!r} is a link or a device; tar --dereference --hard-dereference writes files"
+            )
+    # tarfile takes half a header, or none, for the end
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(BLOCK) != bytes(BLOCK):
+        raise tarfile.ReadError("it does not end as an archive does")
+
+
+def _next_archive(file: BinaryIO, end: int) -> int | None:
+    """Return where an archive begins behind the zeros with which one ends; None if nothing follows."""
+    file.seek(end)
+    while content := file.read(SKIPPED_AT_ONCE):
+        if (zeros := len(content) - len(content.lstrip(b"\0"))) < len(content):
+            return end + zeros - zeros % BLOCK
+        end += len(content)
+    return None
 
 
 def _size_in(header: bytes) -> int | None:

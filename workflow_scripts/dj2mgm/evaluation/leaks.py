@@ -18,7 +18,7 @@ from dj2mgm.data.reference_images import BLOCK, find_references
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import image_paths
 from dj2mgm.evaluation.leaked import HELD_OUT
-from dj2mgm.files import IMAGE_SUFFIXES, files_at
+from dj2mgm.files import IMAGE_SUFFIXES, files_at, files_below
 from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap, map_in_order
 
@@ -107,11 +107,8 @@ def folder_images(folder: Path) -> dict[Reference, Image]:
     files = files_at(folder, IMAGE_SUFFIXES) if folder.is_dir() else []
     if not files:
         raise InputError(f"decontaminate.folders: {folder} holds no image; correct the path")
-    if others := sum(file.is_file() or file.is_symlink() for file in folder.rglob("*")) - len(files):
-        note(
-            f"{folder}: files that are no images by name ({', '.join(IMAGE_SUFFIXES)}), or links to folders, are not "
-            f"compared: {others}"
-        )
+    if others := len(files_below(folder)) - len(files):
+        note(f"{folder}: files that are no images by name ({', '.join(IMAGE_SUFFIXES)}) are not compared: {others}")
     return {Reference(str(folder), (str(file.relative_to(folder)),)): file for file in files}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dj2mgm.data.formats import conversation
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.rows import open_input
+from dj2mgm.data.rows import MAX_ROW, open_input, too_long
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 
@@ -31,6 +31,8 @@ def _read_text(source: Source, file: Path, image: Path) -> str:
             raise InputError(f"{file} is a link out of {source.images}; put a copy of the text there") from None
     try:
         with open_input(file) as text:
+            if (size := file.stat().st_size) > MAX_ROW:
+                raise too_long(str(file), size)
             return text.read().strip()
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from None

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dj2mgm.data.formats import conversation
-from dj2mgm.data.rows import check_object
+from dj2mgm.data.rows import MAX_ROW, check_object, identifier_in, too_long
 from dj2mgm.data.shards import Member
 from dj2mgm.data.sources.columns import find_column
 from dj2mgm.data.sources.source import Source, conversation_row, text_in
@@ -22,7 +22,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-ROWS = 64  # that are read at a time
+ROWS = 64  # that are read at a time, or fewer
+MAX_BATCH = 2**27  # bytes of them
 SHARD_BYTES = 2**30
 
 
@@ -46,12 +47,13 @@ def _rows(source: Source, file: Path, number: int) -> Iterator[dict]:
         identifier = "id" if "id" in there else None
         columns = [column for column in (image, turns, text, question, identifier) if column]
         row_number = 0
-        for batch in table.iter_batches(ROWS, columns=columns):
+        for batch in table.iter_batches(_rows_at_once(table, columns), columns=columns):
+            _check_texts(batch.drop_columns([image]), file, row_number)
             for row in batch.to_pylist():
                 row_number += 1
                 where = f"{file}, row {row_number}"
                 paths = [images.add(value, where) for value in _list(row[image]) or ([] if turns else [None])]
-                name = str(row[identifier]) if identifier and row[identifier] is not None else None
+                name = identifier_in(row[identifier], where) if identifier else None
                 name = name or f"{file.stem}-{row_number:09d}"
                 if turns:
                     check_object({"turns": row[turns]}, where)
@@ -62,6 +64,28 @@ def _rows(source: Source, file: Path, number: int) -> Iterator[dict]:
                 caption = text_in(row[text], text, where)
                 asked = text_in(row[question], question, where) if question else ""
                 yield conversation(name, paths[0], asked, caption)
+
+
+def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
+    """Return how many rows to read together: few if one value could fill a large part of a row group."""
+    groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
+    parts = ([group.column(number) for number in range(group.num_columns)] for group in groups)
+    largest = max(
+        (
+            sum(part.total_uncompressed_size for part in group if part.path_in_schema.partition(".")[0] in columns)
+            for group in parts
+        ),
+        default=0,
+    )
+    return max(1, min(ROWS, MAX_BATCH // max(1, largest)))
+
+
+def _check_texts(batch: pa.RecordBatch, file: Path, before: int) -> None:
+    """Refuse a row whose texts are too long before Python has copies of them."""
+    if batch.nbytes > MAX_ROW:
+        for number in range(len(batch)):
+            if (size := batch.slice(number, 1).nbytes) > MAX_ROW:
+                raise too_long(f"{file}, row {before + number + 1}", size)
 
 
 def _list(value: object) -> list:
@@ -90,8 +114,17 @@ class TarWriter:
         """
         Args:
             value: bytes, or datasets' `{bytes, path}`. Null is as empty as no bytes are.
+
+        Raises:
+            InputError: it is neither, or all that it holds is under other keys.
         """
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        others = {key: other for key, other in value.items() if other is not None} if isinstance(value, dict) else {}
+        if content is None and path is None and (others or (isinstance(value, dict) and "bytes" not in value)):
+            raise InputError(
+                f"{where}: its image has the keys {', '.join(value)}, and no bytes under 'bytes', where "
+                "datasets' Image feature stores them; rename the key"
+            )
         if content is None and path is None:
             content = b""
         if not isinstance(content, bytes):

@@ -4,7 +4,7 @@ paths of `images` or an `image`."""
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.data.rows import check_object, read_json_list, read_objects
+from dj2mgm.data.rows import check_object, identifier_in, read_json_list, read_objects
 from dj2mgm.data.sources.source import Source, conversation_row
 from dj2mgm.errors import InputError
 
@@ -20,12 +20,12 @@ def read(source: Source) -> Iterator[dict]:
             turns = row.get("conversations") or row.get("messages")
             if turns is None:
                 raise InputError(f"{where}: it has neither 'conversations' nor 'messages'; add its turns")
-            identifier = str(row["id"]) if isinstance(row.get("id"), str | int) else f"{file.stem}-{number:09d}"
-            yield conversation_row(identifier, images, turns, where)
+            identifier = identifier_in(row.get("id"), where)
+            yield conversation_row(identifier or f"{file.stem}-{number:09d}", images, turns, where)
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict]]:
-    if file.suffix == ".jsonl":
+    if file.suffix.lower() == ".jsonl":
         yield from read_objects(file)
         return
     for number, row in enumerate(read_json_list(file), start=1):

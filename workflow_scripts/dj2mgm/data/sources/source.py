@@ -1,11 +1,24 @@
 """One source of a dataset, and the rows that its format's reader makes of it."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
+
+
+@dataclass
+class NotRead:
+    """Files of a source that its format does not read, by suffix."""
+
+    counts: Counter = field(default_factory=Counter)
+    first: str = ""
+
+    def add(self, name: str) -> None:
+        self.counts[PurePath(name).suffix.lower() or PurePath(name).name] += 1
+        self.first = self.first or name
 
 
 @dataclass(frozen=True)
@@ -16,6 +29,7 @@ class Source:
         images: the folder that the rows' image paths are relative to.
         columns: names of the user's own columns or keys, by ours: image, text, question, conversations.
         own: a folder for what the reader has to write, such as images that cannot be read where they are.
+        not_read: filled by the reader.
     """
 
     name: str
@@ -23,6 +37,7 @@ class Source:
     images: Path
     columns: Mapping[str, str] = field(default_factory=dict)
     own: Path = Path()
+    not_read: NotRead = field(default_factory=NotRead)
 
 
 def text_in(value: object, name: str, where: str) -> str:

@@ -3,14 +3,13 @@
 A caption is in `<key>.txt`, or in `<key>.json` under a name as tables use; a conversation is in the json.
 """
 
-import json
 import tarfile
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from dj2mgm.data.formats import conversation
-from dj2mgm.data.rows import check_object, open_input
+from dj2mgm.data.rows import MAX_ROW, check_object, open_input, parse_json, too_long
 from dj2mgm.data.shards import Member, members
 from dj2mgm.data.sources.columns import find_column
 from dj2mgm.data.sources.source import Source, conversation_row, text_in
@@ -35,7 +34,7 @@ def read(source: Source) -> Iterator[dict]:
             raise InputError(
                 f"{shard}: the name {error.object!r} is not UTF-8; write the archive again with such names"
             ) from None
-        except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+        except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
             if program := _decompressor(shard):
                 raise InputError(
                     f"{shard} is compressed, so that no image can be read where it is; write it as a plain tar file: "
@@ -72,6 +71,9 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
         for suffix, member in parts.items()
         if suffix.endswith(IMAGE_SUFFIXES)
     ]
+    for suffix, member in parts.items():
+        if not suffix.endswith((*IMAGE_SUFFIXES, ".txt", ".json")):
+            source.not_read.add(f"{shard}/{member.name}")
     described = _read_json(parts[".json"], where) if ".json" in parts else {}
     turns = find_column(shard, list(described), "conversations", source, needed=False)
     if turns:
@@ -89,6 +91,8 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
 
 
 def _read_text(member: Member, where: str) -> str:
+    if member.size > MAX_ROW:
+        raise too_long(f"{where}, {member.name}", member.size)
     try:
         return member.read().decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
@@ -97,6 +101,6 @@ def _read_text(member: Member, where: str) -> str:
 
 def _read_json(member: Member, where: str) -> dict:
     try:
-        return check_object(json.loads(_read_text(member, where)), where)
+        return check_object(parse_json(_read_text(member, where)), where)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: {member.name} is not valid JSON ({error}); write it again") from None

@@ -14,8 +14,8 @@ import base64
 import binascii
 import csv
 import re
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from openpyxl import Workbook
@@ -37,6 +37,7 @@ LETTERS = "ABCD"
 INSTRUCTION = "Answer with the option's letter from the given choices directly."  # LLaVA's single-prediction prompt
 LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)  # with which an answer begins
 ROTATION_STEP = 1_000_000
+MAX_LINE = 2**28  # characters; an image is one cell
 LONGEST_REFERENCE = 64  # characters; what is longer is an image, as in OpenCompass's own reader
 COLUMNS = ("index", "question", *LETTERS, "prediction", "answer", "split")  # of a submission
 
@@ -84,11 +85,12 @@ def text(row: dict) -> tuple[str, list[str]]:
 
 def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Numbered rows by column; a missing cell is empty."""
-    csv.field_size_limit(sys.maxsize)  # an image is one cell
+    csv.field_size_limit(MAX_LINE)
     number = 0
     try:
         with open_input(path, newline="") as file:
-            table = csv.DictReader(file, dialect="excel-tab", strict=True)
+            lines = iter(partial(file.readline, MAX_LINE), "")  # the rest of a longer one lacks cells
+            table = csv.DictReader(lines, dialect="excel-tab", strict=True)
             if missing := [name for name in REQUIRED if name not in (table.fieldnames or ())]:
                 raise InputError(
                     f"{path}: the column {missing[0]!r} is missing; expected MMBench's tab-separated table"
