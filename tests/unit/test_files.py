@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import os
 import re
 import stat
@@ -78,15 +80,88 @@ def test_a_failed_folder_leaves_the_old_folder_and_no_temporary(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_replaced_folder_holds_nothing_of_the_old_one_nor_of_a_killed_attempt(tmp_path):
+def test_a_replaced_folder_holds_nothing_of_the_old_one(tmp_path):
     folder = tmp_path / "model"
-    for name in ("model", ".model.tmp"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "stale").write_text("x")
+    folder.mkdir()
+    (folder / "stale").write_text("x")
     with replace_folder(folder) as new:
         (new / "weights").write_text("new")
     assert [path.name for path in folder.iterdir()] == ["weights"]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+WRITE = """
+import sys, time
+from dj2mgm.files import replace_file, replace_folder
+with replace_file(sys.argv[1] + "/file") as file, replace_folder(sys.argv[1] + "/folder") as folder:
+    file.write("whole")
+    (folder / "weights").write_text("whole")
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def writing(tmp_path):
+    """Start a process that has a temporary file and a temporary folder open until it is told to go on."""
+    started = []
+
+    def start() -> subprocess.Popen:
+        command = [sys.executable, "-c", WRITE, str(tmp_path)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SCRIPTS)}, **pipes))
+        assert started[-1].stdout.readline() == "open\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_next_process_removes_what_a_killed_one_left_and_nothing_of_a_living_one(tmp_path, writing):
+    killed = writing()
+    killed.kill()
+    killed.wait()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) == 3, "the file, the folder, and its lock"
+    living = writing()
+    there = {path.name for path in tmp_path.iterdir()}
+    assert len(there) == 3 and there.isdisjoint(left)
+    other = writing()
+    assert there < {path.name for path in tmp_path.iterdir()}
+    for process in (living, other):
+        process.communicate("\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == (tmp_path / "folder/weights").read_text() == "whole"
+
+
+def test_names_of_temporary_files_cannot_be_guessed_and_links_and_pipes_are_left_alone(tmp_path):
+    names, decoy = set(), tmp_path / "decoy"
+    decoy.write_text("whole")
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / f".a.{os.getpid()}.tmp").symlink_to(decoy)
+        (folder / ".a.abcdefgh.dj2mgm.tmp").symlink_to(decoy)
+        os.mkfifo(folder / ".b.abcdefgh.dj2mgm.tmp")
+        before = set(os.listdir(folder))
+        with replace_file(folder / "a") as file:
+            file.write("new")
+            names |= set(os.listdir(folder)) - before
+        assert (folder / "a").read_text() == "new" and set(os.listdir(folder)) == before | {"a"}
+    assert len(names) == 20 and decoy.read_text() == "whole"
+    assert all(re.fullmatch(r"\.a\.[a-z0-9_]{8}\.dj2mgm\.tmp", name) for name in names)
+
+
+def test_without_locks_files_are_written_and_none_is_removed(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    (tmp_path / ".a.abcdefgh.dj2mgm.tmp").touch()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    write_json(tmp_path / "a", {})
+    assert sorted(os.listdir(tmp_path)) == [".a.abcdefgh.dj2mgm.tmp", "a"]
 
 
 def test_text_survives_writing_and_reading_in_any_language(tmp_path):

@@ -4,10 +4,12 @@ Every output of the workflow is written to a temporary file in the same folder a
 never leaves half a file under the final name.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -38,22 +40,67 @@ def _open_to_others(file: Path) -> None:
     file.chmod(0o666 & ~UMASK)
 
 
+# Temporary files and folders have names that nobody can guess, so that no link waits in their place. A lock says that
+# their process is alive; those without one were left by a killed process, and the next one to write in the folder
+# removes them.
+TEMPORARY, FOLDER = ".dj2mgm.tmp", ".d"
+
+
+@contextmanager
+def _temporary_neighbor(path: Path) -> Iterator[Path]:
+    """Create an empty, locked file beside `path` and yield its name. At the end there is no such name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path.parent)
+    descriptor = None
+    while descriptor is None:
+        descriptor, name = tempfile.mkstemp(TEMPORARY, f".{path.name}.", path.parent)
+        if not _lock(descriptor, or_else=True) or os.fstat(descriptor).st_nlink == 0:  # taken for a leftover
+            os.close(descriptor)
+            descriptor = None
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@cache
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of dead processes, and the folders that go with them, once in a process."""
+    for entry in list(os.scandir(folder)):
+        if entry.name.startswith(".") and entry.name.endswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
+            try:
+                descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:  # gone by now, or somebody else's
+                continue
+            if _lock(descriptor, or_else=False):
+                shutil.rmtree(entry.path + FOLDER, ignore_errors=True)
+                Path(entry.path).unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, or_else: bool) -> bool:
+    """Lock a file; return whether it worked, and `or_else` where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return or_else
+    return True
+
+
 @contextmanager
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Open a temporary neighbor of `path` for writing; rename it to `path` only if the block succeeds."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    encoding = None if "b" in mode else "utf-8"
-    try:
-        with open(temporary, mode, encoding=encoding) as file:
+    with _temporary_neighbor(path) as temporary:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         _open_to_others(temporary)
         os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -225,15 +272,14 @@ def _is_in_a_circle(folder: Path) -> bool:
 def replace_folder(folder: str | Path) -> Iterator[Path]:
     """Fill a temporary neighbor of `folder`; put it in the folder's place only if the block succeeds."""
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        for file in temporary.rglob("*.safetensors"):
-            _open_to_others(file)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _temporary_neighbor(folder) as lock:
+        temporary = Path(f"{lock}{FOLDER}")
+        temporary.mkdir()
+        try:
+            yield temporary
+            for file in temporary.rglob("*.safetensors"):
+                _open_to_others(file)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
