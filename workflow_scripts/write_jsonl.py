@@ -55,8 +55,6 @@ def main() -> None:
         takes |= {"leaked_rows": leaked_rows} if name == "finetune" else {}
         rules = SampleRules(*limits, settings["sources"], leaked, tuple(settings["control_tokens"]), **takes)
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
-        if counts["rows_out"] == 0 and counts["rows_in"]:
-            raise InputError(f"no row of {name} is left to train on: {counts}")
         more = f", {counts['repeated']} of them repeats" if counts["repeated"] else ""
         note_amounts(name, counts.get("sources", {}), settings["sources"])
         print(f"{name}: {counts['rows_out']} samples{more} from {counts['rows_in']} rows, in {output}", flush=True)

@@ -266,3 +266,14 @@ def test_a_control_token_in_a_text_stops_no_dataset(tmp_path, token):
     settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path)}
     counts = write_own_data(settings, tmp_path / "out")
     assert counts["pretrain"] == 3 and counts["finetune"] + counts["left_out"].get("finetune", 0) == 4
+
+
+def test_missing_images_are_counted_and_the_first_is_named(tmp_path):
+    settings = pairs_with_images(tmp_path, 12, set())
+    for image in tmp_path.rglob("*.png"):
+        image.unlink()
+    (tmp_path / "0.png").write_bytes(b"x")
+    found = r"too few readable images .*\(0 readable, 11 missing, 1 undecodable; the first is (.*)\); correct the paths"
+    with pytest.raises(InputError, match=found) as error:
+        write_own_data(settings, tmp_path / "out")
+    assert str(tmp_path) in str(error.value)

@@ -219,7 +219,8 @@ def test_the_script_ends_in_one_line_when_nothing_is_left_to_train_on(run, tmp_p
         run(rows_about("missing.png"), on_bad_row="drop")
     assert exit_.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: no row of finetune is left") and "missing" in error and error.count("\n") == 1
+    assert error.startswith("error: no row of finetune is left") and error.count("\n") == 1
+    assert "1 missing of 1 rows; the first is row r0: missing.png: missing: " in error
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
@@ -240,8 +241,9 @@ def test_a_control_token_in_a_question_or_an_answer_is_a_bad_row(root, tmp_path)
 
 def test_a_control_token_in_a_caption_is_a_bad_row(root, tmp_path):
     pairs = [{"id": token, "text": text_of(f"a boat {token} or two"), "images": ["a.png"]} for token in CONTROL]
+    pairs.append({"id": "good", "text": text_of("a boat"), "images": ["a.png"]})
     summary = write(caption_rows(pairs, ""), root, tmp_path / "out.jsonl", on_bad_row="drop")
-    assert summary["dropped"] == {"control_token": len(CONTROL)} and summary["rows_out"] == 0
+    assert summary["dropped"] == {"control_token": len(CONTROL)} and summary["rows_out"] == 1
 
 
 @pytest.mark.parametrize(

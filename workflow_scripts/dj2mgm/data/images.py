@@ -3,6 +3,7 @@
 import os
 import stat
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -50,6 +51,22 @@ class BadImage(Exception):
 
     def __str__(self) -> str:
         return ": ".join(self.args)
+
+
+class UnreadableImages:
+    """Counts images that cannot be used, by reason, and keeps the first."""
+
+    def __init__(self) -> None:
+        self.reasons: Counter[str] = Counter()
+        self.first = ""
+
+    def add(self, reason: str, path: str) -> None:
+        self.reasons[reason] += 1
+        self.first = self.first or path
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {reason}" for reason, count in self.reasons.most_common())
+        return f"{counts}; the first is {self.first}"
 
 
 def locate_image(root: str | Path, relative: str) -> Path:

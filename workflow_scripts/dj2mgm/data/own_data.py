@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dj2mgm.data.formats import IMAGE_TOKEN, caption_of, images_of, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out import HeldOut
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImage, UnreadableImages, absolute_path, load_image, locate_image
 from dj2mgm.data.shards import digest_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
@@ -110,8 +110,15 @@ def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOut]:
         if len(held_out) < LEAST:
             raise InputError(f"{file} has {len(held_out)} different images; at least {LEAST} are needed")
         return read_evaluation(file), held_out
-    evaluation = hold_out(source, root, images)
+    unreadable = UnreadableImages()
+    evaluation = hold_out(source, root, images, unreadable)
     if len(evaluation) < LEAST:
+        if unreadable.reasons:
+            raise InputError(
+                f"{_called(settings['pretrain'])}: too few readable images to hold {LEAST} out for evaluation "
+                f"({len(evaluation)} readable, {unreadable}); correct the paths, or `images`, the folder that they are "
+                "relative to"
+            )
         raise InputError(
             f"{_called(settings['pretrain'])}: too few different, readable images to hold {LEAST} out for evaluation; "
             "add some, or an evaluation file"
@@ -150,11 +157,14 @@ def count_images(source: str) -> int:
     return sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_pairs(source)))
 
 
-def hold_out(source: str, root: str, images: int) -> list[dict]:
+def hold_out(source: str, root: str, images: int, unreadable: UnreadableImages) -> list[dict]:
     """A tenth of the `images` at random (always the same), at most 500, that can be read; as evaluation rows, each with
     the captions of its image, at most 50. No two hold the same bytes.
 
     Each image draws a number, and the highest are kept: the others are not opened.
+
+    Args:
+        unreadable: counts the rows whose image was opened in vain.
     """
     wanted = min(MAX_HELD_OUT, max(LEAST, round(HELD_OUT_SHARE * images)))
     heap: list[tuple[float, str]] = []  # the lowest number first
@@ -164,7 +174,7 @@ def hold_out(source: str, root: str, images: int) -> list[dict]:
         drawn = random.Random(name).random(), name
         if name in contents or (len(heap) == wanted and drawn < heap[0]) or not caption_of(row["text"]):
             continue
-        content = _content(root, row["images"][0])
+        content = _content(root, row["images"][0], unreadable)
         if content is None or content in contents.values():
             continue
         heappush(heap, drawn)
@@ -185,12 +195,13 @@ def _name(row: dict) -> str:
     return os.path.normpath(row["images"][0])
 
 
-def _content(root: str, relative: str) -> str | None:
-    """A digest of an image's file; None if it cannot be read."""
+def _content(root: str, relative: str, unreadable: UnreadableImages) -> str | None:
+    """Return a digest of an image's file; None if it cannot be read, which is counted."""
     try:
         path = locate_image(root, relative)
         load_image(path)
-    except BadImage:
+    except BadImage as error:
+        unreadable.add(error.reason, absolute_path(root, relative))
         return None
     return digest_of(path)
 

@@ -91,6 +91,10 @@ def write_training_jsonl(
                 f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {named}{more}. "
                 f"Fix them, or set jsonl.on_bad_row: drop to leave such rows out"
             )
+        if rows_in and not usable:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())
+            first = "".join(f"; the first is row {identifier}: {found.detail}" for identifier, found in bad.first[:1])
+            raise InputError(f"no row of {output.stem} is left to train on ({reasons} of {rows_in} rows{first})")
         used, wanted = apportion(usable, rules, output.stem)
         words: Rows = Counter()
         written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words, rules))

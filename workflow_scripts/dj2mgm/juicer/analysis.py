@@ -126,9 +126,10 @@ def _run(engine: Engine, clip: str | None, data: Path) -> None:
         raise
     if not engine.rows_out:
         reasons = ", ".join(f"{reason} {count}" for reason, count in engine.counts[1]["report"].items())
+        [(first, *_)] = next(column_values(engine.folders[0], "images"))
         raise EmptyResult(
-            f"{data}: none of {engine.rows_in} images can be read ({reasons}); check that 'image_root' is the "
-            "folder that its image paths are relative to"
+            f"{data}: none of {engine.rows_in} images can be read ({reasons}); the first is {first}: check that "
+            "'image_root' is the folder that its image paths are relative to"
         )
 
 

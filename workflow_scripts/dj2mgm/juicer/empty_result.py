@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dj2mgm.data.images import UnreadableImages
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import OP, Fields
-from dj2mgm.juicer.operators.declarations import decision_of
+from dj2mgm.juicer.dataset import column_values
+from dj2mgm.juicer.operators.declarations import decision_of, unreadable_stat
 from dj2mgm.juicer.restart import EmptyResult
 from dj2mgm.juicer.statistics import limits_of
 
@@ -27,20 +29,38 @@ class ReadTracker(dict):
         return super().__getitem__(key)
 
 
-def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path) -> EmptyResult:
+def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path, rows: Path) -> EmptyResult:
     """The error to raise.
 
     Args:
         steps: summaries of the steps that were run; the last one kept no row.
         trace: the jsonl of dropped rows so far, so of all rows.
+        rows: partitions of the stage's input.
     """
     worst = max(steps, key=lambda step: step["dropped"])
+    if stat := unreadable_stat(operators[worst["step"] - 1]):
+        return EmptyResult(
+            f"the recipe kept none of {rows_in} rows; the images of {worst['dropped']} cannot be read "
+            f"({_unreadable(stat, worst['step'], trace, rows)}): correct the paths, or the folder that they are "
+            "relative to"
+        )
     return EmptyResult(
         f"the recipe kept none of {rows_in} rows; {worst['operator']} (step {worst['step']}) dropped most, "
         f"{worst['dropped']} of {worst['rows_in']}"
         f"{_distribution(operators[worst['step'] - 1], _stats_at(trace, worst['step']))}: "
         "widen its limits in the recipe, or fix the data it is right about"
     )
+
+
+def _unreadable(stat: str, step: int, trace: Path, rows: Path) -> UnreadableImages:
+    """Count the rows that a step dropped by the reason in their stat."""
+    dropped = (row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] == step)
+    reasons = {row["id"]: row["stats"][stat] for row in dropped}
+    found = UnreadableImages()
+    for identifier, images in column_values(rows, "id", "images"):
+        if identifier in reasons:
+            found.add(reasons[identifier], images[0])
+    return found
 
 
 def _stats_at(trace: Path, step: int) -> list[dict]:

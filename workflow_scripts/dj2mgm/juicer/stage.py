@@ -47,7 +47,7 @@ def run_recipe(settings: StageSettings, data: Path, output_dir: Path, rows_file:
         engine.run(data)
         join_traces(engine.folders, len(process), working / TRACE)
         if not engine.rows_out:
-            raise empty_result(engine.rows_in, engine.summaries, engine.operators, working / TRACE)
+            raise empty_result(engine.rows_in, engine.summaries, engine.operators, working / TRACE, engine.folders[0])
         kept = write_jsonl(output_dir / rows_file, output_rows(engine.folders[-1], settings.image_root))
         write_jsonl(output_dir / STATS, output_stats(engine.folders[-1]))
         os.replace(working / TRACE, output_dir / TRACE)
