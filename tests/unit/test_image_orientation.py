@@ -19,7 +19,7 @@ from transformers.image_utils import load_image as turned_by_transformers
 
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.data.formats import text_of
-from dj2mgm.data.images import image_size, load_image
+from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.data.perceptual_hash import signature_of
 from dj2mgm.data.reference_images import ReferenceImages
 from dj2mgm.data.shards import members
@@ -183,3 +183,10 @@ def test_each_stage_sees_the_upright_image(tmp_path, reader):
 
 def plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def test_a_header_that_no_decoder_takes_is_undecodable():
+    damaged = encode("AVIF", 1).replace(b"iloc", b"xxxx")
+    for read in (image_size, load_image):
+        with pytest.raises(BadImage, match="undecodable"):
+            read(damaged)

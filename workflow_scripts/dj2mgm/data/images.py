@@ -161,9 +161,9 @@ def _header(source: str | Path | bytes) -> Iterator[Image.Image]:
     try:
         with Image.open(_file_of(source), formats=FORMATS) as image:
             yield image
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # readers raise errors of any type on damaged bytes
         name = "the image" if isinstance(source, bytes) else source
-        raise BadImage("undecodable", f"{name}: {error}") from None
+        raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
 
 
 def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None = None) -> Image.Image:
