@@ -234,7 +234,8 @@ def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
     with pytest.raises(InputError, match="holds no rows"):
         analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
     write_jsonl(empty, [{"id": "a", "text": text_of("a cat"), "images": ["gone.png"]}])
-    with pytest.raises(InputError, match=r"none of 1 images can be read \(missing 1\); the first is .*gone.png: .*image_root"):
+    first = r"none of 1 images can be read \(missing 1\); the first is .*gone.png: .*image_root"
+    with pytest.raises(InputError, match=first):
         analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
     with pytest.raises(InputError, match="nothing to analyze: no filter"):
         analyze(settings(data, [{"image_text_deduplicator": None}]), None, data, tmp_path / "out")
