@@ -4,9 +4,10 @@
 # make test-all   install, then lint and run both
 # make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm, munge and rsync installed
 # make lint       install, then lint only
-# make install    everything from requirements.txt, into .venv
+# make install    everything from requirements.txt, into .venv; files are checked against requirements.lock
 # make operators  list the operators of the installed Data-Juicer, for a review after an upgrade (docs/data.md)
 # make lmms_eval  lmms-eval into .lmms_eval, for `snakemake evaluate` without conda
+# make lock       writes the *.lock files again after a change of requirements*.txt
 #
 # PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`, and TEST_PROCESSES the number of
 # processes that share the tests; each takes up to 3 GB.
@@ -17,7 +18,7 @@ ACTIVATE = . .venv/bin/activate
 # tests/conftest.py forms groups and puts the longest first
 PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install lmms_eval baseline operators test test-slow test-all test-slurm lint
+.PHONY: install lmms_eval lock baseline operators test test-slow test-all test-slurm lint
 
 ifneq "$(words $(CURDIR))" "1"
 $(error The path of this folder has a space in it, with which PyTorch cannot compile DeepSpeed's optimizer: $(CURDIR). \
@@ -27,6 +28,14 @@ endif
 install: .venv/installed
 
 lmms_eval: .lmms_eval/installed
+
+# --universal: with the files of every platform. torch has none of these hashes, because its builds differ.
+lock:
+	@$(ACTIVATE) && for name in requirements requirements-lmms_eval; do \
+	    uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-deps --no-annotate \
+	        --no-emit-package torch --default-index https://pypi.org/simple --custom-compile-command "make lock" \
+	        --output-file $$name.lock $$name.txt || exit 1; \
+	done
 
 baseline: install
 	$(ACTIVATE) && snakemake --cores 1 baseline
@@ -51,10 +60,11 @@ lint: install
 	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture
 
 # beside .venv rather than in it: what it requires would replace PyTorch
-.lmms_eval/installed: requirements-lmms_eval.txt .venv/installed
+.lmms_eval/installed: requirements-lmms_eval.lock .venv/installed
 	@echo "Installing lmms-eval into .lmms_eval: once, some seconds"
 	@rm -rf .lmms_eval
-	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --no-deps --target .lmms_eval --requirement $<
+	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --require-hashes --no-deps \
+	    --target .lmms_eval --requirement $<
 	@touch $@
 
 # A virtual environment holds absolute paths: after the project was moved it is made again.
@@ -64,14 +74,17 @@ endif
 
 # --clear: what requirements.txt no longer lists must not linger. DeepSpeed's CPU extensions are compiled here
 # rather than at first use, in the middle of a training stage.
-.venv/installed: requirements.txt
+# torch is installed last, by version only: its builds have different hashes, and a CUDA build requires more packages.
+.venv/installed: requirements.txt requirements.lock
 	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
 	    && command -v g++ > /dev/null \
 	    || { echo "make: this needs Python 3.11 with its venv module and headers, and g++." \
 	        "On Debian: apt-get install python3.11-venv python3.11-dev g++" >&2; exit 1; }
 	@echo "Installing requirements.txt into .venv: once, some minutes"
 	@$(PYTHON) -m venv --clear .venv
-	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --requirement requirements.txt
+	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --require-hashes --no-deps \
+	    --requirement requirements.lock
+	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --constraint requirements.txt torch
 	@echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"
 	@$(ACTIVATE) && python workflow_scripts/compile_extensions.py
 	@echo "$(CURDIR)" > $@

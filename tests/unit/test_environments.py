@@ -45,9 +45,17 @@ def pins(lines: list[str]) -> dict[str, str]:
     return versions
 
 
-def locked() -> dict[str, str]:
-    lines = (PROJECT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+def locked(file: str = "requirements.txt") -> dict[str, str]:
+    lines = (PROJECT / file).read_text(encoding="utf-8").splitlines()
     return pins([text for line in lines if (text := line.split("#")[0].strip())])
+
+
+def hashes(file: str) -> dict[str, list[str]]:
+    """Hashes by pin of a lock file."""
+    text = (PROJECT / file).read_text(encoding="utf-8")
+    entries = re.findall(r"^(\S+==\S+)((?: \\\n +--hash=sha256:[0-9a-f]{64})*)$", text, re.MULTILINE)
+    assert len(entries) == text.count("=="), f"{file} holds lines of another form"
+    return {pin: re.findall("sha256:([0-9a-f]{64})", digests) for pin, digests in entries}
 
 
 def rules() -> Iterator[tuple[str, str, Path, Path]]:
@@ -166,6 +174,30 @@ def test_these_tests_run_on_the_locked_versions():
     for name, version in locked().items():
         installed = Version(importlib.metadata.version(name)).public  # without +cpu
         assert installed == version, f"{name}: {installed} is installed, requirements.txt says {version}"
+
+
+@pytest.mark.parametrize("name", ["requirements", "requirements-lmms_eval"])
+def test_every_pin_but_that_of_torch_has_hashes(name):
+    of_lock = hashes(f"{name}.lock")
+    wanted = locked(f"{name}.txt")
+    wanted.pop("torch", None)
+    assert pins(list(of_lock)) == wanted, "run `make lock`"
+    assert all(of_lock.values())
+
+
+@pytest.mark.parametrize("file", ["Makefile", "Dockerfile"])
+def test_installs_check_hashes(file):
+    text = (PROJECT / file).read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = [" ".join(line.split()) for line in re.findall(r"\binstall [^@&\n]+", text) if "pip" in text]
+    installs = [line for line in installs if "--requirement" in line or line.endswith("torch")]
+    assert len(installs) >= 2
+    for line in installs:
+        assert re.search("--require-hashes --no-deps .*--requirement|--constraint [^ ]*requirements.txt torch$", line)
+
+
+def test_the_image_names_its_base_by_digest():
+    bases = re.findall(r"^FROM (.+)$", (PROJECT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert bases and all(re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", base) for base in bases)
 
 
 def test_the_lock_lists_whatever_its_packages_require():

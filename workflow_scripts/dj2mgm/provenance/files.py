@@ -23,6 +23,7 @@ CODE = (
     SNAKEFILE,
     "LICENSE",
     "requirements.txt",
+    "requirements.lock",
     "rules",
     "workflow_scripts",
     "envs",
