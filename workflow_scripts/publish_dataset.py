@@ -13,6 +13,7 @@ from huggingface_hub import DatasetCard
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.files import read_yaml, replace_folder
+from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.check import check_card
 from dj2mgm.publishing.dataset_card import dataset_card
 from dj2mgm.publishing.records import Records, copy_records, of_dataset, room_on_disk
@@ -25,6 +26,7 @@ def main() -> None:
     records = of_dataset(settings["records"])
     with room_on_disk(args.output_dir), replace_folder(args.output_dir) as folder:
         copy_records(records, folder, "dataset", settings)
+        check_tree(args.exported / "data")
         shutil.copytree(args.exported / "data", folder / "data", copy_function=link_or_copy)
         exported = DatasetCard.load(args.exported / "README.md", ignore_metadata_errors=True)
         dataset_card(settings, Records(folder), exported).save(folder / "README.md")

@@ -8,6 +8,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.family import MGM
+from dj2mgm.model_folders import check_model_folder
 from dj2mgm.vision_language import Family
 from dj2mgm.vlm.family import TransformersVLM
 
@@ -19,6 +20,7 @@ def family_of(folder: Path) -> Family:
     """
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} holds no config.json, so it is no folder of a model; name another one")
+    check_model_folder(folder)
     kind = read_json(folder / "config.json", remedy=FIX).get("model_type")
     if kind == MGMConfig.model_type:
         return MGM(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dj2mgm.config.reading import cached_snapshot, names_folder, read_json_config
 from dj2mgm.errors import InputError
+from dj2mgm.model_folders import check_model_folder
 
 KINDS = {"clip": "CLIP", "siglip": "SigLIP"}  # of judges: transformers' `model_type`, and what people call it
 # each part of a model's folder: the files of which it needs all, the usual ones first
@@ -33,6 +34,16 @@ def missing_parts(folder: Path) -> list[str]:
 def folder_of(name: str) -> Path | None:
     """Where a model is on this machine; None for a hub id that has not been fetched."""
     return Path(name) if names_folder(name) or Path(name).is_dir() else cached_snapshot(name, "models")
+
+
+def check_local_model(name: str) -> None:
+    """Check the folder of a model before a library reads it, if it is on this machine.
+
+    Raises:
+        InputError: it holds links out of itself, special files, or sizes that no model has.
+    """
+    if (folder := folder_of(name)) and folder.is_dir():
+        check_model_folder(folder)
 
 
 def clip_files(name: str) -> list[str]:

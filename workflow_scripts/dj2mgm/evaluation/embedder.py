@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, SiglipTokenizer
 
 from dj2mgm.compute import default_device
-from dj2mgm.config.clips import KINDS, check_kind
+from dj2mgm.config.clips import KINDS, check_kind, check_local_model
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress
@@ -30,6 +30,7 @@ class Embedder:
         Raises:
             InputError: it is neither a CLIP nor a SigLIP, or cannot be loaded.
         """
+        check_local_model(name)
         try:
             model_type = AutoConfig.from_pretrained(name, trust_remote_code=False).model_type
             check_kind(name, model_type, key)

@@ -1,6 +1,5 @@
 """The parts of a foundation as folders: clip, convnext and language_model."""
 
-import shutil
 from pathlib import Path
 
 import torch
@@ -8,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from dj2mgm.config.foundation import PARTS
 from dj2mgm.files import replace_folder
+from dj2mgm.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
 
 WEIGHTS = "model.safetensors"
 
@@ -19,12 +19,11 @@ def copy_parts(source: Path, target: Path, dtype: torch.dtype = torch.float32) -
 
 def copy_part(source: Path, target: Path, dtype: torch.dtype) -> None:
     """Copy a `from_pretrained` folder, its weights as `dtype`; the target is whole or not there."""
+    check_model_folder(source)
     weights = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in load_file(source / WEIGHTS).items()
     }
     with replace_folder(target) as folder:
-        for file in sorted(source.iterdir()):
-            if file.name != WEIGHTS:
-                shutil.copyfile(file, folder / file.name)
+        copy_model_files(source, folder, CONFIGS | PROCESSOR | TOKENIZER)
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

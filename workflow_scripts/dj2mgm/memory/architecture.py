@@ -24,12 +24,14 @@ from transformers import (
     PreTrainedModel,
 )
 
+from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.reading import config_file, names_folder, read_config
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
 from dj2mgm.memory.trace import ATTENTION, MASKED_ATTENTION, ValuesOfIntegers
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
 from dj2mgm.mgm.modeling_mgm import select_positions
+from dj2mgm.model_folders import check_config, check_model_folder
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.family import TransformersVLM, make_trainable, sees_images_both_ways, supports_sdpa
@@ -279,6 +281,12 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
     if not path.exists() and names_folder(part):
         remedy = "docs/models.md says where it comes from" if part.startswith("model_zoo/") else ""
         raise NoPlan(f"{part}: there is no such folder; {remedy or 'if the workflow makes it, it has yet to'}")
+    if path.is_dir():
+        check_model_folder(path)
+    elif path.exists():
+        check_config(path)
+    else:
+        check_local_model(part)
     kind = kind or (MGMConfig if _model_type(path) == MGMConfig.model_type else AutoConfig)
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)

@@ -14,6 +14,7 @@ from transformers import (
     ConvNextModel,
 )
 
+from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.reading import names_folder
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.configuration_mgm import MGMConfig
@@ -91,6 +92,7 @@ def _load(key: str, part: str, of, **options):
     """`of.from_pretrained(part)`; a fault of the part is an `InputError`."""
     if names_folder(part) and not Path(part).is_dir():
         raise InputError(f"{key}: there is no folder {part}; docs/models.md says where it comes from")
+    check_local_model(part)
     try:
         return of.from_pretrained(part, **{"trust_remote_code": False} | options)
     except (OSError, ValueError) as error:

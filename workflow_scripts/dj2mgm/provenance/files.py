@@ -14,6 +14,7 @@ from dj2mgm.data.shards import digest_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import sha256_of
 from dj2mgm.messages import Progress, warn
+from dj2mgm.plain_files import check_plain
 from dj2mgm.provenance.machine import ROOT
 from dj2mgm.streaming import DiskMap
 
@@ -48,12 +49,17 @@ def code_files() -> dict[str, Path]:
 
 
 def config_files() -> dict[str, Path]:
-    """The configuration by name, `config/…`: the current folder's files, and those of the clone's that it lacks."""
+    """Return the configuration by name, `config/…`: the current folder's files, and the clone's that it lacks.
+
+    Raises:
+        InputError: a file is a link out of its folder, which a crate would pass on.
+    """
     found = {}
     for folder in (SHIPPED, CONFIG):
         for path in sorted(folder.rglob("*")):
             name = Path("config", path.relative_to(folder)).as_posix()
             if path.suffix in CONFIG_SUFFIXES and path.is_file() and is_config(name):
+                check_plain(path, folder, None)
                 found[name] = path
     return found
 

@@ -15,6 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from dj2mgm.command_line import one_line
 from dj2mgm.errors import InputError
+from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.records import FOLDER, MARK
 
 OF_THE_HUB = {".gitattributes"}  # what it puts into each new repository
@@ -35,6 +36,7 @@ def push(folder: Path, kind: str, repository: str, private: bool) -> str:
     Raises:
         InputError: there is no token, or the hub does not take the folder; the sentence says what to do.
     """
+    check_tree(folder)
     if get_token() is None:
         raise InputError(
             f"{folder} is ready, and there is no token to push it with: set HF_TOKEN, or run `hf auth login`, and then "

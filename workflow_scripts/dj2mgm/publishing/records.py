@@ -6,7 +6,6 @@ A figure in a card is a Markdown link whose title is the place of its value, a J
 
 import csv
 import errno
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,9 +15,11 @@ from safetensors import SafetensorError
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_yaml, write_json
+from dj2mgm.plain_files import copy_plain
 
 FOLDER = "records"
 MARK = "experiment.json"  # what says that a repository was published from here
+LARGEST_RECORD = 1 << 30  # bytes
 UNITS = {"%": 100, "points": 100}  # by what a share is multiplied
 
 
@@ -77,7 +78,7 @@ def copy_records(records: dict[str, str], folder: Path, kind: str, settings: dic
     for name, path in records.items():
         target = folder / FOLDER / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        copy_plain(Path(path), Path(path).parent, target, LARGEST_RECORD)
     about = {key: settings[key] for key in ("experiment", "seed", "model", "dataset")}
     write_json(folder / FOLDER / MARK, {"published_by": "dj2mgm", "kind": kind} | about)
 

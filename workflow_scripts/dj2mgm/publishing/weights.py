@@ -4,7 +4,6 @@ MGM has no class in transformers. Its whole folder needs this project; the adapt
 """
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import readable
 from dj2mgm.mgm.family import MGM
 from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.plain_files import copy_plain
 from dj2mgm.vision_language import Family
 from dj2mgm.vlm.family import TransformersVLM
 from dj2mgm.vlm.generation import limits, stop_tokens
@@ -54,8 +54,9 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
     """
     if isinstance(family, MGM):
         write_language_model_adapter(stage / "adapter", base_model, folder)
-        shutil.copytree(stage / "adapter", folder / STAGE / "adapter")
-        shutil.copyfile(stage / "projector.safetensors", folder / STAGE / "projector.safetensors")
+        (folder / STAGE / "adapter").mkdir(parents=True)
+        for name in (*(f"adapter/{name}" for name in ADAPTER), "projector.safetensors"):
+            copy_plain(stage / name, stage, folder / STAGE / name)
         return
     weights, config = _adapter(stage / "adapter")
     with torch.device("meta"):

@@ -1,6 +1,5 @@
 """A model's folder that somebody else has made: what it may not hold, and whatever is wrong with it in one sentence."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,14 +8,12 @@ import torch
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
+from dj2mgm.model_folders import PROCESSOR, TOKENIZER, copy_model_files
 
 REMEDY = "fix the folder, or download it again"
 UNSUPPORTED = (NotImplementedError, AttributeError, ImportError)  # where code is at fault rather than a file
 LONGEST = 200  # characters of a library's own message
 ATTENTION = (None, "eager", "sdpa")
-SMALL = (".json", ".txt", ".model", ".jinja")  # of a processor and its tokenizer
-TERMS = ("license", "notice")  # under which others pass a model on
-OF_WEIGHTS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
 
 @contextmanager
@@ -36,12 +33,8 @@ def faults_of(folder: Path) -> Iterator[None]:
 
 
 def copy_processor(base: Path, folder: Path) -> None:
-    """As it came: also what only other machines use, such as a processor of videos; and the model's terms."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in sorted(base.iterdir()):
-        terms = file.is_file() and file.name.lower().startswith(TERMS)
-        if terms or (file.suffix in SMALL and file.name not in OF_WEIGHTS):
-            shutil.copyfile(file, folder / file.name)
+    """Copy processor, tokenizer and terms unchanged, also files for other machines, such as a video processor's."""
+    copy_model_files(base, folder, PROCESSOR | TOKENIZER)
 
 
 def check_folder(folder: Path) -> None:

@@ -26,12 +26,10 @@ from dj2mgm.mgm.conversion.tensors import (
 )
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.processing_mgm import MGMProcessor
+from dj2mgm.model_folders import check_model_folder
 
-# computed from the configuration; old versions of transformers stored them
 DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|embeddings\.position_ids)")
-# of ConvNextModel; MGM reads the stages before it, and the published layout has no place for it
 LAST_NORM = "model.vision_tower_aux.layernorm."
-# of a published config.json: what changes the computation without changing a shape
 COMPARED = (
     "mm_projector_type",
     "mm_vision_select_layer",
@@ -56,6 +54,7 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
     Raises:
         InputError: a tensor that has no place, is missing or has another shape, or a setting that differs.
     """
+    check_model_folder(source)
     config, processor = describe(**parts)
     published = read_json(source / "config.json", remedy="download the folder again")
     _check_settings(source, published, published_config(config))
@@ -82,6 +81,7 @@ def to_mgm(source: Path, output: Path) -> int:
     Raises:
         InputError: a language model that the published code does not know, or a tensor that has no place.
     """
+    check_model_folder(source)
     config = MGMConfig.from_pretrained(source)
     if config.text_config.model_type != "gemma":
         raise InputError(

@@ -1,7 +1,6 @@
 """Parts of an MGM: what stage 1 trains, OpenCLIP's ConvNeXt, and transformers folders that have no safetensors."""
 
 import re
-import shutil
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ from dj2mgm.mgm.conversion.tensors import (
     write_shards,
 )
 from dj2mgm.mgm.modeling_mgm import MGMProjector, PatchInfoMining
+from dj2mgm.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
 
 MODEL = "model."  # before the names in a whole model, not before those in projector.safetensors
 # of a stage-1 file: the towers, frozen then, which the published code stores along with what it has trained
@@ -35,7 +35,6 @@ NOT_CONVNEXT = re.compile(
     r"|positional_embedding|text_projection|logit_scale|logit_bias"
 )
 LAST_NORM = {"layernorm.weight": torch.ones, "layernorm.bias": torch.zeros}  # of ConvNextModel; MGM never applies it
-SMALL_FILES = {".json", ".txt", ".model", ".jinja"}
 
 
 def projector_from_mgm(source: Path, output: Path) -> int:
@@ -79,13 +78,12 @@ def convnext_from_openclip(source: Path, output: Path) -> int:
 
 def to_safetensors(source: Path, output: Path) -> int:
     """A transformers folder with pickled weights → the same with safetensors; returns the number of tensors."""
+    check_model_folder(source)
     shards = shards_of(source)
     names = {name: name for shard in shards for name in shard.shapes}
     with replace_folder(output) as folder:
         write_shards(folder, renamed(shards, names), len(shards))
-        for path in sorted(source.iterdir()):
-            if path.suffix in SMALL_FILES and not path.name.endswith(".index.json"):
-                shutil.copy(path, folder)
+        copy_model_files(source, folder, CONFIGS | PROCESSOR | TOKENIZER)
     return len(names)
 
 

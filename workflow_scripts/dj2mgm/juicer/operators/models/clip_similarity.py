@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
-from dj2mgm.config.clips import missing_parts
+from dj2mgm.config.clips import check_local_model, missing_parts
 from dj2mgm.errors import InputError
 
 RGB_LEVELS = 256
@@ -32,6 +32,7 @@ class ClipSimilarity:
             InputError: it cannot be loaded as a CLIP model.
         """
         clip = check_model_home(clip)
+        check_local_model(clip)
         missing = missing_parts(Path(clip)) if os.path.isdir(clip) else []
         try:
             if not any(part.startswith("config ") for part in missing):
