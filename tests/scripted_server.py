@@ -23,7 +23,7 @@ MODEL = "tiny"
 @dataclass
 class Reply:
     """What is sent; `action`: `reset` closes the connection instead, `truncate` after half of the body, `hang` never
-    answers, `flood` sends the body again and again, and `drip` does so slowly."""
+    answers, `flood` sends the body again and again, `drip` does so slowly, and `drip head` never ends the head."""
 
     status: int = 200
     body: str = ""
@@ -135,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return self.connection.close()
         content = reply.body.encode()
+        if reply.action == "drip head":
+            return self._drip_head()
         if reply.action in ("flood", "drip"):
             return self._send_without_end(content, 0.02 if reply.action == "drip" else 0.0)
         self.send_response(reply.status)
@@ -153,6 +155,13 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(OSError):
             while not self.server.released.wait(pause):
                 self.wfile.write(content)
+
+    def _drip_head(self) -> None:
+        self.close_connection = True
+        with suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            while not self.server.released.wait(0.02):
+                self.wfile.write(b"a")
 
     def log_message(self, *_):
         """Nothing."""

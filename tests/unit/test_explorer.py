@@ -1,5 +1,6 @@
 """The explorer: its counts are those of the run, and its server answers only whom it should."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from html import unescape
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
@@ -240,6 +242,44 @@ def test_another_host_or_a_wrong_token_is_refused(server, host):
 )
 def test_nothing_but_rows_is_served(server, path):
     assert ask(server, path)[0] == 404
+
+
+def connect(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=5)
+
+
+def test_connections_without_a_whole_request_are_ended(server, monkeypatch):
+    monkeypatch.setattr("dj2mgm.reporting.explorer.server.REQUEST_S", 0.3)
+    silent, dripping, kept = connect(server), connect(server), http.client.HTTPConnection(*server.server_address)
+    kept.request("GET", f"/{server.token}/report.html")
+    assert kept.getresponse().read()
+    dripping.sendall(b"GET /x HTTP/1.1\r\n")
+    started = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() - started < 4:
+            dripping.sendall(b"X")
+            time.sleep(0.05)
+    assert time.monotonic() - started < 3, "a request that drips has no deadline"
+    assert silent.recv(1) == b"" and kept.sock.recv(1) == b""
+    while server.open and time.monotonic() - started < 5:
+        time.sleep(0.01)
+    assert not server.open
+
+
+def test_more_connections_than_a_browser_opens_are_refused(server, monkeypatch):
+    monkeypatch.setattr("dj2mgm.reporting.explorer.server.MOST_CONNECTIONS", 3)
+    with contextlib.ExitStack() as stack:
+        open_ones = [stack.enter_context(connect(server)) for _ in range(3)]
+        for number, connection in enumerate(open_ones):
+            connection.sendall(b"GET /x HTTP/1.1\r\n")
+            while len(server.open) <= number:
+                time.sleep(0.01)
+        refused = stack.enter_context(connect(server))
+        assert refused.recv(1) == b""
+        open_ones[0].close()
+        while len(server.open) == 3:
+            time.sleep(0.01)
+        assert ask(server, "report.html")[0] == 200
 
 
 def test_images_come_scaled_by_row_and_a_missing_one_says_why(server):

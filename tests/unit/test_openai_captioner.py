@@ -4,6 +4,7 @@ import html
 import json
 import re
 import time
+import zlib
 from dataclasses import replace
 from email.utils import formatdate
 from threading import Barrier, Lock
@@ -470,6 +471,47 @@ def test_the_key_is_masked_however_the_server_writes_it(images, monkeypatch, spe
         server.models = [spelling]
         with pytest.raises(InputError, match=r"does not list this model, but \W*<key>\W*; name one"):
             ask(server, images, key_variable=VARIABLE)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_caption_with_the_key_is_masked_and_not_used(images, monkeypatch, spelling):
+    monkeypatch.setenv(VARIABLE, ODD_KEY)
+    with ScriptedServer(lambda _: caption(f"a boat {spelling} at sea")) as server:
+        [found] = ask(server, images[:1], key_variable=VARIABLE).values()
+    assert re.fullmatch(r"a boat \W*<key>\W* at sea", found.candidates[0]) and found.problem == "quotes the key"
+
+
+def test_a_placeholder_of_a_key_may_be_a_word_of_a_caption(images, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "EMPTY")
+    with ScriptedServer(lambda _: caption("an EMPTY street")) as server:
+        [found] = ask(server, images[:1], key_variable=VARIABLE).values()
+    assert (found.candidates, found.problem) == (["an EMPTY street"], None)
+
+
+@pytest.mark.parametrize("action", ["drip head", "drip"])
+def test_an_answer_that_drips_ends_at_its_deadline(images, action, monkeypatch):
+    monkeypatch.setattr(chat_server, "PATIENCE", 2)
+    with ScriptedServer(lambda _: Reply(body=" ", action=action)) as server:
+        started = time.monotonic()
+        _, sentence = stopped(server, images[:1] * 3, timeout_s=0.3, retries=0, concurrency=3)
+    assert time.monotonic() - started < 3
+    assert {"drip head": "no answer in 0.3 s", "drip": "no whole answer in 0.6 s"}[action] in sentence
+
+
+def test_a_list_of_models_that_drips_ends_at_its_deadline(images):
+    with ScriptedServer(named, models=Reply(action="drip head")) as server:
+        started = time.monotonic()
+        with pytest.raises(InputError, match=r"no answer in 0.3 s; start the server"):
+            ask(server, images[:1], timeout_s=0.3, retries=0)
+    assert time.monotonic() - started < 3
+
+
+def test_a_compressed_answer_is_not_unpacked(images):
+    body = zlib.compress(b" " * 10**6)
+    reply = Reply(body=body.decode("latin-1"), headers={"Content-Encoding": "deflate", "Content-Length": "10"})
+    with ScriptedServer(lambda asked: reply) as server:
+        _, sentence = stopped(server, images[:1] * 50, retries=0, concurrency=1)
+    assert "an answer that is compressed, which was not asked for" in sentence
 
 
 def test_names_of_models_are_shown_on_one_line_and_not_at_any_length(images):

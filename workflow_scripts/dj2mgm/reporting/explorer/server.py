@@ -5,9 +5,12 @@ Images are asked for by the number of their row, and no path is ever taken from 
 
 import json
 import secrets
+import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from html import escape
 from http import HTTPStatus
@@ -28,6 +31,8 @@ HOST = "127.0.0.1"
 SIDES = (160, 640)  # px, longest side of an image in the table and in full
 THUMBNAILS = 5000  # kept; some 5 KB each
 AT_ONCE = 2000  # rows that one request may ask for
+MOST_CONNECTIONS = 64  # a browser opens six
+REQUEST_S = 30.0  # for a whole request to come, also on a connection that waits for the next one; and of silence
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -134,12 +139,36 @@ class Server(ThreadingHTTPServer):
             InputError: the port is taken.
         """
         self.explorer = explorer
+        self.open: dict[socket.socket, float] = {}  # connections, and when the request that they wait for must be there
         self.token = secrets.token_urlsafe(24)
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:  # OverflowError: no port has such a number
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"port {port} cannot be opened ({reason}); name another one with --port") from None
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:
+        if len(self.open) >= MOST_CONNECTIONS:
+            return self.shutdown_request(request)
+        self.await_request(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket) -> None:
+        self.open.pop(request, None)
+        super().shutdown_request(request)
+
+    def await_request(self, connection: socket.socket) -> None:
+        self.open[connection] = time.monotonic() + REQUEST_S
+
+    def request_has_come(self, connection: socket.socket) -> None:
+        self.open[connection] = float("inf")
+
+    def service_actions(self) -> None:
+        """End connections whose request is not there in time; `serve_forever` calls this twice a second."""
+        now = time.monotonic()
+        for connection in [connection for connection, until in list(self.open.items()) if until < now]:
+            with suppress(OSError):  # it has just been closed
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A browser that no longer waits for an image is no error."""
@@ -153,9 +182,15 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = REQUEST_S
     server: Server
 
+    def handle_one_request(self) -> None:
+        self.server.await_request(self.connection)
+        super().handle_one_request()
+
     def do_GET(self) -> None:
+        self.server.request_has_come(self.connection)
         if self.headers.get("Host") != f"{HOST}:{self.server.server_port}":
             return self._refuse(HTTPStatus.FORBIDDEN)
         try:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-REFUSED, CUT_OFF, CONTROL_CHARACTER = "refused", "cut off", "control character"
+REFUSED, CUT_OFF, CONTROL_CHARACTER, QUOTES_KEY = "refused", "cut off", "control character", "quotes the key"
 THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates have opened them in the question
 # lone surrogates, which no file can hold; C0 and C1; and what turns the direction of the text around it
 UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -15,7 +15,7 @@ class Answer:
 
     Args:
         problem: `refused` (by the server's filter of contents, or the model), `cut off` at `max_tokens`, or within the
-            model's thoughts, `control character` (replaced in the text), or None.
+            model's thoughts, `control character` (replaced in the text), `quotes the key` (masked), or None.
         tokens: of image, question and answer, as the server counts them; None where it does not tell.
     """
 

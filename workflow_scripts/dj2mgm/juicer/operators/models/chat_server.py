@@ -10,6 +10,7 @@ import math
 import os
 import re
 import time
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
 import httpx
@@ -17,7 +18,8 @@ import httpx
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
-from .chat_answer import Answer, answer_of, tokens_of
+from .chat_answer import QUOTES_KEY, Answer, answer_of, tokens_of
+from .deadlines import keep_deadlines
 
 CONNECT_S = 10.0
 LONGEST_PAUSE_S = 600.0  # that a server may ask for; a stage that slept for longer would only hold its GPUs
@@ -25,8 +27,8 @@ BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # says a proxy
 STOP = {402, 404, 405}  # nothing to pay with; no such model, or no such place
 MOST_BYTES = 4 * 2**20  # of an answer; a caption takes a few kilobytes
-ENCODED = ("content-encoding", "content-length", "transfer-encoding")  # of what came, not of what it holds
-PATIENCE = 10  # times the silence that is borne, for an answer as a whole
+SHORTEST_SECRET = 8  # characters; a placeholder such as EMPTY may be a word of a caption
+PATIENCE = 10  # times `timeout_s`, for an answer as a whole
 SHOWN_MODELS = 10
 SHOWN_CHARACTERS = 150
 
@@ -57,7 +59,7 @@ class ChatServer:
     Args:
         base_url: without / at the end.
         key_variable: of the environment; None: no key is sent.
-        timeout_s: of silence; an answer as a whole may take `PATIENCE` times as long.
+        timeout_s: of silence, and of an answer's head; an answer as a whole may take `PATIENCE` times as long.
     """
 
     def __init__(self, base_url: str, model: str, key_variable: str | None, connections: int, timeout_s: float):
@@ -76,10 +78,12 @@ class ChatServer:
         self._has_answered = False
         self._client = httpx.Client(
             base_url=f"{base_url}/",
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            # a compressed answer would have to be unpacked to know its size
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
+        self._deadlines = keep_deadlines(self._client)
 
     def check_model(self) -> None:
         """Ask for the list of models. A server that has none is taken at its word.
@@ -134,26 +138,34 @@ class ChatServer:
         if answer is None:
             raise Failure(f"{self._quote(response)}, which is no chat completion", tokens=tokens_of(values) or 0)
         self._has_answered = True
-        return answer
+        return self._without_key(answer)
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
-        started, content = time.monotonic(), bytearray()
+        content, whole_s = bytearray(), PATIENCE * self._timeout_s
+        self._deadlines.start(whole_s, head_s=self._timeout_s)
         try:
             with self._client.stream(method, path, **body) as response:
-                for part in response.iter_bytes():
+                self._deadlines.head_has_come()
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise Failure("an answer that is compressed, which was not asked for", again=False)
+                for part in response.iter_raw():
                     content += part
                     if len(content) > MOST_BYTES:
                         raise Failure(f"an answer of more than {MOST_BYTES >> 20} MiB", again=False)
-                    if time.monotonic() - started > PATIENCE * self._timeout_s:
-                        raise Failure(f"no whole answer in {PATIENCE * self._timeout_s:g} s")
-            unpacked = [
-                pair for pair in response.headers.items() if pair[0] not in ("content-encoding", "content-length")
-            ]
-            return httpx.Response(response.status_code, headers=unpacked, content=bytes(content))
+            return httpx.Response(response.status_code, headers=response.headers, content=bytes(content))
         except httpx.TimeoutException:
-            raise Failure(f"no answer in {self._timeout_s:g} s") from None
+            late = time.monotonic() >= self._deadlines.whole
+            raise Failure(
+                f"no whole answer in {whole_s:g} s" if late else f"no answer in {self._timeout_s:g} s"
+            ) from None
         except httpx.HTTPError as error:
             raise Failure(f"no answer ({self._shown(str(error) or type(error).__name__)})") from None
+
+    def _without_key(self, answer: Answer) -> Answer:
+        """Mask the key in an answer, which would be kept on disk and become a caption."""
+        if len(self._key) < SHORTEST_SECRET or not self._key_written.search(answer.text):
+            return answer
+        return replace(answer, text=self._key_written.sub("<key>", answer.text), problem=QUOTES_KEY)
 
     def _check_key(self, response: httpx.Response) -> None:
         """
