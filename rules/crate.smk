@@ -31,8 +31,9 @@ rule reproduce:
     threads: workflow.resource_settings.cores or 1
     params:
         crate=crate_to_reproduce,
+        folders=RUNS.crate_folders,
         python=sys.executable,
         deployment=sorted(map(str, workflow.deployment_settings.deployment_method)),
     shell:
         f"python {script_path('reproduce.py')} --crate={{params.crate:q}} --python={{params.python:q}}"
-        f" --cores {{threads:q}} --deployment {{params.deployment:q}} 2>&1 | tee {{log:q}}"
+        f" --folders {{params.folders:q}} --cores {{threads:q}} --deployment {{params.deployment:q}} 2>&1 | tee {{log:q}}"

@@ -8,6 +8,7 @@ command goes on from there.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,13 @@ from dj2mgm.errors import InputError
 from dj2mgm.provenance.differences import check_inputs, describe_differences
 from dj2mgm.provenance.files import SNAKEFILE, digest_images
 from dj2mgm.provenance.machine import ROOT
+from dj2mgm.provenance.places import Places
 from dj2mgm.provenance.project import COMMAND_LINE, make_project
 from dj2mgm.provenance.reading import Crate, open_crate
 from dj2mgm.provenance.scores import compare_scores, show, write_comparisons
 
 RESULTS = Path("results/reproduced")
+OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
 
 
 @command_line
@@ -31,23 +34,24 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has Snakemake")
     parser.add_argument("--deployment", nargs="*", default=[], help="as Snakemake's --sdm, such as conda")
+    parser.add_argument("--folders", nargs="*", type=Path, default=[], help="others than this one that it may read")
     args = parser.parse_args()
     snakemake = [args.python, "-m", "snakemake", "--cores", str(args.cores)]
     if args.deployment:
         snakemake += ["--sdm", *args.deployment, f"--conda-prefix={Path('.snakemake/conda').absolute()}"]
     with open_crate(args.crate) as crate:
-        reproduce(crate, snakemake)
+        reproduce(crate, snakemake, Places(Path.cwd(), args.folders))
 
 
-def reproduce(crate: Crate, snakemake: list[str]) -> None:
+def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
     differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
     for sentence in differences or ["no difference: the code, its packages and the machine are those of the crate"]:
         print(one_line(sentence), flush=True)
-    check_inputs(crate.record["inputs"])
+    check_inputs(crate.record["inputs"], places)
     folder = (RESULTS / crate.identity[:12]).absolute()
     table = f"results/{crate.record['page']}/comparison.csv"
     try:
-        runs = make_project(crate, folder)
+        runs = make_project(crate, folder, places)
     except InputError as error:
         commit = crate.record["commit"].removesuffix("-dirty")
         remedy = f" (git checkout {commit} has the code that the crate was made with)" if commit else ""
@@ -69,7 +73,7 @@ def reproduce(crate: Crate, snakemake: list[str]) -> None:
 
 
 def run_targets(snakemake: list[str], folder: Path, target: str) -> None:
-    done = subprocess.run([*snakemake, target], cwd=folder)
+    done = subprocess.run([*snakemake, target], cwd=folder, env=os.environ | OFFLINE)
     if done.returncode:
         raise InputError(f"the run in {folder} failed; see above, and run the same command again")
 

@@ -21,6 +21,7 @@ from dj2mgm.provenance import differences
 from dj2mgm.provenance.crate import write_crate
 from dj2mgm.provenance.differences import check_inputs, describe_differences
 from dj2mgm.provenance.files import digest_images
+from dj2mgm.provenance.places import Places
 from dj2mgm.provenance.project import make_project
 from dj2mgm.provenance.reading import open_crate
 from dj2mgm.provenance.scores import compare_scores, show
@@ -266,18 +267,18 @@ def test_an_input_that_is_gone_or_another_is_refused_with_where_it_was(tmp_path,
     monkeypatch.chdir(tmp_path)
     write_crate(write_page(), Path("run.crate.zip"))
     inputs, captions = record_of(Path("run.crate.zip"))["inputs"], Path("my phötos/captions.jsonl")
-    check_inputs(inputs)
+    check_inputs(inputs, Places(Path.cwd()))
     captions.write_bytes(captions.read_bytes().replace(b"boat", b"goat"))
     with pytest.raises(InputError, match="my phötos/captions.jsonl is not the file that the crate's run read"):
-        check_inputs(inputs)
+        check_inputs(inputs, Places(Path.cwd()))
     captions.unlink()
     with pytest.raises(InputError, match=f"is not here.* then {tmp_path}/my phötos/captions.jsonl"):
-        check_inputs(inputs)
+        check_inputs(inputs, Places(Path.cwd()))
 
 
 def test_the_crates_configuration_leads_to_the_same_files_from_another_folder(crate, tmp_path):
     with open_crate(crate) as opened:
-        runs = make_project(opened, tmp_path)
+        runs = make_project(opened, tmp_path, Places(Path.cwd()))
     [dataset] = {run.dataset["name"] for run in runs}
     assert dataset == "my phötos"
     assert runs.first("baseline").config["dataset"] == str(crate.parent / "my phötos")
@@ -294,7 +295,7 @@ def test_code_weights_and_deepspeed_configurations_of_a_crate_are_not_taken(crat
         "config/schemas/x.yaml",
     ]
     with open_crate(forged(crate, tmp_path / "x.zip", dict.fromkeys(names, b"{}"))) as opened:
-        make_project(opened, tmp_path / "made")
+        make_project(opened, tmp_path / "made", Places(Path.cwd()))
     assert not [name for name in names if (tmp_path / "made" / name).exists()]
 
 
@@ -321,7 +322,96 @@ def test_a_configuration_that_may_not_run_is_refused(crate, tmp_path, name, cont
     path = with_record(crate, tmp_path / "page.zip", **page)
     with open_crate(forged(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
         with pytest.raises(InputError, match=sentence):
-            make_project(opened, tmp_path / "made")
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+
+
+OUTSIDE = "which is outside of the current folder; put the folder into crate_folders"
+SYSTEM = "a file of the system; a crate may not read it"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "sentence"),
+    [
+        ("experiments/baseline.yaml", {"dataset": "/home/decoy"}, f"names /home/decoy, {OUTSIDE}"),
+        ("experiments/baseline.yaml", {"dataset": "~/decoy"}, OUTSIDE),
+        ("experiments/baseline.yaml", {"dataset": "../decoy"}, OUTSIDE),
+        ("experiments/baseline.yaml", {"dataset": "results/../../decoy"}, OUTSIDE),
+        ("experiments/baseline.yaml", {"dataset": "/proc/self"}, SYSTEM),
+        ("experiments/baseline.yaml", {"evaluate": {"judge_clip": "/dev/shm"}}, SYSTEM),
+        ("experiments/baseline.yaml", {"evaluate": {"second_judge": "a/b"}}, "a/b, which is not on this machine"),
+        ("config.yaml", {"decontaminate": {"folders": ["/srv/decoy"]}}, OUTSIDE),
+        ("config.yaml", {"evaluation_data": "/srv/decoy"}, OUTSIDE),
+        ("models/tiny.yaml", {"clip_score": "/srv/decoy"}, OUTSIDE),
+        ("models/tiny.yaml", {"clip_score": "a/b"}, "`hf download a/b` fetches it"),
+        ("datasets/shapes.yaml", {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "."}}, OUTSIDE),
+    ],
+)
+def test_a_crate_names_no_place_outside_and_nothing_to_fetch(crate, tmp_path, monkeypatch, name, values, sentence):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    files = contents(crate)
+    held = yaml.safe_load(files.get(f"config/{name}", b"{}")) or {}
+    if "dataset" in values:  # else the command line's wins
+        crate = with_record(crate, tmp_path / "page.zip", command_line={})
+    changed = {f"config/{name}": yaml.safe_dump(merged(held, values)).encode()}
+    with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
+        with pytest.raises(InputError, match=re.escape(sentence)):
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+
+
+def merged(old: dict, new: dict) -> dict:
+    return old | {
+        key: merged(old.get(key) or {}, item) if isinstance(item, dict) else item for key, item in new.items()
+    }
+
+
+def test_folders_that_the_user_names_may_be_read(crate, tmp_path, monkeypatch):
+    photos = crate.parent / "my phötos"
+    path = with_record(crate, tmp_path / "x.zip", command_line={"dataset": str(photos)})
+    monkeypatch.chdir(tmp_path)
+    with open_crate(path) as opened:
+        with pytest.raises(InputError, match=OUTSIDE):
+            make_project(opened, tmp_path / "refused", Places(Path.cwd()))
+        runs = make_project(opened, tmp_path / "made", Places(Path.cwd(), [crate.parent]))
+    assert runs.first("baseline").config["dataset"] == str(photos)
+
+
+def test_a_file_that_no_run_uses_may_name_a_place_outside_and_is_left_out(crate, tmp_path):
+    values = {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "/srv/decoy"}}
+    changed = {"config/datasets/unused.yaml": yaml.safe_dump(values).encode()}
+    with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
+        make_project(opened, tmp_path / "made", Places(Path.cwd()))
+    assert not (tmp_path / "made/config/datasets/unused.yaml").exists()
+    path = with_record(crate, tmp_path / "page.zip", command_line={"dataset": "unused"})
+    with open_crate(forged(path, tmp_path / "y.zip", changed)) as opened:
+        with pytest.raises(InputError, match=f"unused.*names /srv/decoy/x.jsonl, {OUTSIDE}"):
+            make_project(opened, tmp_path / "again", Places(Path.cwd()))
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "sentence"),
+    [
+        ("/proc/self/environ", "", SYSTEM),
+        ("/srv/decoy", "", OUTSIDE),
+        ("config/foundation/../../../../decoy", "x", OUTSIDE),
+        ("my photos", "../../decoy", "leads out of it"),
+        ("~/decoy", "model.safetensors", OUTSIDE),
+    ],
+)
+def test_inputs_of_a_crate_are_not_read_outside(crate, given, file, sentence):
+    entry = record_of(crate)["inputs"][0] | {"given": given, "file": file}
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        check_inputs([entry], Places(Path.cwd()))
+
+
+def test_links_of_the_users_folder_are_followed_but_not_to_the_system(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "here/data").symlink_to(tmp_path / "data")
+    (tmp_path / "here/self").symlink_to("/proc/self")
+    places = Places(tmp_path / "here")
+    assert places.anchored("data") == str(tmp_path / "here/data")
+    with pytest.raises(InputError, match=SYSTEM):
+        places.anchored("self/environ")
 
 
 @pytest.mark.parametrize("by", ["config.yaml", "command line"])
@@ -335,7 +425,7 @@ def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
         changes["config/config.yaml"] = yaml.safe_dump(config).encode()
     with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
         with pytest.raises(InputError, match="python_lambda_mapper runs code"):
-            make_project(opened, tmp_path / "made")
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
 
 
 @pytest.mark.parametrize("by", ["experiment", "model", "command line"])
@@ -352,7 +442,7 @@ def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, mo
         changes["config/experiments/baseline.yaml"] = {"trackers": trackers}
     changes = {name: yaml.safe_dump(values).encode() for name, values in changes.items()}
     with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
-        runs = make_project(opened, tmp_path / "made")
+        runs = make_project(opened, tmp_path / "made", Places(Path.cwd()))
     monkeypatch.chdir(tmp_path / "made")
     again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # what Snakemake is handed
     for run in (*runs, again.first("baseline")):

@@ -149,7 +149,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("evaluate: {question_prompt: '{question[0]} {question}'}", "must hold {question} once"),
         (
             "pretrain: {activation_checkpointing: often}",
-            "boolean or integer from 1 or auto, found 'often'",
+            "boolean or integer from 1 to 1024 or auto, found 'often'",
         ),
         ("description: null", "'description' must be of type string, found null"),
         ("model: gemma-9000b", "known are"),
@@ -238,6 +238,44 @@ def test_schemas_are_valid_json_schemas():
 
     for path in (PROJECT / "config/schemas").glob("*.yaml"):
         Draft202012Validator.check_schema(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def integers_without_limits(schema: object, key: str = "") -> list[str]:
+    """Keys whose integers have no maximum; a crate's record is compared and used for nothing else."""
+    if isinstance(schema, list):
+        return [name for item in schema for name in integers_without_limits(item, key)]
+    if not isinstance(schema, dict):
+        return []
+    kinds = schema.get("type", ())
+    here = "integer" in ([kinds] if isinstance(kinds, str) else kinds) and "maximum" not in schema
+    within = [
+        n for name, item in schema.items() for n in integers_without_limits(item, key if name == "items" else name)
+    ]
+    return [key] * here + within
+
+
+def test_every_integer_of_a_configuration_has_a_maximum():
+    for path in (PROJECT / "config/schemas").glob("*.yaml"):
+        if path.name != "run.schema.yaml":
+            found = set(integers_without_limits(yaml.safe_load(path.read_text(encoding="utf-8")))) - {"seeds"}
+            assert not found, f"{path.name}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"pretrain": {"loader_workers": 10000}},
+            "'pretrain.loader_workers': 10000 is greater than the maximum of 256",
+        ),
+        ({"evaluate": {"batch_size": 10**9}}, "'evaluate.batch_size' must be of type integer from 1 to 65536 or auto"),
+        ({"finetune": {"lora": {"r": 10**9}}}, "'finetune.lora.r': 1000000000 is greater than the maximum of 65536"),
+        ({"filter": {"processes": 10**6}}, "'filter.processes': 1000000 is greater than the maximum of 4096"),
+    ],
+)
+def test_numbers_that_no_machine_can_serve_are_refused_with_key_and_limit(project, values, message):
+    with pytest.raises(InputError, match=message):
+        merge_experiment("baseline", values)
 
 
 def test_a_model_without_a_part_is_refused():

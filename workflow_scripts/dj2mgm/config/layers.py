@@ -17,6 +17,7 @@ ACROSS_EXPERIMENTS = (
     "publish",
     "provenance",
     "crate",
+    "crate_folders",
     "decontaminate",
     "ablation",
     "lora_sweep",

@@ -8,6 +8,8 @@ from dj2mgm.config.runs import REFERENCE, Run, Runs
 from dj2mgm.config.stages import LEAKS, STAGES
 from dj2mgm.errors import InputError
 
+OF_REPRODUCE = ("crate", "crate_folders")  # keys of a crate that is made again, not of the run
+
 
 def page_of(runs: Runs, experiment: str) -> str:
     """Where an experiment is reported, below results/: with all that are compared if it is one of them, else beside
@@ -106,7 +108,7 @@ def crate_settings(runs: Runs, page: str) -> dict:
         "models": [f"results/{kind}/{name}" for kind in ("foundation", "models") for name in models],
         "captioners": captioners,
         "foundations": {name: str(path) for name, path in runs.shipped_foundations.items() if name in models},
-        "command_line": {key: value for key, value in runs.command_line.items() if key != "crate"},
+        "command_line": {key: value for key, value in runs.command_line.items() if key not in OF_REPRODUCE},
     }
 
 

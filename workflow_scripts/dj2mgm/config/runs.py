@@ -94,6 +94,7 @@ class Runs:
         self.export = across["export"] | {"format": across["format"]}
         self.publish = across["publish"]
         self.recorded, self.crate = across["provenance"]["experiment"], across["crate"]
+        self.crate_folders: list[str] = across["crate_folders"]
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }

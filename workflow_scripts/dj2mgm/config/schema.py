@@ -129,8 +129,8 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _kind(choice: dict) -> str:
-    least = choice.get("minimum")
-    return choice["type"] + ("" if least is None else f" from {least}")
+    bounds = [f" {word} {choice[key]}" for word, key in (("from", "minimum"), ("to", "maximum")) if key in choice]
+    return choice["type"] + "".join(bounds)
 
 
 def _unknown_key(path: str, values: dict, known: list[str]) -> str:

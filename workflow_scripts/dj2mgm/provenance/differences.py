@@ -9,6 +9,7 @@ from dj2mgm.files import sha256_of
 from dj2mgm.messages import Progress
 from dj2mgm.provenance.files import CODE, code_files, find_input
 from dj2mgm.provenance.machine import commit_of_code, describe_machine
+from dj2mgm.provenance.places import Places
 from dj2mgm.provenance.reading import Crate
 
 NAMED = 5  # files in a sentence
@@ -61,12 +62,14 @@ def _shown(value: object) -> str:
     return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
-def check_inputs(inputs: list[dict]) -> None:
+def check_inputs(inputs: list[dict], places: Places) -> None:
     """Compare the user's files on this machine with those of the crate's run, which they must equal.
 
     Raises:
-        InputError: one is not here, with where it was, or is another.
+        InputError: one is outside of `places`, is not here, with where it was, or is another.
     """
+    for entry in inputs:
+        places.check_input(entry["given"], entry["file"])
     progress = Progress("files of inputs", len(inputs))
     for entry in progress.follow(inputs):
         path = find_input(entry["given"], entry["file"])

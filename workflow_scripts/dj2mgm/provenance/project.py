@@ -1,24 +1,24 @@
 """The folder in which a crate's run is made again: the crate's configuration, with this clone's code.
 
 Nothing else of the crate gets there. Its configuration is checked as any other, and may not name a server: what one
-answers cannot be made again, and whoever wrote the crate would be sent images and keys. It switches on no tracker that
-sends something.
+answers cannot be made again, and whoever wrote the crate would be sent images and keys. It names files in the user's
+folders only, and nothing that would be fetched. It switches on no tracker that sends something.
 """
 
 import json
-import os
+from collections.abc import Iterator
 from contextlib import chdir
-from glob import glob
 from pathlib import Path
 
 from dj2mgm.config.layers import command_line_layer
 from dj2mgm.config.pages import experiments_on
-from dj2mgm.config.reading import read_config
+from dj2mgm.config.reading import SHIPPED, names_folder, read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.schema import schema_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_file, write_json, write_yaml
-from dj2mgm.provenance.files import CONFIG_SUFFIXES, MADE_HERE, PARTS, is_config
+from dj2mgm.provenance.files import CONFIG_SUFFIXES, PARTS, is_config, parts_of
+from dj2mgm.provenance.places import KEY, OutsideError, Places
 from dj2mgm.provenance.reading import Crate
 
 COMMAND_LINE = "command_line.json"
@@ -27,13 +27,17 @@ TRACKERS = ["tensorboard"]  # which writes files only
 SCHEMAS = {"experiments": "config", "config.yaml": "config"}  # by folder or file in config/
 
 
-def make_project(crate: Crate, folder: Path) -> Runs:
+NOT_USED = ("crate", KEY)  # of a crate's own configuration
+
+
+def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
     """Write the crate's configuration to `folder`; return its runs.
 
     Paths that are relative to the current folder become absolute, so that they lead to the same files.
 
     Raises:
-        InputError: the configuration is not valid with this clone's code, or names a server.
+        InputError: the configuration is not valid with this clone's code, or names a server, a file outside of
+            `places`, or a model that is not on this machine.
     """
     names = [name for name in crate.files("config") if is_config(name) and name.endswith(CONFIG_SUFFIXES)]
     datasets = {Path(name).stem for name in names if name.startswith("config/datasets/")}
@@ -43,67 +47,111 @@ def make_project(crate: Crate, folder: Path) -> Runs:
                 file.write(crate.read(name))
         except OSError as error:  # a name too long, or one that is also a folder's
             raise InputError(f"{name} cannot be written ({error.strerror})") from None
-    here = Path.cwd()
+    left_out: list[str] = []
     with chdir(folder):
         for name in names:
             if name.endswith(".yaml"):
-                _anchor_file(Path(name), here, datasets)
+                left_out += _anchor_file(Path(name), places, datasets)
         layer = command_line_layer(crate.record["command_line"]).values
-        command_line = _anchored(layer, schema_of("config"), here, datasets) | {"trackers": TRACKERS}
+        command_line = _anchored(layer, schema_of("config"), places, datasets) | {"trackers": TRACKERS}
         command_line |= {"trusted_recipes": False}  # the crate's recipes are somebody else's, whatever it says
         write_json(COMMAND_LINE, command_line)
-        runs = Runs(command_line)
-        known = [name for name in crate.record["experiments"] if name in runs.files]
-        if known != experiments_on(runs, crate.record["page"]):
-            raise InputError(f"the configuration compares other experiments than {crate.record['experiments']}")
-        runs.require(*known)
+        try:
+            runs = _runs_of(crate, command_line)
+        except InputError as error:
+            raise InputError("; ".join([str(error), *left_out[:1]])) from None
         for run in runs:
             _check_no_server(run.experiment, run.settings)
+            for name in _models_of(run.config):
+                places.check_model(name)
+            if (captioner := captioner_of(run.config)) and names_folder(captioner):
+                places.path(captioner)  # which is not made absolute above
     return runs
 
 
-def _anchor_file(path: Path, here: Path, datasets: set[str]) -> None:
+def _runs_of(crate: Crate, command_line: dict) -> Runs:
+    runs = Runs(command_line)
+    known = [name for name in crate.record["experiments"] if name in runs.files]
+    if known != experiments_on(runs, crate.record["page"]):
+        raise InputError(f"the configuration compares other experiments than {crate.record['experiments']}")
+    runs.require(*known)
+    return runs
+
+
+def captioner_of(config: dict) -> str | None:
+    """Return the folder or hub id of the BLIP-2 that an experiment captions with, if it does."""
+    asked = config["synthesize"]
+    return asked["blip2"]["model"] if asked["recipe"] and asked["captioner"] == "blip2" else None
+
+
+def _models_of(config: dict) -> Iterator[str]:
+    """Yield the models that an experiment loads, as folders or hub ids."""
+    yield from parts_of(config["model"])
+    yield from filter(None, (config["evaluate"][key] for key in ("judge_clip", "second_judge")))
+    if captioner := captioner_of(config):
+        yield captioner
+
+
+def _anchor_file(path: Path, places: Places, datasets: set[str]) -> list[str]:
+    """Make the paths in a file of the configuration absolute.
+
+    A file that names places outside is left out, unless the clone's own file of the same name would take its place.
+
+    Returns:
+        Why it was left out, or nothing.
+    """
+    try:
+        _anchor_paths(path, places, datasets)
+    except OutsideError as error:
+        if (SHIPPED / path.relative_to("config")).exists():
+            raise InputError(f"{path}: {error}") from None
+        path.unlink()
+        return [f"{path}: {error}"]
+    return []
+
+
+def _anchor_paths(path: Path, places: Places, datasets: set[str]) -> None:
     values = read_config(path)
     kind = path.parts[1]
     if kind in ("experiments", "config.yaml"):
         values = read_config(path, schema_of("config"))
-        anchored = _anchored(values, schema_of("config"), here, datasets)
+        anchored = _anchored(values, schema_of("config"), places, datasets)
     elif kind == "datasets":
-        anchored = _anchored_paths(values, here, ("file", "images", "questions", "path"))
+        anchored = _anchored_keys(values, places, ("file", "images", "questions", "path"))
     elif kind == "models":
-        anchored = _anchored_paths(values, here, PARTS)
+        anchored = _anchored_keys(values, places, PARTS)
         if "settings" in values:
-            anchored["settings"] = _anchored(values["settings"], schema_of("config"), here, datasets)
+            anchored["settings"] = _anchored(values["settings"], schema_of("config"), places, datasets)
     else:
         return
     if anchored != values:
         write_yaml(path, anchored)
 
 
-def _anchored(value: object, schema: dict, here: Path, datasets: set[str]) -> object:
-    """With what the schema calls a path made absolute; a dataset's name stays one."""
+def _anchored(value: object, schema: dict, places: Places, datasets: set[str], key: str = "") -> object:
+    """Return the value with the paths of the schema made absolute; a dataset's name stays one."""
     if isinstance(value, dict):
         known, others = schema.get("properties", {}), schema.get("additionalProperties")
         others = others if isinstance(others, dict) else {}
-        return {key: _anchored(item, known.get(key, others), here, datasets) for key, item in value.items()}
+        return {
+            name: item
+            if not key and name in NOT_USED
+            else _anchored(item, known.get(name, others), places, datasets, name)
+            for name, item in value.items()
+        }
     if isinstance(value, list):
-        return [_anchored(item, schema.get("items", {}), here, datasets) for item in value]
+        return [_anchored(item, schema.get("items", {}), places, datasets, key) for item in value]
     is_path = isinstance(value, str) and schema.get("format") == "path" and value not in datasets
-    return _absolute(value, here) if is_path else value
+    return places.anchored(value) if is_path else value
 
 
-def _anchored_paths(value: object, here: Path, keys: tuple[str, ...], key: str = "") -> object:
-    """With the texts under these keys made absolute, however deep they are."""
+def _anchored_keys(value: object, places: Places, keys: tuple[str, ...], key: str = "") -> object:
+    """Return the value with the texts under these keys made absolute, at any depth."""
     if isinstance(value, dict):
-        return {name: _anchored_paths(item, here, keys, name) for name, item in value.items()}
-    return _absolute(value, here) if isinstance(value, str) and key in keys else value
-
-
-def _absolute(text: str, here: Path) -> str:
-    """A hub id, a pattern that finds nothing, and what the run itself makes stay as they are."""
-    path = here / os.path.expanduser(text)
-    is_there = not text.startswith(MADE_HERE) and (path.exists() or glob(str(path), recursive=True))
-    return str(path) if is_there else text
+        return {name: _anchored_keys(item, places, keys, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_anchored_keys(item, places, keys, key) for item in value]
+    return places.anchored(value) if isinstance(value, str) and key in keys else value
 
 
 def _check_no_server(experiment: str, value: object) -> None:
