@@ -1,8 +1,10 @@
 """Cards of published models and datasets: each number in them is the record's, and a changed one is found."""
 
+import contextlib
 import json
 import math
 import re
+import time
 
 import pytest
 from datasets import load_dataset
@@ -247,3 +249,43 @@ def test_a_full_disk_is_one_sentence(tmp_path):
             file.write("a" * 10**6)
     with pytest.raises(PermissionError), room_on_disk(tmp_path):
         raise PermissionError(13, "not allowed")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 60_000,
+        '[1](records/a "' * 10_000,
+        "[1](records/a" * 10_000,
+        "```x\n" * 20_000,
+        "`" * 60_000,
+        "1." * 60_000,
+    ],
+    ids=["brackets", "titles", "places", "fences", "ticks", "digits"],
+)
+def test_the_check_of_a_card_reads_each_character_once(tmp_path, text):
+    """Quadratic patterns took three seconds for 20 000 brackets, and half a minute for these."""
+    (tmp_path / "README.md").write_text(f"---\nlicense: mit\n---\n\n{text}\n")
+    (tmp_path / "records").mkdir()
+    started = time.monotonic()
+    with contextlib.suppress(InputError):
+        check_card(tmp_path, {})
+    assert time.monotonic() - started < 2
+
+
+def test_a_fence_that_does_not_end_hides_no_number(tmp_path):
+    (tmp_path / "records").mkdir()
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText `2` x\n")
+    assert check_card(tmp_path, {}) == 0
+    card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText\n```\nscore 3\n")
+    with pytest.raises(InputError, match="line 10: the number 3 names no record"):
+        check_card(tmp_path, {})
+
+
+def test_a_card_of_any_size_is_not_read(tmp_path):
+    (tmp_path / "records").mkdir()
+    with open(tmp_path / "README.md", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="README.md has .* bytes, and a card has at most"):
+        check_card(tmp_path, {})

@@ -12,8 +12,11 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import readable
 from dj2mgm.publishing.records import FOLDER, MARK, UNITS, Records, show
 
-FIGURE = re.compile(rf'\[([^\]\n]*)\]\({FOLDER}/([^ )\n]+) "([^"\n]*)"\)')
-CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+# no part may hold what begins the next figure, so that each character is read once
+FIGURE = re.compile(rf'\[([^][\n]*)\]\({FOLDER}/([^ )[\n]+) "([^"\n]*)"\)')
+CODE = re.compile(r"`[^`\n]+`")
+FENCE = "```"
+LARGEST = 4 << 20  # bytes of a card
 DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NUMBER = re.compile(r"\b\d[\d.,]*")  # not within a name, such as bf16
 REMEDY = "correct it, or delete the folder and publish again"
@@ -41,7 +44,7 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
     card, known = folder / "README.md", Records(folder)
     head, text = _parts(card)
     checked = 0
-    text = CODE.sub(_blank, text)
+    text = _without_code(text)
     for match in FIGURE.finditer(text):
         shown, file, place = match.groups()
         if not _says(shown, known.value(file, place)):
@@ -61,6 +64,8 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
 def _parts(card: Path) -> tuple[str, str]:
     """The head with its metadata, and the text."""
     try:
+        if (size := card.stat().st_size) > LARGEST:
+            raise InputError(f"{card} has {size} bytes, and a card has at most {LARGEST}; {REMEDY}")
         with readable(card, remedy=REMEDY):
             content = card.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -104,5 +109,14 @@ def _says(shown: str, value: object) -> bool:
     return stated == exact if isinstance(value, int) else abs(stated - exact) <= last / 2
 
 
-def _blank(match: re.Match) -> str:
-    return "\n" * match[0].count("\n")
+def _without_code(text: str) -> str:
+    """Return the text with fenced and inline code taken out, in as many lines; a fence that does not end is text."""
+    lines = text.split("\n")
+    begin = None
+    for number, line in enumerate(lines):
+        if begin is None:
+            begin = number if line.startswith(FENCE) else None
+        elif line == FENCE:
+            lines[begin : number + 1] = [""] * (number + 1 - begin)
+            begin = None
+    return CODE.sub("", "\n".join(lines))
