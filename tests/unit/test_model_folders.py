@@ -11,6 +11,7 @@ from tiny_families import save_tiny_family
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+from dj2mgm.config.clips import check_named_models
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
 from dj2mgm.foundation.parts import copy_part
@@ -49,6 +50,19 @@ def link(file: Path, to: Path) -> None:
 
 
 NAMES = ["vocab.txt", "tokenizer_config.json", "generation_config.json", "LICENSE", "config.json", "model.safetensors"]
+
+
+def test_a_model_that_a_recipe_names_is_checked(base, secret):
+    recipe = [
+        {"low_similarity_recaption_mapper": {"captioner": {"image_captioning_mapper": {"hf_img2seq": str(base)}}}}
+    ]
+    check_named_models(recipe)
+    link(base / "vocab.txt", secret)
+    with pytest.raises(InputError, match="vocab.txt is a link out of its folder"):
+        check_named_models(recipe)
+    check_named_models(
+        [{"text_length_filter": {"min_len": 1, "note": "a/b", "more": "", "text": "a/" * 5000, "long": "x" * 5000}}]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -363,7 +363,7 @@ SPOILT = {
     ),
     "a template with a mistake": (
         lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"),
-        "cannot be used .*; fix the folder, or download it again",
+        "its chat template cannot be rendered .*; fix the folder, or download it again",
     ),
     "a template without an image": (
         lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0]['content'][-1]['text'] }}"),

@@ -1,5 +1,6 @@
 """The CLIPs and SigLIPs that a configuration names: those that select data, and those that judge captions."""
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -16,6 +17,7 @@ PARTS = {
     "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",)),
     "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
 }
+HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 MADE_HERE = re.compile(r"results/foundation/(?P<model>[^/]+)/clip/?")
 FILES = (".json", ".safetensors", ".model", ".txt")
 # parts of the names of the operators by which a CLIP says which captions fit; a stage fills in the model's `clip_score`
@@ -44,6 +46,16 @@ def check_local_model(name: str) -> None:
     """
     if (folder := folder_of(name)) and folder.is_dir():
         check_model_folder(folder)
+
+
+def check_named_models(value: object) -> None:
+    """Check the folders of models that a recipe names, at any depth; raises as `check_local_model` does."""
+    if isinstance(value, str):
+        if os.path.exists(os.path.join(value, "config.json")) or HUB_ID.fullmatch(value):
+            check_local_model(value)
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            check_named_models(item)
 
 
 def clip_files(name: str) -> list[str]:

@@ -1,7 +1,8 @@
 """What the language model reads before it answers: conversations in the model's chat format.
 
-A chat format is a Jinja chat template, rendered by transformers in its sandbox, since a template may come with a
-model's folder. config/chat_templates holds the formats of the published MGM (`plain`, `gemma`) and Qwen's (`chatml`).
+A chat format is a Jinja chat template, rendered as transformers does it, in a process with limits, since a template may
+come with a model's folder. config/chat_templates holds the formats of the published MGM (`plain`, `gemma`) and Qwen's
+(`chatml`).
 """
 
 import re
@@ -9,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, read_chat_template
 from dj2mgm.control_tokens import find_control
+from dj2mgm.data.chat_rendering import render
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
 
@@ -145,7 +145,7 @@ class ChatTemplate:
 
     def _marked(self, turns: list[dict]) -> Segments:
         """Return the answers that the template marks, each with blanks before it that are not in the prompt."""
-        text, spans = self._render(turns, return_assistant_tokens_mask=True)
+        text, spans = self._render(turns)
         if not spans:
             raise InputError(f"template {self.name}: it marks no answer; {REMEDY}")
         asked = [self._render(turns[:count], add_generation_prompt=True)[0] for count in range(1, len(turns), 2)]
@@ -185,14 +185,11 @@ class ChatTemplate:
                 yield text, is_answer
 
     def _render(self, turns: Iterable[dict], **options: bool) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and where the answers stand in it if `return_assistant_tokens_mask` is set."""
+        """Return the text, and where marked answers are in it."""
         try:
-            texts, spans = render_jinja_template(
-                [[_message(turn) for turn in turns]], chat_template=self.source, **options, **self.special_tokens
-            )
-        except TemplateError as error:
+            return render(self.source, [_message(turn) for turn in turns], **options, **self.special_tokens)
+        except InputError as error:
             raise InputError(f"template {self.name}: it cannot be rendered ({error}); {REMEDY}") from None
-        return texts[0], spans[0] if spans else []
 
     def _without_bos(self, segments: Segments) -> Segments:
         (first, is_answer), *others = segments

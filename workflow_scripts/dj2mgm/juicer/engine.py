@@ -16,6 +16,7 @@ from time import perf_counter
 import pyarrow as pa
 from loguru import logger
 
+from dj2mgm.config.clips import check_named_models
 from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import Chain, ChainStep
 from dj2mgm.juicer.copies import drop_copies
@@ -129,8 +130,9 @@ class Engine:
             measures: filters and deduplicators only measure and count; only rows with unreadable images are dropped.
 
         Raises:
-            InputError: names the operator that cannot be built and why.
+            InputError: names the operator that cannot be built and why, or the fault of a model's folder.
         """
+        check_named_models(process)
         self.operators = build_operators(process, working)
         self.passes = passes_of(process, self.operators, measures)
         self.settings = settings

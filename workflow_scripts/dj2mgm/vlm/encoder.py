@@ -1,6 +1,5 @@
 """Conversations and questions as a processor of transformers puts them."""
 
-import copy
 import sys
 from bisect import bisect_left
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from torch.nn.functional import pad
 from transformers import ProcessorMixin
 
 from dj2mgm.control_tokens import find_control
+from dj2mgm.data.chat_rendering import render
 from dj2mgm.data.formats import IMAGE_TOKEN, conversation, images_of
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.errors import InputError
@@ -219,13 +219,15 @@ class ProcessorEncoder:
         return messages
 
     def _rendered(self, messages: list[dict], asks: bool = False) -> str:
-        switches = {THINKING: False} if THINKING in str(self.processor.chat_template) else {}
-        return self.processor.apply_chat_template(
-            copy.deepcopy(messages),  # since it may change them
-            tokenize=False,
-            add_generation_prompt=asks,
-            **switches,
-        )
+        templates = self.processor.chat_template
+        source = templates["default"] if isinstance(templates, dict) else templates
+        variables = dict(self.tokenizer.special_tokens_map) | {"add_generation_prompt": asks}
+        if THINKING in source:
+            variables[THINKING] = False
+        try:
+            return render(source, messages, **variables)[0]
+        except InputError as error:
+            raise InputError(f"its chat template cannot be rendered ({error})") from None
 
     def _answers(self, row: dict) -> tuple[str, list[tuple[int, int]]]:
         """Return the rendered conversation, and where its answers begin and end.

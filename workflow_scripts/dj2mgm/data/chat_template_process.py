@@ -1,0 +1,154 @@
+"""A process that renders chat templates within limits of time and memory, for dj2mgm/data/chat_rendering.py.
+
+    python -I chat_template_process.py
+
+It reads a request per line from its input and writes an answer per line, both JSON. A template comes with a model's
+folder and may be hostile: the sandbox of transformers keeps it from running code, and not from loops or texts without
+end. The environment is transformers' own (`transformers.utils.chat_template_utils`), which is not imported, since that
+takes seconds and memory.
+"""
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import datetime
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CPU_S = 5.0  # of one rendering, which takes a millisecond
+MEMORY = 1 << 30  # bytes of address space, of which Python and Jinja take 60 MiB
+LONGEST = 1 << 26  # characters of a rendered conversation
+TOO_LARGE = "memory"
+
+
+class AssistantTracker(Extension):
+    """`{% generation %}`: records where in the text the model's answers are."""
+
+    tags = {"generation"}
+
+    def __init__(self, environment: jinja2.Environment):
+        super().__init__(environment)
+        environment.extend(tracked=self.tracked)
+        self.blocks: list[str] | None = None
+        self.spans: list[tuple[int, int]] = []
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
+
+    @jinja2.pass_eval_context
+    def _generated(self, context: jinja2.nodes.EvalContext, caller: jinja2.runtime.Macro) -> str:
+        text = caller()
+        if self.blocks is not None:
+            begin = len("".join(self.blocks))
+            self.spans.append((begin, begin + len(text)))
+        return text
+
+    @contextmanager
+    def tracked(self, blocks: list[str]):
+        self.blocks, self.spans = blocks, []
+        try:
+            yield self.spans
+        finally:
+            self.blocks = None
+
+
+class Dict:
+    """`dict` for templates, without the attributes of the class."""
+
+    def __call__(self, *args, **kwargs) -> dict:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args, **kwargs) -> dict:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class Namespace(jinja2.utils.Namespace):
+    """`namespace` for templates, without names that begin with an underscore."""
+
+    def __init__(*args, **kwargs):  # no parameter names, so that `namespace(self=...)` works
+        self, args = args[0], args[1:]
+        values = dict(*args, **kwargs)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"the name {name!r} begins with an underscore")
+
+
+def _raise(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def environment() -> jinja2.Environment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[AssistantTracker, loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda pattern: datetime.now().strftime(pattern),
+        "dict": Dict(),
+        "namespace": Namespace,
+    }
+    return made
+
+
+def answer(request: dict, template_of: Callable[[dict], jinja2.Template]) -> dict:
+    """Return the text and the spans of answers, or the problem that the template has."""
+    try:
+        template, blocks = template_of(request), []
+        with template.environment.tracked(blocks) as spans:
+            length = 0
+            for block in template.generate(**request["variables"]):
+                blocks.append(block)
+                length += len(block)
+                if length > LONGEST:
+                    return {"problem": f"it writes more than {LONGEST} characters"}
+            return {"text": "".join(blocks), "spans": spans}
+    except MemoryError:
+        return {"problem": TOO_LARGE}
+    except Exception as error:  # whatever a template can cause
+        return {"problem": f"{error}"[:1000] or type(error).__name__}
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks decides when to end
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    templates: dict[str, jinja2.Template] = {}
+
+    def template_of(request: dict) -> jinja2.Template:
+        if request["name"] not in templates:
+            templates[request["name"]] = environment().from_string(request["source"])
+        return templates[request["name"]]
+
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process
+        found = answer(request, template_of)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
