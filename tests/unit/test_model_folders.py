@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_families import save_tiny_family
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Split
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
@@ -19,6 +22,7 @@ from dj2mgm.mgm.conversion.parts import to_safetensors
 from dj2mgm.model_folders import LARGEST_CONFIG, check_config, check_model_folder
 from dj2mgm.plain_files import check_tree, copy_plain
 from dj2mgm.publishing.records import copy_records
+from dj2mgm.vlm.folder import faults_of
 
 SECRET = "hf_decoyDECOYdecoy"
 
@@ -203,3 +207,13 @@ def test_models_of_transformers_are_within_the_limits(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(CONFIG_MAPPING[kind]().to_dict(), default=str))
         check_config(tmp_path / "config.json")
     assert len(kinds) > 40
+
+
+def test_a_tokenizer_whose_pattern_takes_too_many_steps_is_one_sentence(tmp_path):
+    tokenizer = Tokenizer(BPE(unk_token="a", vocab={"a": 0, "b": 1}, merges=[]))
+    tokenizer.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
+    with pytest.raises(InputError, match="cannot be used .*retry-limit.*; fix the folder, or download it again"):
+        with faults_of(tmp_path):
+            tokenizer.encode("a" * 40 + "b")
+    with pytest.raises(KeyboardInterrupt), faults_of(tmp_path):
+        raise KeyboardInterrupt

@@ -12,6 +12,7 @@ from dj2mgm.model_folders import PROCESSOR, TOKENIZER, copy_model_files
 
 REMEDY = "fix the folder, or download it again"
 UNSUPPORTED = (NotImplementedError, AttributeError, ImportError)  # where code is at fault rather than a file
+PANIC = "PanicException"  # of libraries in Rust, such as a tokenizer whose pattern takes too many steps
 LONGEST = 200  # characters of a library's own message
 ATTENTION = (None, "eager", "sdpa")
 
@@ -26,7 +27,9 @@ def faults_of(folder: Path) -> Iterator[None]:
     except InputError as error:
         sentence = str(error)
         raise InputError(sentence if str(folder) in sentence else f"{folder}: {sentence}; {REMEDY}") from None
-    except Exception as error:  # of transformers, tokenizers, safetensors, Jinja, Pillow
+    except BaseException as error:  # of transformers, tokenizers, safetensors, Jinja, Pillow
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         said = " ".join(str(error).split()) or type(error).__name__
         remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
         raise InputError(f"{folder} cannot be used ({said[:LONGEST]}); {remedy}") from None
