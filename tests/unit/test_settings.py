@@ -350,3 +350,20 @@ def test_a_folder_with_braces_is_no_dataset(project, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.raises(InputError, match="the folder 'a{b}' must have no braces, quotes"):
         resolve_dataset(".")
+
+
+def test_the_folder_of_a_model_is_checked_before_anything_runs(project, tmp_path):
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    (tmp_path / "secret.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "clip", "vision_config": {"num_hidden_layers": 1000000}}')
+    model = yaml.safe_load((project / "config/models/tiny.yaml").read_text()) | {"clip_score": str(folder)}
+    (project / "config/models/tiny.yaml").write_text(yaml.safe_dump(model))
+    with pytest.raises(
+        InputError, match="config.json: vision_config.num_hidden_layers is 1000000; models have at most"
+    ):
+        merge_experiment("baseline", {})
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(InputError, match="config.json is a link out of its folder"):
+        merge_experiment("baseline", {})

@@ -96,6 +96,7 @@ def check_judge(name: str, key: str) -> None:
                 f"{key}: {name} has no {' and no '.join(missing)}; save the whole model and its processor there, with "
                 "save_pretrained"
             )
+    check_local_model(name)
     if folder and (folder / "config.json").is_file():
         check_kind(name, read_json_config(folder / "config.json").get("model_type"), key)
 

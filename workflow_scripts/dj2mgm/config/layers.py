@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.config.chat_templates import check_chat_templates
+from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, plain_values, read_config
 from dj2mgm.config.schema import check_layer, check_merged, schema_of
 from dj2mgm.errors import InputError
 
+# of a model file: folders or hub ids
+PARTS = ("assembled", "transformers", "language_model", "vision_tower", "vision_tower_aux", "clip_score")
 ACROSS_EXPERIMENTS = (
     "report",
     "format",
@@ -137,6 +140,8 @@ def _read_model(name: str) -> tuple[dict, Layer]:
     settings = Layer(f"{path}, settings", model.pop("settings", {}))
     for key in {"assembled", "transformers"} & model.keys():
         model[key] = os.path.normpath(os.path.expanduser(find_model(model[key])))
+    for part in (model[key] for key in PARTS if key in model):
+        check_local_model(part)
     if kind == "tiny_model":
         model |= _parts_of(model["foundation"], path)
     _refuse_keys(settings, (*ACROSS_EXPERIMENTS, *OF_AN_EXPERIMENT), "is not a model's; set it in config/config.yaml")

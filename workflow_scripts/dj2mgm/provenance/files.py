@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.config.datasets import files_of
-from dj2mgm.config.layers import find_model
+from dj2mgm.config.layers import PARTS, find_model
 from dj2mgm.config.reading import CONFIG, SHIPPED
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.data.formats import images_of, read_dj_jsonl, read_evaluation, read_llava
@@ -36,7 +36,6 @@ CODE = (
 FOUNDATION = "foundation"  # below config/; weights, and so an input
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
-PARTS = ("assembled", "transformers", "language_model", "vision_tower", "vision_tower_aux", "clip_score")
 MADE_HERE = "results/"
 DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # what an input is of
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 
-from dj2mgm.config.layers import command_line_layer
+from dj2mgm.config.layers import PARTS, command_line_layer
 from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import SHIPPED, names_folder, read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.schema import schema_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_file, write_json, write_yaml
-from dj2mgm.provenance.files import CONFIG_SUFFIXES, PARTS, is_config, parts_of
+from dj2mgm.provenance.files import CONFIG_SUFFIXES, is_config, parts_of
 from dj2mgm.provenance.places import KEY, OutsideError, Places
 from dj2mgm.provenance.reading import Crate
 
