@@ -51,25 +51,25 @@ rule analyze:
 
 rule ablation:
     input:
-        wanted("ablation", "results/ablation/ablation.html"),
+        wanted("ablation", f"results/{PLACE}ablation/ablation.html"),
     localrule: True
 
 
 rule lora_sweep:
     input:
-        wanted("lora_sweep", "results/lora_sweep/lora_sweep.html"),
+        wanted("lora_sweep", f"results/{PLACE}lora_sweep/lora_sweep.html"),
     localrule: True
 
 
 rule lora_vs_full:
     input:
-        wanted("lora_vs_full", "results/lora_vs_full/lora_vs_full.html"),
+        wanted("lora_vs_full", f"results/{PLACE}lora_vs_full/lora_vs_full.html"),
     localrule: True
 
 
 rule attention_benchmark:
     input:
-        "results/attention_benchmark/attention.html",
+        f"results/{PLACE}attention_benchmark/attention.html",
     localrule: True
 
 
@@ -77,7 +77,7 @@ rule export:
     input:
         wanted(
             RUNS.export["experiment"],
-            f"results/{RUNS.export['experiment']}/export/{RUNS.export['format']}/README.md",
+            f"results/{PLACE}{RUNS.export['experiment']}/export/{RUNS.export['format']}/README.md",
         ),
     localrule: True
 
@@ -99,7 +99,10 @@ rule crate:
 
 rule finetune_minimal:
     input:
-        wanted("finetune_minimal", "results/finetune_minimal/finetune/metrics.json"),
+        wanted(
+            "finetune_minimal",
+            f"results/{PLACE}finetune_minimal/finetune/metrics.json",
+        ),
     localrule: True
 
 
@@ -111,7 +114,7 @@ rule evaluate:
 
 rule challenge:
     input:
-        "results/challenge/challenge.csv",
+        f"results/{PLACE}challenge/challenge.csv",
         lambda w: challenge_files(WITH_SUBMISSION, "submission.xlsx"),
     localrule: True
 
@@ -126,3 +129,6 @@ for name in RUNS.refused:
             input:
                 wanted(name),
             localrule: True
+
+
+include: "rules/graph.smk"

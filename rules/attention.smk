@@ -4,21 +4,21 @@
 rule benchmark_attention:
     input:
         lambda w: files_of(RUNS.first(REFERENCE).config["model"]),
-        config="results/attention_benchmark/config.yaml",
+        config=f"results/{PLACE}attention_benchmark/config.yaml",
         templates=templates("attention.html.j2", "report_style.css.j2"),
         code=code("benchmark_attention.py"),
     output:
         page=report(
-            "results/attention_benchmark/attention.html",
+            f"results/{PLACE}attention_benchmark/attention.html",
             caption="../report/attention.rst",
             category="Attention",
             labels={"page": "attention"},
         ),
-        table="results/attention_benchmark/attention.csv",
+        table=f"results/{PLACE}attention_benchmark/attention.csv",
     log:
-        "results/attention_benchmark/benchmark_attention.log",
+        f"results/{PLACE}attention_benchmark/benchmark_attention.log",
     benchmark:
-        "results/attention_benchmark/benchmark_attention.benchmark.tsv"
+        f"results/{PLACE}attention_benchmark/benchmark_attention.benchmark.tsv"
     conda:
         "../envs/train.yaml"
     threads: GPU_STAGE_THREADS
@@ -32,5 +32,5 @@ rule benchmark_attention:
         stage_command(
             "benchmark_attention.py",
             "--config {input.config:q} --model={params.model:q}"
-            " --output-dir results/attention_benchmark",
+            f" --output-dir results/{PLACE}attention_benchmark",
         )

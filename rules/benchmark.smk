@@ -91,19 +91,19 @@ rule write_submission:
 rule score_challenge:
     input:
         lambda w: challenge_files(declarations(), "metrics.json"),
-        config="results/challenge/config.yaml",
+        config=f"results/{PLACE}challenge/config.yaml",
         code=code("score_challenge.py"),
     output:
         table=report(
-            "results/challenge/challenge.csv",
+            f"results/{PLACE}challenge/challenge.csv",
             caption="../report/challenge.rst",
             category="Challenge",
             labels={"table": "challenge"},
         ),
     log:
-        "results/challenge/score_challenge.log",
+        f"results/{PLACE}challenge/score_challenge.log",
     benchmark:
-        "results/challenge/score_challenge.benchmark.tsv"
+        f"results/{PLACE}challenge/score_challenge.benchmark.tsv"
     conda:
         "../envs/report.yaml"
     resources:
@@ -112,5 +112,5 @@ rule score_challenge:
     shell:
         stage_command(
             "score_challenge.py",
-            "--config {input.config:q} --output-dir results/challenge",
+            f"--config {{input.config:q}} --output-dir results/{PLACE}challenge",
         )

@@ -10,12 +10,15 @@ from dj2mgm.code import modules_of
 from dj2mgm.config import pages
 from dj2mgm.config.clips import check_judge, check_made
 from dj2mgm.config.clips import clip_files as files_of_clip
+from dj2mgm.config.datasets import check_files
 from dj2mgm.config.datasets import files_of as files_in
 from dj2mgm.config.evaluations import TABLES, check_lmms_eval
 from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.leaks import leaks_of
 from dj2mgm.config.leaks import reference_files as files_apart
-from dj2mgm.config.reading import config_file, names_folder
+from dj2mgm.config.model_folders import check_model_folders, part_files
+from dj2mgm.config.model_folders import model_files as files_in_model
+from dj2mgm.config.reading import config_file
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import TRAINING, has_stage_1
@@ -34,6 +37,8 @@ def wanted(target, *files):
             files_of(RUNS.configs[name]["model"])
             check_clips(RUNS.configs[name])
             check_attention(RUNS.configs[name])
+            with user_errors():
+                check_files(RUNS.first(name).dataset["settings"])
         return list(files)
 
     return files_or_sentence
@@ -148,21 +153,9 @@ def files_of(model):
     """The files that stand for the model's folder."""
     folder = folder_of(model)
     if folder_is_given(model):
-        if not os.path.isfile(f"{folder}/config.json"):
-            hub = (
-                ""
-                if names_folder(folder)
-                else f"; if it is a hub id, `hf download {folder}` fetches it"
-            )
-            raise WorkflowError(
-                f"model {model['name']}: there is no {folder}/config.json; docs/models.md says where models come from{hub}"
-            )
-        kinds = ("json", "safetensors", "jinja", "model", "txt")
-        return own_files(
-            sorted(
-                file for kind in kinds for file in glob(f"{escape(folder)}/*.{kind}")
-            )
-        )
+        with user_errors():
+            check_model_folders(model)
+        return own_files(files_in_model(folder))
     return [f"{folder}/model.safetensors"]
 
 
@@ -333,7 +326,7 @@ def captioner_flags(wildcards):
 def dataset_settings(wildcards):
     """What a dataset is made of, if an experiment uses it."""
     if wildcards.dataset not in RUNS.datasets:
-        raise WorkflowError(
+        raise UserError(
             f"no experiment uses a dataset of the name {wildcards.dataset}; they use {', '.join(sorted(RUNS.datasets))}"
         )
     return RUNS.datasets[wildcards.dataset]
@@ -349,7 +342,7 @@ def benchmark_files(wildcards):
     """Input function: the user's own files of a benchmark, without the folder of its images."""
     settings = RUNS.at(wildcards.run).settings.get(f"benchmarks/{wildcards.benchmark}")
     if settings is None:
-        raise WorkflowError(
+        raise UserError(
             f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
         )
     files = settings["files"]
@@ -374,13 +367,13 @@ def evaluation_data(wildcards):
 def evaluated(wildcards):
     """Input function: the report of all compared experiments, with what tasks say about them."""
     if not RUNS.tasks:
-        raise WorkflowError(
+        raise UserError(
             "evaluations is empty: name tasks of lmms-eval in config/config.yaml, or with "
             "--config 'evaluations=[pope]' (docs/evaluation.md)"
         )
     for task in RUNS.tasks:
         evaluation_settings(task)
-    return wanted("evaluate", "results/report/report.html")(wildcards)
+    return wanted("evaluate", f"results/{PLACE}report/report.html")(wildcards)
 
 
 def challenge_settings():
@@ -426,7 +419,7 @@ def crate_settings(page):
 def crate_to_reproduce(wildcards):
     """Params function: the crate that the command line names."""
     if RUNS.crate is None:
-        raise WorkflowError(
+        raise UserError(
             "crate is not set: `snakemake --cores 1 reproduce --config crate=path/to/run.crate.zip`"
         )
     return RUNS.crate
@@ -442,7 +435,7 @@ def export_folder(wildcards):
     """Where an export goes; Snakemake would not say in a sentence that it cannot be written."""
     folder = f"results/{wildcards.run}/export"
     if os.path.isdir(folder) and not os.access(folder, os.W_OK):
-        raise WorkflowError(
+        raise UserError(
             f"{folder} cannot be written; allow it, or make {folder} a link to a folder on another disk"
         )
     return f"{folder}/{wildcards.format}"

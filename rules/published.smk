@@ -32,7 +32,7 @@ def published(wildcards):
         for part, key in keys.items()
     ]
     found = wanted(
-        experiment, *(f"results/published/{experiment}/{file}" for file in files)
+        experiment, *(f"results/published/{PLACE}{experiment}/{file}" for file in files)
     )(wildcards)
     with user_errors():
         publish_settings(RUNS, RUNS.first(experiment))

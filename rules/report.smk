@@ -34,21 +34,21 @@ rule compare_experiments:
 rule tabulate_ablation:
     input:
         lambda w: page_files(RUNS.experiments_by_page["ablation"]),
-        config="results/ablation/config.yaml",
+        config=f"results/{PLACE}ablation/config.yaml",
         templates=templates("ablation.html.j2", "table_style.css.j2"),
         code=code("tabulate_ablation.py"),
     output:
         page=report(
-            "results/ablation/ablation.html",
+            f"results/{PLACE}ablation/ablation.html",
             caption="../report/ablation.rst",
             category="Ablation",
             labels={"page": "ablation"},
         ),
-        table="results/ablation/ablation.csv",
+        table=f"results/{PLACE}ablation/ablation.csv",
     log:
-        "results/ablation/tabulate_ablation.log",
+        f"results/{PLACE}ablation/tabulate_ablation.log",
     benchmark:
-        "results/ablation/tabulate_ablation.benchmark.tsv"
+        f"results/{PLACE}ablation/tabulate_ablation.benchmark.tsv"
     conda:
         "../envs/report.yaml"
     resources:
@@ -57,28 +57,28 @@ rule tabulate_ablation:
     shell:
         stage_command(
             "tabulate_ablation.py",
-            "--config {input.config:q} --output-dir results/ablation",
+            f"--config {{input.config:q}} --output-dir results/{PLACE}ablation",
         )
 
 
 rule compare_tunings:
     input:
         lambda w: page_files(RUNS.experiments_by_page[w.variants]),
-        config="results/{variants}/config.yaml",
+        config=f"results/{PLACE}{{variants}}/config.yaml",
         templates=templates("tuning.html.j2", "table_style.css.j2"),
         code=code("compare_tunings.py"),
     output:
         page=report(
-            "results/{variants}/{variants}.html",
+            f"results/{PLACE}{{variants}}/{{variants}}.html",
             caption="../report/tuning.rst",
             category="Fine-tuning",
             labels={"page": "{variants}"},
         ),
-        table="results/{variants}/{variants}.csv",
+        table=f"results/{PLACE}{{variants}}/{{variants}}.csv",
     log:
-        "results/{variants}/compare_tunings.log",
+        f"results/{PLACE}{{variants}}/compare_tunings.log",
     benchmark:
-        "results/{variants}/compare_tunings.benchmark.tsv"
+        f"results/{PLACE}{{variants}}/compare_tunings.benchmark.tsv"
     wildcard_constraints:
         variants="lora_sweep|lora_vs_full",
     conda:
@@ -89,5 +89,5 @@ rule compare_tunings:
     shell:
         stage_command(
             "compare_tunings.py",
-            "--config {input.config:q}" " --output-dir results/{wildcards.variants:q}",
+            f"--config {{input.config:q}} --output-dir results/{PLACE}{{wildcards.variants:q}}",
         )

@@ -11,8 +11,10 @@ SCRIPTS = Path(workflow.current_basedir).parent / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 from dj2mgm import console
+from dj2mgm.console import UserError
 from dj2mgm.command_line import one_line
 from dj2mgm.config.benchmarks import declarations
+from dj2mgm.config.reading import check_stated_once
 from dj2mgm.config.runs import REFERENCE, Runs
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import SWITCHES
@@ -26,13 +28,15 @@ def user_errors():
     try:
         yield
     except InputError as error:
-        raise WorkflowError(one_line(str(error))) from None
+        raise UserError(one_line(str(error))) from None
 
 
 # no `configfile:` directive: `config` is then exactly the command line's layer
 with user_errors():
+    check_stated_once(workflow.config_settings.config_args or [])
     RUNS = Runs(config)
 EXPERIMENTS = RUNS.names
+PLACE = RUNS.place  # of runs and pages, below results/
 MODELS = RUNS.models
 if workflow.is_main_process:
     if RUNS.trusts_recipes:
@@ -87,12 +91,12 @@ def any_of(names):
 
 def runs_of(experiments):
     """A regular expression: the folders of these experiments' runs."""
-    return f"{any_of(experiments)}(/seed-[0-9]+)?"
+    return f"{re.escape(PLACE)}{any_of(experiments)}(/seed-[0-9]+)?"
 
 
 wildcard_constraints:
     run=runs_of(RUNS.configs),
-    page=f"report|{any_of(EXPERIMENTS)}/report",
+    page=f"{re.escape(PLACE)}(report|{any_of(EXPERIMENTS)}/report)",
     dataset="[^/]+",
     model="[^/]+",
     stage=any_of(RUNS.stages),

@@ -76,18 +76,18 @@ use rule resolve_config as configure_page with:
 
 use rule resolve_config as configure_variants with:
     output:
-        "results/{variants}/config.yaml",
+        f"results/{PLACE}{{variants}}/config.yaml",
     log:
-        "results/{variants}/config.log",
+        f"results/{PLACE}{{variants}}/config.log",
     params:
         settings=lambda w: json.dumps(page(RUNS.experiments_by_page[w.variants])),
 
 
 use rule resolve_config as configure_attention_benchmark with:
     output:
-        "results/attention_benchmark/config.yaml",
+        f"results/{PLACE}attention_benchmark/config.yaml",
     log:
-        "results/attention_benchmark/config.log",
+        f"results/{PLACE}attention_benchmark/config.log",
     params:
         settings=lambda w: json.dumps(
             RUNS.attention_benchmark
@@ -97,9 +97,9 @@ use rule resolve_config as configure_attention_benchmark with:
 
 use rule resolve_config as configure_challenge with:
     output:
-        "results/challenge/config.yaml",
+        f"results/{PLACE}challenge/config.yaml",
     log:
-        "results/challenge/config.log",
+        f"results/{PLACE}challenge/config.log",
     params:
         settings=lambda w: json.dumps(challenge_settings()),
 

@@ -240,7 +240,7 @@ def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
         ),
         (
             {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "base"}}},
-            "experiment mine: synthesize.mgm.experiment: there is no experiment 'base'; known are baseline",
+            "experiment mine: synthesize.mgm.experiment: there is no experiment 'base'; did you mean 'baseline'?",
         ),
         (
             {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "mine"}}},

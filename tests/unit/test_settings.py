@@ -175,12 +175,17 @@ def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
     config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}}) | {"seed": 0}
     with pytest.raises(InputError, match="recipe: there is no .*nosuch.yaml; known are .*baseline"):
         STAGES["filter"].settings(config, images)
-    with pytest.raises(InputError, match="finetune.deepspeed: there is no .*zero9.json; known are .*zero3_offload"):
+    with pytest.raises(
+        InputError,
+        match="finetune.deepspeed: there is no .*zero9.json; did you mean 'zero3'. Known are .*zero3_offload",
+    ):
         STAGES["finetune"].settings(config, images)
 
 
 def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
-    with pytest.raises(InputError, match="'nowhere' is neither a folder nor one of better_synth, shapes "):
+    with pytest.raises(
+        InputError, match="'nowhere' is neither a folder nor a file in config/datasets; known are better_synth, shapes"
+    ):
         resolve_dataset("nowhere")
 
 

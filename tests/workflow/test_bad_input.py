@@ -49,8 +49,19 @@ def refusal(project, until, dataset, *more) -> str:
     [
         ("finetune={lora: {rnk: 8}}", "unknown key 'finetune.lora.rnk'"),
         ("modle=tiny", "unknown key 'modle'; did you mean 'model'?"),
+        ("model=smal", "model: there is no config/models/smal.yaml; did you mean 'small'?"),
+        ("dataset=smal", "'smal' is neither a folder nor a file in config/datasets; did you mean 'small'?"),
+        (
+            "finetune={lora: {r: 4, r: 5}}",
+            "the command line's --config finetune: the key 'r' is stated twice; keep one",
+        ),
+        ("seeds=[4294967296]", "'seeds.0' must be at most 4294967295, found 4294967296"),
+        ("decontaminate={folders: [/no/such]}", "decontaminate.folders: there is no folder /no/such;"),
+        ("sources={a: 1e308}", "'sources.a' must be at most 1000000000, found 1e+308"),
+        ("results=datasets", "results: results/datasets is in use by the workflow or an experiment"),
+        ("model=mgm-2b", "Fill it by: hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it ; hf download"),
         ("seeds=one", "'seeds' must be of type array, found 'one'"),
-        ("dataset=/no/such/folder", "'/no/such/folder' is neither a folder nor one of"),
+        ("dataset=/no/such/folder", "'/no/such/folder' is neither a folder nor a file in config/datasets"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
     ],
 )

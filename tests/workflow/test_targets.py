@@ -120,9 +120,13 @@ def test_without_target_and_flags_the_baseline_runs_with_its_profile(fresh):
 def test_the_challenge_runs_on_its_own_folders_with_mgm_2b(fresh):
     save_kit(fresh.folder / "better_synth")
     config = ("dataset=better_synth", "model=mgm-2b")
+    for name in ("gemma-2b-it", "clip-vit-large-patch14-336", "convnext-large-d-320"):
+        (fresh.folder / "model_zoo" / name).mkdir(parents=True)
     assert set(fresh.job_counts("baseline", config=config)) == (
         ALL - {"train_clip", "train_language_model"} | {"find_leaks"}
     )
+    for folder in (fresh.folder / "model_zoo").iterdir():
+        folder.rmdir()
     fresh.run("baseline", "--until", "write_jsonl", config=config)
     rows = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]
     assert rows and {row["conversations"][0]["value"] for row in rows} == {f"<image>\n{QUESTION}"}
@@ -134,6 +138,10 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
     for name in ("config.json", "model-00001-of-00001.safetensors"):
         (folder / name).touch()
     config = ("model=mgm-2b-released",)
+    assert "there is no folder model_zoo/clip-vit-large-patch14-336; docs/models.md" in fresh.run(
+        "baseline", "--dry-run", ok=False, config=config
+    )
+    (fresh.folder / "model_zoo/clip-vit-large-patch14-336").mkdir()
     printed = fresh.run("baseline", "--dry-run", "--printshellcmds", config=config)
     assert set(count_jobs(printed, "baseline")) == ALL - {"train_clip", "train_language_model", "assemble_model"}
     assert "--model=model_zoo/mgm-2b" in printed

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
@@ -35,6 +36,13 @@ ROUTINE = re.compile(
     r"|Conda environments: ignored|Select jobs|Execute \d+ jobs|Elapsed time|Removing (output|temporary)|(None)?$"
     r"|Shutting down|Exiting because|RuleException:\nCalledProcessError|WorkflowError:\nAt least one job did not"
 )
+
+
+class UserError(WorkflowError):
+    """A mistake in the input: Snakemake prints its sentence, and no traceback of the workflow's code."""
+
+    # Snakemake prints the frames that it finds here
+    __traceback__ = property(lambda self: None, lambda self, _: None)
 
 
 def attach(settings, is_stage: Callable[[str], bool]) -> bool:

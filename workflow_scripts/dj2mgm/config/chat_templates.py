@@ -11,7 +11,7 @@ A stage is handed the content of such a file, so that a change of it re-runs the
 from functools import cache
 from pathlib import Path
 
-from dj2mgm.config.reading import config_file, names_in, read_config, shown
+from dj2mgm.config.reading import config_file, names_in, read_config, shown, suggestion
 from dj2mgm.config.recipe_check import check_keys
 from dj2mgm.errors import InputError
 
@@ -34,7 +34,7 @@ def read_chat_template(name: str) -> dict:
         InputError: the name is unknown, or its file has a wrong key or value.
     """
     if name not in (known := chat_template_names()):
-        raise InputError(f"template: unknown conversation template {name!r}; known are {', '.join(known)}")
+        raise InputError(f"template: unknown conversation template {name!r}; {suggestion(name, known)}")
     if name == OF_THE_TOKENIZER:
         return {"name": name, "asks_question": True, "chat_template": "", "stop_tokens": [], "control_tokens": []}
     return {"name": name} | _content(config_file("chat_templates", f"{name}.yaml"))

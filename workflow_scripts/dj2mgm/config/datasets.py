@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dj2mgm.config.licenses import take_licenses
-from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config
+from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
 from dj2mgm.config.schema import check_format, check_merged, is_of, schema_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, files_at
@@ -34,7 +34,8 @@ def resolve_dataset(value: str) -> dict:
     elif os.path.isdir(value):
         settings, name = _describe_folder(Path(value)), _name_of(Path(value))
     else:
-        raise InputError(f"dataset: {value!r} is neither a folder nor one of {', '.join(known)} (config/datasets/)")
+        hint = suggestion(value, known)
+        raise InputError(f"dataset: {value!r} is neither a folder nor a file in config/datasets; {hint}")
     splits = ("pretrain", "finetune", "evaluation")
     if settings.get("generator"):
         images = dict.fromkeys(splits, f"{RESULTS}/{name}")
@@ -62,6 +63,30 @@ def files_of(dataset: dict) -> list[str]:
     return files
 
 
+def check_files(dataset: dict) -> None:
+    """Check that the files and folders that a dataset's file names are there.
+
+    Raises:
+        InputError: names the split and the missing file or folder.
+    """
+    for name in ("pretrain", "finetune", "evaluation"):
+        split = dataset.get(name)
+        for key in ("file", "questions") if isinstance(split, dict) else ():
+            if key in split and not os.path.isfile(split[key]):
+                raise InputError(f"dataset: {name}.{key}: there is no file {split[key]}; correct the path")
+        if isinstance(split, dict):
+            check_folder(f"dataset: {name}.images", split["images"])
+
+
+def check_folder(where: str, folder: str) -> None:
+    """
+    Raises:
+        InputError: the folder is missing. Begins with `where`, which names its key.
+    """
+    if not os.path.isdir(folder):
+        raise InputError(f"{where}: there is no folder {folder}; correct the path, or create the folder")
+
+
 def _read_dataset(path: Path) -> dict:
     keys = read_config(path)
     kind = "shapes" if "generator" in keys else "sources" if "sources" in keys else "dataset"
@@ -78,10 +103,12 @@ def _read_dataset(path: Path) -> dict:
 def _source(where: str, name: str, values: dict) -> dict:
     """A source with its place on this machine, and the folder that its image paths are relative to."""
     check_format(where, "name", name)
-    path, suffixes, folder = Path(values["path"]).expanduser(), SUFFIXES[values["format"]], None
+    path, suffixes, folder = Path(values["path"]), SUFFIXES[values["format"]], None
     if not path.exists() and (cached := cached_snapshot(values["path"], "datasets")):
         path = cached
         folder = cached.parents[1]  # the repository, to whose other files the snapshot's names are links
+    if "images" in values:
+        check_folder(f"{where}: images", values["images"])
     files = files_at(path, suffixes)
     if wrong := next((file for file in files if file.suffix.lower() not in suffixes), None):
         raise InputError(f"{where}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only")
@@ -92,9 +119,8 @@ def _source(where: str, name: str, values: dict) -> dict:
         folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if "images" in values and values["format"] in WITH_IMAGES:
         raise InputError(f"{where}: images: {values['format']} has its images with it; take the key out")
-    images = {"images": str(Path(values["images"]).expanduser())} if "images" in values else {}
     defaults = {"split": "pretrain", "images": str(folder)}
-    return defaults | values | images | {"path": str(path), "suffixes": list(suffixes)}
+    return defaults | values | {"path": str(path), "suffixes": list(suffixes)}
 
 
 def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
@@ -109,7 +135,7 @@ def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
     sources = dataset["settings"].get("sources", {})
     for name in asked:
         if name not in sources:
-            known = f"it has {', '.join(sources)}" if sources else "it has one source only"
+            known = suggestion(name, sources) if sources else "it has one source only"
             raise InputError(f"sources: the dataset {dataset['name']} has no source {name!r}; {known}")
     return {name: asked.get(name, source.get("amount", 1.0)) for name, source in sources.items()}
 

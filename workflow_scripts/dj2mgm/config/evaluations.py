@@ -21,7 +21,7 @@ def data_of(task: str, folder: str | None) -> Path:
             f"evaluations: {task} needs its data: set evaluation_data to the folder in which a folder {task} holds it "
             "(docs/evaluation.md says how to get it)"
         )
-    data = Path(folder).expanduser() / task
+    data = Path(folder, task)
     if not data.is_dir():
         raise InputError(
             f"evaluations: there is no folder {data} with the data of {task}; docs/evaluation.md says how to get it"

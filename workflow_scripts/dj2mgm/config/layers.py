@@ -7,7 +7,15 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import check_chat_templates
 from dj2mgm.config.clips import check_local_model
-from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, plain_values, read_config
+from dj2mgm.config.reading import (
+    cached_snapshot,
+    config_file,
+    names_folder,
+    names_in,
+    plain_values,
+    read_config,
+    suggestion,
+)
 from dj2mgm.config.schema import check_layer, check_merged, schema_of
 from dj2mgm.errors import InputError
 
@@ -21,6 +29,8 @@ ACROSS_EXPERIMENTS = (
     "provenance",
     "crate",
     "crate_folders",
+    "results",
+    "overwrite",
     "decontaminate",
     "ablation",
     "lora_sweep",
@@ -121,7 +131,7 @@ def named_file(folder: str, name: str, key: str) -> Path:
     """config/<folder>/<name>.yaml, or an error that lists what there is."""
     path = config_file(folder, f"{name}.yaml")
     if name not in (known := names_in(folder)):
-        raise InputError(f"{key}: there is no {path}; known are {', '.join(known)}")
+        raise InputError(f"{key}: there is no {path}; {suggestion(name, known)}")
     return path
 
 
@@ -139,7 +149,7 @@ def _read_model(name: str) -> tuple[dict, Layer]:
     check_chat_templates(str(path), model)
     settings = Layer(f"{path}, settings", model.pop("settings", {}))
     for key in {"assembled", "transformers"} & model.keys():
-        model[key] = os.path.normpath(os.path.expanduser(find_model(model[key])))
+        model[key] = os.path.normpath(find_model(model[key]))
     for part in (model[key] for key in PARTS if key in model):
         check_local_model(part)
     if kind == "tiny_model":

@@ -8,19 +8,20 @@ from dj2mgm.config.runs import REFERENCE, Run, Runs
 from dj2mgm.config.stages import LEAKS, STAGES
 from dj2mgm.errors import InputError
 
-OF_REPRODUCE = ("crate", "crate_folders")  # keys of a crate that is made again, not of the run
+NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # keys of one command, not of the run
 
 
 def page_of(runs: Runs, experiment: str) -> str:
     """Where an experiment is reported, below results/: with all that are compared if it is one of them, else beside
     the reference."""
     compared = experiment in runs.compared and experiment != REFERENCE
-    return "report" if compared else f"{experiment}/report"
+    return f"{runs.place}report" if compared else f"{runs.place}{experiment}/report"
 
 
 def experiments_on(runs: Runs, page: str) -> list[str]:
     """The experiments of a page, the one that the others are compared with first."""
-    return runs.compared if page == "report" else list(dict.fromkeys([REFERENCE, str(Path(page).parent)]))
+    own = page.removeprefix(runs.place)
+    return runs.compared if own == "report" else list(dict.fromkeys([REFERENCE, str(Path(own).parent)]))
 
 
 def page_settings(runs: Runs, experiments: list[str]) -> dict:
@@ -108,7 +109,7 @@ def crate_settings(runs: Runs, page: str) -> dict:
         "models": [f"results/{kind}/{name}" for kind in ("foundation", "models") for name in models],
         "captioners": captioners,
         "foundations": {name: str(path) for name, path in runs.shipped_foundations.items() if name in models},
-        "command_line": {key: value for key, value in runs.command_line.items() if key not in OF_REPRODUCE},
+        "command_line": {key: value for key, value in runs.command_line.items() if key not in NOT_RECORDED},
     }
 
 

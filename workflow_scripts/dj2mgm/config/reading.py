@@ -5,11 +5,12 @@ it: `1e-4` is a number. What YAML 1.1 reads differently (`010`, `1_000`, `no`) i
 (NaN, infinity). Keys are always texts.
 """
 
+import difflib
 import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -34,6 +35,7 @@ FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\
 LARGEST = 2**63 - 1
 LONGEST = len(str(LARGEST)) + 1  # digits and sign of an integer
 DEEPEST = 32
+TWICE = "is stated twice"
 MOST = 100_000  # values of one file or command line, repetitions by aliases counted
 
 
@@ -92,6 +94,37 @@ def names_in(folder: str, suffix: str = ".yaml") -> list[str]:
     return sorted({path.stem for path in paths if not path.name.startswith(".")})
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about a name that is not known: the nearest known name, and all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    listed = f"known are {', '.join(names)}"
+    return f"did you mean {near[0]!r}? K{listed[1:]}" if near else listed
+
+
+def check_stated_once(arguments: Iterable[str]) -> None:
+    """Check the raw texts of `--config`, of which Snakemake takes the last where one states a key twice.
+
+    Args:
+        arguments: `key=value` each.
+
+    Raises:
+        InputError: a key is stated twice, in braces or by two arguments.
+    """
+    stated: dict[str, bool] = {}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        try:
+            is_mapping = isinstance(_parse_yaml(value), dict) and value.lstrip().startswith("{")
+        except yaml.YAMLError as error:  # Snakemake takes what is no YAML as a text
+            if (problem := getattr(error, "problem", None)) and TWICE in problem:
+                raise InputError(f"the command line's --config {key}: {problem}") from None
+            is_mapping = False
+        if key in stated and not (is_mapping and stated[key]):
+            raise InputError(f"the command line's --config: the key {shown(key)} {TWICE}; keep one")
+        stated[key] = is_mapping
+
+
 def read_config(path: Path, schema: dict | None = None) -> dict:
     """The keys and values of a YAML file; an empty one has none.
 
@@ -134,9 +167,10 @@ class _Typing:
         if self.seen > MOST or len(path) > DEEPEST:
             raise InputError(f"{_at(path[:3])}more than {MOST} values, or nested more than {DEEPEST} levels deep")
         if isinstance(value, dict):
-            properties = schema.get("properties", {})
+            properties, others = schema.get("properties", {}), schema.get("additionalProperties")
+            others = others if isinstance(others, dict) else {}
             return {
-                self.key(key, path): self.value(item, properties.get(key, {}), (*path, str(key)))
+                self.key(key, path): self.value(item, properties.get(key, others), (*path, str(key)))
                 for key, item in value.items()
             }
         if isinstance(value, list):
@@ -153,7 +187,9 @@ def _scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> 
     types = schema.get("type", ())
     text_belongs = "string" in ([types] if isinstance(types, str) else types)
     if isinstance(value, str):
-        return _meaning(value, text_belongs, path) if isinstance(value, unquoted) else _text(value, path)
+        found = _meaning(value, text_belongs, path) if isinstance(value, unquoted) else _text(value, path)
+        is_path = isinstance(found, str) and schema.get("format") == "path"
+        return os.path.expanduser(found) if is_path else found  # here only: every path in the configuration comes by
     if isinstance(value, int | float) and text_belongs:  # `--config dataset=123`
         return str(value).lower()
     if isinstance(value, bool) or value is None:
@@ -284,7 +320,7 @@ def _mapping(node: yaml.MappingNode, known: dict[int, Any]) -> dict:
             value = _tree(value_node, known)
             brought += value if isinstance(value, list) else [value]
         elif key_node.value in own:
-            raise _problem(key_node, f"the key {shown(key_node.value)} is stated twice; keep one")
+            raise _problem(key_node, f"the key {shown(key_node.value)} {TWICE}; keep one")
         else:
             own[key_node.value] = _tree(value_node, known)
     merged: dict[str, Any] = {}
@@ -303,6 +339,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise InputError(f"the key {shown(key)} is stated twice; keep one")
+            raise InputError(f"the key {shown(key)} {TWICE}; keep one")
         values[key] = value
     return values

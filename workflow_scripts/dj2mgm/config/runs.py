@@ -1,6 +1,7 @@
 """Runs: an experiment with one seed. Which there are, where their results lie, and which stages two of them share.
 
-The first seed's results are in results/<experiment>/, those of others in results/<experiment>/seed-<n>/.
+The first seed's results are in results/<experiment>/, those of others in results/<experiment>/seed-<n>/. With the
+setting `results: <name>`, these folders are in results/<name>/.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.datasets import amounts_of, resolve_dataset
+from dj2mgm.config.datasets import amounts_of, check_folder, resolve_dataset
 from dj2mgm.config.evaluations import data_of
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.layers import (
@@ -24,6 +25,7 @@ from dj2mgm.config.layers import (
     merge_experiment,
     merge_shared_settings,
 )
+from dj2mgm.config.reading import suggestion
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import (
@@ -95,6 +97,8 @@ class Runs:
         self.publish = across["publish"]
         self.recorded, self.crate = across["provenance"]["experiment"], across["crate"]
         self.crate_folders: list[str] = across["crate_folders"]
+        self.place = f"{across['results']}/" if across["results"] else ""  # of runs and pages, below results/
+        self.overwrite = across["overwrite"]
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }
@@ -115,6 +119,9 @@ class Runs:
         self._check_known([self.recorded], "provenance.experiment")
         for target in VARIANTS_OF:
             self._check_known([across[target]["experiment"]], f"{target}.experiment")
+        self._check_place(across["results"])
+        for folder in self.folders_apart:
+            check_folder("decontaminate.folders", folder)
         self._add_experiments(command_line)
         self._add_variants(across, command_line)
         self.names = sorted(name for name in self.files if name not in self.refused)
@@ -131,7 +138,7 @@ class Runs:
     def of(self, experiment: str, seed: int) -> Run:
         if (experiment, seed) not in self._runs:
             config = self.configs[experiment] | {"seed": seed}
-            folder = experiment if seed == config["seeds"][0] else f"{experiment}/seed-{seed}"
+            folder = self.place + (experiment if seed == config["seeds"][0] else f"{experiment}/seed-{seed}")
             try:
                 if config["dataset"] not in self._datasets:  # whose files are listed
                     self._datasets[config["dataset"]] = resolve_dataset(config["dataset"])
@@ -185,7 +192,7 @@ class Runs:
 
     def at(self, folder: str) -> Run:
         """The run whose results are in results/<folder>."""
-        match = FOLDER.fullmatch(folder)
+        match = FOLDER.fullmatch(folder.removeprefix(self.place))
         experiment, seed = match["experiment"], match["seed"]
         return self.of(experiment, int(seed)) if seed else self.first(experiment)
 
@@ -347,10 +354,15 @@ class Runs:
             self._resolve(name, command_line)
             self._check_captioner(name, command_line)
 
+    def _check_place(self, name: str | None) -> None:
+        """Refuse a folder for results that other results lie in."""
+        if name and name.lower() in {*reserved_names(), *(file.lower() for file in self.files)}:
+            raise InputError(f"results: results/{name} is in use by the workflow or an experiment; choose another name")
+
     def _check_known(self, names: list[str], key: str) -> None:
         for name in names:
             if name not in self.files:
-                raise InputError(f"{key}: there is no experiment {name!r}; known are {', '.join(sorted(self.files))}")
+                raise InputError(f"{key}: there is no experiment {name!r}; {suggestion(name, self.files)}")
 
     def _check_captioner(self, name: str, _: dict) -> None:
         """Every experiment on the way from captions to the model that writes them."""

@@ -122,6 +122,9 @@ def _sentence(error: ValidationError) -> str:
             words = [word for choice in error.validator_value for word in choice.get("enum", ())]
             words = ["null" if word is None else word for word in words]
             return f"{path!r} must be {' or '.join([f'of type {kinds[0]}', *kinds[1:], *words])}, found {value}"
+        case "minimum" | "maximum":
+            least = "at least" if error.validator == "minimum" else "at most"
+            return f"{path!r} must be {least} {error.validator_value:.15g}, found {value}"
         case "uniqueItems":
             return f"{path!r} states something twice; keep one, found {value}"
         case _:

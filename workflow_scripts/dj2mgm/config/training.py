@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from dj2mgm.config.reading import config_file, names_in, read_json_config
+from dj2mgm.config.reading import config_file, names_in, read_json_config, suggestion
 from dj2mgm.errors import InputError
 
 # The arithmetic of batch sizes: global = micro × accumulation × GPUs, exactly.
@@ -70,7 +70,7 @@ def read_deepspeed(name: str, key: str) -> dict:
     """
     path = config_file("deepspeed", f"{name}.json")
     if name not in (known := deepspeed_names()):
-        raise InputError(f"{key}: there is no {path}; known are {', '.join(known)}")
+        raise InputError(f"{key}: there is no {path}; {suggestion(name, known)}")
     return read_json_config(path)
 
 

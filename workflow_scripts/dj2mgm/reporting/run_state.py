@@ -18,8 +18,8 @@ class StageState:
 
 
 def runs_in(results: Path) -> list[Path]:
-    """Folders of all runs: those that hold a folder of a stage, by name."""
-    folders = [folder for pattern in ("*", "*/seed-*") for folder in results.glob(pattern) if folder.is_dir()]
+    """Folders of all runs: those that hold a folder of a stage, by name. `results: <name>` puts some a level deeper."""
+    folders = [folder for pattern in ("*", "*/*", "*/*/seed-*") for folder in results.glob(pattern) if folder.is_dir()]
     return sorted(folder for folder in folders if any((folder / stage).is_dir() for stage in STAGES))
 
 

@@ -1,6 +1,7 @@
 """Which tables a folder of results gives: of a run, of a run that is not evaluated yet, or of an analysed dataset."""
 
 import os
+import re
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,10 @@ def _run(folder: Path) -> Results:
     if all((stages[name] / STAGES[name].outputs[-1]).is_file() for name in SAID):
         made = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
         tables += [table for table in made if table]
-    return Results("-".join(folder.parts[1:]), tables)
+    # as reports link to it, which name experiments without the folder that the setting `results` puts them in
+    of_seed = len(folder.parts) > 2 and re.fullmatch(r"seed-\d+", folder.name)
+    parts = folder.parts[-2:] if of_seed else folder.parts[-1:]
+    return Results("-".join(parts), tables)
 
 
 def _owner(stage: Path) -> Path:

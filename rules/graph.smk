@@ -1,0 +1,69 @@
+# Checks of a command's jobs, before the first of them starts. Included last: it knows all rules.
+import difflib
+
+from snakemake.exceptions import MissingRuleException
+
+from dj2mgm.config.finished import Job, check_jobs
+
+
+def job_to_check(job):
+    """What `check_jobs` reads of a job of Snakemake's."""
+    wildcards = job.wildcards_dict or {}
+    return Job(
+        tuple(map(str, job.output or job.input)),
+        wildcards.get("run"),
+        wildcards.get("dataset"),
+        wildcards.get("model"),
+    )
+
+
+def user_error_in(error):
+    """The mistake in the input that made Snakemake fail; None for any other failure."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def unknown_target(names):
+    """The sentence about a target that nothing makes."""
+    known = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
+    name = next(
+        name
+        for name in sorted(names)
+        if not workflow.is_rule(name) and not os.path.exists(name)
+    )
+    near = difflib.get_close_matches(name, known, n=1)
+    if "/" in name:
+        folders = [f"results/{path}" for path in (*RUNS.configs, *RUNS.datasets)]
+        near = difflib.get_close_matches("/".join(name.split("/")[:2]), folders, n=1)
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"targets are {', '.join(EXPERIMENTS)}; docs/ names the others"
+    )
+    return f"{name}: nothing makes this target; {hint}"
+
+
+build_graph = workflow._build_dag
+
+
+def build_and_check_graph():
+    """Snakemake's own step, with sentences about mistakes, and refusals of jobs that nobody may want."""
+    try:
+        build_graph()
+    except MissingRuleException as error:
+        raise UserError(unknown_target(workflow.dag_settings.targets)) from None
+    except WorkflowError as error:
+        if mistake := user_error_in(error):
+            raise UserError(str(mistake)) from None
+        raise
+    graph = workflow.dag
+    # --until takes other jobs for targets; those behind them are still in the graph
+    jobs = filter(graph.needrun, graph.bfs(graph.dependencies, *graph.targetjobs))
+    with user_errors():
+        check_jobs(RUNS, map(job_to_check, jobs), map(job_to_check, graph.targetjobs))
+
+
+if workflow.is_main_process:
+    # Snakemake has no hook between its graph and the first job that dry runs pass, too
+    workflow._build_dag = build_and_check_graph

@@ -1,0 +1,213 @@
+"""What finished results were made from, and which jobs may run on top of them.
+
+Snakemake repeats every stage whose settings changed. That is right for a learning rate, but a forgotten
+`--config dataset=…` would replace the results of one dataset by those of another. `check_jobs` looks at the jobs of a
+command before any of them starts.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dj2mgm.config.datasets import RESULTS as DATASETS
+from dj2mgm.config.model_folders import check_model_folders
+from dj2mgm.config.pages import experiments_on
+from dj2mgm.config.reading import names_in
+from dj2mgm.config.runs import Run, Runs, reserved_names
+from dj2mgm.config.schema import is_of
+from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_yaml
+
+CLIP = "clip_score"
+CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
+OVERWRITE = "`--config overwrite=true` replaces them"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of Snakemake that would run, or that the command line names.
+
+    Args:
+        files: its outputs; the inputs of a target without outputs.
+        run: its wildcard `run`, the folder of a run below results/.
+        dataset, model: its wildcards of these names.
+    """
+
+    files: tuple[str, ...]
+    run: str | None = None
+    dataset: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The dataset and the model that a folder of results was made with; None for what it does not say."""
+
+    dataset: str | None
+    model: str | None
+
+
+def check_jobs(runs: Runs, jobs: Iterable[Job], targets: Iterable[Job]) -> None:
+    """Refuse jobs that would replace the results of another dataset or model, that a target may not start, or that lack
+    a model.
+
+    Args:
+        jobs: those that would run.
+        targets: those that the command line names.
+
+    Raises:
+        InputError: with the ways to go on.
+    """
+    jobs = list(jobs)
+    if not runs.overwrite:
+        for folder in sorted({job.run for job in jobs if job.run}):
+            _check_run(runs, runs.at(folder))
+        for name in sorted({job.dataset for job in jobs if job.dataset}):
+            _check_dataset(runs, name)
+    _check_starts_no_training(runs, jobs, list(targets))
+    for name in sorted({job.model for job in jobs if job.model}):
+        check_model_folders(runs.models[name])
+    for job in jobs:
+        for folder in _stages_made_by(runs, job):
+            _check_clip(runs.at(job.run), Path(folder).name)
+
+
+def origin_of(folder: Path) -> Origin | None:
+    """What the results in the folder of a run were made from; None if it holds none."""
+    for name in reversed(TRAINING):
+        stage = _shared_with(folder / name)
+        if (stage / STAGES[name].outputs[-1]).is_file() or any(stage.glob("checkpoints/*")):
+            labels = _read(stage / "config.yaml").get("labels", {})
+            return Origin(labels.get("dataset"), labels.get("model"))
+    summary = _shared_with(folder / "filter") / "summary.json"
+    if not summary.is_file():
+        return None
+    source = Path(str(_read(summary).get("input", {}).get("path")))
+    return Origin(source.parent.name if source.name == "pretrain.jsonl" else None, None)
+
+
+def _check_run(runs: Runs, run: Run) -> None:
+    folder = Path("results", run.folder)
+    found, asked = origin_of(folder), Origin(run.dataset["name"], run.config["model"]["name"])
+    if found is None:
+        return
+    changed = {
+        key: (getattr(found, key), getattr(asked, key))
+        for key in ("dataset", "model")
+        if getattr(found, key) not in (None, getattr(asked, key))
+    }
+    if not changed:
+        return
+    made = " and ".join(f"the {key} {old}" for key, (old, _) in changed.items())
+    wanted = " and ".join(f"the {key} {new}" for key, (_, new) in changed.items())
+    earlier = " ".join(
+        shlex.quote(f"{key}={_given_as(old) if key == 'dataset' else old}") for key, (old, _) in changed.items()
+    )
+    apart = _free_place(runs, next(iter(changed.values()))[1])
+    raise InputError(
+        f"{folder}: these results were made with {made}, and this command would replace them with results of {wanted}. "
+        f"Add `--config {earlier}` to go on with them, or `--config results={apart}` to put the new ones in "
+        f"results/{apart}; {OVERWRITE}"
+    )
+
+
+def _check_dataset(runs: Runs, name: str) -> None:
+    """Two folders of the same name are two datasets, unless the first one is gone: then it was moved."""
+    old, new = _folder_of(_read(Path(DATASETS, name, "config.yaml"))), _folder_of(runs.datasets.get(name, {}))
+    if name in names_in("datasets") or not (old and new and old.is_dir()) or old.resolve() == new.resolve():
+        return
+    if (Path(DATASETS, name) / "summary.json").is_file():
+        raise InputError(
+            f"{DATASETS}/{name}: it was made from {old}, and this command would replace it with {new}. Add "
+            f"`--config {shlex.quote(f'dataset={old}')}` to go on with it, or rename one of the folders; {OVERWRITE}"
+        )
+
+
+def _check_clip(run: Run, stage: str) -> None:
+    """The CLIP by which a stage selects data or judges captions, if the model's file names it."""
+    model = run.config["model"]
+    if run.settings.get(stage, {}).get("clip") == model[CLIP]:
+        check_model_folders({"name": model["name"], "hub_ids": model.get("hub_ids", [])} | {CLIP: model[CLIP]}, CLIP)
+
+
+def _check_starts_no_training(runs: Runs, jobs: list[Job], targets: list[Job]) -> None:
+    """`crate` and `publish` describe finished results and run no stage; `export` may filter, but not train."""
+    kinds = [_kind_of(target) for target in targets]
+    if not kinds or None in kinds:
+        return
+    allowed = set(STAGES) - set(TRAINING) if {kind for kind, _ in filter(None, kinds)} == {EXPORT} else set()
+    stages = [stage for job in jobs for stage in _stages_made_by(runs, job) if Path(stage).name not in allowed]
+    if not stages:
+        return
+    kind, experiment = next(filter(None, kinds))
+    same = " with the same --config" if runs.command_line.keys() - {kind, "overwrite"} else ""
+    raise InputError(
+        f"{kind}: {min(stages)} is missing or out of date, and {kind} starts no training. Run `snakemake --cores 1 "
+        f"{_target_of(runs, experiment)}`{same} first"
+    )
+
+
+def _kind_of(target: Job) -> tuple[str, str] | None:
+    """Whether a target is a crate, an export or something published, and the folder of its run or page."""
+    for file in target.files:
+        patterns = {
+            CRATE: r"results/(.+)/crate/run\.crate\.zip",
+            PUBLISHED: r"results/published/(.+)/(?:model|dataset)(?:\.pushed\.json|/README\.md)",
+            EXPORT: r"results/(.+)/export/[^/]+/README\.md",
+        }
+        for kind, pattern in patterns.items():
+            if match := re.search(pattern, file):
+                return kind, match[1]
+    return None
+
+
+def _target_of(runs: Runs, folder: str) -> str:
+    """The target of `snakemake` that makes what is in the folder of a run or of a page."""
+    on_page = Path(folder).name == "report"
+    experiment = experiments_on(runs, folder)[-1] if on_page else runs.at(folder).experiment
+    if experiment in runs.names:
+        return experiment
+    return next((target for target, names in runs.variants.items() if experiment in names), experiment)
+
+
+def _stages_made_by(runs: Runs, job: Job) -> Iterator[str]:
+    for file in job.files if job.run else ():
+        folder, name = Path(file).parent, Path(file).name
+        if name != "config.yaml" and str(folder).endswith(tuple(f"{job.run}/{stage}" for stage in runs.stages)):
+            yield str(folder)
+
+
+def _shared_with(stage: Path) -> Path:
+    """The folder of a stage, or of the run whose stage it shares."""
+    return Path(_read(stage / STAGE_NOTE).get("same_as", stage))
+
+
+def _given_as(dataset: str) -> str:
+    """How a dataset is named on the command line: by its file in config/datasets, or by its folder."""
+    folder = _folder_of(_read(Path(DATASETS, dataset, "config.yaml")))
+    return dataset if dataset in names_in("datasets") or folder is None else str(folder)
+
+
+def _folder_of(settings: dict) -> Path | None:
+    """The folder of a dataset that a folder describes."""
+    pairs = settings.get("pretrain")
+    images = pairs.get("images") if isinstance(pairs, dict) else None
+    return Path(images) if isinstance(images, str) else None
+
+
+def _free_place(runs: Runs, name: str) -> str:
+    """A value for `results` that keeps the results of a dataset or model apart."""
+    taken = {*reserved_names(), *(known.lower() for known in (*runs.files, *runs.configs, runs.place))}
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-") or "other"
+    return plain if is_of("name", plain) and plain.lower() not in taken else f"other_{len(taken)}"
+
+
+def _read(path: Path) -> dict:
+    """The file's content; nothing if it is missing or damaged, as its own stage will say."""
+    try:
+        return read_json(path) if path.suffix == ".json" else read_yaml(path)
+    except (OSError, InputError):
+        return {}
