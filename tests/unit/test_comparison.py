@@ -129,7 +129,11 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
 
 
 def test_chance_is_spoken_of_where_there_are_several_differences():
-    assert chance_note(1) == "" and "Each of the 6 differences" in chance_note(6)
+    assert chance_note(1, one_seed=True) == ""
+    assert "Each of the 6 differences" in chance_note(6, one_seed=False) and "about one at most" in chance_note(
+        6, False
+    )
+    assert "about one" not in chance_note(6, one_seed=True) and "difference of two models" in chance_note(6, True)
 
 
 @pytest.mark.parametrize(

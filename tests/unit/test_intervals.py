@@ -124,6 +124,15 @@ def test_coverage_that_page_and_docs_state_is_what_is_measured(row):
         assert 100 * found == pytest.approx(per_cent, abs=2), seeds
 
 
+def test_how_often_one_seed_shows_a_difference_that_the_data_does_not_make_is_as_the_docs_say():
+    """`training` is by how much seeds move a difference, in standard errors of the choice of images."""
+    rng = np.random.default_rng(0)
+    for training, share in ((1, 0.17), (3, 0.54)):
+        images = draw(rng, 4000, 1, 400)
+        moved = training / np.sqrt(400) * draw(rng, 4000, 1, 1)
+        assert 1 - coverage(0, images + moved, np.ones(400)) == pytest.approx(share, abs=0.025)
+
+
 @pytest.mark.parametrize(("count", "quantile"), [(10, 2.262157), (120, 1.980100)])  # from a printed table
 def test_one_seed_has_students_interval_over_images(count, quantile):
     values = np.random.default_rng(count).normal(size=count)

@@ -263,7 +263,11 @@ def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
 def test_one_seed_is_said_in_the_verdict_itself(monkeypatch, root):
     one, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
     assert one.count(", with one seed.") == 2  # after pretraining and after fine-tuning
-    assert ", with one seed." not in two
+    assert ", with one seed." not in two and "for these two models" not in two
+    said = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", one)
+    of_other_things = ("not because they are better", "not by itself a better model")
+    assert said and all(any(words in part for words in ("for these two models", *of_other_things)) for part in said)
+    assert "about one at most is shown by chance" not in one
 
 
 def test_page_says_how_intervals_are_made_and_what_holds_of_several(monkeypatch, root):

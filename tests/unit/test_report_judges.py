@@ -117,3 +117,5 @@ def test_rank_correlation_is_spearmans(config):
 def test_agreement_is_of_intervals_and_signs(first, second, words):
     pair = [{"low": low, "high": high, "mean": (low + high) / 2} for low, high in (first, second)]
     assert agree("clip_score", *pair)[0] == words
+    one_seed = agree("clip_score", *(one | {"seeds": 1} for one in pair))[0]
+    assert ("for these two models" in one_seed) == ("better" in words or "worse" in words)

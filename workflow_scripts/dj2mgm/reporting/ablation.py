@@ -15,7 +15,18 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import read_jsonl, write_text
 from dj2mgm.reporting.comparable import obstacles, score_differences
-from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, chance_note, ends, figure, gain, interval, verdict
+from dj2mgm.reporting.comparison import (
+    GROUP_LABELS,
+    HEADLINES,
+    NO_DIFFERENCE,
+    chance_note,
+    ends,
+    figure,
+    gain,
+    interval,
+    scope,
+    verdict,
+)
 from dj2mgm.reporting.drawing import environment
 from dj2mgm.reporting.experiment import Experiment, RunResults
 from dj2mgm.reporting.judges import judge_notes
@@ -194,7 +205,7 @@ SUMMARY_COUNTS = {
     "rows_synthesized": "Rows after synthesize",
     "faults_left": "Planted faults left",
 }
-VERDICT_CLASSES = {"better": "better", "worse": "worse", "no difference shown": "same"}
+VERDICT_CLASSES = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}
 
 
 def page_notes(experiments: list[Experiment]) -> list[str]:
@@ -216,7 +227,7 @@ def write_page(variants: list[AblationRow], notes: list[str], path: str | Path) 
         .get_template("ablation.html.j2")
         .render(
             complete=complete,
-            notes=[chance_note(judged), *notes],
+            notes=[chance_note(judged, complete.seeds == 1), *notes],
             count_titles=[SUMMARY_COUNTS[name] for name in counted],
             score_titles=[(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
             complete_counts=[count_text(getattr(complete, name)) for name in counted],
@@ -279,7 +290,7 @@ def _score(variant: AblationRow, group: str, metric: str, scale: float) -> dict 
         "worth": gain(metric, worth["mean"]),
         "interval": interval(metric, worth),
         "value": figure(metric, estimate_of(variant.scores, group, metric)["mean"]),
-        "verdict": shown,
+        "verdict": shown + (scope(worth) if shown != NO_DIFFERENCE else ""),
         "class": VERDICT_CLASSES[shown],
         "places": places,
     }

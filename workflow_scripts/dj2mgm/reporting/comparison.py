@@ -68,11 +68,14 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
         table.round(6).to_csv(file, index=False, lineterminator="\n")
 
 
+NO_DIFFERENCE = "no difference shown"
+
+
 def verdict(metric: str, difference: Estimate) -> str:
     """What an interval of a difference (own − reference) shows: "better", "worse" or "no difference shown"."""
     low, high = ends(difference)
     if difference["low"] is None or low <= 0 <= high:
-        return "no difference shown"
+        return NO_DIFFERENCE
     return "better" if (low > 0) != (metric in LOWER_IS_BETTER) else "worse"
 
 
@@ -81,14 +84,26 @@ def ends(estimate: Estimate) -> tuple[float, float]:
     return (estimate["mean"],) * 2 if estimate["low"] is None else (estimate["low"], estimate["high"])
 
 
-def chance_note(comparisons: int) -> str:
-    """What holds of several intervals at once; empty for a single comparison."""
+def scope(difference: Estimate) -> str:
+    """Return what "better" and "worse" hold for: with one seed, for the two trained models and not for their data."""
+    return " for these two models" if difference.get("seeds") == 1 else ""
+
+
+def chance_note(comparisons: int, one_seed: bool) -> str:
+    """Return what holds of several intervals at once; empty for a single comparison.
+
+    Args:
+        one_seed: whether any of the differences is that of two single models.
+    """
     if comparisons < 2:
         return ""
-    return (
-        f"Each of the {comparisons} differences is judged by its own interval: of 20 that are truly none, about one is "
-        "shown by chance."
-    )
+    judged = f"Each of the {comparisons} differences is judged by its own interval"
+    if one_seed:
+        return (
+            f"{judged}. With one seed, that is the difference of two models: it is often shown where the data makes "
+            "none, since training with another seed moves the scores, too."
+        )
+    return f"{judged}: of 20 differences that are truly none, about one at most is shown by chance."
 
 
 def figure(metric: str, value: float) -> str:

@@ -9,11 +9,9 @@ from dj2mgm.evaluation.groups import SECOND
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates, Scores
 from dj2mgm.reporting.comparable import JUDGED, differing_judges, judge_name
-from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, gain, interval, verdict
+from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, NO_DIFFERENCE, gain, interval, scope, verdict
 from dj2mgm.reporting.drawing import grouped, listed
 from dj2mgm.reporting.experiment import Experiment
-
-NO_DIFFERENCE = "no difference shown"
 
 
 def judge_notes(experiments: list[Experiment]) -> list[str]:
@@ -125,14 +123,15 @@ def agree(metric: str, first: Estimate, second: Estimate) -> tuple[str, str]:
     """What both intervals together say, in words and as a class of the style sheet."""
     one, two = verdict(metric, first), verdict(metric, second)
     if one == two != NO_DIFFERENCE:
-        return f"both: {one}", one
+        return f"both: {one}{scope(first)}", one
     if NO_DIFFERENCE not in (one, two):
-        return f"they contradict each other: {one}, {two}", ""
+        return f"they contradict each other: {one}, {two}{scope(first)}", ""
     same_sign = (first["mean"] > 0) == (second["mean"] > 0) and (first["mean"] < 0) == (second["mean"] < 0)
     signs = f"; the signs {'agree' if same_sign else 'differ'}"
     if one == two:
         return f"neither shows a difference{signs}", "same"
-    return (f"only the first: {one}" if two == NO_DIFFERENCE else f"only the second: {two}") + signs, ""
+    shown = f"only the first: {one}" if two == NO_DIFFERENCE else f"only the second: {two}"
+    return f"{shown}{scope(first)}{signs}", ""
 
 
 def _own_groups(groups: dict) -> list[str]:

@@ -51,6 +51,8 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     leaks = list(leaks_parts(experiments, path))
     panels = headline_panels(experiments, differences)
     agreed = agreement(experiments, differences)
+    measured = [one for groups in differences.values() for metrics in groups.values() for one in metrics.values()]
+    one_seed = any(one["seeds"] == 1 for one in measured)
     page = (
         _environment()
         .get_template("report.html.j2")
@@ -62,7 +64,10 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             compared=any(differences.values()),
             seeds=[experiment.seeds for experiment in experiments],
             seeds_note=seeds_note(experiments),
-            chance_note=chance_note(sum(len(model.differences) for panel in panels for model in panel.models)),
+            chance_note=chance_note(
+                sum(len(model.differences) for panel in panels for model in panel.models), one_seed
+            ),
+            one_seed=one_seed,
             judge_notes=judge_notes(experiments),
             agreement=agreed,
             method_note=method_note(experiments),

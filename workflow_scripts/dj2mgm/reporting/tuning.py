@@ -132,6 +132,7 @@ def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Pat
     """Write one file without scripts that fetches nothing; the notes stand above the table."""
     costs = [key for key in COSTS if any(getattr(row, key) is not None for row in rows)]
     scores = list(rows[0].scores)
+    seeds = max((score["seeds"] for row in rows for score in row.scores.values()), default=0)
     scales = {score: _scale([row.scores[score] for row in rows if score in row.scores]) for score in scores}
     page = (
         environment()
@@ -139,8 +140,8 @@ def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Pat
         .render(
             title=title,
             reference=rows[0].name,
-            notes=[chance_note(sum(len(row.kept) for row in rows)), *notes],
-            seeds=max((score["seeds"] for row in rows for score in row.scores.values()), default=0),
+            notes=[chance_note(sum(len(row.kept) for row in rows), seeds == 1), *notes],
+            seeds=seeds,
             share=SHARE,
             cost_titles=[COSTS[key][0] for key in costs],
             score_titles=[HEADLINES[score][0] for score in scores],

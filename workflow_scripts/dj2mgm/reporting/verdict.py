@@ -8,12 +8,12 @@ from dj2mgm.evaluation.groups import SECOND, is_of_task, is_share
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.reporting.comparable import obstacle, obstacles
-from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, ends, figure, gain, interval, verdict
+from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, NO_DIFFERENCE, ends, figure, gain, interval, verdict
 from dj2mgm.reporting.drawing import Scale, Tick
 from dj2mgm.reporting.experiment import Experiment
 
 MODELS = {"pretrain": "pretraining", "finetune": "fine-tuning"}
-VERDICTS = {"better": "better", "worse": "worse", "no difference shown": "same"}  # class in the style sheet
+VERDICTS = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}  # class in the style sheet
 
 
 @dataclass(frozen=True)
