@@ -28,6 +28,8 @@ rule analyze_data:
         gpu=1,
         mem_mb=mem_with_retries(8000),
         runtime=240,
+    params:
+        content=own_content(analyzed_files),
     shell:
         stage_command(
             "analyze_data.py",

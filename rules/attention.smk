@@ -3,7 +3,7 @@
 
 rule benchmark_attention:
     input:
-        lambda w: files_of(RUNS.first(REFERENCE).config["model"]),
+        reference_model_files,
         config=f"results/{PLACE}attention_benchmark/config.yaml",
         templates=templates("attention.html.j2", "report_style.css.j2"),
         code=code("benchmark_attention.py"),
@@ -27,6 +27,7 @@ rule benchmark_attention:
         mem_mb=mem_with_retries(24000),
         runtime=60,
     params:
+        content=own_content(reference_model_files),
         model=lambda w: folder_of(RUNS.first(REFERENCE).config["model"]),
     shell:
         stage_command(

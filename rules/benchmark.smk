@@ -26,6 +26,8 @@ rule answer_benchmark:
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
+        content=own_content(model_files, benchmark_files),
+        images=benchmark_images,
         model=model_folder,
         finetuned=subpath(input.finetuned, parent=True),
     shell:

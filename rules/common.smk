@@ -10,7 +10,7 @@ from dj2mgm.code import modules_of
 from dj2mgm.config import pages
 from dj2mgm.config.clips import check_judge, check_made
 from dj2mgm.config.clips import clip_files as files_of_clip
-from dj2mgm.config.datasets import check_files
+from dj2mgm.config.datasets import check_files, image_lists
 from dj2mgm.config.datasets import files_of as files_in
 from dj2mgm.config.evaluations import TABLES, check_lmms_eval
 from dj2mgm.config.foundation import PARTS
@@ -24,6 +24,9 @@ from dj2mgm.config.schema import check_format
 from dj2mgm.config.stages import TRAINING, has_stage_1
 from dj2mgm.config.training import check_flash_attention
 from dj2mgm.files import files_at
+from dj2mgm.fingerprints import Fingerprints
+
+FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
 
 
 def wanted(target, *files):
@@ -137,6 +140,37 @@ def own_files(paths):
     return paths
 
 
+def own_content(*functions):
+    """Params function: changes with the content of the user's own files among those that these input functions return.
+
+    It takes the wildcards only: of params that are functions of the input, Snakemake notices no change.
+    """
+
+    def content(wildcards):
+        files = map(str, chain.from_iterable(find(wildcards) for find in functions))
+        # what the workflow makes has time stamps of its own
+        return FINGERPRINTS.of_files(
+            file for file in files if not file.startswith("results/")
+        )
+
+    return content
+
+
+def dataset_images(wildcards):
+    """Params function: changes with the images of the user's own that a dataset names."""
+    return FINGERPRINTS.of_images(image_lists(dataset_settings(wildcards)))
+
+
+def benchmark_images(wildcards):
+    """Params function: changes with the images that a benchmark's files name."""
+    settings = RUNS.at(wildcards.run).settings.get(f"benchmarks/{wildcards.benchmark}")
+    files = settings["files"] if settings else {}
+    folder = files.get("images")
+    return FINGERPRINTS.of_images(
+        (file, folder) for kind, file in files.items() if folder and kind != "images"
+    )
+
+
 def folder_of(model):
     """The folder of the whole model: somebody else's, or the one that is made here."""
     given = model.get("assembled") or model.get("transformers")
@@ -184,6 +218,11 @@ def foundation_files(model, parts=PARTS):
         for part in parts
         if owner
     ]
+
+
+def assembled_files(wildcards):
+    """Input function: the files of the folders that an MGM is assembled from."""
+    return own_files(part_files(MODELS[wildcards.model]))
 
 
 def check_clips(config):
@@ -305,13 +344,20 @@ def finetuned_files(wildcards):
 
 
 def captioner_files(wildcards):
-    """Input function: the model that writes captions, where it is one of this workflow."""
-    folder = RUNS.captioner_stage(RUNS.at(wildcards.run))
+    """Input function: the model that writes captions, where it is one of this workflow or a folder."""
+    run = RUNS.at(wildcards.run)
+    folder = RUNS.captioner_stage(run)
     if not folder:
-        return []
+        captioner = run.settings["synthesize"]["captioner"] or {}
+        return own_files(files_in_model(captioner.get("model") or ""))
     finetuned = os.path.basename(folder) == "finetune"
     weights = "adapter/adapter_model" if finetuned else "projector"
     return [f"{folder}/{weights}.safetensors", *model_files(wildcards)]
+
+
+def reference_model_files(wildcards):
+    """Input function: the reference's model."""
+    return files_of(RUNS.first(REFERENCE).config["model"])
 
 
 def captioner_flags(wildcards):

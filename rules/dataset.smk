@@ -19,6 +19,8 @@ rule make_dataset:
         mem_mb=mem_with_retries(4000),
         runtime=60,
     params:
+        content=own_content(source_files),
+        images=dataset_images,
         folder=subpath(output.summary, parent=True),
     shell:
         stage_command(

@@ -20,6 +20,8 @@ rule read_evaluation:
     resources:
         mem_mb=mem_with_retries(8000),
         runtime=120,
+    params:
+        content=own_content(evaluation_data),
     shell:
         stage_command(
             "read_evaluation.py",
@@ -51,6 +53,7 @@ rule answer_evaluation:
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
+        content=own_content(model_files),
         model=model_folder,
         questions=subpath(input.questions, parent=True),
         finetuned=subpath(input.finetuned, parent=True),
@@ -81,6 +84,8 @@ rule score_evaluation:
     resources:
         mem_mb=mem_with_retries(8000),
         runtime=120,
+    params:
+        content=own_content(evaluation_data),
     shell:
         stage_command(
             "score_evaluation.py",

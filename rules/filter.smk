@@ -22,6 +22,8 @@ rule filter_data:
         gpu=filter_gpus,
         mem_mb=mem_with_retries(lambda w: 8000 if filter_gpus(w) else 4000),
         runtime=120,
+    params:
+        content=own_content(clip_files("filter"), recipe_files("filter")),
     shell:
         stage_command(
             "filter_data.py",

@@ -114,6 +114,7 @@ rule train_language_model:
 rule assemble_model:
     input:
         lambda w: foundation_files(w.model),
+        assembled_files,
         config="results/models/{model}/config.yaml",
         code=code("assemble_model.py"),
     output:
@@ -134,6 +135,8 @@ rule assemble_model:
     resources:
         mem_mb=mem_with_retries(16000),
         runtime=60,
+    params:
+        content=own_content(assembled_files),
     shell:
         stage_command(
             "assemble_model.py",

@@ -57,6 +57,7 @@ def build_and_check_graph():
         if mistake := user_error_in(error):
             raise UserError(str(mistake)) from None
         raise
+    FINGERPRINTS.save()
     graph = workflow.dag
     # --until takes other jobs for targets; those behind them are still in the graph
     jobs = filter(graph.needrun, graph.bfs(graph.dependencies, *graph.targetjobs))

@@ -21,6 +21,7 @@ rule find_leaks:
         mem_mb=mem_with_retries(4000),
         runtime=120,
     params:
+        content=own_content(reference_files),
         folder=subpath(input.pairs, parent=True),
     shell:
         stage_command(

@@ -19,6 +19,7 @@ rule publish_model:
         mem_mb=mem_with_retries(16000),
         runtime=120,
     params:
+        content=own_content(model_files),
         model=model_folder,
         stage=stage_folder,
     shell:

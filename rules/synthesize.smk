@@ -24,6 +24,9 @@ rule synthesize_captions:
         mem_mb=mem_with_retries(24000),
         runtime=720,
     params:
+        content=own_content(
+            clip_files("synthesize"), recipe_files("synthesize"), captioner_files
+        ),
         captioner=captioner_flags,
     shell:
         stage_command(

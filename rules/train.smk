@@ -26,6 +26,7 @@ rule pretrain:
         mem_mb=mem_with_retries(48000),
         runtime=1440,
     params:
+        content=own_content(model_files),
         gpus=gpus,
         nodes=NODES,
         model=model_folder,
@@ -74,6 +75,7 @@ rule finetune:
         mem_mb=mem_with_retries(48000),
         runtime=1440,
     params:
+        content=own_content(model_files),
         gpus=gpus,
         nodes=NODES,
         model=model_folder,

@@ -63,6 +63,18 @@ def files_of(dataset: dict) -> list[str]:
     return files
 
 
+def image_lists(dataset: dict) -> list[tuple[str, str]]:
+    """The user's own files that name images, each with the folder of its images; none of formats that hold images."""
+    splits = [
+        dataset[split] for split in ("pretrain", "finetune", "evaluation") if isinstance(dataset.get(split), dict)
+    ]
+    lists = [(split[key], split["images"]) for split in splits for key in ("file",) if key in split]
+    for source in dataset.get("sources", {}).values():
+        if source["format"] not in WITH_IMAGES:
+            lists += [(str(file), source["images"]) for file in files_at(source["path"], source["suffixes"])]
+    return lists
+
+
 def check_files(dataset: dict) -> None:
     """Check that the files and folders that a dataset's file names are there.
 

@@ -39,7 +39,7 @@ def check_model_folders(model: dict, *keys: str) -> None:
 
 def model_files(folder: str) -> list[str]:
     """The files of a model's folder that a stage may read; none of a hub id."""
-    return sorted(file for suffix in SUFFIXES for file in glob(f"{escape(folder)}/*.{suffix}"))
+    return sorted(file for suffix in SUFFIXES for file in glob(f"{escape(folder)}/*.{suffix}") if folder)
 
 
 def part_files(model: dict) -> list[str]:

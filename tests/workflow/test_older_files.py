@@ -1,0 +1,97 @@
+"""A file replaced by one with an older time stamp, as by `cp -p` and `rsync -t`, runs the stage that reads it."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+from small_project import copy_project
+
+from dj2mgm.data.formats import text_of
+from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.files import write_jsonl, write_text
+
+CONFIG = ("dataset=photos", "recipe=mine")
+UNTIL = ("baseline", "--until", "filter_data")
+
+
+@pytest.fixture(scope="module")
+def filtered(tmp_path_factory):
+    """A project whose own data has been filtered. Whoever changes it must put it back."""
+    project = copy_project(tmp_path_factory.mktemp("older"))
+    (project.folder / "photos").mkdir()
+    rows = []
+    for index in range(12):
+        scene = scene_of(3, "own", index)
+        render(scene).save(project.folder / f"photos/{index}.bmp")
+        rows.append({"id": str(index), "text": text_of(describe(scene)), "images": [f"{index}.bmp"]})
+    write_jsonl(project.folder / "photos/rows.jsonl", rows)
+    write_text(project.folder / "config/recipes/mine.yaml", "process:\n  - text_length_filter: {min_len: 1}\n")
+    project.run(*UNTIL, config=CONFIG)
+    return project
+
+
+def replace_by_older(file, content: bytes):
+    """As `cp -p` of a file that was last changed an hour ago."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_bytes(content)
+    hour_ago = time.time() - 3600
+    os.utime(new, (hour_ago, hour_ago))
+    shutil.copy2(new, file)
+    new.unlink()
+
+
+def jobs(project) -> set[str]:
+    printed = project.run(*UNTIL, "--dry-run", config=CONFIG)
+    return {rule for rule in ("make_dataset", "filter_data") if f"rule {rule}:" in printed}
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("photos/rows.jsonl", {"make_dataset", "filter_data"}),
+        ("photos/3.bmp", {"make_dataset", "filter_data"}),
+        ("config/recipes/mine.yaml", {"filter_data"}),
+    ],
+)
+def test_an_older_file_in_anothers_place_is_noticed(filtered, name, rules):
+    assert jobs(filtered) == set()
+    file = filtered.folder / name
+    kept = file.with_name(f"{file.name}.kept")
+    shutil.move(file, kept)
+    content = kept.read_bytes()
+    changed = {"rows.jsonl": content.replace(b'"id": "1"', b'"id": "x"'), "3.bmp": content[:-1] + b"\x01"}
+    replace_by_older(file, changed.get(file.name, content + b"  - text_length_filter: {max_len: 500}\n"))
+    try:
+        assert file.stat().st_mtime < kept.stat().st_mtime and jobs(filtered) == rules
+    finally:
+        shutil.move(kept, file)
+    assert jobs(filtered) == set(), "as it was"
+
+
+def test_an_image_that_no_row_names_changes_nothing(filtered):
+    (filtered.folder / "photos/other.bmp").touch()
+    assert jobs(filtered) == set()
+
+
+def test_an_older_model_folder_is_noticed(filtered):
+    made = ("results/foundation/small/clip/model.safetensors", "results/foundation/small/language_model/config.json")
+    filtered.run(*made)
+    zoo = filtered.folder / "model_zoo"
+    shutil.copytree(filtered.folder / "results/foundation/small", zoo)
+    parts = {"language_model": "language_model", "vision_tower": "clip", "vision_tower_aux": "convnext"}
+    small = (filtered.folder / "config/models/small.yaml").read_text(encoding="utf-8").split("foundation:")[0]
+    lines = [line for line in small.splitlines() if line.partition(":")[0] not in (*parts, "clip_score")]
+    named = {key: f"model_zoo/{name}" for key, name in (parts | {"clip_score": "clip"}).items()}
+    write_text(filtered.folder / "config/models/parts.yaml", "\n".join([*lines, ""]))
+    with open(filtered.folder / "config/models/parts.yaml", "a", encoding="utf-8") as file:
+        file.writelines(f"{key}: {json.dumps(value)}\n" for key, value in named.items())
+    target, config = "results/models/parts/mgm/config.json", (*CONFIG, "model=parts")
+    filtered.run(target, config=config)
+    assert "Nothing to be done" in filtered.run(target, "--dry-run", config=config)
+    weights = zoo / "clip/model.safetensors"
+    content = weights.read_bytes()
+    replace_by_older(weights, content[:-1] + bytes([content[-1] ^ 1]))
+    assert "rule assemble_model:" in filtered.run(target, "--dry-run", config=config)
