@@ -121,7 +121,7 @@ rule challenge:
 
 # a mistake in an experiment's file is reported only when that experiment is requested
 for name in RUNS.refused:
-    if not workflow.is_rule(name):
+    if name.lower() not in reserved_names():  # those are rules
 
         rule:
             name:

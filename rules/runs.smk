@@ -14,8 +14,9 @@ from dj2mgm import console
 from dj2mgm.console import UserError
 from dj2mgm.command_line import one_line
 from dj2mgm.config.benchmarks import declarations
+from dj2mgm.config.layers import without_defaults
 from dj2mgm.config.reading import check_stated_once
-from dj2mgm.config.runs import REFERENCE, Runs
+from dj2mgm.config.runs import REFERENCE, Runs, reserved_names
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import SWITCHES
 from dj2mgm.takeover import end_run, restart_snakemake, start_run
@@ -31,10 +32,24 @@ def user_errors():
         raise UserError(one_line(str(error))) from None
 
 
+def given_settings(config):
+    """What is set besides the defaults. As a module, `config` may be the whole of another workflow's config.yaml: what
+    it repeats of the defaults would win over experiments."""
+    if workflow.modifier.parent_modifier is None:
+        return config
+    paths = workflow.modifier.path_modifier
+    if paths.prefix or paths.modifies_prefixes:
+        raise InputError(
+            "module: dj2mgm takes no `prefix` of paths, since its scripts know their folders; set `results` in the "
+            "module's config, which puts results into a folder of their own"
+        )
+    return without_defaults(config, workflow.config_settings.overwrite_config)
+
+
 # no `configfile:` directive: `config` is then exactly the command line's layer
 with user_errors():
     check_stated_once(workflow.config_settings.config_args or [])
-    RUNS = Runs(config)
+    RUNS = Runs(given_settings(config))
 EXPERIMENTS = RUNS.names
 PLACE = RUNS.place  # of runs and pages, below results/
 MODELS = RUNS.models

@@ -2,22 +2,28 @@
 from dj2mgm.config.leaks import leak_settings
 from dj2mgm.config.stages import foundation_settings, model_settings
 
-
-localrules:  # `use rule` does not take this over
-    configure_dataset,
-    configure_foundation,
-    configure_model,
-    configure_page,
-    configure_variants,
-    configure_attention_benchmark,
-    configure_challenge,
-    configure_analysis,
-    configure_export,
-    configure_publishing,
-    configure_leaks,
-    configure_evaluation,
-    configure_crate,
-    push_dataset,
+# `use rule` does not take `localrule` over; the directive `localrules` does not know the names of a module's rules
+workflow.localrules(
+    *map(
+        workflow.modifier.modify_rulename,
+        (
+            "configure_dataset",
+            "configure_foundation",
+            "configure_model",
+            "configure_page",
+            "configure_variants",
+            "configure_attention_benchmark",
+            "configure_challenge",
+            "configure_analysis",
+            "configure_export",
+            "configure_publishing",
+            "configure_leaks",
+            "configure_evaluation",
+            "configure_crate",
+            "push_dataset",
+        ),
+    )
+)
 
 
 rule resolve_config:

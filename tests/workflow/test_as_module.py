@@ -14,15 +14,26 @@ module dj2mgm:
 
 use rule * from dj2mgm
 """
+RENAMED = """\
+configfile: {config!r}
+
+module dj2mgm:
+    snakefile:
+        {snakefile!r}
+    config:
+        config
+
+use rule * from dj2mgm as dj2mgm_*
+"""
 STAGES = ("make_dataset", "train_clip", "filter_data", "write_jsonl", "pretrain", "finetune", "compare_experiments")
 
 
-def dry_run(project: Project, folder, *arguments: str) -> str:
-    """What a dry run of `baseline` prints that is started in `folder`, which has no file of the workflow."""
-    command = project.command("baseline", "--dry-run", *arguments)
+def dry_run(project: Project, folder, *arguments: str, target: str = "baseline", ok: bool = True) -> str:
+    """What a dry run prints that is started in `folder`, which has no file of the workflow."""
+    command = project.command(target, "--dry-run", *arguments)
     done = subprocess.run(command, cwd=folder, env=project.environment(), capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
-    return done.stdout
+    assert (done.returncode == 0) == ok, (done.stdout + done.stderr)[-2000:]
+    return done.stdout + done.stderr
 
 
 def assert_whole(printed: str) -> None:
@@ -42,6 +53,27 @@ def test_another_workflow_uses_it_as_a_module(tmp_path, elsewhere):
     snakefile = str(project.folder / "Snakefile")
     (elsewhere / "Snakefile").write_text(MODULE.format(snakefile=snakefile), encoding="utf-8")
     assert_whole(dry_run(project, elsewhere))
+
+
+def test_its_rules_take_a_prefix_and_its_config_may_be_the_main_one(tmp_path, elsewhere):
+    project = copy_project(tmp_path / "project")
+    paths = {"snakefile": str(project.folder / "Snakefile"), "config": str(project.folder / "config/config.yaml")}
+    (elsewhere / "Snakefile").write_text(RENAMED.format(**paths), encoding="utf-8")
+    printed = dry_run(project, elsewhere, target="dj2mgm_dj_synth")
+    assert "rule dj2mgm_synthesize_captions:" in printed, "the defaults do not win over the experiment"
+    assert "localrules directive" not in printed
+    printed = dry_run(project, elsewhere, target="dj2mgm_dj_sinth", ok=False)
+    assert "did you mean dj2mgm_dj_synth?" in printed
+
+
+def test_a_prefix_of_its_paths_is_refused(tmp_path, elsewhere):
+    project = copy_project(tmp_path / "project")
+    module = MODULE.format(snakefile=str(project.folder / "Snakefile")).replace(
+        "\n\nuse", '\n    prefix:\n        "sub"\n\nuse'
+    )
+    (elsewhere / "Snakefile").write_text(module, encoding="utf-8")
+    printed = dry_run(project, elsewhere, ok=False)
+    assert "module: dj2mgm takes no `prefix` of paths" in printed and "Traceback" not in printed
 
 
 def test_it_runs_with_results_in_another_folder(tmp_path, elsewhere):

@@ -116,6 +116,27 @@ def command_line_layer(values: dict) -> Layer:
         raise InputError(f"{source}: {error}") from None
 
 
+def without_defaults(values: dict, stated: dict) -> dict:
+    """`values` without what only repeats config/config.yaml.
+
+    Args:
+        stated: the values that count although they are those of the defaults.
+    """
+    return _differences(command_line_layer(values).values, default_layer().values, stated)
+
+
+def _differences(values: dict, defaults: dict, stated: dict) -> dict:
+    result = {}
+    for key, value in values.items():
+        default, own = defaults.get(key), stated.get(key)
+        if isinstance(value, dict) and isinstance(default, dict):
+            if inner := _differences(value, default, own if isinstance(own, dict) else {}):
+                result[key] = inner
+        elif key in stated or key not in defaults or value != default:
+            result[key] = value
+    return result
+
+
 def merge(layers: list[Layer]) -> dict:
     """Later layers win; mappings are merged key by key, everything else is replaced.
 
