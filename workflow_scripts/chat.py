@@ -12,11 +12,13 @@ The plain one asks nothing and completes a caption.
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.chat_templates import chat_template_names
-from dj2mgm.data.images import BadImage, load_image
-from dj2mgm.errors import InputError
-from dj2mgm.generation import load_generator
+from dj2mgm.command_line import command_line, project_imports
+
+with project_imports():
+    from dj2mgm.config.chat_templates import chat_template_names
+    from dj2mgm.data.images import BadImage, load_image
+    from dj2mgm.errors import InputError
+    from dj2mgm.generation import load_generator
 
 
 @command_line

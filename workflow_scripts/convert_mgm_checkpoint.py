@@ -14,11 +14,13 @@ Weights are read and written shard by shard; every tensor is accounted for. docs
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.errors import InputError
-from dj2mgm.files import read_yaml
-from dj2mgm.mgm.conversion.checkpoint import from_mgm, to_mgm
-from dj2mgm.mgm.conversion.parts import convnext_from_openclip, projector_from_mgm, projector_to_mgm, to_safetensors
+from dj2mgm.command_line import command_line, project_imports
+
+with project_imports():
+    from dj2mgm.errors import InputError
+    from dj2mgm.files import read_yaml
+    from dj2mgm.mgm.conversion.checkpoint import from_mgm, to_mgm
+    from dj2mgm.mgm.conversion.parts import convnext_from_openclip, projector_from_mgm, projector_to_mgm, to_safetensors
 
 PARTS = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token")
 CONVERSIONS = {

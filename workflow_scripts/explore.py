@@ -10,12 +10,14 @@ rows here; the address of the report is printed too.
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.errors import InputError
-from dj2mgm.reporting.explorer.page import write_offline_page
-from dj2mgm.reporting.explorer.results import read_results
-from dj2mgm.reporting.explorer.server import Explorer, Server
-from dj2mgm.reporting.links import page_name
+from dj2mgm.command_line import command_line, project_imports
+
+with project_imports():
+    from dj2mgm.errors import InputError
+    from dj2mgm.reporting.explorer.page import write_offline_page
+    from dj2mgm.reporting.explorer.results import read_results
+    from dj2mgm.reporting.explorer.server import Explorer, Server
+    from dj2mgm.reporting.links import page_name
 
 REPORTS = ("../report/report.html", "report/report.html")  # of several experiments, or of one
 

@@ -6,10 +6,12 @@
 LoRA is merged into the language model's weights, which keep their dtype; nothing of PEFT is needed to use the folder.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.errors import InputError
-from dj2mgm.families import family_of
-from dj2mgm.files import replace_folder
+from dj2mgm.command_line import command_line, path_arguments, project_imports
+
+with project_imports():
+    from dj2mgm.errors import InputError
+    from dj2mgm.families import family_of
+    from dj2mgm.files import replace_folder
 
 
 @command_line

@@ -10,13 +10,15 @@ With --analysis, mean, peak and growth follow at the end. Sizes are in GiB.
 import argparse
 import time
 
-import psutil
-from rich.console import Console
-from rich.table import Column, Table
+from dj2mgm.command_line import command_line, project_imports
 
-from dj2mgm.command_line import command_line
-from dj2mgm.errors import InputError
-from dj2mgm.memory.readings import GIB, Reading, read_memory, summarize
+with project_imports():
+    import psutil
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from dj2mgm.errors import InputError
+    from dj2mgm.memory.readings import GIB, Reading, read_memory, summarize
 
 TITLES = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}
 

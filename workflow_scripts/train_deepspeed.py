@@ -14,24 +14,23 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+from dj2mgm.command_line import command_line, project_imports  # before torch: the package reads how threads wait
 
-# isort: split
-import torch
+with project_imports():
+    import torch
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.layers import Preset, read_preset
-from dj2mgm.config.training import AUTO, solve_batch
-from dj2mgm.data.formats import read_texts
-from dj2mgm.data.rows import read_json_file
-from dj2mgm.errors import InputError
-from dj2mgm.files import write_yaml
-from dj2mgm.memory.architecture import Architecture, load_architecture
-from dj2mgm.memory.prediction import Machine, machine_in_use
-from dj2mgm.memory.step import Workload
-from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus, with_batch
-from dj2mgm.training.memory_plan import check_memory
-from dj2mgm.training.settings import TrainingSettings
+    from dj2mgm.config.layers import Preset, read_preset
+    from dj2mgm.config.training import AUTO, solve_batch
+    from dj2mgm.data.formats import read_texts
+    from dj2mgm.data.rows import read_json_file
+    from dj2mgm.errors import InputError
+    from dj2mgm.files import write_yaml
+    from dj2mgm.memory.architecture import Architecture, load_architecture
+    from dj2mgm.memory.prediction import Machine, machine_in_use
+    from dj2mgm.memory.step import Workload
+    from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus, with_batch
+    from dj2mgm.training.memory_plan import check_memory
+    from dj2mgm.training.settings import TrainingSettings
 
 SCRIPTS = Path(__file__).parent
 

@@ -8,18 +8,20 @@ import argparse
 import time
 from pathlib import Path
 
-import psutil
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from dj2mgm.command_line import command_line, project_imports
 
-from dj2mgm.command_line import command_line
-from dj2mgm.errors import InputError
-from dj2mgm.memory.readings import GIB, read_memory
-from dj2mgm.messages import duration
-from dj2mgm.reporting.run_state import runs_in, stages_of
-from dj2mgm.takeover import at_work
+with project_imports():
+    import psutil
+    from rich.console import Console, Group, RenderableType
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    from dj2mgm.errors import InputError
+    from dj2mgm.memory.readings import GIB, read_memory
+    from dj2mgm.messages import duration
+    from dj2mgm.reporting.run_state import runs_in, stages_of
+    from dj2mgm.takeover import at_work
 
 RESULTS = Path("results")
 REFRESH_S = 2

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from places import PROJECT
 from safetensors.torch import save_file
 
 from dj2mgm.code import SCRIPTS
@@ -223,3 +224,12 @@ def test_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
     os.umask(umask)
     for written in (tmp_path / "a.safetensors", tmp_path / "folder/b.safetensors"):
         assert stat.S_IMODE(written.stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("script", ["explore", "chat", "watch", "monitor_memory", "merge_adapter", "train_deepspeed"])
+def test_a_script_outside_of_the_environment_says_so_in_one_line(script):
+    """-S: without the folder that packages are installed in."""
+    command = [sys.executable, "-S", str(PROJECT / f"workflow_scripts/{script}.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("error: the package ") and "source .venv/bin/activate" in line

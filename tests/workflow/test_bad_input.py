@@ -49,6 +49,7 @@ def refusal(project, until, dataset, *more) -> str:
     [
         ("finetune={lora: {rnk: 8}}", "unknown key 'finetune.lora.rnk'"),
         ("modle=tiny", "unknown key 'modle'; did you mean 'model'?"),
+        ("finetune={lora.r: 8}", "unknown key 'finetune.lora.r'; keys within a key stand in braces: lora: {r: 8}"),
         ("model=smal", "model: there is no config/models/smal.yaml; did you mean 'small'?"),
         ("dataset=smal", "'smal' is neither a folder nor a file in config/datasets; did you mean 'small'?"),
         (

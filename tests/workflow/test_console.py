@@ -3,7 +3,9 @@
 import os
 import pty
 import re
+import signal
 import subprocess
+import time
 
 DATASET = "results/datasets/small/summary.json"
 FIRST = "Using workflow specific profile profiles/default for setting default command line arguments."
@@ -47,6 +49,25 @@ def test_a_mistake_in_the_input_is_said_once_before_its_log(fresh, tmp_path):
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={tmp_path}",))
     assert printed.count("key 'text' is missing") == 1 and "CalledProcessError" not in printed
     assert "Its whole log: results/datasets/" in printed.split("key 'text' is missing")[1]
+
+
+def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):
+    log = fresh.folder / "results/foundation/small/train_clip.log"
+    process = subprocess.Popen(
+        fresh.command("results/foundation/small/clip/model.safetensors"),
+        cwd=fresh.folder,
+        env=fresh.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not log.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    printed = process.communicate()[1]
+    assert "interrupted; the same command goes on\n[1/1] train_clip small: stopped after" in printed
+    assert process.returncode == 1 and not re.search("fail|error|log", printed.split("interrupted")[1], re.I)
 
 
 def test_in_a_terminal_stages_at_work_are_updated_in_place(fresh):

@@ -3,10 +3,28 @@
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dj2mgm.errors import InputError
+
+
+@contextmanager
+def project_imports() -> Iterator[None]:
+    """Around the imports of a script that people start: where a package is missing, one line says how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "dj2mgm":
+            raise
+        print(
+            f"error: the package {package} is not installed for {sys.executable}; activate the project's environment "
+            "first: `source .venv/bin/activate` (`make install` creates it)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 def path_arguments(doc: str, *flags: str, optional: Sequence[str] = (), launched: bool = False) -> argparse.Namespace:

@@ -29,6 +29,7 @@ POLL_S = 1.0
 BETWEEN_LINES_S = 30.0  # where progress cannot be overwritten, in a pipe
 LAST_LINES = 10
 DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
+INTERRUPTED = "Terminating processes on user request"  # by Snakemake, after Ctrl-C
 # What Snakemake says at each start, for each job and after a failure: the console says it in its own way, or nobody
 # needs it
 ROUTINE = re.compile(
@@ -139,7 +140,7 @@ class Console(logging.Handler):
         self.started = time.monotonic()
         self.jobs: dict[int, Job] = {}
         self.stages_begun = self.stages = 0
-        self.failed = False
+        self.failed = self.interrupted = False
         self.last_message = ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
@@ -210,8 +211,11 @@ class Console(logging.Handler):
 
     def _job_error(self, record: logging.LogRecord) -> None:
         self._update()
-        self.failed, self.last_message = True, ""
         job = self.jobs.pop(record.jobid, None) or Job(record, None)
+        if self.interrupted:  # its log holds no reason
+            self.screen.say(f"{job.title}: stopped after {job.time}")
+            return
+        self.failed, self.last_message = True, ""
         self.screen.say(f"{job.title}: failed after {job.time}")
         for name, value in record.aux.items():
             self.screen.say(f"{name}: {value}")
@@ -220,6 +224,8 @@ class Console(logging.Handler):
 
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
+        if text.startswith(INTERRUPTED):
+            self.interrupted, text = True, "interrupted; the same command goes on"
         if text.startswith("Complete log") and not self.failed:
             return
         if record.levelno >= logging.INFO and text != self.last_message and not ROUTINE.match(text):

@@ -138,6 +138,11 @@ def _kind(choice: dict) -> str:
 
 def _unknown_key(path: str, values: dict, known: list[str]) -> str:
     unknown = next(key for key in values if key not in known)
+    first, *inner = unknown.split(".")
+    if inner and first in known:
+        nested = "".join(f"{{{part}: " for part in inner)
+        remedy = f"keys within a key stand in braces: {first}: {nested}{shown(values[unknown]).strip(chr(39))}{'}' * len(inner)}"
+        return f"unknown key {shown('.'.join(filter(None, [path, unknown])))}; {remedy}"
     near = difflib.get_close_matches(unknown, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     return f"unknown key {shown('.'.join(filter(None, [path, unknown])))}; {hint}"
