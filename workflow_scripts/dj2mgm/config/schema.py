@@ -140,9 +140,9 @@ def _unknown_key(path: str, values: dict, known: list[str]) -> str:
     unknown = next(key for key in values if key not in known)
     first, *inner = unknown.split(".")
     if inner and first in known:
-        nested = "".join(f"{{{part}: " for part in inner)
-        remedy = f"keys within a key stand in braces: {first}: {nested}{shown(values[unknown]).strip(chr(39))}{'}' * len(inner)}"
-        return f"unknown key {shown('.'.join(filter(None, [path, unknown])))}; {remedy}"
+        value = "".join(f"{{{part}: " for part in inner) + shown(values[unknown]).strip("'") + "}" * len(inner)
+        where = shown(".".join(filter(None, [path, unknown])))
+        return f"unknown key {where}; keys within a key stand in braces: {first}: {value}"
     near = difflib.get_close_matches(unknown, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     return f"unknown key {shown('.'.join(filter(None, [path, unknown])))}; {hint}"
