@@ -49,6 +49,11 @@ build_graph = workflow._build_dag
 
 def build_and_check_graph():
     """Snakemake's own step, with sentences about mistakes, and refusals of jobs that nobody may want."""
+    for name in workflow.dag_settings.targets:
+        if workflow.is_rule(name) and workflow.get_rule(name).has_wildcards():
+            raise UserError(
+                f"{name}: this rule serves every experiment; `snakemake --cores 1 baseline --until {name}` runs one's"
+            )
     try:
         build_graph()
     except MissingRuleException as error:

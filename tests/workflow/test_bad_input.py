@@ -85,6 +85,21 @@ def test_what_is_missing_is_refused_before_anything_runs(fresh, config, message)
     assert not (fresh.folder / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("baslinee", "baslinee: nothing makes this target; did you mean baseline?"),
+        ("results/basline/report/report.html", "nothing makes this target; did you mean results/baseline?"),
+        ("finetune", "finetune: this rule serves every experiment; `snakemake --cores 1 baseline --until finetune`"),
+        ("bad", "config/experiments/bad.yaml: 'gpus': YAML's versions disagree about 010"),
+    ],
+)
+def test_a_target_that_is_none_is_told_in_a_sentence(fresh, target, message):
+    (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
+    printed = fresh.run(target, "--dry-run", ok=False)
+    assert message in re.sub(r"\s+", " ", printed) and "Traceback" not in printed and ".smk" not in printed
+
+
 def test_a_bad_experiment_file_fails_only_its_own_target(fresh):
     (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
     (fresh.folder / "config/experiments/doctor.yaml").write_text("description: mine\n")
