@@ -93,7 +93,12 @@ def test_a_statistic_that_nothing_has_measured_is_named(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [({"max_bits": 24}, "max_bits must be from 0 to 23, found 24"), ({"prefer": 3}, "prefer")]
+    ("arguments", "message"),
+    [
+        ({"max_bits": 24}, "max_bits must be from 0 to 23, found 24"),
+        ({"max_levels": -1}, "max_levels must be 0 or more, found -1"),
+        ({"prefer": 3}, "prefer"),
+    ],
 )
 def test_arguments_out_of_range_are_refused(data, tmp_path, arguments, message):
     with pytest.raises(InputError, match=message):

@@ -9,8 +9,8 @@ from places import PROJECT
 
 from dj2mgm.code import modules_of
 from dj2mgm.config.chat_templates import read_chat_template
-from dj2mgm.config.datasets import resolve_dataset
-from dj2mgm.config.layers import experiment_names, merge_experiment
+from dj2mgm.config.datasets import check_files, resolve_dataset
+from dj2mgm.config.layers import default_layer, experiment_names, merge_experiment, without_defaults
 from dj2mgm.config.schema import check_merged
 from dj2mgm.config.stages import STAGES, model_settings
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
@@ -372,3 +372,41 @@ def test_the_folder_of_a_model_is_checked_before_anything_runs(project, tmp_path
     (folder / "config.json").symlink_to(tmp_path / "secret.json")
     with pytest.raises(InputError, match="config.json is a link out of its folder"):
         merge_experiment("baseline", {})
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"file": "no.jsonl", "images": "."}, "dataset: pretrain.file: there is no file no.jsonl"),
+        ({"file": "rows.jsonl", "images": "no"}, "dataset: pretrain.images: there is no folder no"),
+        ({"file": "rows.jsonl", "images": ".", "questions": "no.json"}, "pretrain.questions: there is no file no.json"),
+    ],
+)
+def test_files_and_folders_of_a_dataset_that_are_missing_are_named(project, split, message):
+    (project / "rows.jsonl").touch()
+    with pytest.raises(InputError, match=message):
+        check_files({"pretrain": split})
+    check_files({"pretrain": {"file": "rows.jsonl", "images": "."}})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"format": "table", "path": "no"}, "sources.a: no names no file that ends with .csv or .tsv"),
+        ({"format": "table", "path": "rows.csv", "images": "no"}, "sources.a: images: there is no folder no"),
+    ],
+)
+def test_folders_of_sources_that_are_missing_are_named(project, source, message):
+    (project / "rows.csv").touch()
+    (project / "config/datasets/own.yaml").write_text(yaml.safe_dump({"sources": {"a": source}}))
+    with pytest.raises(InputError, match=message):
+        resolve_dataset("own")
+
+
+def test_a_modules_config_counts_where_it_differs_from_the_defaults(project):
+    defaults = default_layer().values
+    whole = {key: defaults[key] for key in ("seeds", "finetune", "synthesize", "recipe")}
+    changed = whole | {"finetune": whole["finetune"] | {"epochs": 3}}
+    assert without_defaults(changed, {}) == {"finetune": {"epochs": 3}}
+    stated = {"synthesize": {"recipe": None}}
+    assert without_defaults(changed, stated) == {"finetune": {"epochs": 3}, "synthesize": {"recipe": None}}

@@ -12,8 +12,8 @@ from places import PROJECT
 from snakemake.cli import parse_config
 
 from dj2mgm.config.layers import command_line_layer, default_layer, merge
-from dj2mgm.config.reading import read_config, read_json_config
-from dj2mgm.config.schema import check_layer, check_merged, schema_of
+from dj2mgm.config.reading import check_stated_once, plain_values, read_config, read_json_config, suggestion
+from dj2mgm.config.schema import SCHEMAS, check_layer, check_merged, schema_of
 from dj2mgm.errors import InputError
 
 fuzzed = partial(settings, max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
@@ -341,3 +341,64 @@ def test_any_text_on_snakemakes_command_line_is_typed_or_refused(key, text):
         assert str(error).startswith("the command line's --config: ") and "\n" not in str(error)
     else:
         _survives(layer.values)
+
+
+def _paths(schema: dict, at: tuple = ()):
+    """Where a schema says that a path belongs; `x` for a key of any name."""
+    if schema.get("format") == "path":
+        yield at
+    for key, inner in schema.get("properties", {}).items():
+        yield from _paths(inner, (*at, key))
+    for key, name in (("additionalProperties", "x"), ("items", 0)):
+        if isinstance(schema.get(key), dict):
+            yield from _paths(schema[key], (*at, name))
+
+
+@pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in SCHEMAS.glob("*.schema.yaml")))
+def test_the_home_folder_is_expanded_in_every_path(monkeypatch, name):
+    monkeypatch.setenv("HOME", "/home/me")
+    schema = schema_of(name)
+    for path in _paths(schema):
+        value: object = "~/photos"
+        for key in reversed(path):
+            value = [value] if key == 0 else {key: value}
+        found = plain_values(value, schema)
+        for key in path:
+            found = found[key]
+        assert found == "/home/me/photos", path
+    assert plain_values({"description": "~/photos"}, schema_of("config")) == {"description": "~/photos"}
+
+
+def test_every_setting_that_is_a_folder_or_file_is_a_path_of_the_schemas():
+    assert {path[-1] for path in _paths(schema_of("dataset"))} == {"file", "images", "questions"}
+    parts = {"language_model", "vision_tower", "vision_tower_aux", "clip_score"}
+    assert {path[-1] for path in _paths(schema_of("model"))} == parts
+    expected = {"dataset", "crate", "evaluation_data", "judge_clip", "second_judge", "model", "answers", "images"}
+    assert expected <= {path[-1] for path in _paths(schema_of("config"))}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["finetune={lora: {r: 4, r: 5}}"], "r"),
+        (["finetune={learning_rate: 1, learning_rate: 1}"], "learning_rate"),
+        (["seeds=[{a: 1, a: 2}]"], "a"),
+        (["model=tiny", "dataset=shapes", "model=small"], "model"),
+        (["finetune={epochs: 1}", "finetune=3"], "finetune"),
+    ],
+)
+def test_a_key_that_the_command_line_states_twice_is_refused(arguments, key):
+    with pytest.raises(InputError, match=f"--config.*the key '{key}' is stated twice; keep one"):
+        check_stated_once(arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["finetune={epochs: 1}", "finetune={lora: null}"], ["a={", "b=: :", "c=x: y: z", "d"]]
+)
+def test_braces_of_one_key_are_merged_and_what_is_no_yaml_is_a_text(arguments):
+    check_stated_once(arguments)
+
+
+def test_a_typo_gets_the_nearest_name_and_all_of_them():
+    assert suggestion("smal", ["tiny", "small"]) == "did you mean 'small'? Known are small, tiny"
+    assert suggestion("zzz", ["tiny", "small"]) == "known are small, tiny"

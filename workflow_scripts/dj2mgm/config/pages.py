@@ -36,7 +36,7 @@ def page_settings(runs: Runs, experiments: list[str]) -> dict:
     for name in experiments:
         asked = runs.configs[name]["seeds"] if name != experiments[0] else list(dict.fromkeys(seeds))
         own = [runs.of(name, seed) for seed in asked]
-        config = {key: value for key, value in own[0].config.items() if key not in ("seed", "description")}
+        config = {key: value for key, value in own[0].config.items() if key not in ("seed", "description", "overwrite")}
         described.append(
             {
                 "name": name,

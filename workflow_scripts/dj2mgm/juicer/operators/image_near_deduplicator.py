@@ -43,6 +43,8 @@ class ImageNearDeduplicator(NearDeduplicator):
         super().__init__(prefer, *args, **kwargs)
         if not 0 <= max_bits <= MAX_BITS:
             raise ValueError(f"max_bits must be from 0 to {MAX_BITS}, found {max_bits}")
+        if max_levels < 0:
+            raise ValueError(f"max_levels must be 0 or more, found {max_levels}")
         self.max_bits = max_bits
         self.max_levels = max_levels
 
