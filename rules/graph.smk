@@ -35,7 +35,8 @@ def unknown_target(names):
     near = difflib.get_close_matches(name, known, n=1)
     if "/" in name:
         folders = [f"results/{path}" for path in (*RUNS.configs, *RUNS.datasets)]
-        near = difflib.get_close_matches("/".join(name.split("/")[:2]), folders, n=1)
+        top = str(Path(*Path(name).parts[:2]))
+        near = difflib.get_close_matches(top, folders, n=1)
     hint = (
         f"did you mean {near[0]}?"
         if near
