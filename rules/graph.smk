@@ -24,14 +24,9 @@ def user_error_in(error):
     return error
 
 
-def unknown_target(names):
+def unknown_target(name):
     """The sentence about a target that nothing makes."""
     known = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
-    name = next(
-        name
-        for name in sorted(names)
-        if not workflow.is_rule(name) and not os.path.exists(name)
-    )
     near = difflib.get_close_matches(name, known, n=1)
     if "/" in name:
         folders = [f"results/{path}" for path in (*RUNS.configs, *RUNS.datasets)]
@@ -57,8 +52,11 @@ def build_and_check_graph():
             )
     try:
         build_graph()
-    except MissingRuleException as error:
-        raise UserError(unknown_target(workflow.dag_settings.targets)) from None
+    except MissingRuleException:
+        for name in sorted(workflow.dag_settings.targets):
+            if not workflow.is_rule(name) and not os.path.exists(name):
+                raise UserError(unknown_target(name)) from None
+        raise
     except WorkflowError as error:
         if mistake := user_error_in(error):
             raise UserError(str(mistake)) from None
