@@ -8,7 +8,13 @@ from dj2mgm.data.shards import member_of
 from dj2mgm.files import read_json, read_jsonl, write_yaml
 
 # byte copies of each other stay in
-MIXED = ("dataset=mixed", "without=[image_text_deduplicator]", "finetune={max_steps: 2}", "pretrain={max_steps: 2}")
+MIXED = (
+    "dataset=mixed",
+    "without=[image_text_deduplicator]",
+    "finetune={max_steps: 2}",
+    "pretrain={max_steps: 2}",
+    "overwrite=true",
+)
 
 
 def test_what_is_exported_trains_a_model_as_shards_in_the_amounts_that_are_asked_for(synthesized, tmp_path):

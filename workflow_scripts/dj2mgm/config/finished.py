@@ -201,8 +201,9 @@ def _folder_of(settings: dict) -> Path | None:
 def _free_place(runs: Runs, name: str) -> str:
     """A value for `results` that keeps the results of a dataset or model apart."""
     taken = {*reserved_names(), *(known.lower() for known in (*runs.files, *runs.configs, runs.place))}
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-") or "other"
-    return plain if is_of("name", plain) and plain.lower() not in taken else f"other_{len(taken)}"
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
+    names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(taken) + 3)))
+    return next(one for one in names if is_of("name", one) and one.lower() not in taken)
 
 
 def _read(path: Path) -> dict:
