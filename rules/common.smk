@@ -16,8 +16,8 @@ from dj2mgm.config.evaluations import TABLES, check_lmms_eval
 from dj2mgm.config.foundation import PARTS
 from dj2mgm.config.leaks import leaks_of
 from dj2mgm.config.leaks import reference_files as files_apart
-from dj2mgm.config.model_folders import check_model_folders, part_files
-from dj2mgm.config.model_folders import model_files as files_in_model
+from dj2mgm.config.missing_models import check_model_folders, part_files
+from dj2mgm.config.missing_models import model_files as files_in_model
 from dj2mgm.config.reading import config_file
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.schema import check_format

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.config.datasets import RESULTS as DATASETS
-from dj2mgm.config.model_folders import check_model_folders
+from dj2mgm.config.missing_models import check_model_folders
 from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import names_in
 from dj2mgm.config.runs import Run, Runs, reserved_names
