@@ -135,8 +135,8 @@ def test_the_challenge_runs_on_its_own_folders_with_mgm_2b(fresh):
 def test_a_ready_model_folder_is_used_as_it_is(fresh):
     folder = fresh.folder / "model_zoo/mgm-2b"
     folder.mkdir(parents=True)
-    for name in ("config.json", "model-00001-of-00001.safetensors"):
-        (folder / name).touch()
+    (folder / "config.json").write_text("{}")
+    (folder / "model-00001-of-00001.safetensors").touch()
     config = ("model=mgm-2b-released",)
     assert "there is no folder model_zoo/clip-vit-large-patch14-336; docs/models.md" in fresh.run(
         "baseline", "--dry-run", ok=False, config=config
