@@ -12,6 +12,7 @@ from test_synthesize_stage import CAPTIONS, OUTPUTS, command, model_of, rows_of,
 from tiny_captioners import save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
 
+from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.stages import filter_settings, synthesize_settings
 from dj2mgm.data.formats import conversation, text_of
 from dj2mgm.errors import InputError
@@ -181,11 +182,12 @@ def test_the_recipes_run_with_what_the_stage_fills_in(project, tmp_path, name, k
 
 
 def test_a_stage_without_such_a_model_says_so_before_anything_runs():
-    images, config = {"pretrain": "."}, {"model": {"clip_score": ""}, "filter": {"processes": 1}, "without": []}
-    recipes = config | {"recipe": "likelihood_gain", "synthesize": {"recipe": None}}
+    images, config = {"pretrain": "."}, merge_experiment("baseline", {})
+    recipes = config | {"recipe": "likelihood_gain"}
     with pytest.raises(InputError, match="likelihood_gain_filter asks a trained model, which the filter stage has not"):
         filter_settings(recipes, images)
-    recipes = config | {"recipe": "baseline", "synthesize": {"recipe": "likelihood_gain", "captioner": "blip2"}}
+    synthesize = config["synthesize"] | {"recipe": "likelihood_gain", "captioner": "blip2"}
+    recipes = config | {"synthesize": synthesize}
     with pytest.raises(InputError, match="synthesize.captioner: blip2 does not tell how likely captions are"):
         synthesize_settings(recipes, images)
 

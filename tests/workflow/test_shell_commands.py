@@ -110,7 +110,7 @@ class HostileProject:
         name = self.hostile.value(text)
         for file in files:
             (self.project.folder / name).mkdir(exist_ok=True)
-            (self.project.folder / name / file).touch()
+            (self.project.folder / name / file).write_text("{}" if file == "config.json" else "", encoding="utf-8")
         return name
 
     def ship(self, foundation: dict) -> None:
