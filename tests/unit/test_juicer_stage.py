@@ -212,6 +212,14 @@ def test_an_operator_that_swaps_images_is_refused(tmp_path, register):
         run(write_dataset(tmp_path), tmp_path / "out", [{"swap_mapper": None}])
 
 
+def test_a_mapper_that_damages_the_end_of_a_caption_is_named_with_the_row(tmp_path):
+    process = [{"remove_specific_chars_mapper": {"chars_to_remove": "|"}}]
+    with pytest.raises(
+        InputError, match=r"remove_specific_chars_mapper changed the <\|__dj__eoc\|> at the end of row 'r"
+    ):
+        run(write_dataset(tmp_path, ["a red circle", "a blue square"]), tmp_path / "out", process)
+
+
 def test_a_mapper_that_removes_the_image_token_is_named_with_the_row(tmp_path):
     captions = ["a red circle", "a <b>blue</b> square"]
     with pytest.raises(InputError, match="operator remove_specific_chars_mapper changed the image tokens of row 'r0'"):

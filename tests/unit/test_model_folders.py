@@ -167,6 +167,8 @@ def test_a_link_put_there_after_the_check_is_not_followed(base, secret, tmp_path
     [
         ("config.json", "text_config.num_hidden_layers", 10**6),
         ("config.json", "vision_config.depth", 10**6),
+        ("config.json", "vision_config.depth", 1e6),
+        ("config.json", "text_config.hidden_size", 1e9),
         ("config.json", "text_config.num_attention_heads", 10**5),
         ("config.json", "text_config.hidden_size", 10**8),
         ("config.json", "text_config.vocab_size", 10**10),

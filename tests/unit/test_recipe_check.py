@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import PROJECT
 
-from dj2mgm.config.recipe_check import files_named
+from dj2mgm.config.recipe_check import check_operators, files_named
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import OPERATORS
@@ -96,7 +96,7 @@ BAD = {
     ),
     "a file of code": (
         {"process": [{"python_file_mapper": {"file_path": "a.py"}}]},
-        "runs code of its argument, which a recipe may not",
+        "is not allowed in a recipe: it runs code of its argument",
     ),
     "code that comes with a model": ({"process": [{"llm_analysis_filter": None}]}, "sends data to a server"),
     "operators in an argument": (
@@ -118,15 +118,15 @@ BAD = {
     ),
     "a store of files": (
         {"process": [{"s3_upload_file_mapper": {"upload_field": "images", "s3_bucket": "b"}}]},
-        "s3_upload_file_mapper sends data to a server, or fetches them from one, which a recipe may not",
+        "s3_upload_file_mapper is not allowed in a recipe: it sends data to a server, or fetches them from one",
     ),
     "a server": (
         {"process": [{"llm_quality_score_filter": {"api_endpoint": "http://somewhere/v1"}}]},
-        "llm_quality_score_filter sends data to a server",
+        "llm_quality_score_filter is not allowed in a recipe: it sends data to a server",
     ),
     "images of its own": (
         {"process": [{"image_blur_mapper": {"p": 1.0}}]},
-        "image_blur_mapper writes files, or replaces images",
+        "image_blur_mapper is not allowed in a recipe: it writes files, or replaces images",
     ),
     "a model's code": ({"process": [{"image_text_similarity_filter": {"trust_remote_code": True}}]}, "is not allowed"),
     "files of its own": (step(stats_export_path="/tmp/x"), "'stats_export_path' is not allowed in a recipe"),
@@ -298,3 +298,35 @@ def test_files_of_folders_that_arguments_name_are_found(tmp_path, monkeypatch):
     assert files_named([{"stopwords_filter": {"stopwords_dir": "clip//notes.md"}}]) == ["clip/notes.md"]
     nested = {"low_similarity_recaption_mapper": {"captioner": {"image_captioning_mapper": {"hf_img2seq": "clip"}}}}
     assert files_named([nested]) == ["clip/model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "question", ["图片里有什么？", "Décris l’image.", "चित्र में क्या है?", "What is\nwritten: 50 % or 1/2?"]
+)
+def test_questions_may_be_in_any_language(question):
+    check_operators("a recipe", [{"mgm_captioning_mapper": {"question": question}}])
+
+
+@pytest.mark.parametrize("question", ["a <image> b", "bell\a", "x" * 5000])
+def test_questions_hold_no_control_token_and_no_control_character(question):
+    with pytest.raises(InputError, match="'question' must be up to 4000 characters"):
+        check_operators("a recipe", [{"mgm_captioning_mapper": {"question": question}}])
+
+
+def test_selectors_take_two_limits_of_which_the_stricter_counts():
+    field = {"field_key": "__dj__stats__.image_text_similarity"}
+    check_operators("a recipe", [{"topk_specified_field_selector": field | {"topk": 5, "top_ratio": 0.5}}])
+    with pytest.raises(InputError, match="without top_ratio or topk"):
+        check_operators("a recipe", [{"topk_specified_field_selector": field}])
+
+
+def test_lists_that_belong_together_have_one_length():
+    arguments = {"pattern": ["a", "b"], "repl": ["x"]}
+    with pytest.raises(InputError, match="pattern and repl are lists of different lengths"):
+        check_operators("a recipe", [{"replace_content_mapper": arguments}])
+    check_operators("a recipe", [{"replace_content_mapper": arguments | {"repl": "x"}}])
+
+
+def test_a_pattern_has_no_quotes_which_data_juicer_takes_off():
+    with pytest.raises(InputError, match="'pattern' must be plain text"):
+        check_operators("a recipe", [{"replace_content_mapper": {"pattern": "r'o'"}}])

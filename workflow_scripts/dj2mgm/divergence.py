@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dj2mgm.errors import InputError
 
 END = 10  # the end of a training is its last tenth
-SAMPLES_AT_END = 32  # samples that the end covers at least, if the training has so many
+SAMPLES = 32  # samples that start and end cover at least each
+IMPOSSIBLE = 40.0  # nats: a guess among 256 000 tokens has 12.5
 SPREAD = 3.0  # nats: twice the spread of the loss from sample to sample
 
 Losses = Sequence[tuple[int, float]]  # steps and mean losses in nats, as they were logged
@@ -17,38 +18,43 @@ class Diverged(InputError):
     """A training that cannot be used; the learning rate is the user's."""
 
 
-def highest_loss(first: float, samples: int) -> float:
+def highest_loss(losses: Losses, samples: int) -> float:
     """Return the loss above which a training is far above its start.
 
-    Twice the first loss and 1 nat more is out of reach of a training that learns anything. The rest covers a first
-    batch whose loss is low by chance: the mean over n samples varies by 1/√n of what a sample does.
+    The start is the median over the first samples, which a single easy one does not move. A training that learns does
+    not exceed twice its start by 1 nat. `SPREAD` covers a start that is low by chance: the mean over n samples varies
+    by 1/√n of what a sample does. If a training of small batches explodes within its first samples, `IMPOSSIBLE` is
+    the bound.
 
     Args:
-        first: Mean loss of the first step.
+        losses: At least one.
         samples: Number of samples in a step.
     """
-    return 2 * first + 1 + SPREAD / math.sqrt(samples)
+    start = statistics.median(loss for _, loss in losses[: math.ceil(SAMPLES / samples)])
+    return min(2 * start + 1 + SPREAD / math.sqrt(samples), max(IMPOSSIBLE, 2 * losses[0][1] + 1))
 
 
 def loss_at_end(losses: Losses, samples: int) -> float:
     """Return the median of a training's last losses, which a single bad batch does not move."""
-    rows = max(math.ceil(len(losses) / END), math.ceil(SAMPLES_AT_END / samples))
+    rows = max(math.ceil(len(losses) / END), math.ceil(SAMPLES / samples))
     return statistics.median(loss for _, loss in losses[-rows:])
 
 
 def last_healthy_step(losses: Losses, samples: int) -> int:
     """Return the last logged step whose loss was not far above the training's start; 0 if there is none."""
-    healthy = [step for step, loss in losses if loss <= highest_loss(losses[0][1], samples)]
+    highest = highest_loss(losses, samples) if losses else math.inf
+    healthy = [step for step, loss in losses if loss <= highest]
     return healthy[-1] if healthy else 0
 
 
 def check_end(stage: str, losses: Losses, samples: int, learning_rate: float) -> None:
-    """Raise Diverged if a training ended far above its start."""
-    if not losses:
+    """Raise Diverged if a training of at least 2 * SAMPLES samples ended far above its start."""
+    if len(losses) * samples < 2 * SAMPLES:
         return
-    (first_step, first), end = losses[0], loss_at_end(losses, samples)
-    if end > highest_loss(first, samples):
-        problem = f"the loss ended at {end:.4g}, far above the {first:.4g} of step {first_step}"
+    end = loss_at_end(losses, samples)
+    if end > highest_loss(losses, samples):
+        (step, first), *_ = losses
+        problem = f"the loss ended at {end:.4g}, far above the {first:.4g} of step {step}"
         raise diverged(stage, losses[-1][0], problem, learning_rate)
 
 

@@ -120,6 +120,10 @@ def check_config(path: Path) -> None:
         raise InputError(f"{path}: it is nested too deeply, or holds a number that is too large. {FIX}") from None
 
 
+def _is_size(key: str) -> bool:
+    return key.endswith("size") or any(pattern.fullmatch(key) for pattern, _ in NUMBERS)
+
+
 def _limit_of_model(key: str, of_areas: bool) -> int:
     return next((limit for pattern, limit in NUMBERS if pattern.fullmatch(key)), OTHERS)
 
@@ -132,8 +136,8 @@ def _limit_of_processor(key: str, of_areas: bool) -> int:
 
 def _integers(
     value: object, place: str = "", key: str = "", of_areas: bool = False, depth: int = 0
-) -> Iterator[tuple[str, str, int, bool]]:
-    """Yield place, key, integer, and whether an object around it has the key `OF_AREAS`.
+) -> Iterator[tuple[str, str, float, bool]]:
+    """Yield place, key, number, and whether an object around it has the key `OF_AREAS`.
 
     Raises:
         RecursionError: the value is nested more than `DEEPEST` levels deep.
@@ -148,5 +152,5 @@ def _integers(
     elif isinstance(value, list):
         for item in value:
             yield from _integers(item, place, key, of_areas, depth + 1)
-    elif isinstance(value, int):
+    elif isinstance(value, int) or (isinstance(value, float) and _is_size(key)):
         yield place, key, value, of_areas

@@ -7,6 +7,7 @@ bounds, one of a few words, plain text, or a folder in one of the known places.
 import math
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -16,9 +17,10 @@ from dj2mgm.config.reading import LARGEST, names_in
 from dj2mgm.control_tokens import CONTROL
 
 LARGEST_NUMBER = 1e15
-LONGEST_TEXT, LONGEST_CHARACTERS, LONGEST_LIST = 200, 50, 100
+LONGEST_TEXT, LONGEST_PROMPT, LONGEST_CHARACTERS, LONGEST_LIST = 200, 4000, 50, 100
 PUNCTUATION = ".,;:!?'\"()[]&+#*-"
-OF_PATTERNS = set(".?()[]+*")  # of `PUNCTUATION`, those with a meaning in regular expressions
+# of `PUNCTUATION`, those with a meaning in regular expressions, and quotes: Data-Juicer takes them off r'…'
+OF_PATTERNS = set(".?()[]+*'\"")
 CODE = re.compile(r"\blambda\b", re.I)
 SIZE = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.I)
 STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -119,8 +121,8 @@ def _number_kind(name: str, match: re.Match) -> Kind:
     whole = match["type"] == "integer"
     least, most = (-LARGEST, LARGEST) if whole else (-LARGEST_NUMBER, LARGEST_NUMBER)
     low, high = (float(match[side]) if match[side] else None for side in ("low", "high"))
-    bounds = f"from {low:g} to {high:g}" if low is not None and high is not None else ""
-    bounds = bounds or (f"from {low:g}" if low is not None else f"up to {high:g}" if high is not None else "")
+    limits = {"from": match["low"], "to" if match["low"] else "up to": match["high"]}
+    bounds = " ".join(f"{word} {limit}" for word, limit in limits.items() if limit)
     low, high = least if low is None else low, most if high is None else high
     expects = f"a {'whole ' if whole else ''}number {bounds}".rstrip()
     return Kind(name, expects, lambda value: _is_number(value, whole) and low <= value <= high)
@@ -153,7 +155,20 @@ def _is_list(value: object, item: Kind) -> bool:
 def _is_text(value: object) -> bool:
     if not isinstance(value, str) or len(value) > LONGEST_TEXT or CODE.search(value) or CONTROL.search(value):
         return False
-    return all(character.isalnum() or character == " " or character in PUNCTUATION for character in value)
+    return all(map(_is_plain, value))
+
+
+def _is_plain(character: str) -> bool:
+    """Accept characters of any language; of ASCII, none that paths, markup or code need."""
+    if character.isascii():
+        return character.isalnum() or character == " " or character in PUNCTUATION
+    return unicodedata.category(character)[0] in "LMNPS"
+
+
+def _is_prompt(value: object) -> bool:
+    if not isinstance(value, str) or len(value) > LONGEST_PROMPT or CONTROL.search(value):
+        return False
+    return all(character == "\n" or not unicodedata.category(character).startswith("C") for character in value)
 
 
 def _is_literal(value: object) -> bool:
@@ -199,6 +214,10 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
     "share": ("a number above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1),
     "count": ("a whole number from 0", lambda value: _is_number(value, whole=True) and 0 <= value <= LARGEST),
     "text": (PLAIN_TEXT, _is_text),
+    "prompt": (
+        f"up to {LONGEST_PROMPT} characters that can be printed, and line breaks, without control tokens",
+        _is_prompt,
+    ),
     "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(OF_PATTERNS))}", _is_literal),
     "characters": (f"up to {LONGEST_CHARACTERS} printable characters, and no path", _is_characters),
     "size": ("a text with a whole number of bytes, or one with KiB, MiB, GiB or TiB", _is_size),

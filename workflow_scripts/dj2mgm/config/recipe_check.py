@@ -308,7 +308,7 @@ def _not_allowed(step: RecipeStep) -> InputError:
     if reason == MERGES_ROWS:
         return merges_rows(step.place, step.name)
     if reason:
-        return InputError(f"{step.place}: {step.name} {reason}, which a recipe may not. Take it out. {TRUST}")
+        return InputError(f"{step.place}: {step.name} is not allowed in a recipe: it {reason}. Take it out. {TRUST}")
     known = nearest(step.name, allowed_operators().keys() | refused_operators().keys())
     return InputError(
         f"{step.place}: unknown operator {step.name!r}; the nearest known one is {known!r}. An operator of your own "
@@ -367,6 +367,10 @@ def _check_rules(step: RecipeStep, operator: AllowedOperator) -> None:
                 raise InputError(f"{place}: {' and '.join(given)} exclude each other. Keep one of them")
             if not given and rule == "exactly_one":
                 raise InputError(f"{place}: one of {' and '.join(group)} is missing. State one of them")
+    for group in operator.rules.get("same_length", ()):
+        lengths = {len(step.arguments[name]) for name in group if isinstance(step.arguments.get(name), list)}
+        if len(lengths) > 1:
+            raise InputError(f"{place}: {' and '.join(group)} are lists of different lengths. Give one for each other")
     for low, high in operator.rules.get("below", ()):
         least, most = (_number_of(step, operator, name) for name in (low, high))
         if least is not None and most is not None and least >= most:
@@ -385,7 +389,7 @@ def _number_of(step: RecipeStep, operator: AllowedOperator, argument: str) -> fl
 def _stated(step: RecipeStep, operator: AllowedOperator, argument: str) -> str:
     if argument in step.arguments:
         return f"{argument} {step.arguments[argument]}"
-    return f"{argument}, by default {operator.defaults.get(argument)},"
+    return f"{argument} (by default {operator.defaults.get(argument)})"
 
 
 def _is_folder(kind: str, value: object) -> bool:

@@ -14,7 +14,7 @@ REVIEWED = SHIPPED / "schemas/operators.yaml"
 INSTALLED = SHIPPED / "schemas/operators.installed.json"
 NOT_PLAIN = "<not plain>"  # in place of a default that JSON cannot hold
 REQUIRED = "<required>"  # in place of the default of an argument that has none
-RULES = ("exactly_one", "at_least_one", "at_most_one", "below")
+RULES = ("exactly_one", "at_least_one", "at_most_one", "same_length", "below")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import OP, Fields, Mapper
 from dj2mgm.juicer.dataset import ROWS, recaption_of
 from dj2mgm.juicer.operators import declarations
-from dj2mgm.juicer.recipe import build_operator, check_ids, check_image_tokens, operator_named, row_named
+from dj2mgm.juicer.recipe import build_operator, check_ids, check_special_tokens, operator_named, row_named
 
 OUTCOMES = pa.schema(
     [
@@ -136,7 +136,7 @@ class Batch:
         if len(after["id"]) < len(before["id"]):
             self._note_dropped(step, before, set(after["id"]))
         if after["text"] != before["text"]:
-            check_image_tokens(step.name, before, after)
+            check_special_tokens(step.name, before, after)
             self._note_changes(step, before, after)
         return after
 

@@ -39,7 +39,7 @@ from dj2mgm.juicer.ledger import Ledger, Repeats, RowStream
 from dj2mgm.juicer.operators import declarations
 from dj2mgm.juicer.operators.declarations import merge_reports
 from dj2mgm.juicer.operators.keep_fraction import set_limits
-from dj2mgm.juicer.recipe import build_operators, check_ids, check_image_tokens, operator_named, row_named
+from dj2mgm.juicer.recipe import build_operators, check_ids, check_special_tokens, operator_named, row_named
 from dj2mgm.juicer.selected import keep_selected
 from dj2mgm.juicer.settings import StageSettings
 from dj2mgm.messages import Progress, note
@@ -308,6 +308,8 @@ def _events(step: ChainStep, before: NestedDataset, measured: NestedDataset, kep
     texts = dict(iterate(before, "id", "text"))
     for identifier, text in iterate(kept, "id", "text"):
         if text != texts[identifier]:
-            check_image_tokens(step.name, *({"id": [identifier], "text": [seen]} for seen in (texts[identifier], text)))
+            check_special_tokens(
+                step.name, *({"id": [identifier], "text": [seen]} for seen in (texts[identifier], text))
+            )
             change = {"id": identifier, "event": "changed", "text_before": texts[identifier], "text_after": text}
             yield change | place

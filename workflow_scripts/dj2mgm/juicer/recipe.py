@@ -175,11 +175,14 @@ def check_ids(name: str, before: set[str], after: dict) -> None:
         )
 
 
-def check_image_tokens(name: str, before: dict, after: dict) -> None:
-    """Refuse an operator that has changed how many image tokens a row's text has.
+CHANGE = "Change the operator's arguments or take it out of the recipe"
 
-    Such a row could not be matched with its images any more. It is an error and no reason to drop the row: an operator
-    that takes the token for text does so in every row.
+
+def check_special_tokens(name: str, before: dict, after: dict) -> None:
+    """Refuse an operator that has changed how many image tokens a row's text has, or removed the end of its chunk.
+
+    Such a row could not be matched with its images, or its caption would end in a damaged token. It is an error and no
+    reason to drop the row: an operator that takes a token for text does so in every row.
 
     Args:
         name: of the operator.
@@ -189,11 +192,13 @@ def check_image_tokens(name: str, before: dict, after: dict) -> None:
     Raises:
         InputError: names the operator and the row.
     """
-    expected = {row: text.count(SpecialTokens.image) for row, text in zip(before["id"], before["text"], strict=True)}
+    given = dict(zip(before["id"], before["text"], strict=True))
     for row, text in zip(after["id"], after["text"], strict=True):
-        if (found := text.count(SpecialTokens.image)) != expected[row]:
+        expected, found = (each.count(SpecialTokens.image) for each in (given[row], text))
+        if expected != found:
             raise InputError(
-                f"operator {name} changed the image tokens of row {row!r}: its text had {expected[row]} times "
-                f"{SpecialTokens.image}, and now has it {found} times. Change the operator's arguments or take it out "
-                "of the recipe"
+                f"operator {name} changed the image tokens of row {row!r}: its text had {expected} times "
+                f"{SpecialTokens.image}, and now has it {found} times. {CHANGE}"
             )
+        if SpecialTokens.eoc in given[row] and SpecialTokens.eoc not in text:
+            raise InputError(f"operator {name} changed the {SpecialTokens.eoc} at the end of row {row!r}. {CHANGE}")

@@ -11,8 +11,8 @@ AGAIN = "then run the same command again: a stage goes on from what it has saved
 
 
 def message_of(number: int, words: str) -> str:
-    """Return a pattern of the system's error as Python prints it, and as libraries in Rust do."""
-    return rf"\[Errno {number}\] {words}(?:: '(?P<path>[^'\n]*)')?|\b{words} \(os error {number}\)"
+    """Return a pattern of the system's error as Python prints it, as libraries in Rust do, and as shells do."""
+    return rf"\[Errno {number}\] {words}(?:: '(?P<path>[^'\n]*)')?|\b{words} \(os error {number}\)|(?m:: {words}$)"
 
 
 def about_file(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
@@ -82,7 +82,7 @@ SIGNATURES = (
     Signature(
         "Permission denied",
         r"PermissionError: \[Errno (?:1|13)\] (?:Operation not permitted|Permission denied)(?:: '(?P<path>[^'\n]*)')?"
-        r"|\bPermission denied \(os error 13\)",
+        r"|\bPermission denied \(os error 13\)|(?m:: Permission denied$)",
         about_file(
             "this user may not read or write {file}",
             "`namei -l <path>` shows the owners and rights of every folder on the way to it. Files of an earlier run "
