@@ -49,7 +49,7 @@ sys.modules["qwen_vl_utils"].process_vision_info = lambda messages, return_video
 
 
 class Tokens(dict):
-    """What a processor returns: tokens under every name, on every device."""
+    """Output of a processor: tokens under every name, on every device."""
 
     def __init__(self):
         super().__init__(input_ids=torch.zeros(1, 2, dtype=torch.long))

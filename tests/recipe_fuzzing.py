@@ -59,7 +59,7 @@ WITH_MODEL = ("model", "captioner or null")
 
 
 def hostile_values(decoys: Path) -> list[object]:
-    """What an attacker would write, with files and folders in `decoys` as targets."""
+    """Return values that an attacker would write, with files and folders in `decoys` as targets."""
     file, touch = decoys / "model.pt", f"__import__('os').system('touch {decoys}/ran')"
     code = f"lambda s: [{touch}]"
     return [
@@ -215,7 +215,7 @@ def process_of(operator: str, argument: str, value: object) -> list[dict]:
 
 
 def is_accepted(process: list[dict], folders: tuple[str, ...] = ()) -> bool:
-    """Whether the check that Snakemake makes accepts a recipe; an error that is no InputError is a defect."""
+    """Return whether the check that Snakemake makes accepts a recipe; an error that is no InputError is a defect."""
     try:
         check_operators("recipe", process, folders)
     except InputError:

@@ -243,7 +243,7 @@ def test_lmms_evals_own_command_gives_our_figures_for_our_model(evaluated, tmp_p
 
 @pytest.fixture(scope="module")
 def returned_by_classes() -> dict[str, str]:
-    """What lmms-eval's own class of each type of models returns for `TWO_PARAGRAPHS`."""
+    """Return the answers of lmms-eval's own class for each type of models to `TWO_PARAGRAPHS`."""
     until = json.dumps(["\n\n", "ASSISTANT:"])
     done = run_scripts([], PROJECT, str(PROJECT / "tests/lmms_classes.py"), TWO_PARAGRAPHS, until)
     return json.loads(done.stdout.splitlines()[-1])
@@ -260,7 +260,7 @@ def test_answers_end_where_lmms_evals_own_class_of_the_model_ends_them(returned_
 
 @needs_lmms_eval
 def test_a_second_paragraph_of_an_answer_is_scored(evaluated, tmp_path):
-    """By a task that names no `until`: lmms-eval gives it a blank line, at which few of its classes cut."""
+    """A task that names no `until` gets a blank line, at which few of lmms-eval's classes cut."""
     asked = read_json(evaluated / "ocrbench/decoding.json")["until"]
     assert asked == ["\n\n"]
     answer = f"It shows a word.\n\nThe word is {color(0)}."

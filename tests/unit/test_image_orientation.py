@@ -137,7 +137,7 @@ def save_as(path: Path, content: bytes) -> str:
 
 
 def exported(path: Path) -> tuple[bool, list]:
-    """Whether the bytes stay, and what `datasets` shows of them."""
+    """The bytes stay, and `datasets` turns them."""
     from datasets import load_dataset
 
     sample = Sample("1", path, "red", "", "", "", {})

@@ -1,4 +1,4 @@
-"""What recipes may use is reviewed: another Data-Juicer shows what is new, and each kind refuses the rest."""
+"""The reviewed list of operators: another Data-Juicer shows what is new, and each kind refuses the rest."""
 
 import pytest
 

@@ -344,7 +344,7 @@ def test_any_text_on_snakemakes_command_line_is_typed_or_refused(key, text):
 
 
 def _paths(schema: dict, at: tuple = ()):
-    """Where a schema says that a path belongs; `x` for a key of any name."""
+    """Yield the places of paths in a schema; `x` for a key of any name."""
     if schema.get("format") == "path":
         yield at
     for key, inner in schema.get("properties", {}).items():

@@ -322,7 +322,7 @@ def diverging(folder: Path, output: Path, tuning: str, configuration: str, **cha
 def test_a_training_that_diverges_is_stopped_and_leaves_nothing(
     folder, forks, tmp_path, tuning, configuration, precision, processes
 ):
-    """At the first step whose gradient is not finite. A checkpoint is kept if a healthy step followed it."""
+    """Stop at the first gradient that is not finite; keep checkpoints that a healthy step followed."""
     sizes = {"gpus": processes, "gradient_accumulation_steps": 2 // processes, "precision": precision}
     given, stage = diverging(folder, tmp_path, tuning, configuration, **sizes), TUNINGS[tuning]
     for resumes in (False, True):  # the second start diverges at the same step again

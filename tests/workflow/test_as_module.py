@@ -29,7 +29,7 @@ STAGES = ("make_dataset", "train_clip", "filter_data", "write_jsonl", "pretrain"
 
 
 def dry_run(project: Project, folder, *arguments: str, target: str = "baseline", ok: bool = True) -> str:
-    """What a dry run prints that is started in `folder`, which has no file of the workflow."""
+    """Return the output of a dry run that is started in `folder`, which has no file of the workflow."""
     command = project.command(target, "--dry-run", *arguments)
     done = subprocess.run(command, cwd=folder, env=project.environment(), capture_output=True, text=True)
     assert (done.returncode == 0) == ok, (done.stdout + done.stderr)[-2000:]

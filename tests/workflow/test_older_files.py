@@ -34,7 +34,7 @@ def filtered(tmp_path_factory):
 
 
 def replace_by_older(file, content: bytes):
-    """As `cp -p` of a file that was last changed an hour ago."""
+    """Write a file as `cp -p` does with one that was last changed an hour ago."""
     new = file.with_name(f"{file.name}.new")
     new.write_bytes(content)
     hour_ago = time.time() - 3600

@@ -22,7 +22,7 @@ def fresh(copied):
 
 
 def leave_results(project, dataset, model="small", folder="baseline", stage="finetune"):
-    """What a finished training stage leaves that says what it was made from."""
+    """Write the files of a finished training stage that name its sources."""
     stage = project.folder / "results" / folder / stage
     write_yaml(stage / "config.yaml", {"labels": {"dataset": dataset, "model": model}})
     write_json(stage / "metrics.json", {})
@@ -60,7 +60,7 @@ def test_every_target_of_experiments_follows_the_folder_of_results(fresh):
 
 
 def test_another_model_is_named_with_its_dataset_as_it_was_given(fresh):
-    """As the results of an earlier version are: a folder's name is all that the label says."""
+    """Make results like an earlier version's: the label holds only a folder's name."""
     own = fresh.folder / "photos"
     write_text(own / "rows.jsonl", '{"id": "1"}\n')
     settings = {"pretrain": {"file": f"{own}/rows.jsonl", "images": str(own)}}

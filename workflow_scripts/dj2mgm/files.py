@@ -262,7 +262,7 @@ def files_below(folder: str | Path) -> list[Path]:
 
 @cache
 def _is_in_a_circle(folder: Path) -> bool:
-    """Whether a link in the folder's path leads back to a folder above it, so that all its files have other names."""
+    """Return whether a link in the path leads back to a folder above it; all files then have other names, too."""
     above = folder.parents
     back = folder.is_symlink() and os.path.realpath(folder) in map(os.path.realpath, above)
     return back or (bool(above) and _is_in_a_circle(folder.parent))

@@ -1,4 +1,4 @@
-"""Model folders, which may come from somebody else: the files to read and copy, and limits of sizes and numbers."""
+"""Model folders, which are untrusted input: the files to read and copy, and limits of sizes and numbers."""
 
 import re
 import stat

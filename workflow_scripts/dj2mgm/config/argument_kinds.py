@@ -1,6 +1,6 @@
 """Kinds of arguments that a recipe may give an operator, as config/schemas/operators.yaml names them.
 
-A recipe may be somebody else's. So a value is accepted only if its kind says exactly what it may be: a number between
+Recipes are untrusted input. A value is accepted only if its kind says exactly what it may be: a number between
 bounds, one of a few words, plain text, or a folder in one of the known places.
 """
 

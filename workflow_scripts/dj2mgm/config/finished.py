@@ -1,4 +1,4 @@
-"""What finished results were made from, and which jobs may run on top of them.
+"""Sources of finished results, and the check of jobs that would replace them.
 
 Snakemake repeats every stage whose settings changed. That is right for a learning rate, but a forgotten
 `--config dataset=…` would replace the results of one dataset by those of another. `check_jobs` looks at the jobs of a
@@ -76,7 +76,7 @@ def check_jobs(runs: Runs, jobs: Iterable[Job], targets: Iterable[Job]) -> None:
 
 
 def origin_of(folder: Path) -> Origin | None:
-    """What the results in the folder of a run were made from; None if it holds none."""
+    """Return the sources of a run's finished results, or None if its folder holds none."""
     for name in reversed(TRAINING):
         stage = _shared_with(folder / name)
         if (stage / STAGES[name].outputs[-1]).is_file() or any(stage.glob("checkpoints/*")):
@@ -151,7 +151,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[Job], targets: list[Job]) -
 
 
 def _kind_of(target: Job) -> tuple[str, str] | None:
-    """Whether a target is a crate, an export or something published, and the folder of its run or page."""
+    """Return whether a target is a crate, an export or a publication, and the folder of its run or page."""
     for file in target.files:
         patterns = {
             CRATE: r"results/(.+)/crate/run\.crate\.zip",
@@ -186,7 +186,7 @@ def _shared_with(stage: Path) -> Path:
 
 
 def _given_as(dataset: str) -> str:
-    """How a dataset is named on the command line: by its file in config/datasets, or by its folder."""
+    """Return a dataset's name on the command line: its file in config/datasets, or its folder."""
     folder = _folder_of(_read(Path(DATASETS, dataset, "config.yaml")))
     return dataset if dataset in names_in("datasets") or folder is None else str(folder)
 

@@ -78,7 +78,7 @@ FLASH_ATTENTION = "flash_attention_2"
 
 
 def check_flash_attention(config: Mapping) -> None:
-    """Raise InputError if a stage asks for FlashAttention and its package is not installed where this runs."""
+    """Raise InputError if a stage needs FlashAttention and its package is not installed here."""
     for stage in ("pretrain", "finetune"):
         settings = config[stage]
         asks = isinstance(settings, Mapping) and settings.get("attn_implementation") == FLASH_ATTENTION

@@ -64,7 +64,7 @@ _renderer: _Renderer | None = None
 
 
 def _forget() -> None:
-    """In a forked process, leave the renderer to the process that started it."""
+    """Leave the renderer to the process that started it, in a forked process."""
     global _lock, _renderer
     _lock, _renderer = threading.Lock(), None
 

@@ -233,7 +233,7 @@ def _header_turn(image: Image.Image) -> Image.Transpose | None:
 
 
 def _metadata_behind_pixels(png: BinaryIO) -> bool:
-    """Whether an orientation may stand behind a PNG's pixels; Pillow reads it there when it decodes them."""
+    """Return whether an orientation may stand behind a PNG's pixels; Pillow reads it there when it decodes them."""
     before = png.tell()
     png.seek(len(PNG_SIGNATURE))
     pixels = found = False

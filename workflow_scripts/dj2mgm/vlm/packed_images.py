@@ -22,7 +22,7 @@ BASE_CLASSES = {"qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
 # transformers hands boundaries of images to implementations whose name contains "flash".
 PACKED = "packed_flash"
 GRID = "image_grid_thw"
-PREFIX = "tower_"  # of a batch's keys that are arguments of the tower
+PREFIX = "tower_"  # begins the name of each entry of a batch that is an argument of the tower
 
 
 def _packed_attention(
@@ -131,7 +131,7 @@ def use_tower_inputs(model: PreTrainedModel) -> Callable[[dict], None]:
 
 
 def _add_at(hidden: torch.Tensor, mask: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """hidden (B, T, H) plus features (n, H) at the n positions of mask (B, T).
+    """Return hidden (B, T, H) with features (n, H) added at the n positions of mask (B, T).
 
     transformers indexes by the mask, for which the host waits until the GPU has counted it.
     """
