@@ -198,7 +198,7 @@ def test_two_steps_that_would_pay_for_the_same_captions_are_refused_before_any_i
         captioner = {"openai_captioning_mapper": {"base_url": f"{server.url}/", "model": MODEL, "max_requests": COUNT}}
         same = {"low_similarity_recaption_mapper": {"keep_fraction": 0.5, "captioner": captioner}}
         settings["recipe"]["process"] = [mapper, *others, same]
-        with pytest.raises(InputError, match="openai_captioning_mapper sends data to a server"):
+        with pytest.raises(InputError, match="openai_captioning_mapper is not allowed in a recipe: it sends data"):
             run_synthesis(project, tmp_path, settings)
         settings["trusted_recipes"] = True
         with pytest.raises(InputError, match="recipe, steps 1 and 4: low_similarity_recaption_mapper asks the same"):

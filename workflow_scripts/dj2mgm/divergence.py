@@ -8,7 +8,7 @@ from dj2mgm.errors import InputError
 
 END = 10  # the end of a training is its last tenth
 SAMPLES = 32  # samples that start and end cover at least each
-IMPOSSIBLE = 40.0  # nats: a guess among 256 000 tokens has 12.5
+IMPOSSIBLE = 20.0  # nats: a guess among 256 000 tokens has 12.5
 SPREAD = 3.0  # nats: twice the spread of the loss from sample to sample
 
 Losses = Sequence[tuple[int, float]]  # steps and mean losses in nats, as they were logged
@@ -23,15 +23,18 @@ def highest_loss(losses: Losses, samples: int) -> float:
 
     The start is the median over the first samples, which a single easy one does not move. A training that learns does
     not exceed twice its start by 1 nat. `SPREAD` covers a start that is low by chance: the mean over n samples varies
-    by 1/√n of what a sample does. If a training of small batches explodes within its first samples, `IMPOSSIBLE` is
-    the bound.
+    by 1/√n of what a sample does. `IMPOSSIBLE` is the bound for a training of fewer than 2 * SAMPLES samples, and for
+    one of small batches that explodes within its first samples.
 
     Args:
         losses: At least one.
         samples: Number of samples in a step.
     """
+    highest = max(IMPOSSIBLE, 2 * losses[0][1] + 1)
+    if len(losses) * samples < 2 * SAMPLES:
+        return highest
     start = statistics.median(loss for _, loss in losses[: math.ceil(SAMPLES / samples)])
-    return min(2 * start + 1 + SPREAD / math.sqrt(samples), max(IMPOSSIBLE, 2 * losses[0][1] + 1))
+    return min(highest, 2 * start + 1 + SPREAD / math.sqrt(samples))
 
 
 def loss_at_end(losses: Losses, samples: int) -> float:
@@ -48,8 +51,8 @@ def last_healthy_step(losses: Losses, samples: int) -> int:
 
 
 def check_end(stage: str, losses: Losses, samples: int, learning_rate: float) -> None:
-    """Raise Diverged if a training of at least 2 * SAMPLES samples ended far above its start."""
-    if len(losses) * samples < 2 * SAMPLES:
+    """Raise Diverged if a training ended far above its start."""
+    if not losses:
         return
     end = loss_at_end(losses, samples)
     if end > highest_loss(losses, samples):
