@@ -22,12 +22,18 @@ def often(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def written(file) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
 def run(file, folder, resumed=False, phases=("loading", "training", "saving")) -> tuple[list[dict], dict | None]:
     sampler = MemorySampler(file, resumed)
     sampler.start()
-    for phase in phases:
+    for phase in phases if sampler.sampling else ():
         sampler.phase = phase
-        time.sleep(0.15)
+        deadline = time.monotonic() + 60
+        while f",{phase}," not in written(sampler.file) and time.monotonic() < deadline:
+            time.sleep(0.01)
     record = sampler.finish(folder)
     path = folder / sampler.file.name
     return (read_rows(path) if path.exists() else []), record

@@ -60,6 +60,8 @@ def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # a shell starts what runs in its background with this signal ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not log.exists():
         assert process.poll() is None
