@@ -180,7 +180,7 @@ def test_a_line_torn_by_a_kill_is_cut_off_and_said_again(tmp_path, cut):
 def test_a_file_that_holds_something_else_is_named(tmp_path):
     (tmp_path / "f").mkdir()
     (tmp_path / "f/w.jsonl").write_text('{"image": "x", "candidates": [], "log_likelihoods": null}\n{"a": 1}\n')
-    with pytest.raises(InputError, match=r"w.jsonl, line 2: not a row of captions; delete the file"):
+    with pytest.raises(InputError, match=r"w.jsonl, line 2: expected a row of captions. Delete the file"):
         CaptionStore(tmp_path, "f", "other")
 
 

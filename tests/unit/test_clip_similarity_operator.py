@@ -200,13 +200,13 @@ def test_a_window_keeps_the_rows_between_two_quantiles_and_ties_with_them(clip, 
             "lower_quantile must be below upper_quantile, both from 0 to 1",
         ),
         ({"upper_quantile": 1.5}, "both from 0 to 1; found None and 1.5"),
-        ({"lower_quantile": 0.5, "keep_fraction": 0.5}, "limits on the same side: name one of them"),
+        ({"lower_quantile": 0.5, "keep_fraction": 0.5}, "limit the same side; give one of them"),
         (
             {"lower_quantile": 0.3, "min_score": 0.2},
-            "lower_quantile 0.3 stands for a limit, and a limit of 0.2 is given",
+            "lower_quantile 0.3 replaces a limit, but a limit of 0.2 is given",
         ),
-        ({"upper_quantile": 0.9, "max_score": 0.2}, "upper_quantile 0.9 stands for a limit"),
-        ({"keep_fraction": 0.9, "min_score": 0.1}, "keep_fraction 0.9 stands for a limit"),
+        ({"upper_quantile": 0.9, "max_score": 0.2}, "upper_quantile 0.9 replaces a limit"),
+        ({"keep_fraction": 0.9, "min_score": 0.1}, "keep_fraction 0.9 replaces a limit"),
     ],
 )
 def test_windows_that_make_no_sense_are_refused(clip, arguments, message):
@@ -215,7 +215,7 @@ def test_windows_that_make_no_sense_are_refused(clip, arguments, message):
 
 
 def test_a_clip_that_cannot_be_loaded_is_one_sentence(clip, tmp_path):
-    with pytest.raises(InputError, match=r"hf_clip '.*/gone' is no folder .* name one in the recipe"):
+    with pytest.raises(InputError, match=r"hf_clip '.*/gone' is not a folder .* Name one in the recipe"):
         ClipSimilarity(str(tmp_path / "gone"), "cpu")
     ViTConfig().save_pretrained(tmp_path / "vit")
     with pytest.raises(InputError, match="it is a model of type 'vit'"):
@@ -232,7 +232,7 @@ def test_a_clip_that_cannot_be_loaded_is_one_sentence(clip, tmp_path):
 def test_missing_images_of_a_row_are_an_error(clip, photos):
     [operator] = load_ops([{BATCHED: {"hf_clip": clip}}])
     samples = {"text": [f"{IMAGE} one {END} {IMAGE} two"], "images": [photos[:1]], Fields.stats: [{}]}
-    with pytest.raises(ValueError, match="2 or more image tokens but the row 1 images"):
+    with pytest.raises(ValueError, match="at least 2 image tokens, but the row has 1 images"):
         operator.compute_stats(samples)
 
 

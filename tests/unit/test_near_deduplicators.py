@@ -88,7 +88,9 @@ def test_the_statistic_that_the_recipe_prefers_decides(data, tmp_path):
 
 
 def test_a_statistic_that_nothing_has_measured_is_named(data, tmp_path):
-    with pytest.raises(InputError, match="no statistic 'text_len', which 'prefer' names; they have image_pixels: put"):
+    with pytest.raises(
+        InputError, match="'prefer' names the statistic 'text_len', but rows only have image_pixels. Put"
+    ):
         run(data, tmp_path / "out", [{NEAR: {"prefer": "text_len"}}])
 
 

@@ -172,7 +172,7 @@ def test_a_request_that_the_server_does_not_take_is_not_repeated_and_shown(image
     with ScriptedServer(lambda asked: Reply(400, "bad image") if number_of(asked) == 3 else named(asked)) as server:
         found = ask(server, images)
     assert set(found) == set(range(24)) - {3} and server.requests == 24
-    assert "an image gets no caption: 400 'bad image'" in capfd.readouterr().err
+    assert "an image got no caption: 400 'bad image'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("date", [False, True])
@@ -295,7 +295,7 @@ def test_answers_on_their_way_are_kept_when_the_stage_stops(images):
 
     with ScriptedServer(slow_but_one) as server:
         found, sentence = stopped(server, images, concurrency=8)
-    assert "asked for a caption, it answers 404 'no such model'; correct model or base_url" in sentence
+    assert "expected a caption, found 404 'no such model'. Correct model or base_url" in sentence
     assert len(found) == server.answered.total() == server.requests - 1 <= 8
 
 
@@ -322,10 +322,10 @@ def test_an_answer_that_cannot_be_kept_loses_no_other(images):
 @pytest.mark.parametrize(
     ("reply", "sentence"),
     [
-        (Reply(429, '{"error": {"code": "insufficient_quota"}}'), "insufficient_quota.*run again when it allows more"),
-        (Reply(503, "later", {"Retry-After": "4000"}), "503 'later' and asks to wait for 4000 s; run again when"),
-        (Reply(308, "", {"Location": "http://elsewhere/v1"}), "308 ''; correct model or base_url"),
-        (Reply(402, "no credit"), "402 'no credit'.*see to the account"),
+        (Reply(429, '{"error": {"code": "insufficient_quota"}}'), "insufficient_quota.*Run again when it allows more"),
+        (Reply(503, "later", {"Retry-After": "4000"}), "503 'later' and requests a pause of 4000 s. Run again when"),
+        (Reply(308, "", {"Location": "http://elsewhere/v1"}), "308 ''. Correct model or base_url"),
+        (Reply(402, "no credit"), "402 'no credit'.*check the account"),
     ],
 )
 def test_a_refusal_that_waiting_does_not_help_stops_at_once(images, reply, sentence):
@@ -338,7 +338,7 @@ def test_a_refusal_that_waiting_does_not_help_stops_at_once(images, reply, sente
 def test_a_model_that_writes_no_captions_is_not_paid_for_all_images(images):
     with ScriptedServer(lambda _: caption("and so on", "length")) as server:
         found, sentence = stopped(server, images * 4, concurrency=2)
-    assert "50 answers in a row are no captions, the last one is cut off; change question, max_tokens or" in sentence
+    assert "50 answers in a row are not captions, the last one is cut off. Change question, max_tokens or" in sentence
     assert len(found) == server.requests <= 52
 
 
@@ -350,7 +350,7 @@ def test_a_budget_of_requests_counts_retries_and_earlier_runs(images):
         found, sentence = stopped(server, images, spent=(5, 50), max_requests=15, concurrency=1)
     assert server.requests == 10 and len(found) == 5
     assert (
-        "max_requests: 15 is used up; raise it (null: no limit) and run again (15 requests and 100 tokens so"
+        "max_requests: 15 is used up. Raise it (null: no limit) and run again (15 requests and 100 tokens so"
         in sentence
     )
     with ScriptedServer(named) as server:
@@ -363,9 +363,9 @@ def test_a_budget_of_tokens_stops_when_it_is_reached(images):
         assert server.requests == len(found) == 10 and "max_total_tokens: 95 is used up" in sentence
     with ScriptedServer(lambda _: caption("x", tokens=None)) as server:
         found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
-    assert len(found) == 1 and "does not tell what its answers cost in tokens" in sentence
+    assert len(found) == 1 and "does not report tokens" in sentence
     with ScriptedServer(lambda _: caption("x", tokens=-9)) as server:
-        assert "does not tell" in stopped(server, images, max_total_tokens=95, concurrency=1)[1]
+        assert "does not report tokens" in stopped(server, images, max_total_tokens=95, concurrency=1)[1]
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -386,18 +386,18 @@ def test_the_report_counts_requests_answers_and_tokens(images):
 @pytest.mark.parametrize(
     ("models", "sentence"),
     [
-        (["a", "b"], r"\(model tiny\): the server does not list this model, but 'a', 'b'; name one of these"),
-        ([f"m{number}" for number in range(12)], "but 'm0', 'm1', .*, 'm9' and 2 more; name one"),
+        (["a", "b"], r"\(model tiny\): the server does not list this model, but 'a', 'b'. Name one of these"),
+        ([f"m{number}" for number in range(12)], "but 'm0', 'm1', .*, 'm9' and 2 more. Name one"),
         (
             Reply(200, "<html>hello"),
-            "asked for its models, it answers 200 '<html>hello'; correct base_url, which often",
+            "expected a list of models, found 200 '<html>hello'. Correct base_url, which often",
         ),
-        (Reply(502, "bad gateway"), "asked 3 times for its models, and got 502 'bad gateway'; start the server or"),
-        (Reply(action="reset"), r"asked 3 times for its models, and got no answer \("),
-        (Reply(action="hang"), r"asked 3 times for its models, and got no answer in 0.1 s; start the server"),
-        (Reply(403, "go"), r"it wants a key \(403\); put one into OPENAI_API_KEY"),
-        (Reply(body=" " * 2**20, action="flood"), "for its models, and got an answer of more than 4 MiB; start the"),
-        (Reply(body=" ", action="drip"), "for its models, and got no whole answer in 0.3 s; start the server"),
+        (Reply(502, "bad gateway"), "3 requests for its models ended with 502 'bad gateway'. Start the server or"),
+        (Reply(action="reset"), r"3 requests for its models ended with no answer \("),
+        (Reply(action="hang"), r"3 requests for its models ended with no answer in 0.1 s. Start the server"),
+        (Reply(403, "go"), r"the server needs a key \(403\). Put one into OPENAI_API_KEY"),
+        (Reply(body=" " * 2**20, action="flood"), "for its models ended with an answer of more than 4 MiB. Start the"),
+        (Reply(body=" ", action="drip"), "for its models ended with no whole answer in 0.3 s. Start the server"),
     ],
 )
 def test_a_server_without_the_model_is_named_before_anything_is_asked(images, models, sentence, monkeypatch):
@@ -417,23 +417,23 @@ def test_a_server_that_cannot_list_its_models_is_asked_all_the_same(images, mode
 def test_nobody_at_the_address(images):
     with ScriptedServer(named) as server:
         url = server.url
-    with pytest.raises(InputError, match=f"{url} .*no answer .*Connection refused.*start the server"):
+    with pytest.raises(InputError, match=f"{url} .*no answer .*Connection refused.*Start the server"):
         ask(server, images)
 
 
 def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeypatch, capfd):
     with ScriptedServer(named, key=KEY) as server:
-        with pytest.raises(InputError, match=rf"it wants a key \(401\); put one into {VARIABLE}"):
+        with pytest.raises(InputError, match=rf"the server needs a key \(401\). Put one into {VARIABLE}"):
             ask(server, images, key_variable=VARIABLE)
         monkeypatch.setenv(VARIABLE, KEY + "x")
-        with pytest.raises(InputError, match=rf"it does not take the key in {VARIABLE} \(401\)") as caught:
+        with pytest.raises(InputError, match=rf"the server rejects the key in {VARIABLE} \(401\)") as caught:
             ask(server, images, key_variable=VARIABLE)
         assert "sk-" not in str(caught.value)
         monkeypatch.setenv(VARIABLE, f" {KEY}\n")
         operator = mapper(server, key_variable=VARIABLE)
         operator.connect()
         assert len(answers_of(operator, images)) == 24
-        with pytest.raises(InputError, match="it wants a key"):
+        with pytest.raises(InputError, match="the server needs a key"):
             ask(server, images, key_variable=None)
         server.reply = lambda asked: Reply(400, f"you sent {asked.headers['Authorization']}")
         found, sentence = stopped(server, images * 3, key_variable=VARIABLE, concurrency=1)
@@ -467,9 +467,9 @@ def test_the_key_is_masked_however_the_server_writes_it(images, monkeypatch, spe
     monkeypatch.setenv(VARIABLE, ODD_KEY)
     with ScriptedServer(lambda _: Reply(404, f"no scope: {spelling}.")) as server:
         _, sentence = stopped(server, images, key_variable=VARIABLE, concurrency=1)
-        assert re.search(r"it answers 404 .no scope: \W*<key>\W*\.", sentence)
+        assert re.search(r"found 404 .no scope: \W*<key>\W*\.", sentence)
         server.models = [spelling]
-        with pytest.raises(InputError, match=r"does not list this model, but \W*<key>\W*; name one"):
+        with pytest.raises(InputError, match=r"does not list this model, but \W*<key>\W*. Name one"):
             ask(server, images, key_variable=VARIABLE)
 
 
@@ -501,7 +501,7 @@ def test_an_answer_that_drips_ends_at_its_deadline(images, action, monkeypatch):
 def test_a_list_of_models_that_drips_ends_at_its_deadline(images):
     with ScriptedServer(named, models=Reply(action="drip head")) as server:
         started = time.monotonic()
-        with pytest.raises(InputError, match=r"no answer in 0.3 s; start the server"):
+        with pytest.raises(InputError, match=r"no answer in 0.3 s. Start the server"):
             ask(server, images[:1], timeout_s=0.3, retries=0)
     assert time.monotonic() - started < 3
 
@@ -511,7 +511,7 @@ def test_a_compressed_answer_is_not_unpacked(images):
     reply = Reply(body=body.decode("latin-1"), headers={"Content-Encoding": "deflate", "Content-Length": "10"})
     with ScriptedServer(lambda asked: reply) as server:
         _, sentence = stopped(server, images[:1] * 50, retries=0, concurrency=1)
-    assert "an answer that is compressed, which was not asked for" in sentence
+    assert "a compressed answer, although the request excludes it" in sentence
 
 
 def test_names_of_models_are_shown_on_one_line_and_not_at_any_length(images):
@@ -523,7 +523,7 @@ def test_names_of_models_are_shown_on_one_line_and_not_at_any_length(images):
 @pytest.mark.parametrize("key", ["sk-two\nlines", "sk-schlüssel", "sk a"])
 def test_a_variable_that_holds_no_key_is_refused_without_showing_it(images, monkeypatch, key):
     monkeypatch.setenv(VARIABLE, key)
-    with ScriptedServer(named) as server, pytest.raises(InputError, match=f"{VARIABLE} of the environment") as caught:
+    with ScriptedServer(named) as server, pytest.raises(InputError, match=f"environment variable {VARIABLE}") as caught:
         ask(server, images, key_variable=VARIABLE)
     assert "sk" not in str(caught.value)
 
@@ -537,7 +537,7 @@ def test_a_variable_that_holds_no_key_is_refused_without_showing_it(images, monk
         ({"base_url": "http://host:hunter2/v1"}, "'base_url' must be an address"),
         ({"key_variable": "sk-hunter2"}, "'key_variable' must be the name of an environment variable"),
         ({"key_variable": "hunter2"}, "'key_variable' must be the name of an environment variable"),
-        ({"model": ""}, "'model' is missing; name one of http://"),
+        ({"model": ""}, "'model' is missing. Name one of http://"),
     ],
 )
 def test_secrets_in_arguments_are_refused_without_showing_them(arguments, message):
@@ -580,5 +580,5 @@ def test_a_captioner_is_the_same_however_it_is_written(written):
 
 def test_it_is_no_step_of_its_own():
     [operator] = load_ops([{"openai_captioning_mapper": {"model": "m"}}])
-    with pytest.raises(InputError, match="no step of its own: name it as the captioner of low_similarity"):
+    with pytest.raises(InputError, match="cannot be a step of a recipe. Name it as the captioner of low_similarity"):
         operator.process_batched({})

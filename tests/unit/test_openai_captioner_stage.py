@@ -214,7 +214,7 @@ def test_a_server_that_is_not_there_stops_the_stage_before_any_work(project, tmp
         with pytest.raises(InputError, match="does not list this model, but 'another'"):
             synthesize(project, tmp_path, server.url)
         url = server.url
-    with pytest.raises(InputError, match=f"{url}.*start the server"):
+    with pytest.raises(InputError, match=f"{url}.*Start the server"):
         synthesize(project, tmp_path, url)
     assert not list((tmp_path / "out").rglob("*.arrow")), "no row has been read"
 
@@ -225,7 +225,7 @@ def test_the_key_is_in_no_file_and_in_no_line_that_the_stage_prints(project, tmp
         without = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)
         environment = os.environ | {VARIABLE: KEY}
         done = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True, env=environment)
-    assert without.returncode == 2 and f"it wants a key (401); put one into {VARIABLE}" in without.stderr
+    assert without.returncode == 2 and f"the server needs a key (401). Put one into {VARIABLE}" in without.stderr
     assert done.returncode == 0 and server.requests == COUNT
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) >= 6 and not [path for path in files if KEY.encode() in path.read_bytes()]

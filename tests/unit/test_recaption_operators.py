@@ -13,7 +13,7 @@ from dj2mgm.data.formats import text_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Mapper, NestedDataset, load_ops
-from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, problem_of
+from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, find_caption_problem
 
 RECAPTION, SIMILARITY = "low_similarity_recaption_mapper", "image_text_similarity_filter"
 CAPTIONS = ["a red cat", "two dogs", "the sea", "a long road at night", "snow", "no one"]
@@ -204,7 +204,7 @@ def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, says):
     ],
 )
 def test_why_a_caption_cannot_be_used(caption, problem):
-    assert problem_of(caption, max_length=20) == problem
+    assert find_caption_problem(caption, max_length=20) == problem
 
 
 def test_unusable_candidates_are_passed_over_and_rows_without_any_are_counted(clip, rows, says):
@@ -215,7 +215,7 @@ def test_unusable_candidates_are_passed_over_and_rows_without_any_are_counted(cl
     found, report = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner, max_caption_length=20)
     logger.remove(sink)
     assert report["unusable"] == {"control token": 1, "empty": 1, "too long": 1}
-    assert "3 of 6 images got no caption that can be used (1 control token, 1 empty, 1 too long)" in warnings[0]
+    assert "3 of 6 images got no usable caption (1 control token, 1 empty, 1 too long)" in warnings[0]
     assert found[0]["text"] == text_of("good")
     for number, problem in ((1, "empty"), (2, "too long"), (3, "control token")):
         assert found[number]["text"] == rows["text"][number]
@@ -246,7 +246,7 @@ def test_a_captioner_that_adds_rows_is_an_error(clip, rows, monkeypatch):
             return {key: values * 2 for key, values in samples.items()}
 
     monkeypatch.setitem(OPERATORS.modules, "twice_mapper", TwiceMapper)
-    with pytest.raises(InputError, match="twice_mapper made 8 rows out of 4.*keep_original_sample: false"):
+    with pytest.raises(InputError, match="twice_mapper returned 8 rows for 4.*keep_original_sample: false"):
         recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner={"twice_mapper": {"batch_size": 4}})
 
 

@@ -23,7 +23,7 @@ from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
 from dj2mgm.juicer.operators.cluster_balance_filter import COLUMN, fit_clusters
 from dj2mgm.juicer.operators.length_balance_filter import LengthBalanceFilter
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
-from dj2mgm.juicer.operators.ngram_balance_filter import ngrams_of
+from dj2mgm.juicer.operators.ngram_balance_filter import find_ngrams
 from dj2mgm.juicer.operators.selection import draw, even_sample
 from dj2mgm.juicer.settings import StageSettings
 from dj2mgm.juicer.stage import FILTERED, run_recipe
@@ -110,7 +110,7 @@ def test_a_rows_cluster_is_the_one_with_the_nearest_center(clip, tmp_path):
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 4, "keep_fraction": 0.5, "seed": 3}}])
     measured = operator.compute_stats(samples)
     rows = [{"text": text_of("x"), COLUMN: column} for column in measured[COLUMN]]
-    found = operator.groups_of(rows)
+    found = operator.assign_groups(rows)
     embeddings = ClipSimilarity(clip, "cpu").embed(images, load_image).astype(np.float16)
     centers = fit_clusters(embeddings.astype(np.float32), 4, seed=3).reconstruct_n(0, 4)
     distances = np.linalg.norm(embeddings[:, None].astype(np.float64) - centers[None], axis=2)
@@ -166,8 +166,8 @@ def test_a_second_filter_draws_anew(tmp_path):
 
 
 def test_ngrams_are_the_different_ones_of_a_caption():
-    assert ngrams_of(text_of("A cat, a cat and a dog"), 2) == ["a cat", "cat a", "cat and", "and a", "a dog"]
-    assert ngrams_of(text_of("Snow"), 2) == ["snow"] and ngrams_of(text_of(""), 2) == [""]
+    assert find_ngrams(text_of("A cat, a cat and a dog"), 2) == ["a cat", "cat a", "cat and", "and a", "a dog"]
+    assert find_ngrams(text_of("Snow"), 2) == ["snow"] and find_ngrams(text_of(""), 2) == [""]
 
 
 def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):
@@ -175,13 +175,13 @@ def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):
     captions = [f"a red {'cat' if number % 9 else 'cow'} {'sits' if number % 4 else 'runs'}" for number in range(80)]
     data = texts(tmp_path, captions)
     kept = run(data, tmp_path / "out", {NGRAMS: {"words": 2, "keep_fraction": 0.4, "seed": 5}})
-    counts = Counter(gram for caption in captions for gram in ngrams_of(caption, 2))
+    counts = Counter(gram for caption in captions for gram in find_ngrams(caption, 2))
     [step] = read_json(tmp_path / "out/summary.json")["operators"]
     limit = step["selection"]["limit"] + 0.001  # as rounded there
     drawn = [
         f"r{number}"
         for number, caption in enumerate(captions)
-        if any(draw(5, NGRAMS, f"r{number}", gram) < limit / counts[gram] for gram in ngrams_of(caption, 2))
+        if any(draw(5, NGRAMS, f"r{number}", gram) < limit / counts[gram] for gram in find_ngrams(caption, 2))
     ]
     assert kept == drawn and len(kept) == 32
     rare = [f"r{number}" for number, caption in enumerate(captions) if "cow" in caption]

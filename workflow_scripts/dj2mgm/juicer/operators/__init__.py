@@ -1,10 +1,10 @@
-"""This workflow's own operators: each module of this folder is imported, and registers its operators in Data-Juicer.
+"""This workflow's own operators. Each module of this folder is imported, and registers its operators in Data-Juicer.
 
-A new operator is one new file here. What it may declare beside Data-Juicer's own attributes is in `declarations`;
-docs/examples/operator.py is a whole one. What takes long to import, as torch does, belongs into `models/`, which an
-operator imports when it first needs it.
+A new operator is one new file here. `declarations` lists what it may declare in addition to Data-Juicer's own
+attributes, and docs/examples/operator.py is a complete example. Imports that take long, such as torch, belong into
+`models/`, which an operator imports at first use.
 
-The operators work in a plain Data-Juicer run too (which needs Ray installed), with the workflow's library on the path:
+The operators also work in a plain Data-Juicer run (which needs Ray), with the workflow's library on the path:
 
     PYTHONPATH=workflow_scripts dj-process --config recipe.yaml \
         --custom-operator-paths workflow_scripts/dj2mgm/juicer/operators

@@ -1,15 +1,18 @@
-"""What this workflow's deduplicators share."""
+"""Base class of this workflow's deduplicators."""
 
 from data_juicer.ops.base_op import OP, Deduplicator
 
 
 class BatchedDeduplicator(Deduplicator):
-    """Hashes rows in batches: `Deduplicator` does so one by one, and its overhead per row is twenty times a hash."""
+    """A deduplicator that hashes rows in batches.
+
+    Data-Juicer's `Deduplicator` hashes them one by one, and its overhead per row is twenty times the cost of a hash.
+    """
 
     _batched_op = True
 
     def run(self, dataset, *, exporter=None, tracer=None, reduce: bool = True):
-        """As `Deduplicator.run`, in batches."""
+        """Run like `Deduplicator.run`, but hash rows in batches."""
         dataset = OP.run(self, dataset).map(
             self.compute_hash,
             num_proc=self.runtime_np(),

@@ -1,21 +1,21 @@
-"""Data-Juicer's `image_text_similarity_filter`, many rows at a time.
+"""Data-Juicer's `image_text_similarity_filter`, computed on many rows at a time.
 
-Same arguments, same stat, same values (within 1e-3); the recipe needs only another operator name:
+Arguments, stat and values (within 1e-3) are the same, so a recipe only changes the name of the operator:
 
     process:
       - batched_image_text_similarity_filter: {hf_clip: openai/clip-vit-base-patch32, min_score: 0.28}
 
-Instead of `min_score`, `keep_fraction` says what share of the rows, most similar first, sets the limit; or
-`lower_quantile` and `upper_quantile` say which window of the scores is kept.
+Instead of `min_score`, `keep_fraction` keeps a share of the rows, most similar first, and `lower_quantile` and
+`upper_quantile` keep a window of the scores.
 
-It differs from Data-Juicer's own in that
-- weights are read from safetensors and computed in float32, whatever the checkpoint's type; remote code is never run;
-- it takes models of the type `clip` only;
-- it opens images as the rest of this workflow does, for example with 16 bits scaled to 8;
-- it does not share decoded images with other operators (`op_fusion` leaves it alone).
+It differs from Data-Juicer's filter in four points:
+- It reads weights from safetensors and computes in float32 for every checkpoint. It never runs remote code.
+- It accepts only models of the type `clip`.
+- It opens images like the rest of this workflow, for example with 16 bits scaled to 8.
+- It does not share decoded images with other operators, so `op_fusion` does not include it.
 
-As in all of Data-Juicer's filters, a stat that a row already has is kept: a second similarity filter in a recipe judges
-by the scores of the first, even when it names another CLIP.
+Like all of Data-Juicer's filters, it keeps a stat that a row already has. A second similarity filter in a recipe
+therefore judges by the scores of the first, even if it names another CLIP.
 """
 
 from collections.abc import Iterator
@@ -33,20 +33,20 @@ from dj2mgm.data.images import load_image
 from .keep_fraction import FractionFilter, check_fraction, check_quantiles, check_sides
 
 NAME = "batched_image_text_similarity_filter"
-ORIGINAL = "original_image_text_similarity"  # stat: that of the caption a row came with
-MIN_SCORE, LEAST = 0.1, -1.0  # Data-Juicer's default; the lowest cosine that there is
+ORIGINAL = "original_image_text_similarity"  # stat: similarity of the caption that the row had at first
+MIN_SCORE, LEAST = 0.1, -1.0  # Data-Juicer's default; the lowest possible cosine
 REDUCE = {"avg": np.mean, "max": np.max, "min": np.min}
 COMBINE = {"any": any, "all": all}
 
 
 def load_clip(hf_clip: str, device: str):
-    from .models.clip_similarity import ClipSimilarity  # torch and transformers: only when a recipe uses the operator
+    from .models.clip_similarity import ClipSimilarity  # here because it imports torch and transformers
 
     return ClipSimilarity(hf_clip, device)
 
 
 def text_chunks(text: str) -> Iterator[tuple[str, slice]]:
-    """Each chunk of the text that has image tokens, without its special tokens, and the places of its images."""
+    """Yield each chunk of the text that has image tokens, without special tokens, and the slice of its images."""
     start = 0
     for chunk in text.split(SpecialTokens.eoc):
         count = chunk.count(SpecialTokens.image)
@@ -57,10 +57,10 @@ def text_chunks(text: str) -> Iterator[tuple[str, slice]]:
 
 @OPERATORS.register_module(NAME)
 class BatchedImageTextSimilarityFilter(FractionFilter):
-    """Keeps rows whose image-text similarity under a CLIP lies in a range; scores whole batches.
+    """A filter that keeps rows whose image-text similarity under a CLIP lies in a range, and scores whole batches.
 
-    The stat `image_text_similarity` holds one score for each chunk of the text that has images, its images' scores
-    reduced to one; a row without images has none and is kept.
+    The stat `image_text_similarity` holds one score for each chunk of the text that has images. The scores of several
+    images are reduced to one. A row without images has no score and is kept.
     """
 
     _accelerator = "cuda"
@@ -84,23 +84,23 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         *args,
         **kwargs,
     ):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param hf_clip: folder or hub id of a CLIP with safetensors weights.
-        :param min_score: lowest similarity to keep. The default is Data-Juicer's 0.1 where no share is given.
-        :param max_score: highest similarity to keep.
-        :param horizontal_flip: mirror images left to right before scoring.
-        :param vertical_flip: mirror images top to bottom before scoring.
-        :param any_or_all: keep a row if 'any' or only if 'all' of its chunks lie in the range.
-        :param reduce_mode: 'avg', 'max' or 'min' of the scores of a chunk with several images.
-        :param keep_fraction: instead of `min_score`: the limit is what this share of the rows, most similar first,
-            reaches with the captions they came with. Rewritten captions must reach it too.
-        :param lower_quantile: instead of `min_score`: the share of the rows, least similar first, below it.
-        :param upper_quantile: instead of `max_score`: the share of the rows, least similar first, below it.
-        :param batch_size: rows scored together. Memory grows with it, scores do not depend on it.
+        Args:
+            hf_clip: folder or hub id of a CLIP with safetensors weights.
+            min_score: lowest similarity to keep. Without a share the default is Data-Juicer's 0.1.
+            max_score: highest similarity to keep.
+            horizontal_flip: mirror images left to right before scoring.
+            vertical_flip: mirror images top to bottom before scoring.
+            any_or_all: keep a row if 'any' of its chunks, or only if 'all' of them, lie in the range.
+            reduce_mode: 'avg', 'max' or 'min' of the scores of a chunk with several images.
+            keep_fraction: share of the rows, most similar first, that sets the limit in place of `min_score`. The
+                share is taken of the original captions, and rewritten captions must reach the same limit.
+            lower_quantile: share of the rows, least similar first, below the limit in place of `min_score`.
+            upper_quantile: share of the rows, least similar first, below the limit in place of `max_score`.
+            batch_size: rows scored together. Memory grows with it; scores do not depend on it.
         """
-        kwargs["memory"] = kwargs.get("memory") or "1500MB"  # as the original: limits processes in a plain run
+        kwargs["memory"] = kwargs.get("memory") or "1500MB"  # like the original: limits processes in a plain run
         super().__init__(*args, batch_size=batch_size, **kwargs)
         if reduce_mode not in REDUCE:
             raise ValueError(f"reduce_mode must be one of {', '.join(REDUCE)}; found {reduce_mode!r}")
@@ -109,14 +109,14 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         check_fraction(keep_fraction)
         check_quantiles(lower_quantile, upper_quantile)
         if keep_fraction is not None and lower_quantile is not None:
-            raise ValueError("keep_fraction and lower_quantile are limits on the same side: name one of them")
+            raise ValueError("keep_fraction and lower_quantile limit the same side; give one of them")
         lower, upper = (lower_quantile, min_score), (upper_quantile, max_score if max_score < 1 else None)
         check_sides(keep_fraction=(keep_fraction, min_score), lower_quantile=lower, upper_quantile=upper)
         unlimited = any(share is not None for share in (keep_fraction, lower_quantile, upper_quantile))
         self.keep_fraction = keep_fraction
         self.lower_quantile = lower_quantile
         self.upper_quantile = upper_quantile
-        self.hf_clip = hf_clip  # part of the operator's fingerprint, which leaves out `model_key`
+        self.hf_clip = hf_clip  # part of the operator's fingerprint, which does not contain `model_key`
         self.min_score = (LEAST if unlimited else MIN_SCORE) if min_score is None else min_score
         self.max_score = max_score
         self.horizontal_flip = horizontal_flip
@@ -129,8 +129,8 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         """Score the rows that have no score yet.
 
         Raises:
-            InputError: the CLIP cannot be loaded.
-            ValueError: a text has more image tokens than its row has images.
+            InputError: If the CLIP cannot be loaded.
+            ValueError: If a text has more image tokens than its row has images.
         """
         scores = {
             row: [] for row, stats in enumerate(samples[Fields.stats]) if StatsKeys.image_text_similarity not in stats
@@ -149,7 +149,7 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
 
     @staticmethod
     def scores_of(stats: dict) -> list[float]:
-        """What a row adds to the scores that `keep_fraction` is a share of."""
+        """Return the row's scores, of which `keep_fraction` is a share."""
         return stats.get(ORIGINAL) or stats[StatsKeys.image_text_similarity]
 
     def process_single(self, sample: dict) -> bool:
@@ -158,7 +158,7 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         return not kept or COMBINE[self.any_or_all](kept)
 
     def _chunks(self, samples: dict, row: int) -> Iterator[tuple[str, list[str | bytes]]]:
-        """The row's chunks: text, and each image as its encoded bytes where the row has them, else its path."""
+        """Yield the row's chunks: the text, and each image as encoded bytes if the row has them, or as a path."""
         paths = samples[self.image_key][row] if self.image_key in samples else None
         if not paths:
             return
@@ -168,7 +168,9 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         ]
         for text, places in text_chunks(samples[self.text_key][row]):
             if not images[places]:
-                raise ValueError(f"the text has {places.stop} or more image tokens but the row {len(images)} images")
+                raise ValueError(
+                    f"the text has at least {places.stop} image tokens, but the row has {len(images)} images"
+                )
             yield text, images[places]
 
     def _load(self, image: str | bytes) -> Image.Image:

@@ -1,9 +1,9 @@
-"""Drops captions that their captioner itself found unlikely.
+"""A filter that drops captions that their own captioner found unlikely.
 
     process:
       - caption_log_likelihood_filter: {min_log_likelihood: -3.0}
 
-Reads the stat that `low_similarity_recaption_mapper` leaves; captions that no captioner has written pass.
+It reads the stat that `low_similarity_recaption_mapper` writes. Captions that no captioner has written are kept.
 """
 
 import numpy as np
@@ -16,19 +16,19 @@ STAT = "caption_log_likelihood"
 
 @OPERATORS.register_module(NAME)
 class CaptionLogLikelihoodFilter(Filter):
-    """Keeps rows whose caption has at least a log-likelihood, and rows without one.
+    """A filter that keeps rows whose caption has at least a given log-likelihood, and rows without one.
 
-    The stat `caption_log_likelihood` holds one number in nats, of the whole caption; or none, where the caption is not
-    a captioner's or its captioner tells none.
+    The stat `caption_log_likelihood` holds one number in nats, for the whole caption. It is empty if no captioner has
+    written the caption, or if the captioner reports no log-likelihood.
     """
 
     _batched_op = True
 
     def __init__(self, min_log_likelihood: float = -3.0, *args, **kwargs):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param min_log_likelihood: lowest log-likelihood to keep, in nats.
+        Args:
+            min_log_likelihood: lowest log-likelihood to keep, in nats.
         """
         super().__init__(*args, **kwargs)
         self.min_log_likelihood = min_log_likelihood

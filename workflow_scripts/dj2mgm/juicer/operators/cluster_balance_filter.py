@@ -1,10 +1,10 @@
-"""Keeps as many rows of each cluster of images, or of captions, as a CLIP sees them.
+"""A filter that keeps equally many rows of each cluster of CLIP embeddings of images or captions.
 
     process:
       - cluster_balance_filter: {hf_clip: openai/clip-vit-base-patch32, clusters: 400, keep_fraction: 0.5}
 
 Vo et al. (Automatic data curation for self-supervised learning: a clustering-based approach, 2024, arXiv:2405.15613)
-balance data by sampling evenly over k-means clusters of their embeddings; here k-means has one level.
+balance data by sampling evenly over k-means clusters of their embeddings. Here k-means has one level.
 """
 
 import base64
@@ -26,17 +26,17 @@ from .selection import NO_GROUP, BalanceFilter, Rows
 NAME = "cluster_balance_filter"
 COLUMN = "__dj__clip_embedding"
 EMBEDDED = ("image", "text")
-SAMPLE = 256  # rows for each cluster that k-means learns from, as many as faiss itself would take
+SAMPLE = 256  # rows per cluster that k-means is fitted to, faiss's own default
 AT_ONCE = 1000  # rows
 
 
 @OPERATORS.register_module(NAME)
 class ClusterBalanceFilter(BalanceFilter):
-    """Keeps as many rows of each cluster of CLIP embeddings, as far as it has them.
+    """A filter that keeps equally many rows of each cluster of CLIP embeddings, as far as the cluster has them.
 
-    Embeddings are unit vectors in 16 bits, in a column that goes when all rows are there. k-means (faiss, in one
-    thread, so that the same seed gives the same clusters) learns from a sample. The stat `clip_cluster` is the number
-    of a row's cluster, −1 for a row without an image, which is kept and not counted.
+    Embeddings are unit vectors in 16 bits, in a column that is removed once the rows are selected. k-means (faiss, in
+    one thread, so that the same seed gives the same clusters) is fitted to a sample. The stat `clip_cluster` is the
+    number of the row's cluster. It is −1 for a row without an image, which is kept and not counted.
     """
 
     _accelerator = "cuda"
@@ -55,16 +55,16 @@ class ClusterBalanceFilter(BalanceFilter):
         *args,
         **kwargs,
     ):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param hf_clip: folder or hub id of a CLIP with safetensors weights.
-        :param embed: 'image', a row's first one; or 'text'.
-        :param clusters: how many; as many as rows where there are fewer rows.
-        :param keep_fraction: share of the rows to keep.
-        :param keep_rows: instead of it: how many rows to keep.
-        :param seed: of clusters and draws.
-        :param batch_size: rows embedded together.
+        Args:
+            hf_clip: folder or hub id of a CLIP with safetensors weights.
+            embed: 'image' (the first image of a row) or 'text'.
+            clusters: number of clusters, at most the number of rows.
+            keep_fraction: share of the rows to keep.
+            keep_rows: number of rows to keep, in place of `keep_fraction`.
+            seed: seed of clusters and draws.
+            batch_size: rows embedded together.
         """
         super().__init__(keep_fraction, keep_rows, seed, *args, batch_size=batch_size, **kwargs)
         if embed not in EMBEDDED:
@@ -77,10 +77,10 @@ class ClusterBalanceFilter(BalanceFilter):
         self.model_key = partial(load_clip, hf_clip)
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Fill `COLUMN`: base64 of float16, or nothing for a row without an image.
+        """Fill `COLUMN` with embeddings, as base64 of float16; a row without an image gets an empty string.
 
         Raises:
-            InputError: the CLIP cannot be loaded.
+            InputError: If the CLIP cannot be loaded.
         """
         shown = samples[self.image_key]
         rows = [row for row, images in enumerate(shown) if images]
@@ -95,7 +95,7 @@ class ClusterBalanceFilter(BalanceFilter):
                 samples[COLUMN][row] = base64.b64encode(embedding.tobytes()).decode()
         return samples
 
-    def groups_of(self, rows: Rows) -> np.ndarray:
+    def assign_groups(self, rows: Rows) -> np.ndarray:
         embedded = np.fromiter((bool(row[COLUMN]) for row in rows), dtype=bool, count=len(rows))
         groups = np.full(len(rows), NO_GROUP, dtype=np.int64)
         if not embedded.any():
@@ -107,24 +107,24 @@ class ClusterBalanceFilter(BalanceFilter):
         return groups
 
     def _sample(self, rows: Rows, embedded: np.ndarray, count: int) -> np.ndarray:
-        """(up to `count`, D) float32: the embeddings of the rows with the lowest draws."""
-        draws = np.where(embedded, self.draws_of(rows, "clusters"), np.inf)
+        """Return the embeddings of the rows with the lowest draws, (up to `count`, D) float32."""
+        draws = np.where(embedded, self.draw_rows(rows, "clusters"), np.inf)
         sampled = np.zeros(len(draws), dtype=bool)
         sampled[np.argsort(draws, kind="stable")[:count]] = True
         return np.concatenate(list(_embeddings(rows, sampled & embedded)))
 
 
-def _embeddings(rows: Rows, wanted: np.ndarray) -> Iterator[np.ndarray]:
-    """(up to `AT_ONCE`, D) float32 of the wanted rows, in their order."""
-    texts = (row[COLUMN] for row, taken in zip(rows, wanted, strict=True) if taken)
+def _embeddings(rows: Rows, chosen: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the embeddings of the `chosen` rows in their order, (up to `AT_ONCE`, D) float32 each."""
+    texts = (row[COLUMN] for row, taken in zip(rows, chosen, strict=True) if taken)
     while part := list(islice(texts, AT_ONCE)):
         yield np.stack([np.frombuffer(base64.b64decode(text), dtype=np.float16) for text in part]).astype(np.float32)
 
 
 def fit_clusters(sample: np.ndarray, clusters: int, seed: int):
-    """faiss's index of the centers of `clusters` clusters, from a sample (N, D) float32 of at least so many rows."""
+    """Return a faiss index of `clusters` cluster centers, fitted to a sample (N, D) float32 with N ≥ `clusters`."""
     logging.getLogger("faiss.loader").setLevel(logging.WARNING)
-    import faiss  # only when a recipe uses the operator
+    import faiss  # here because only recipes with this operator need it
 
     faiss.omp_set_num_threads(1)
     kmeans = faiss.Kmeans(

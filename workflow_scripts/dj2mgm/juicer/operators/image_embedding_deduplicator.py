@@ -1,9 +1,9 @@
-"""Drops rows whose images a CLIP finds nearly equal to those of another row: crops and edits, as the CLIP sees them.
+"""A deduplicator that drops rows whose images are near-duplicates under a CLIP, such as crops and edits.
 
     process:
       - image_embedding_deduplicator: {min_similarity: 0.95, prefer: image_text_similarity}
 
-The CLIP is the one that the similarity filter takes, and is loaded in the same way.
+It takes and loads the same CLIP as the similarity filter.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from .batched_image_text_similarity_filter import load_clip
 from .near_duplicates import PIXELS, NearDeduplicator
 
 NAME = "image_embedding_deduplicator"
-ROUNDING = 0.01  # of distances between unit vectors in float16
+ROUNDING = 0.01  # error of distances between unit vectors in float16
 
 
 @OPERATORS.register_module(NAME)
 class ImageEmbeddingDeduplicator(NearDeduplicator):
-    """Keeps the best row of each group whose images have a cosine similarity of at least `min_similarity`."""
+    """A deduplicator that keeps the best row of each group whose images have a cosine of at least `min_similarity`."""
 
     _accelerator = "cuda"
 
@@ -39,21 +39,21 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         *args,
         **kwargs,
     ):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param hf_clip: folder or hub id of a CLIP with safetensors weights.
-        :param min_similarity: lowest cosine of two images' embeddings that makes one a copy of the other. Look at what
-            a value drops before you believe it: each CLIP has a scale of its own.
-        :param prefer: name of a statistic that the recipe has measured by then; of rows that are copies of each other
-            the one with the highest value is kept, and of equal ones the first. The default is the images' size.
-        :param batch_size: rows embedded together.
+        Args:
+            hf_clip: folder or hub id of a CLIP with safetensors weights.
+            min_similarity: lowest cosine between the embeddings of near-duplicates. Look at the rows that a value
+                drops before you trust it, since each CLIP has its own scale.
+            prefer: name of a statistic that an earlier operator has measured. Of near-duplicates the row with the
+                highest value is kept, and of equal ones the first. The default is the size of the images.
+            batch_size: rows embedded together.
         """
-        kwargs["memory"] = kwargs.get("memory") or "1500MB"  # as the similarity filter
+        kwargs["memory"] = kwargs.get("memory") or "1500MB"  # like the similarity filter
         super().__init__(prefer, *args, batch_size=batch_size, **kwargs)
         if not 0 < min_similarity <= 1:
             raise ValueError(f"min_similarity must be above 0 and at most 1, found {min_similarity}")
-        self.hf_clip = hf_clip  # part of the operator's fingerprint, which leaves out `model_key`
+        self.hf_clip = hf_clip  # part of the operator's fingerprint, which does not contain `model_key`
         self.min_similarity = min_similarity
         self.model_key = partial(load_clip, hf_clip)
 
@@ -79,7 +79,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         return lambda places: index.near(vectors[places], reach)
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """1 - cosine."""
+        """Return 1 − cosine, or infinity below `min_similarity`."""
         first, second = (vectors.view(np.float16).astype(np.float32) for vectors in (left, right))
         cosine = (first * second).sum(axis=1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
         return np.where(cosine >= self.min_similarity, 1 - cosine, np.inf)

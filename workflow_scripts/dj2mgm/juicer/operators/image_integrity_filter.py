@@ -1,6 +1,6 @@
-"""Drops rows whose image is missing, outside the image folder, empty or undecodable, and says which it was.
+"""A filter that drops rows whose image is missing, outside the image folder, empty or undecodable, with the reason.
 
-Goes first in a recipe: Data-Juicer's own image operators raise on such rows instead of dropping them.
+Put it first in a recipe. Data-Juicer's own image operators raise an error on such rows instead of dropping them.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ OK = "ok"
 
 
 def image_integrity(images: list[str], image_root: str) -> str:
-    """`ok`, or the reason (one of `BadImage.REASONS`) of the first image that cannot be used."""
+    """Return `ok`, or the reason (one of `BadImage.REASONS`) why the first unusable image cannot be used."""
     try:
         for image in images:
             load_image(locate_image(image_root, image))
@@ -29,7 +29,7 @@ def image_integrity(images: list[str], image_root: str) -> str:
 
 @OPERATORS.register_module(NAME)
 class ImageIntegrityFilter(Filter):
-    """Keeps rows whose images all lie inside `image_root` and decode completely.
+    """A filter that keeps rows whose images all lie inside `image_root` and decode completely.
 
     The stat `image_integrity` is `ok`, `missing`, `outside`, `empty` or `undecodable`.
     """
@@ -39,14 +39,14 @@ class ImageIntegrityFilter(Filter):
     report_key = "broken_images"
 
     def __init__(self, image_root: str = "/", *args, **kwargs):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param image_root: folder that no image may lie outside of; the default allows every place.
+        Args:
+            image_root: folder that all images must lie in. The default allows every folder.
         """
         super().__init__(*args, **kwargs)
         self.image_root = image_root
-        self.report: dict[str, int] = {}  # rows dropped, by reason
+        self.report: dict[str, int] = {}  # dropped rows by reason
 
     def compute_stats_batched(self, samples: dict) -> dict:
         for images, stats in zip(samples[self.image_key], samples[Fields.stats], strict=True):

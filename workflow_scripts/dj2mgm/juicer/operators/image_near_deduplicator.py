@@ -1,10 +1,10 @@
-"""Drops rows whose images are those of another row, encoded again or scaled.
+"""A deduplicator that drops rows whose images are those of another row, scaled or encoded again.
 
     process:
       - image_near_deduplicator: {prefer: image_text_similarity}
 
-Data-Juicer's `image_deduplicator` keeps the first row of those with one and the same perceptual hash, and needs
-imagededup and torchvision; here a few bits may differ, and a statistic decides which row is kept.
+Data-Juicer's `image_deduplicator` needs imagededup and torchvision, compares perceptual hashes for equality and keeps
+the first row. Here a few bits may differ, and a statistic decides which row is kept.
 """
 
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ NAME = "image_near_deduplicator"
 
 @OPERATORS.register_module(NAME)
 class ImageNearDeduplicator(NearDeduplicator):
-    """Keeps the best row of each group with the same pictures, whatever their size and encoding.
+    """A deduplicator that keeps the best row of each group with the same images in any size and encoding.
 
-    Pictures are the same if at most `max_bits` of 256 bits of a perceptual hash differ and, in no cell of a 4 × 4 grid,
-    the mean color by more than `max_levels`.
+    Two images are the same if at most `max_bits` of 256 bits of their perceptual hashes differ, and if their mean
+    colors differ by at most `max_levels` in each cell of a 4 × 4 grid.
     """
 
     def __init__(self, prefer: str = PIXELS, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS, *args, **kwargs):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param prefer: name of a statistic that the recipe has measured by then; of rows that are copies of each other
-            the one with the highest value is kept, and of equal ones the first. The default is the images' size.
-        :param max_bits: bits that may differ, at most 23.
-        :param max_levels: levels (of 256) by which colors may differ.
+        Args:
+            prefer: name of a statistic that an earlier operator has measured. Of near-duplicates the row with the
+                highest value is kept, and of equal ones the first. The default is the size of the images.
+            max_bits: bits that may differ, at most 23.
+            max_levels: levels (out of 256) by which colors may differ.
         """
         super().__init__(prefer, *args, **kwargs)
         if not 0 <= max_bits <= MAX_BITS:
@@ -62,5 +62,5 @@ class ImageNearDeduplicator(NearDeduplicator):
         )
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Bits that differ."""
+        """Return the number of different bits, or infinity for images that are not the same."""
         return distance(left, right, self.max_bits, self.max_levels)

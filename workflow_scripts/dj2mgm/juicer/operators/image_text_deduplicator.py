@@ -1,4 +1,4 @@
-"""Drops rows whose image files and text are, byte for byte, those of an earlier row.
+"""A deduplicator that drops rows whose image files and text are equal, byte for byte, to those of an earlier row.
 
 Data-Juicer's `image_deduplicator` compares perceptual hashes and needs imagededup and torchvision.
 """
@@ -17,7 +17,7 @@ HASH = "__dj__image_text_hash"
 
 
 def image_text_hash(images: Sequence[str], text: str) -> str:
-    """SHA-256 over the number of images, each file's own SHA-256, and the text."""
+    """Return the SHA-256 over the number of images, the SHA-256 of each file, and the text."""
     digest = hashlib.sha256(len(images).to_bytes(8, "big"))
     for image in images:
         digest.update(hashlib.sha256(read_file(image)).digest())
@@ -27,7 +27,7 @@ def image_text_hash(images: Sequence[str], text: str) -> str:
 
 @OPERATORS.register_module(NAME)
 class ImageTextDeduplicator(BatchedDeduplicator):
-    """Keeps the first row of each group with equal image bytes and equal text."""
+    """A deduplicator that keeps the first row of each group with equal image bytes and equal text."""
 
     hash_key = HASH
 

@@ -1,4 +1,4 @@
-"""Drops captions that a trained model finds no more likely for seeing the image.
+"""A filter that drops captions whose likelihood under a trained model does not increase if the model sees the image.
 
     process:
       - likelihood_gain_filter:
@@ -6,13 +6,14 @@
           stage: results/baseline/pretrain
           keep_fraction: 0.5
 
-The gain of a token is its log-likelihood given the image, less that given any image; of a caption it is the mean
-over its tokens. Lin et al. (Revisiting the role of language priors in vision-language models, ICML 2024,
-arXiv:2306.01879) rank captions by the pointwise mutual information of caption and image under the model, estimate its
-second term from images of the dataset, and weigh that by α, as here. They average the likelihood of the caption as a
-whole over these images; here that of each token is averaged, given the tokens before it, so that one token that no
-other image explains does not settle the whole caption. The row's own image is one of them, as in InfoNCE (van den Oord
-et al., 2018, arXiv:1807.03748), so that no token gains more than the logarithm of their number.
+The gain of a token is its log-likelihood given the image minus its log-likelihood given any image. The gain of a
+caption is the mean over its tokens. Lin et al. (Revisiting the role of language priors in vision-language models, ICML
+2024, arXiv:2306.01879) rank captions by the pointwise mutual information of caption and image under the model, estimate
+its second term from images of the dataset, and weigh that term by α, as here. They average the likelihood of the whole
+caption over these images. Here the likelihood of each token, given the tokens before it, is averaged, so that a single
+token that no other image explains does not decide about the whole caption. The row's own image is one of the images, as
+in InfoNCE (van den Oord et al., 2018, arXiv:1807.03748), so the gain of a token is at most the logarithm of their
+number.
 """
 
 from collections.abc import Sequence
@@ -36,10 +37,11 @@ STAT = "likelihood_gain"
 
 
 def likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: float) -> float:
-    """Mean over T tokens of log p(token | own image) − α · log of the mean of p(token | image) over M images, in nats.
+    """Return the mean over T tokens of log p(token | own image) − α · log mean p(token | image) over M images, in nats.
 
     Args:
-        log_likelihoods: (M, T), given the row's own image first.
+        log_likelihoods: (M, T); the first row is given the row's own image.
+        prior_weight: α.
     """
     given = np.array(log_likelihoods)
     prior = np.logaddexp.reduce(given, axis=0) - np.log(len(given))
@@ -49,11 +51,12 @@ def likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: fl
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
 class LikelihoodGainFilter(FractionFilter):
-    """Keeps rows whose caption a trained model finds more likely given their image than given any.
+    """A filter that keeps rows whose caption is more likely, under a trained model, given their image than given any.
 
-    The stat `likelihood_gain` holds one number in nats a token. It is empty for a row that has not exactly one image,
-    whose caption holds a control token (jsonl drops it), or that comes with fewer than `other_images` others, beside
-    which its gain would be on another scale: the last few of a dataset, or of a part of it. Such a row is kept.
+    The stat `likelihood_gain` holds one number in nats per token. It is empty for a row that does not have exactly one
+    image, for a row whose caption contains a control token (the jsonl stage drops it), and for a row that comes with
+    fewer than `other_images` others, since its gain would be on another scale. The last happens to a few rows at the
+    end of a dataset or of a part of it. Such rows are kept.
     """
 
     _accelerator = "cuda"
@@ -74,20 +77,21 @@ class LikelihoodGainFilter(FractionFilter):
         *args,
         **kwargs,
     ):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param base_model: folder of the assembled model.
-        :param stage: output folder of `pretrain` or `finetune`.
-        :param template: chat format of the stage: a name in config/chat_templates, or the content of its file.
-        :param question: what is asked; `plain` asks nothing.
-        :param min_gain: lowest gain to keep, in nats a token. The default is 0.
-        :param keep_fraction: instead of `min_gain`: the share of rows to keep, highest gain first.
-        :param other_images: how many images of the batch stand for any image, beside the row's own.
-        :param prior_weight: α. With 1, a caption that needs no image gains nothing; with 0, likely captions are kept.
-        :param batch_size: images whose captions are scored together, which are also each other's other images.
+        Args:
+            base_model: folder of the assembled model.
+            stage: output folder of `pretrain` or `finetune`.
+            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            question: question for the model. The template `plain` has none.
+            min_gain: lowest gain to keep, in nats per token. The default is 0.
+            keep_fraction: share of the rows to keep, highest gain first, in place of `min_gain`.
+            other_images: number of images of the batch, in addition to the row's own, that represent any image.
+            prior_weight: α. With 1, a caption that needs no image gains nothing. With 0, likely captions are kept.
+            batch_size: images whose captions are scored together. They are also each other's other images.
         """
-        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)  # divided here: no row shall be left alone
+        # the operator divides its rows itself, so that no part is too small
+        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
         check_fraction(keep_fraction)
         check_sides(keep_fraction=(keep_fraction, min_gain))
         if not 1 <= other_images < batch_size:
@@ -108,19 +112,19 @@ class LikelihoodGainFilter(FractionFilter):
     model_files = staticmethod(MGMCaptioningMapper.model_files)
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Score the rows that have no gain yet, some at a time, of each image of which one encoding serves all."""
+        """Score the rows that have no gain yet, in parts; each image is encoded once for all its rows."""
         waiting = [row for row, stats in enumerate(samples[Fields.stats]) if STAT not in stats]
-        rows_of: dict[str, list[int]] = {}
+        rows_by_image: dict[str, list[int]] = {}
         for row in waiting:
             if len(samples[self.image_key][row] or ()) == 1:
-                rows_of.setdefault(samples[self.image_key][row][0], []).append(row)
+                rows_by_image.setdefault(samples[self.image_key][row][0], []).append(row)
         gains: dict[int, float] = {}
-        parts = min(ceil(len(rows_of) / self.images_at_once), len(rows_of) // (self.other_images + 1))
-        for images in np.array_split(np.array(list(rows_of), dtype=object), max(1, parts)):  # all of about one size
+        parts = min(ceil(len(rows_by_image) / self.images_at_once), len(rows_by_image) // (self.other_images + 1))
+        for images in np.array_split(np.array(list(rows_by_image), dtype=object), max(1, parts)):  # of similar sizes
             captions = {
                 row: (place, remove_special_tokens(samples[self.text_key][row]))
                 for place, image in enumerate(images)
-                for row in rows_of[image]
+                for row in rows_by_image[image]
             }
             gains |= self._gains(images.tolist(), captions, rank)
         for row in waiting:
@@ -132,15 +136,21 @@ class LikelihoodGainFilter(FractionFilter):
 
     @staticmethod
     def scores_of(stats: dict) -> list[float]:
-        """A row's part in the scores that `keep_fraction` is a share of."""
+        """Return the row's scores, of which `keep_fraction` is a share."""
         return list(stats[STAT])
 
     def _gains(self, images: list[str], captions: dict[int, tuple[int, str]], rank: int | None) -> dict[int, float]:
-        """By row, of its image's place and its caption, beside other images; nothing where these are too few."""
+        """Return the gains by row; empty if there are too few other images.
+
+        Args:
+            images: paths of different images.
+            captions: for each row, the place of its image in `images`, and its caption.
+            rank: number of this process, for the choice of its GPU.
+        """
         compared = self.other_images + 1
         if len(images) < compared:
             return {}
-        # evenly spread: neighbors may be alike
+        # evenly spread, since neighbors may be similar
         steps = [step * len(images) // compared for step in range(compared)]
         generator = get_model(self.model_key, rank, self.use_cuda())
         control = generator.control_tokens(self.template)

@@ -1,4 +1,4 @@
-"""Writes new captions where CLIP says that the old ones do not fit their image.
+"""A mapper that replaces captions whose CLIP similarity to their image is low.
 
     process:
       - low_similarity_recaption_mapper:
@@ -7,8 +7,8 @@
           captioner: {image_captioning_mapper: {hf_img2seq: Salesforce/blip2-opt-2.7b, keep_original_sample: false}}
       - batched_image_text_similarity_filter: {keep_fraction: 0.5}
 
-Rows below the limit get the caption that the two models together find most likely; whether it is good enough is left to
-filters further down, which see the new caption's similarity and log-likelihood as stats. Rows above are not touched.
+A row below the limit gets the candidate that captioner and CLIP together find most likely. Later filters decide whether
+it is good enough; they find its similarity and log-likelihood in the row's stats. Rows above the limit do not change.
 """
 
 from collections import Counter
@@ -32,8 +32,8 @@ from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import in_one_process, merge_reports, report_key, take_report
 from .keep_fraction import check_fraction, set_limits
 from .models.caption_store import CaptionStore, has_captions
-from .models.captioner import NO_ANSWER, Captioner, Captions, problem_of
-from .recaption import RECORD, Recaption, judge_captioner, whole_report, with_record
+from .models.captioner import NO_ANSWER, Captioner, Captions, find_caption_problem
+from .recaption import RECORD, Recaption, complete_report, judge_captioner, with_record
 
 NAME = "low_similarity_recaption_mapper"
 LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
@@ -42,15 +42,15 @@ LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
 class LowSimilarityRecaptionMapper(Mapper):
-    """Recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
+    """A mapper that recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
 
-    Of a captioner's usable candidates the one with the highest `log-likelihood + CLIP's logit` is taken: the most
-    likely one under the product of both models' opinions; where the captioner tells no log-likelihoods, the most
+    Of the captioner's usable candidates it takes the one with the highest `log-likelihood + CLIP's logit`, which is the
+    most likely one under the product of both models. If the captioner reports no log-likelihoods, it takes the most
     similar one.
 
-    Stats: `image_text_similarity` of the text that the row now has, `original_image_text_similarity` of the text it
-    came with, and `caption_log_likelihood`, which is empty where the caption is not the captioner's. Meta: `recaption`,
-    the record of what was replaced, for rows below the limit.
+    Stats: `image_text_similarity` of the current text, `original_image_text_similarity` of the original text, and
+    `caption_log_likelihood`, which is empty if the captioner has not written the caption. Meta: `recaption`, the record
+    of the replacement, for rows below the limit.
     """
 
     _accelerator = "cuda"
@@ -73,21 +73,21 @@ class LowSimilarityRecaptionMapper(Mapper):
         *args,
         **kwargs,
     ):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param hf_clip: folder or hub id of a CLIP with safetensors weights.
-        :param min_similarity: rows below it are recaptioned.
-        :param keep_fraction: instead of `min_similarity`: the share of rows, most similar first, that keep their
-            caption (ties with the last of them too).
-        :param captioner: the operator that captions, as in a recipe: {operator: {argument: value}}.
-        :param max_caption_length: captions with more characters are not used.
-        :param seed: of a captioner that draws at random.
-        :param captions_folder: where captions are kept for other runs; None: nowhere.
-        :param writer: name of this run's file in that folder; no other run that is going on may have it.
-        :param batch_size: rows scored together; the captioner has a batch size of its own.
+        Args:
+            hf_clip: folder or hub id of a CLIP with safetensors weights.
+            min_similarity: rows below it are recaptioned.
+            keep_fraction: share of the rows, most similar first, that keep their caption, in place of `min_similarity`.
+                Rows that tie with the last of them keep theirs too.
+            captioner: the operator that writes captions, as in a recipe: {operator: {argument: value}}.
+            max_caption_length: captions with more characters are not used.
+            seed: seed of a captioner that draws at random.
+            captions_folder: folder in which captions are kept for other runs (None: they are not kept).
+            writer: name of this run's file in that folder. Runs at the same time need different names.
+            batch_size: rows scored together. The captioner has its own batch size.
         """
-        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)  # more fill the captioner's batches better
+        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)  # large, to fill the captioner's batches
         if (min_similarity is None) == (keep_fraction is None):
             raise ValueError("exactly one of min_similarity and keep_fraction must be given")
         check_fraction(keep_fraction)
@@ -109,20 +109,20 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     @property
     def budget(self) -> str | None:
-        """A captioner's that asks a server: two operators would ask twice, and each spend all of it."""
+        """Return the fingerprint of a captioner on a server, since two operators would each spend its whole budget."""
         return self.captioner.fingerprint() if self.captioner.is_server else None
 
     def check_ready(self) -> None:
-        """Ask a captioner's server whether it is there; later, when it is first needed, where it has answered before.
+        """Check that the captioner's server answers, unless there are captions of it already.
 
         Raises:
-            InputError: says what it answers, and what to do.
+            InputError: If the server cannot be used; the message has its answer and a remedy.
         """
         if self.captioner.is_server and not self._has_captions():
             self.captioner.operator.connect()
 
     def measure(self, samples: dict, rank: int | None = None) -> dict:
-        """The samples with their similarities, scored a few at a time."""
+        """Return the samples with their similarities, scored in batches of the similarity filter."""
         samples = dict(samples)
         if Fields.stats not in samples:
             samples[Fields.stats] = [{} for _ in samples[self.text_key]]
@@ -133,14 +133,14 @@ class LowSimilarityRecaptionMapper(Mapper):
         return samples
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Score, caption and choose, below `min_similarity`; `report` counts the captions."""
+        """Score the rows, and recaption those below `min_similarity`; `report` counts the captions."""
         return self._recaption(self.measure(samples, rank))
 
     def run(self, dataset, *, exporter=None, tracer=None):
-        """As `Mapper.run`, with the limit set after scoring where `keep_fraction` asks for it.
+        """Run like `Mapper.run`; if there is a `keep_fraction`, set the limit after scoring.
 
         Raises:
-            InputError: no caption of any row can be used.
+            InputError: If no caption of any row can be used.
         """
         self.report = {}
         scored = OP.run(self, dataset).map(self.measure, batch_size=self.batch_size, desc=f"{NAME}_measure")
@@ -164,18 +164,18 @@ class LowSimilarityRecaptionMapper(Mapper):
             self.__dict__.pop("_store").close()
 
     def judge_report(self, report: dict) -> dict:
-        """The counts of all rows, whole.
+        """Return the complete counts of all rows.
 
         Raises:
-            InputError: no caption of any row can be used.
+            InputError: If no caption of any row can be used.
         """
-        judged = whole_report(report, self.min_similarity)
+        judged = complete_report(report, self.min_similarity)
         judge_captioner(self.captioner.name, judged, report.get("example", ""), self.max_caption_length)
         return judged
 
     @staticmethod
     def scores_of(stats: dict) -> list[float]:
-        """What a row adds to the scores that `keep_fraction` is a share of."""
+        """Return the row's scores, of which `keep_fraction` is a share."""
         score = _only(stats[StatsKeys.image_text_similarity])
         return [] if score is None else [score]
 
@@ -197,8 +197,8 @@ class LowSimilarityRecaptionMapper(Mapper):
         return bool(images) and len(images) == 1 and bool(scores) and scores[0] < self.min_similarity
 
     def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
-        """Each image's captions, and for how many of the images they were not known before."""
-        keys = self.captioner.keys_of([digest_of(image) for image in images])
+        """Return the captions of each image, and the number of images without captions from earlier."""
+        keys = self.captioner.make_keys([digest_of(image) for image in images])
         known = self._store.get(keys)
         waiting = self.captioner.waiting(dict(zip(keys, images, strict=True)), known)
         new = sum(key in waiting for key in keys)
@@ -217,7 +217,7 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     @cached_property
     def _store(self) -> CaptionStore:
-        """Opened by the process that captions, when it first does."""
+        """The captions on disk, opened by the process that captions, at its first caption."""
         folder = Path(self.captions_folder) if self.captions_folder else None
         fingerprint = self.captioner.fingerprint() if folder else ""
         return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)
@@ -225,9 +225,16 @@ class LowSimilarityRecaptionMapper(Mapper):
     def _choose(
         self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
     ) -> list[Recaption]:
-        """For each row (its caption and similarity, its image) the record of the best usable caption."""
+        """Return the record of the best usable caption for each row.
+
+        Args:
+            originals: caption and similarity of each row.
+            images: image of each row.
+            captions: new captions of each row.
+        """
         problems = [
-            [each.problem or problem_of(text, self.max_caption_length) for text in each.candidates] for each in captions
+            [each.problem or find_caption_problem(text, self.max_caption_length) for text in each.candidates]
+            for each in captions
         ]
         pairs = [
             (text, image)
@@ -250,9 +257,9 @@ class LowSimilarityRecaptionMapper(Mapper):
         return records
 
     def _similarities(self, pairs: list[tuple[str, str]]) -> list[float]:
-        """CLIP's similarity of each (caption, image), as Data-Juicer's filter defines it."""
+        """Return the CLIP similarity of each (caption, image), as Data-Juicer's filter defines it."""
         similarities = []
-        size = 4 * self.similarity.batch_size  # an image comes with several captions, and is encoded once
+        size = 4 * self.similarity.batch_size  # an image has several captions and is encoded once
         for start in range(0, len(pairs), size):
             texts, images = zip(*pairs[start : start + size], strict=True)
             samples = {
@@ -270,11 +277,11 @@ class LowSimilarityRecaptionMapper(Mapper):
         counts = {"below": len(records), "captioned": captioned, "cached": len(records) - captioned}
         if server := take_report(self.captioner.operator):
             counts[report_key(self.captioner.operator)] = server
-        example = next((text for text in texts if problem_of(text, self.max_caption_length)), "")
+        example = next((text for text in texts if find_caption_problem(text, self.max_caption_length)), "")
         self.report = merge_reports(self.report, counts | {"unusable": problems, "example": example})
 
     def _replace(self, samples: dict, records: dict[int, Recaption]) -> dict:
-        """The samples with the records' captions and stats; `records` by row."""
+        """Return the samples with the captions and stats of `records`, which are by row."""
         metas = samples.get(Fields.meta) or [{} for _ in samples[self.text_key]]
         samples[Fields.meta] = metas = list(metas)
         samples[self.text_key] = list(samples[self.text_key])
@@ -292,5 +299,5 @@ class LowSimilarityRecaptionMapper(Mapper):
 
 
 def _only(scores: list[float]) -> float | None:
-    """The score of a text with one chunk that has images; None for other texts."""
+    """Return the score of a text with exactly one chunk that has images; None for other texts."""
     return float(scores[0]) if len(scores) == 1 else None

@@ -1,10 +1,10 @@
-"""Replaces each text by what a trained MGM says about the row's image.
+"""A mapper that replaces each text by the caption that a trained MGM writes for the row's image.
 
     process:
       - mgm_captioning_mapper: {base_model: results/models/tiny/mgm, stage: results/baseline/pretrain}
 
-The model is asked as in its stage 1: with `template: plain`, the image alone. All captions of beam search are kept
-in the row's meta, most likely per token first, with their log-likelihoods; the first of them becomes the text.
+The prompt is that of the model's stage 1. With `template: plain` it is the image alone. All captions of beam search are
+kept in the row's meta with their log-likelihoods, most likely per token first. The first of them becomes the text.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ NAME = "mgm_captioning_mapper"
 
 
 def load_generator(base_model: str, stage: str, device: str):
-    from dj2mgm.generation import load_generator as load  # torch and transformers: only when a recipe uses the operator
+    from dj2mgm.generation import load_generator as load  # here because it imports torch and transformers
 
     return load(Path(base_model), Path(stage), device)
 
@@ -33,10 +33,10 @@ def load_generator(base_model: str, stage: str, device: str):
 @TAGGING_OPS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
 class MGMCaptioningMapper(Mapper):
-    """Captions rows that have exactly one image, by beam search; leaves other rows as they are.
+    """A mapper that captions rows with exactly one image by beam search, and does not change other rows.
 
-    Sets `text` (image token, caption, end-of-chunk token), and in the meta `caption_candidates` (strings) and
-    `caption_log_likelihoods` (nats, of a caption's tokens and the one that ends it).
+    It sets `text` (image token, caption, end-of-chunk token), and in the meta `caption_candidates` (strings) and
+    `caption_log_likelihoods` (nats, including the token that ends the caption).
     """
 
     _accelerator = "cuda"
@@ -55,16 +55,16 @@ class MGMCaptioningMapper(Mapper):
         *args,
         **kwargs,
     ):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param base_model: folder of the assembled model.
-        :param stage: output folder of `pretrain` or `finetune`.
-        :param template: chat format of the stage: a name in config/chat_templates, or the content of its file.
-        :param question: what is asked; `plain` asks nothing.
-        :param num_beams: beams, and captions found for each image.
-        :param batch_size: images captioned together.
-        :param max_new_tokens: where a caption is cut.
+        Args:
+            base_model: folder of the assembled model.
+            stage: output folder of `pretrain` or `finetune`.
+            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            question: question for the model. The template `plain` has none.
+            num_beams: number of beams, and of captions for each image.
+            batch_size: images captioned together.
+            max_new_tokens: number of tokens at which a caption is cut.
         """
         super().__init__(*args, batch_size=batch_size, **kwargs)
         self.base_model = base_model
@@ -77,7 +77,7 @@ class MGMCaptioningMapper(Mapper):
 
     @staticmethod
     def model_files(arguments: dict) -> list[Path]:
-        """What the captions depend on; a stage's folder holds records and checkpoints too."""
+        """Return the files that the captions depend on; a stage's folder also has records and checkpoints."""
         base, stage = (Path(arguments.get(name, "")) for name in ("base_model", "stage"))
         projector = [file for file in [stage / "projector.safetensors"] if file.is_file()]
         return [*weight_files(base), *projector, *weight_files(stage / "adapter")]
@@ -98,7 +98,7 @@ class MGMCaptioningMapper(Mapper):
             captions[row] = candidates
             samples[self.text_key][row] = text_of(candidates[0][0])
         for meta, candidates in zip(samples[Fields.meta], captions, strict=True):
-            # typed, so that a batch without any has the columns' types all the same
+            # typed, so that a batch without captions has columns of the same types
             meta[CANDIDATES] = np.array([caption for caption, _ in candidates], dtype=np.str_)
             meta[LOG_LIKELIHOODS] = np.array([value for _, value in candidates], dtype=np.float64)
         return samples

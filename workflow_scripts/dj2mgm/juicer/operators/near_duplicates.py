@@ -1,4 +1,7 @@
-"""What deduplicators of similar images share: a row is a copy of another if each of its images is near."""
+"""Base class of deduplicators of near-duplicate images.
+
+Two rows are near-duplicates if their images are near each other, one by one.
+"""
 
 import base64
 from abc import abstractmethod
@@ -15,51 +18,52 @@ from dj2mgm.errors import InputError
 
 from .batched_deduplicator import BatchedDeduplicator
 
-PIXELS = "image_pixels"  # stat: width times height, the mean over a row's images
+PIXELS = "image_pixels"  # stat: width times height, averaged over the row's images
 SIGNATURES = "__dj__image_signatures"
 
 
 class NearDeduplicator(BatchedDeduplicator):
-    """Signs each image; of rows whose images are near each other, keeps the one with the highest statistic `prefer`.
+    """A deduplicator that computes image signatures and keeps the near-duplicate with the highest statistic `prefer`.
 
-    Subclasses say what a signature is and which ones are near.
+    Subclasses define signatures and their distance.
     """
 
     hash_key = SIGNATURES
     report_key = "copies"
 
     def __init__(self, prefer: str = PIXELS, *args, **kwargs):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param prefer: name of a statistic that the recipe has measured by then; of rows that are copies of each other
-            the one with the highest value is kept, and of equal ones the first. The default is the images' size.
+        Args:
+            prefer: name of a statistic that an earlier operator has measured. Of near-duplicates the row with the
+                highest value is kept, and of equal ones the first. The default is the size of the images.
         """
         super().__init__(*args, **kwargs)
         self.prefer = prefer
-        self.report: dict = {}  # filled in by the engine, which knows all rows
+        self.report: dict = {}  # filled in by the engine, which has all rows
 
     @abstractmethod
     def sign(self, images: Sequence[str], rank: int | None) -> list[tuple[bytes, int]]:
-        """Signature, of a fixed number of bytes, and pixels of each image."""
+        """Return the signature (a fixed number of bytes) and the number of pixels of each image."""
 
     @abstractmethod
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
-        """A function: (Q,) places → pairs that may be near, the number in Q and the place, some at a time.
+        """Return a function from (Q,) places to pairs that may be near (index in Q, place), some at a time.
 
         Args:
             signatures: (N, bytes) uint8, a file mapped into memory.
-            folder: for files that are removed again.
+            folder: folder for temporary files.
         """
 
     @abstractmethod
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """(P,) of (P, bytes) and (P, bytes), infinite for what is not near."""
+        """Return the (P,) distances of signatures (P, bytes) and (P, bytes), infinite for pairs that are not near."""
 
     def compute_hash(self, samples: dict, rank: int | None = None) -> dict:
-        """
+        """Add signatures, and the stat `image_pixels`.
+
         Raises:
-            InputError: the rows have no statistic `prefer`.
+            InputError: If the rows have no statistic `prefer`.
         """
         stats = samples.setdefault(Fields.stats, [{} for _ in samples[self.text_key]])
         rows = [images or [] for images in samples[self.image_key]]
@@ -71,16 +75,17 @@ class NearDeduplicator(BatchedDeduplicator):
             values[PIXELS] = float(np.mean(pixels)) if images else 0.0
             if self.prefer not in values:
                 raise InputError(
-                    f"operator {self._name}: rows have no statistic {self.prefer!r}, which 'prefer' names; they have "
-                    f"{', '.join(values)}: put the filter that measures it before this operator"
+                    f"operator {self._name}: 'prefer' names the statistic {self.prefer!r}, but rows only have "
+                    f"{', '.join(values)}. Put the filter that measures it before this operator"
                 )
         return samples
 
     def find_copies(self, rows: Iterable[tuple[str, dict]], folder: Path) -> Copies:
-        """
+        """Find the near-duplicates among all rows.
+
         Args:
             rows: signatures and stats of all rows, in their order.
-            folder: for files that are removed again.
+            folder: folder for temporary files.
         """
         return find_copies(map(self._signed, rows), folder, partial(self.candidates, folder=folder), self.distance)
 
@@ -92,7 +97,7 @@ class NearDeduplicator(BatchedDeduplicator):
         return int(images), base64.b64decode(signatures), -np.inf if np.isnan(score) else score
 
     def process(self, dataset, show_num: int = 0) -> tuple:
-        """Return the rows that are no copies, in order, and up to `show_num` pairs (kept row, copy)."""
+        """Return the kept rows, in order, and up to `show_num` pairs (kept row, near-duplicate)."""
         with TemporaryDirectory() as folder:
             rows = zip(dataset[SIGNATURES], dataset[Fields.stats], strict=True)
             copy_of = self.find_copies(rows, Path(folder)).copy_of

@@ -1,11 +1,11 @@
-"""Keeps rows whose captions say what few others say, and as many of the others as there is room for.
+"""A filter that keeps rows whose captions have rare n-grams, and fills up with others.
 
     process:
       - ngram_balance_filter: {words: 2, keep_fraction: 0.5}
 
-The balancing of MetaCLIP (Xu et al., Demystifying CLIP data, 2023, arXiv:2309.16671): of every entry, at
-most about t captions are drawn, and a caption is kept if it is drawn for one of its entries. There entries come from
-WordNet and Wikipedia; here they are the captions' own n-grams.
+This is the balancing of MetaCLIP (Xu et al., Demystifying CLIP data, 2023, arXiv:2309.16671). At most about t captions
+are drawn for each entry, and a caption is kept if it is drawn for one of its entries. MetaCLIP takes entries from
+WordNet and Wikipedia; here they are the n-grams of the captions.
 """
 
 import re
@@ -27,8 +27,8 @@ WORD = re.compile(r"\w+")
 AT_ONCE = 1000  # rows
 
 
-def ngrams_of(text: str, words: int) -> list[str]:
-    """The different n-grams of a caption, in order. One with fewer words is an n-gram as a whole."""
+def find_ngrams(text: str, words: int) -> list[str]:
+    """Return the distinct n-grams of a caption, in order. A shorter caption is one n-gram."""
     found = WORD.findall(remove_special_tokens(text).lower())
     grams = (" ".join(found[start : start + words]) for start in range(max(1, len(found) - words + 1)))
     return list(dict.fromkeys(grams))
@@ -36,10 +36,10 @@ def ngrams_of(text: str, words: int) -> list[str]:
 
 @OPERATORS.register_module(NAME)
 class NgramBalanceFilter(SelectionFilter):
-    """Keeps captions that are drawn for at least one of their n-grams, of each about as many, as far as there are.
+    """A filter that keeps captions drawn for at least one of their n-grams, about equally many for each n-gram.
 
-    A caption is drawn for an n-gram that `c` captions have with probability t/c. The limit t follows from how many rows
-    are to be kept. The stat `ngram_limit` is the lowest limit that keeps the row.
+    A caption is drawn with probability t/c for an n-gram of `c` captions. The limit t follows from the number of rows
+    to keep. The stat `ngram_limit` is the lowest limit that keeps the row.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class NgramBalanceFilter(SelectionFilter):
         *args,
         **kwargs,
     ):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param words: of an n-gram.
-        :param keep_fraction: share of the rows to keep.
-        :param keep_rows: instead of it: how many rows to keep.
-        :param seed: of the draws.
+        Args:
+            words: number of words in an n-gram.
+            keep_fraction: share of the rows to keep.
+            keep_rows: number of rows to keep, in place of `keep_fraction`.
+            seed: seed of the draws.
         """
         super().__init__(keep_fraction, keep_rows, seed, *args, **kwargs)
         if words < 1:
@@ -65,7 +65,7 @@ class NgramBalanceFilter(SelectionFilter):
         self.words = words
 
     def select(self, rows: Rows) -> Selection:
-        # u < t/c for one of the n-grams, where u is the row's draw for it: so t must exceed the least u·c
+        # u < t/c must hold for one n-gram, where u is the row's draw for it: t must exceed the least u·c
         captions = DiskMap()  # n-gram -> captions that have it
         for part in self._parts(rows):
             captions.add(Counter(gram for grams in part for gram in grams).items())
@@ -75,14 +75,13 @@ class NgramBalanceFilter(SelectionFilter):
             for grams, row in zip(part, identity, strict=False):
                 limits.append(min(self.draw(row, gram) * known[gram] for gram in grams))
         values = np.array(limits)
-        wanted = self.wanted(len(values))
         kept = np.zeros(len(values), dtype=bool)
-        kept[np.argsort(values, kind="stable")[:wanted]] = True
+        kept[np.argsort(values, kind="stable")[: self.rows_to_keep(len(values))]] = True
         self.report = {"limit": round(float(values[kept].max(initial=0.0)), 3)}
         return Selection(kept, {STAT: values})
 
     def _parts(self, rows: Rows) -> Iterator[list[list[str]]]:
-        """The n-grams of `AT_ONCE` rows at a time."""
+        """Yield the n-grams of `AT_ONCE` rows at a time."""
         texts = iter(rows)
-        while part := [ngrams_of(row[self.text_key], self.words) for row in islice(texts, AT_ONCE)]:
+        while part := [find_ngrams(row[self.text_key], self.words) for row in islice(texts, AT_ONCE)]:
             yield part

@@ -1,4 +1,4 @@
-"""Asks a server's vision-language model for captions, by OpenAI's chat completions over HTTP.
+"""A captioner that requests captions from a vision-language model on a server (OpenAI's chat completions over HTTP).
 
     process:
       - low_similarity_recaption_mapper:
@@ -6,7 +6,8 @@
           captioner:
             openai_captioning_mapper: {base_url: "http://localhost:8000/v1", model: Qwen/Qwen3-VL-8B-Instruct}
 
-A captioner only, not a step of its own: `low_similarity_recaption_mapper` keeps each answer as it arrives.
+It is only the captioner of `low_similarity_recaption_mapper`, which keeps each answer as it arrives, and cannot be a
+step of a recipe.
 """
 
 import base64
@@ -26,7 +27,7 @@ from .declarations import merge_reports
 from .models.captioner import Captions
 
 if TYPE_CHECKING:
-    from .models.chat_answer import Answer
+    from .models.chat_answer import ChatAnswer
     from .models.chat_requests import ChatRequests
 
 NAME = "openai_captioning_mapper"
@@ -36,9 +37,9 @@ JPEG_QUALITY = 90
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
 class OpenAICaptioningMapper(Mapper):
-    """Captions images by asking a server about many of them at the same time.
+    """A captioner that sends many images to a server at the same time.
 
-    The same image gets the answer that was kept, whatever the seed: answers are paid for. Log-likelihoods are not told.
+    An image keeps its first answer for every seed, since answers may cost money. There are no log-likelihoods.
     """
 
     _batched_op = True
@@ -64,21 +65,21 @@ class OpenAICaptioningMapper(Mapper):
         *args,
         **kwargs,
     ):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param base_url: what `chat/completions` is appended to.
-        :param model: its name on the server.
-        :param key_variable: of the environment, with the server's key; without such a variable no key is sent.
-        :param question: what is asked about each image.
-        :param max_tokens: of an answer; one that is cut off there is not used.
-        :param temperature: of the model.
-        :param longest_side: pixels; larger images are scaled down.
-        :param concurrency: requests in flight.
-        :param timeout_s: seconds of silence after which a request has failed.
-        :param retries: of a request that has failed.
-        :param max_requests: budget, over all runs with the same captions.
-        :param max_total_tokens: budget, over all runs with the same captions.
+        Args:
+            base_url: address to which `chat/completions` is appended.
+            model: name of the model on the server.
+            key_variable: name of the environment variable with the server's key. Without the variable no key is sent.
+            question: question about each image.
+            max_tokens: largest number of tokens in an answer. An answer that is cut off there is not used.
+            temperature: sampling temperature of the model.
+            longest_side: longest side of an image in pixels. Larger images are scaled down.
+            concurrency: number of requests at the same time.
+            timeout_s: seconds of silence after which a request has failed.
+            retries: number of further tries of a failed request.
+            max_requests: budget over all runs with the same captions.
+            max_total_tokens: budget over all runs with the same captions.
         """
         super().__init__(*args, **kwargs)
         if not is_address(base_url):
@@ -86,7 +87,7 @@ class OpenAICaptioningMapper(Mapper):
         if key_variable is not None and not is_variable(key_variable):
             raise InputError(f"{NAME}: 'key_variable' must {VARIABLE}")
         if not model:
-            raise InputError(f"{NAME}: 'model' is missing; name one of {base_url}/models")
+            raise InputError(f"{NAME}: 'model' is missing. Name one of {base_url}/models")
         self.base_url = one_address(base_url)
         self.model = model
         self.key_variable = key_variable
@@ -104,17 +105,17 @@ class OpenAICaptioningMapper(Mapper):
 
     @staticmethod
     def model_files(arguments: dict) -> list:
-        """None: `model` is a name, even where a folder is called so."""
+        """Return no files: `model` is a name, even if there is a folder of that name."""
         return []
 
     def connect(self, spent: tuple[int, int] = (0, 0)) -> None:
-        """Ask the server whether it is there and has the model.
+        """Check that the server answers and has the model.
 
         Args:
-            spent: requests and tokens of earlier runs, which count in the budgets.
+            spent: requests and tokens of earlier runs, which count towards the budgets.
 
         Raises:
-            InputError: says what it answers, and what to do.
+            InputError: If the server cannot be used; the message has its answer and a remedy.
         """
         if self._requests is None:
             from .models.chat_requests import ChatRequests
@@ -126,15 +127,15 @@ class OpenAICaptioningMapper(Mapper):
             self._requests = requests
 
     def captions_as_they_come(self, images: Sequence[str], keep: Callable[[int, Captions], None]) -> None:
-        """Hand the place of each image that has got an answer, and its captions, to `keep`; after `connect`.
+        """Pass the place of each answered image, and its captions, to `keep`. Call `connect` first.
 
         Raises:
-            InputError: the server answers no more, or a budget is used up; answers on their way are kept before.
-            Exception: as `keep` raises it for one answer; the others on their way are handed to it all the same.
+            InputError: If the server no longer answers, or a budget is used up. Pending answers are kept first.
+            Exception: Any exception of `keep`. The other pending answers are passed to it first.
         """
         requests, before = self._requests, self._requests.counts()
         stopped: Exception | None = None
-        cores = len(os.sched_getaffinity(0))  # as many whole images in memory, however many requests are in flight
+        cores = len(os.sched_getaffinity(0))  # limits the decoded images in memory
         with ThreadPoolExecutor(cores) as encoders, ThreadPoolExecutor(self.concurrency) as threads:
             places = {threads.submit(self._ask, image, encoders): place for place, image in enumerate(images)}
             try:
@@ -145,7 +146,7 @@ class OpenAICaptioningMapper(Mapper):
                     except Exception as error:
                         stopped = stopped or error
                         requests.stop()
-            finally:  # also where this process is interrupted
+            finally:  # also if this process is interrupted
                 if any(not asked.done() for asked in places):
                     requests.stop()
         if isinstance(stopped, InputError):
@@ -156,11 +157,11 @@ class OpenAICaptioningMapper(Mapper):
 
     def process_batched(self, samples: dict) -> dict:
         raise InputError(
-            f"{NAME} is no step of its own: name it as the captioner of low_similarity_recaption_mapper, which keeps "
-            "what has been paid for"
+            f"{NAME} cannot be a step of a recipe. Name it as the captioner of low_similarity_recaption_mapper, which "
+            "keeps paid answers"
         )
 
-    def _ask(self, image: str, encoders: Executor) -> "Answer | None":
+    def _ask(self, image: str, encoders: Executor) -> "ChatAnswer | None":
         if self._requests.stopped:
             return None
         picture = {"type": "image_url", "image_url": {"url": encoders.submit(self._data_url, image).result()}}
@@ -168,11 +169,11 @@ class OpenAICaptioningMapper(Mapper):
         return self._requests.ask(content, max_tokens=self.max_tokens, temperature=self.temperature)
 
     def _data_url(self, image: str) -> str:
-        """The image as the workflow sees it, in a JPEG of at most `longest_side`."""
+        """Return the image, loaded as everywhere in the workflow, as a JPEG of at most `longest_side`."""
         try:
             picture = load_image(image, self.longest_side)
         except BadImage as error:
-            raise InputError(f"{error}; take its row out of the data") from None
+            raise InputError(f"{error}. Remove its row from the data") from None
         picture.thumbnail((self.longest_side, self.longest_side))
         written = BytesIO()
         picture.save(written, "JPEG", quality=JPEG_QUALITY)

@@ -1,4 +1,4 @@
-"""A new caption of one row, and the report on those of all rows."""
+"""The new caption of a row, and the report on the new captions of all rows."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,18 @@ from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 
 RECORD = "recaption"  # key in a row's meta
 TOO_MANY_UNUSABLE = 0.1
-ENOUGH_TO_JUDGE = 5  # images: that one or two get no usable caption says little about a captioner
+ENOUGH_TO_JUDGE = 5  # images; one or two without a usable caption do not prove that a captioner is broken
 
 
 @dataclass(frozen=True)
 class Recaption:
-    """What became of a row below the limit. Without a usable caption, `problem` says why, and the row is as it was."""
+    """The result for a row below the limit. Without a usable caption, `problem` has the reason and the row is kept."""
 
     original: str
     original_similarity: float
     caption: str | None = None
     similarity: float | None = None
-    log_likelihood: float | None = None  # nats; None if the captioner tells none
+    log_likelihood: float | None = None  # nats; None if the captioner reports none
     problem: str | None = None
 
 
@@ -41,19 +41,22 @@ RECORD_FEATURES = {
 
 
 def with_record(known: Features) -> Features:
-    """The features of a dataset whose rows have records; a batch without records does not show their types."""
+    """Return the features of a dataset with records; they cannot be inferred from a batch without records."""
     features = dict(known)
     lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL)}
     for column, more in ((Fields.stats, lists), (Fields.meta, RECORD_FEATURES)):
         columns = features.get(column, {})
-        if isinstance(columns, dict):  # not JSON, which Data-Juicer's own columns are, and which takes any key
+        if isinstance(columns, dict):  # not JSON, the type of Data-Juicer's own columns, which takes any key
             features[column] = columns | more
     return Features(features)
 
 
-def whole_report(counts: dict, min_similarity: float) -> dict:
-    """The report with every count, of rows below the limit: captioned now, captioned before, without a usable caption
-    by reason; and of a captioner that asks a server, what that has cost."""
+def complete_report(counts: dict, min_similarity: float) -> dict:
+    """Return the report on rows below the limit, with every count even if it is 0.
+
+    It counts rows captioned now, rows captioned in earlier runs, rows without a usable caption by reason, and the cost
+    of a captioner on a server.
+    """
     report = {key: counts.get(key, 0) for key in ("below", "captioned", "cached")}
     unusable = dict(sorted(counts.get("unusable", {}).items()))
     server = {key: counts[key] for key in ("server",) if key in counts}
@@ -64,24 +67,26 @@ def judge_captioner(name: str, report: dict, example: str, max_caption_length: i
     """Warn of a captioner whose captions often cannot be used.
 
     Args:
-        report: as `whole_report` returns it.
+        name: name of the captioner.
+        report: result of `complete_report`.
         example: one of the captions that cannot be used.
+        max_caption_length: largest number of characters, for the message.
 
     Raises:
-        InputError: none of its captions can be used, of five images at least.
+        InputError: If no caption of at least five images can be used.
     """
     unusable = sum(report["unusable"].values())
     if unusable <= TOO_MANY_UNUSABLE * report["below"]:
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in report["unusable"].items())
-    problem = f"captioner {name}: {unusable} of {report['below']} images got no caption that can be used ({reasons})"
+    problem = f"captioner {name}: {unusable} of {report['below']} images got no usable caption ({reasons})"
     if example:
         problem += f", such as {example[:60]!r}"
     if unusable == report["below"] >= ENOUGH_TO_JUDGE:
         check = (
-            "look above for what the server answers, and check that its model takes images"
+            "Read the server's answers above, and check that its model takes images"
             if "server" in report
-            else "check that the captioner is trained and fits its processor, or name another one in the recipe"
+            else "Check that the captioner is trained and fits its processor, or name another one in the recipe"
         )
-        raise InputError(f"{problem}; {check} (captions may have {max_caption_length} characters: max_caption_length)")
+        raise InputError(f"{problem}. {check} (max_caption_length allows {max_caption_length} characters)")
     logger.warning(problem)

@@ -1,8 +1,8 @@
-"""Filters that keep so many rows: which ones they are, is said when all rows have been measured.
+"""Filters that keep a given number of rows, and select them once all rows have been measured.
 
-Where rows are equal in what counts, the earlier one is kept. Draws depend on the seed, the filter's name and a row's
-id, and not on the other rows: with a row more or less, the others are drawn as before. Two filters of a recipe draw
-differently: else the second would prefer rows of the groups that the first has cut.
+Of rows that rank equally, the earlier one is kept. Draws depend on the seed, the filter's name and the row's id, and
+not on other rows: adding or removing a row does not change the draws of the others. Two filters of a recipe draw
+differently. Otherwise the second would prefer rows of the groups that the first has cut.
 """
 
 import hashlib
@@ -18,21 +18,21 @@ from data_juicer.utils.constant import Fields
 from .keep_fraction import check_fraction
 
 NO_GROUP = -1
-BITS = 53  # that a float64 holds
-SEEDS = 2**31  # that Faiss takes
+BITS = 53  # of a float64's significand
+SEEDS = 2**31  # faiss accepts smaller seeds only
 
 
 class Rows(Iterable[dict], Sized, Protocol):
-    """All rows, as often as they are asked for, with their stats and what `compute_stats` has added."""
+    """All measured rows with their stats and the columns of `compute_stats`. They can be iterated repeatedly."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Of N rows, in their order.
+    """The decision about N rows, in their order.
 
-    Args:
+    Attributes:
         kept: (N,) bool.
-        stats: more stats of the rows, by name: (N,) numbers.
+        stats: further stats of the rows by name, (N,) numbers each.
     """
 
     kept: np.ndarray
@@ -48,7 +48,7 @@ class Selection:
 
 
 class SelectionFilter(Filter):
-    """A filter that declares `select`. It keeps a share of the rows or a number of them, all if there are fewer."""
+    """A filter that keeps a share of the rows, or a number of them (all if there are fewer)."""
 
     _batched_op = True
     needs_all_rows = False
@@ -71,18 +71,18 @@ class SelectionFilter(Filter):
 
     @abstractmethod
     def select(self, rows: Rows) -> Selection:
-        """Say which rows are kept, and count in `report`."""
+        """Select the rows to keep, and fill in `report`."""
 
     def draw(self, *names: str) -> float:
-        """In (0, 1], the same for the same names."""
+        """Return a number in (0, 1] that is the same for the same names."""
         return draw(self.seed, self._name, *names)
 
-    def draws_of(self, rows: Rows, *names: str) -> np.ndarray:
-        """(N,) float64: a draw of each row."""
+    def draw_rows(self, rows: Rows, *names: str) -> np.ndarray:
+        """Return a draw for each row, (N,) float64."""
         return np.fromiter((self.draw(*names, row) for row in identities(rows)), dtype=np.float64, count=len(rows))
 
-    def wanted(self, rows: int) -> int:
-        """How many of so many rows are kept, one at least where there is one."""
+    def rows_to_keep(self, rows: int) -> int:
+        """Return the number of rows to keep out of `rows`, at least 1 unless there are none."""
         share = self.keep_rows if self.keep_fraction is None else max(1, round(self.keep_fraction * rows))
         return min(rows, share)
 
@@ -90,11 +90,11 @@ class SelectionFilter(Filter):
         return samples
 
     def process_batched(self, samples: dict) -> list[bool]:
-        """A row alone says nothing."""
+        """Keep every row here; `select` decides once all rows are measured."""
         return [True] * len(samples[Fields.stats])
 
     def run(self, dataset, *, exporter=None, tracer=None, reduce: bool = True):
-        """As `Filter.run`, in a plain Data-Juicer run."""
+        """Run like `Filter.run`, in a plain Data-Juicer run."""
         measured = super().run(dataset, exporter=exporter, tracer=tracer, reduce=False)
         if not reduce:
             return measured
@@ -104,20 +104,20 @@ class SelectionFilter(Filter):
 
 
 class BalanceFilter(SelectionFilter):
-    """Keeps as many rows of each group, as far as it has them."""
+    """A filter that keeps equally many rows of each group, as far as the group has them."""
 
-    stat: str  # a row's group, or what it is made of
+    stat: str  # name of the stat with the row's group
 
     @abstractmethod
-    def groups_of(self, rows: Rows) -> np.ndarray:
-        """(N,) whole numbers; `NO_GROUP` for a row that has none, which is kept and not counted."""
+    def assign_groups(self, rows: Rows) -> np.ndarray:
+        """Return the rows' groups, (N,) whole numbers; rows with `NO_GROUP` are kept and not counted."""
 
     def select(self, rows: Rows) -> Selection:
-        groups = self.groups_of(rows)
+        groups = self.assign_groups(rows)
         members = np.flatnonzero(groups != NO_GROUP)
         kept = np.ones(len(groups), dtype=bool)
-        draws = self.draws_of(rows)[members]
-        kept[members] = even_sample(groups[members], draws, self.wanted(len(members)))
+        draws = self.draw_rows(rows)[members]
+        kept[members] = even_sample(groups[members], draws, self.rows_to_keep(len(members)))
         sizes = np.unique(groups[members], return_counts=True)[1]
         most = np.unique(groups[members][kept[members]], return_counts=True)[1]
         self.report = {
@@ -130,14 +130,15 @@ class BalanceFilter(SelectionFilter):
 
 
 def even_sample(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray:
-    """Choose `count` of N rows so that no group has two rows more than another that has rows left.
+    """Choose `count` of N rows so that no group gets two rows more than another group with rows left.
 
-    Groups fill up like vessels with one level of water: the first row of each group comes before the second of any. Of
-    a group the lowest draws come first, and among rows of equal rank, too.
+    The first row of each group comes before the second row of any group. Within a group, and among rows of equal rank,
+    the lowest draws come first.
 
     Args:
         groups: (N,) whole numbers.
         draws: (N,) float64.
+        count: number of rows to choose.
 
     Returns:
         (N,) bool.
@@ -153,12 +154,12 @@ def even_sample(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray
 
 
 def identities(rows: Rows) -> Iterator[str]:
-    """Each row's id; its number where rows have none."""
+    """Yield each row's id, or its number if rows have no ids."""
     for number, row in enumerate(rows):
         yield str(row.get("id", number))
 
 
 def draw(seed: int, *names: str) -> float:
-    """In (0, 1], the same for the same names."""
+    """Return a number in (0, 1] that is the same for the same seed and names."""
     digest = hashlib.blake2b("\n".join([str(seed), *names]).encode(), digest_size=8).digest()
     return ((int.from_bytes(digest, "big") >> (64 - BITS)) + 1) / 2**BITS

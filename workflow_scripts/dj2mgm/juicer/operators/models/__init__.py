@@ -1,1 +1,1 @@
-"""Models that operators use, and files of what the models answered."""
+"""Models that operators use, and the files of their captions."""

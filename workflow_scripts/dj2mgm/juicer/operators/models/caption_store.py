@@ -1,14 +1,13 @@
-"""Captions on disk, so that no image is captioned twice by the same captioner, whatever recipe asks.
+"""Captions on disk, so that a captioner captions no image twice, with any recipe.
 
-`<folder>/<captioner's fingerprint>/<writer>.jsonl` holds one image a line:
+`<folder>/<captioner's fingerprint>/<writer>.jsonl` has one line per image:
 
     {"image": "<sha256 of the file>", "candidates": ["a red circle"], "log_likelihoods": [-1.2]}
 
-and of a captioner that asks a server, perhaps `problem` and `tokens`; of one that draws at random, `image` is
-"<sha256>:<batch>", as its captions follow from all images of a batch.
+A captioner on a server may add `problem` and `tokens`. If a captioner draws at random, `image` is "<sha256>:<batch>",
+since its captions depend on all images of the batch.
 
-All files of a fingerprint are read, each is appended to by one process only, so that runs may share captions while they
-run at the same time.
+A store reads all files of its fingerprint and appends to its own file only, so that simultaneous runs share captions.
 """
 
 import fcntl
@@ -31,16 +30,18 @@ def has_captions(folder: Path, fingerprint: str) -> bool:
 
 
 class CaptionStore:
-    """The captions of one captioner by their image's key, which is its SHA-256 or begins with it.
-
-    Args:
-        folder: of all captioners' captions; None: captions are kept for this process only.
-        writer: name of the file that new captions are appended to; processes that share it get one each.
-        alone: other processes with the same captioner wait until this store is closed: captions cost something, and
-            none is to be asked for twice.
-    """
+    """The captions of one captioner by the image's key, which is the image's SHA-256 or begins with it."""
 
     def __init__(self, folder: Path | None, fingerprint: str, writer: str, alone: bool = False):
+        """Open this process's file and read all files of the captioner.
+
+        Args:
+            folder: folder of all captioners' captions (None: captions are kept in this process only).
+            fingerprint: fingerprint of the captioner.
+            writer: name of the file to which new captions are appended. Processes that share a name get one file each.
+            alone: whether other processes with the same captioner wait until this store is closed, so that no caption
+                is paid for twice.
+        """
         self.before = (0, 0)  # images, and tokens that their captions have cost, in all files
         self._lines = DiskMap()
         self._file = self._turn = None
@@ -59,12 +60,12 @@ class CaptionStore:
             yield image, _line(image, captions)
 
     def get(self, images: Iterable[str]) -> dict[str, Captions]:
-        """Captions of those images that have some."""
+        """Return the captions of the images that have any."""
         lines = {image: self._lines.get(image) for image in images}
         return {image: _captions(json.loads(line)) for image, line in lines.items() if line is not None}
 
     def add(self, batch: dict[str, Captions]) -> None:
-        """Keep a batch; it is on disk, whole, when this returns."""
+        """Write a batch to disk; it is complete there when this returns."""
         lines = {image: _line(image, captions) for image, captions in batch.items()}
         if self._file:
             self._file.write("".join(lines.values()).encode())
@@ -77,18 +78,18 @@ class CaptionStore:
 
 
 def _take_turn(path: Path) -> IO[bytes]:
-    """A file that one process has at a time: a lock which ends with the process, if not before."""
+    """Open and lock a file that one process has at a time; the lock ends with the process, if not before."""
     file = open(path, "ab")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        note(f"waiting for another run that asks for the same captions, as {path} shows")
+        note(f"waiting for another run that requests the same captions (lock file {path})")
         fcntl.lockf(file, fcntl.LOCK_EX)
     return file
 
 
 def _own_file(folder: Path, writer: str) -> IO[bytes]:
-    """`<writer>.jsonl`, or with a number where another process has that: whole lines, and locked while it is open."""
+    """Open and lock `<writer>.jsonl`, or a numbered file if another process has locked it; cut off a torn last line."""
     for number in count(1):
         path = folder / f"{writer}{f'-{number}' if number > 1 else ''}.jsonl"
         file = open(path, "ab")
@@ -112,7 +113,7 @@ def _captions(row: dict) -> Captions:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut off what a killed writer has left of its last line."""
+    """Cut off an incomplete last line, which a killed writer may have left."""
     with open(path, "rb") as file:
         whole = sum(len(line) for line in file if line.endswith(b"\n"))
     os.truncate(path, whole)
@@ -122,9 +123,9 @@ def _read(path: Path) -> Iterator[tuple[str, Captions]]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
-                return  # another writer's, which is at it
+                return  # another process is writing this line
             try:
                 row = json.loads(line)
                 yield row["image"], _captions(row)
             except (ValueError, KeyError, TypeError):
-                raise InputError(f"{path}, line {number}: not a row of captions; delete the file") from None
+                raise InputError(f"{path}, line {number}: expected a row of captions. Delete the file") from None

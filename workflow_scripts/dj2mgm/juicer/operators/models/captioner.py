@@ -1,8 +1,8 @@
-"""Any Data-Juicer operator that captions images, as a function from images to captions.
+"""Any captioning operator of Data-Juicer as a function from images to captions.
 
-The operator is handed full batches only, always of the same size (the last image is repeated), because matrix products
-of another shape round differently. Where it draws at random, the random numbers follow from the seed and the images of
-the batch, and from these alone: batches are formed whatever captions are known already.
+The operator always gets batches of the same size (the last image is repeated), because matrix products of another shape
+round differently. If it draws at random, the random numbers depend only on the seed and the images of the batch.
+Batches therefore do not depend on which captions are already known.
 """
 
 import hashlib
@@ -29,9 +29,13 @@ LOG_LIKELIHOODS = "caption_log_likelihoods"
 
 @dataclass(frozen=True)
 class Captions:
-    """A captioner's captions of one image, its own favorite first; no log-likelihoods where it tells none.
+    """A captioner's captions of one image, best first.
 
-    `problem`: why none of them can be used, where the captioner itself says so; `tokens`: what they cost on a server.
+    Attributes:
+        candidates: captions.
+        log_likelihoods: log-likelihood of each caption in nats; None if the captioner reports none.
+        problem: reason why none of them can be used, if the captioner reports one.
+        tokens: their cost on a server.
     """
 
     candidates: list[str]
@@ -44,14 +48,15 @@ NO_ANSWER = Captions([""], None, "no answer")
 
 
 class Captioner:
-    """A captioning operator of Data-Juicer's registry.
-
-    Args:
-        spec: {operator: {argument: value}}, as in a recipe.
-        seed: of an operator that draws at random.
-    """
+    """A captioning operator of Data-Juicer's registry."""
 
     def __init__(self, spec: dict, seed: int):
+        """Build the operator.
+
+        Args:
+            spec: {operator: {argument: value}}, as in a recipe.
+            seed: seed of an operator that draws at random.
+        """
         [(self.name, arguments)] = spec.items()
         self.arguments = dict(arguments or {})
         self.seed = seed
@@ -61,17 +66,18 @@ class Captioner:
 
     @property
     def is_server(self) -> bool:
-        """Whether captions come one by one, in any order, and cost something."""
+        """True if captions come from a server: one by one, in any order, and at a cost."""
         return answers_one_by_one(self.operator)
 
     def caption(
         self, images: dict[str, str], spent: tuple[int, int], keep: Callable[[dict[str, Captions]], None]
     ) -> None:
-        """Hand captions of image files to `keep`, some at a time, as soon as they are there.
+        """Pass captions of image files to `keep`, some at a time, as soon as they are there.
 
         Args:
-            images: by their keys, as `waiting` leaves them. Those that a server gives no answer about are left out.
-            spent: how many captions there were when this process began, and what they had cost in tokens.
+            images: image files by key, as `waiting` returns them. Images without an answer of the server are left out.
+            spent: number and cost in tokens of the captions that existed when this process began.
+            keep: function that receives captions by the key of their image.
         """
         keys = list(images)
         if self.is_server and keys:
@@ -83,9 +89,11 @@ class Captioner:
         for batch in self._batches(keys):
             keep(dict(zip(batch, self([images[key] for key in batch], batch), strict=True)))
 
-    def keys_of(self, hashes: Sequence[str]) -> list[str]:
-        """What the captions of images are kept under, given the images' SHA-256: just that, or `<image>:<batch>` of a
-        captioner that draws at random."""
+    def make_keys(self, hashes: Sequence[str]) -> list[str]:
+        """Return the keys under which captions are kept, from the SHA-256 of the images.
+
+        A key is the SHA-256 itself, or `<image>:<batch>` if the captioner draws at random.
+        """
         if not self.draws_at_random:
             return list(hashes)
         batches = self._batches(list(dict.fromkeys(hashes)))
@@ -94,15 +102,15 @@ class Captioner:
 
     @staticmethod
     def waiting(images: dict[str, str], known: Container[str]) -> dict[str, str]:
-        """The images, by their keys, that have no captions yet, and with them their whole batches."""
-        missing = {_batch_of(key) for key in images if key not in known}
-        return {key: image for key, image in images.items() if _batch_of(key) in missing}
+        """Return the images, by key, without known captions, together with the rest of their batches."""
+        missing = {_batch(key) for key in images if key not in known}
+        return {key: image for key, image in images.items() if _batch(key) in missing}
 
     def _batches(self, items: list[str]) -> Iterator[list[str]]:
         return (items[start : start + self.batch_size] for start in range(0, len(items), self.batch_size))
 
     def __call__(self, images: Sequence[str], keys: Sequence[str]) -> list[Captions]:
-        """Captions of up to `batch_size` image files, whose keys are given too."""
+        """Return captions of up to `batch_size` image files, given with their keys."""
         padded = [*images, *[images[-1]] * (self.batch_size - len(images))]
         samples = {
             self.operator.text_key: [text_of("")] * len(padded),
@@ -115,15 +123,15 @@ class Captioner:
         texts, metas = captioned[self.operator.text_key], captioned[Fields.meta]
         if len(texts) != len(padded):
             raise InputError(
-                f"captioner {self.name} made {len(texts)} rows out of {len(padded)}; it must give one for each image "
-                "(image_captioning_mapper does with keep_original_sample: false)"
+                f"captioner {self.name} returned {len(texts)} rows for {len(padded)} images. Set its arguments so that "
+                "it returns one row per image (image_captioning_mapper: keep_original_sample: false)"
             )
         return [_captions(text, meta) for text, meta in zip(texts, metas, strict=True)][: len(images)]
 
     def fingerprint(self) -> str:
-        """SHA-256 over everything that captions depend on, not where the model lies or how that is written."""
+        """Return the SHA-256 over all settings and files that captions depend on, but not the model's location."""
         arguments = {key: value for key, value in self._settings().items() if key not in without_effect(self.operator)}
-        if not self.is_server:  # whose model is a name, even where a folder is called so
+        if not self.is_server:  # a server's model is a name, even if there is a folder of that name
             arguments = {key: value for key, value in arguments.items() if not _is_folder(value)}
         digest = hashlib.sha256()
         seed = self.seed if self.draws_at_random else None
@@ -133,16 +141,19 @@ class Captioner:
         return digest.hexdigest()
 
     def _settings(self) -> dict:
-        """The operator's arguments, defaults filled in, as it has kept them; 0.0 as 0, since YAML tells them apart."""
+        """Return the operator's arguments and defaults as its attributes have them.
+
+        0.0 becomes 0, so that both spellings in YAML have the same fingerprint.
+        """
         known = signature(type(self.operator).__init__).parameters.values()
         settings = {each.name: each.default for each in known if each.default is not each.empty} | self.arguments
         return {key: _one_spelling(getattr(self.operator, key, value), value) for key, value in settings.items()}
 
 
-def problem_of(caption: str, max_length: int) -> str | None:
-    """Why a caption cannot be used: `empty`, `too long` or `control token`; None for one that can.
+def find_caption_problem(caption: str, max_length: int) -> str | None:
+    """Return why a caption cannot be used (`empty`, `too long` or `control token`), or None.
 
-    A line break counts as a control token: it ends a caption in the stage-1 template.
+    A line break counts as a control token, since it ends a caption in the stage-1 template.
     """
     if not caption:
         return "empty"
@@ -159,8 +170,8 @@ def _one_spelling(kept: object, given: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _batch_of(key: str) -> str:
-    """Of a captioner that draws nothing, each image is one by itself."""
+def _batch(key: str) -> str:
+    """Return the key's batch; if the captioner does not draw at random, each image is its own batch."""
     return key.rpartition(":")[2]
 
 
@@ -171,13 +182,13 @@ def _is_folder(value: object) -> bool:
 def _captions(text: str, meta: dict) -> Captions:
     if CANDIDATES in meta:
         return Captions(meta[CANDIDATES].tolist(), meta[LOG_LIKELIHOODS].tolist())
-    # cut off at the ends only: a special token within the caption must stay visible
+    # only at the ends: a special token within the caption must stay visible
     caption = text.strip().removeprefix(SpecialTokens.image).removesuffix(SpecialTokens.eoc).strip()
     return Captions([caption], None)
 
 
 def _seed_everything(key: str) -> None:
-    from dj2mgm.compute import set_seed  # and with it torch: a captioner that draws at random is a model
+    from dj2mgm.compute import set_seed  # imports torch, which a captioner that draws at random needs anyway
 
     set_seed(int.from_bytes(_digest(key)[:4], "big"))
 

@@ -1,22 +1,23 @@
-"""What a server's chat completion says, and what is wrong with one that says nothing."""
+"""The text of a server's chat completion, or the reason why it has none."""
 
 import re
 from dataclasses import dataclass
 
 REFUSED, CUT_OFF, CONTROL_CHARACTER, QUOTES_KEY = "refused", "cut off", "control character", "quotes the key"
-THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates have opened them in the question
-# lone surrogates, which no file can hold; C0 and C1; and what turns the direction of the text around it
+THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates put the opening tag into the question
+# lone surrogates (which UTF-8 cannot encode), C0 and C1, and characters that change the direction of the text
 UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A text that the server has written, perhaps an empty one.
+class ChatAnswer:
+    """A text from the server, possibly empty.
 
-    Args:
-        problem: `refused` (by the server's filter of contents, or the model), `cut off` at `max_tokens`, or within the
-            model's thoughts, `control character` (replaced in the text), `quotes the key` (masked), or None.
-        tokens: of image, question and answer, as the server counts them; None where it does not tell.
+    Attributes:
+        text: the text on one line.
+        problem: `refused` (by the server's content filter or the model), `cut off` (at `max_tokens`, or within the
+            model's thoughts), `control character` (replaced in the text), `quotes the key` (masked), or None.
+        tokens: tokens of image, question and answer as counted by the server; None if it does not report them.
     """
 
     text: str
@@ -24,11 +25,11 @@ class Answer:
     tokens: int | None
 
 
-def answer_of(values: object) -> Answer | None:
-    """The first choice of a chat completion, its text on one line and without thoughts; None for JSON that is none."""
+def read_answer(values: object) -> ChatAnswer | None:
+    """Return the first choice of a chat completion, on one line and without thoughts; None if it is not one."""
     match values:
         case {"choices": [{"message": {**message}, **choice}, *_]}:
-            text = _text_of(message.get("content"))
+            text = _read_text(message.get("content"))
         case _:
             return None
     if text is None:
@@ -42,18 +43,18 @@ def answer_of(values: object) -> Answer | None:
         problem = CUT_OFF
     elif UNUSABLE.search(text):
         problem = CONTROL_CHARACTER
-    return Answer(UNUSABLE.sub("\N{REPLACEMENT CHARACTER}", text), problem, tokens_of(values))
+    return ChatAnswer(UNUSABLE.sub("\N{REPLACEMENT CHARACTER}", text), problem, read_tokens(values))
 
 
-def tokens_of(values: object) -> int | None:
-    """What an answer has cost, also one that is no chat completion; None where it does not tell."""
+def read_tokens(values: object) -> int | None:
+    """Return the tokens that the server has counted, even for an invalid completion; None if it reports none."""
     usage = values.get("usage") if isinstance(values, dict) else None
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     return tokens if type(tokens) is int and tokens >= 0 else None
 
 
-def _text_of(content: object) -> str | None:
-    """A message's text, which may come in parts, beside others such as thoughts; None where there can be none."""
+def _read_text(content: object) -> str | None:
+    """Return a message's text, joined from its text parts; None if the content is invalid."""
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
         return "".join(parts) if all(isinstance(part, str) for part in parts) else None

@@ -1,4 +1,4 @@
-"""Many messages to a server at the same time: tries, pauses, budgets, and when it is time to stop."""
+"""Many messages to a server at the same time, with retries, pauses, budgets, and conditions to stop."""
 
 import random
 import threading
@@ -7,23 +7,17 @@ import time
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
-from .chat_answer import Answer
+from .chat_answer import ChatAnswer
 from .chat_server import ChatServer, Failure
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between tries; twice as long each time
-BUSY_TRIES = 4  # times as many tries as else, while the server answers others
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between tries; doubled each time
+BUSY_TRIES = 4  # factor on the number of tries, while the server answers other messages
 DOWN_AFTER = 3  # messages in a row without an answer, after all their tries
-USELESS_AFTER = 50  # messages in a row whose answer is no caption, or that the server does not take
+USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer is not a caption
 
 
 class ChatRequests:
-    """Threads share it.
-
-    Args:
-        retries: tries after the first.
-        max_requests, max_total_tokens: budgets; None: no limit. They include what was `spent` in other processes.
-        spent: requests and tokens.
-    """
+    """Requests to one server with common budgets, shared by threads."""
 
     def __init__(
         self,
@@ -33,16 +27,25 @@ class ChatRequests:
         max_total_tokens: int | None,
         spent: tuple[int, int],
     ):
+        """Initialize the budgets.
+
+        Args:
+            server: the server.
+            retries: number of tries after the first.
+            max_requests: budget of requests (None: no limit).
+            max_total_tokens: budget of tokens (None: no limit).
+            spent: requests and tokens of other processes, which count towards the budgets.
+        """
         self.server = server
         self.retries = retries
         self.max_requests = max_requests
         self.max_total_tokens = max_total_tokens
         self._before = spent
-        self._sent = self._answers = self._tokens = 0  # of this process
+        self._sent = self._answers = self._tokens = 0  # in this process
         self._in_a_row = {"no answer": 0, "no caption": 0}
-        self._useless = ""  # what was wrong with the last answer that is no caption
-        self._uncounted = False  # an answer has not told its tokens
-        self._told = False  # why an image got no caption
+        self._useless = ""  # problem of the last answer that is not a caption
+        self._uncounted = False  # whether the server has sent an answer without its number of tokens
+        self._told = False  # whether the user has been told why an image got no caption
         self._resume_at = 0.0
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -52,25 +55,25 @@ class ChatRequests:
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Send no more requests; those on their way are still answered."""
+        """Send no more requests; pending ones are still answered."""
         self._stopped.set()
 
     def counts(self) -> dict[str, int]:
-        """Of this process."""
+        """Return the requests, answers and tokens counted by this process."""
         with self._lock:
             return {"requests": self._sent, "answers": self._answers, "tokens": self._tokens}
 
     def account(self) -> str:
-        """What has been spent and kept, as the end of a sentence."""
+        """Return the costs and kept answers, as the end of a sentence."""
         requests, tokens = self._spent()
         spent = f"{requests} requests and {tokens} tokens so far, over all runs"
-        return f"{spent}; {self._answers} answers of this run are kept, and not asked for again"
+        return f"{spent}; {self._answers} answers of this run are kept, and not requested again"
 
     def check(self) -> None:
-        """Ask whether the server is there and has the model.
+        """Check that the server answers and has the model.
 
         Raises:
-            InputError: says what it answers, and what to do.
+            InputError: If the server cannot be used; the message has its answer and a remedy.
         """
         for tries in range(1, self.retries + 2):
             try:
@@ -80,15 +83,15 @@ class ChatRequests:
                 if tries <= self.retries:
                     self._sleep(tries, failure)
         raise InputError(
-            f"{self.server.name}: asked {self.retries + 1} times for its models, and got {reason}; start the server or "
+            f"{self.server.name}: {self.retries + 1} requests for its models ended with {reason}. Start the server or "
             "correct base_url"
         )
 
-    def ask(self, content: list[dict], **settings) -> Answer | None:
-        """The answer to one message; None where there is none after all tries, or the server does not take it.
+    def ask(self, content: list[dict], **settings) -> ChatAnswer | None:
+        """Return the answer to one message; None if all tries fail, or if the server rejects the message.
 
         Raises:
-            InputError: a budget is used up; or other messages would get no answer either. All threads then stop.
+            InputError: If a budget is used up, or if other messages would get no answer either. All threads then stop.
         """
         try:
             return self._ask(content, settings)
@@ -96,7 +99,7 @@ class ChatRequests:
             self.stop()
             raise
 
-    def _ask(self, content: list[dict], settings: dict) -> Answer | None:
+    def _ask(self, content: list[dict], settings: dict) -> ChatAnswer | None:
         tries = failed = 0
         answers = self._answers
         while self._may_go_on():
@@ -106,7 +109,7 @@ class ChatRequests:
             except Failure as failure:
                 tries += 1
                 self._count_tokens(failure.tokens)
-                failed += not (failure.busy and self._answers > answers)  # it is only busy, if it answers others
+                failed += not (failure.busy and self._answers > answers)  # only busy if it answers other messages
                 answers = self._answers
                 if not failure.again or failed > self.retries or tries > BUSY_TRIES * (self.retries + 1):
                     self._count_unanswered(failure)
@@ -118,13 +121,13 @@ class ChatRequests:
         return None
 
     def _may_go_on(self) -> bool:
-        """Waits while the server is busy. False where there are to be no more requests."""
+        """Wait while the server is busy; return whether another request may be sent."""
         while (left := self._resume_at - time.monotonic()) > 0 and not self.stopped:
-            self._stopped.wait(left + random.uniform(0, FIRST_WAIT_S))  # not all threads at once
+            self._stopped.wait(left + random.uniform(0, FIRST_WAIT_S))  # spreads the threads
         return not self.stopped
 
     def _sleep(self, tries: int, failure: Failure) -> None:
-        """Wait before the next try; where the server is busy, so do all threads."""
+        """Wait before the next try; if the server is busy, make all threads wait."""
         backoff = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(tries - 1, 30)) * random.uniform(0.5, 1)
         if failure.busy:
             with self._lock:
@@ -135,29 +138,30 @@ class ChatRequests:
         return self._before[0] + self._sent, self._before[1] + self._tokens
 
     def _count_request(self) -> None:
-        """
+        """Count a request that will be sent.
+
         Raises:
-            InputError: a budget, or what the server has said so far, allows no other request.
+            InputError: If a budget or the answers so far do not allow another request.
         """
         name = self.server.name
         with self._lock:
             limits = {"max_requests": self.max_requests, "max_total_tokens": self.max_total_tokens}
             for (key, limit), spent in zip(limits.items(), self._spent(), strict=True):
                 if limit is not None and spent >= limit:
-                    raise InputError(f"{name}: {key}: {limit} is used up; raise it (null: no limit) and run again")
+                    raise InputError(f"{name}: {key}: {limit} is used up. Raise it (null: no limit) and run again")
             if self.max_total_tokens is not None and self._uncounted:
                 raise InputError(
-                    f"{name}: it does not tell what its answers cost in tokens, so max_total_tokens cannot be kept; "
-                    "set max_requests instead"
+                    f"{name}: the server does not report tokens, so max_total_tokens cannot be kept. Set max_requests "
+                    "instead"
                 )
             if self._in_a_row["no caption"] >= USELESS_AFTER:
                 raise InputError(
-                    f"{name}: {USELESS_AFTER} answers in a row are no captions, the last one is {self._useless}; "
-                    "change question, max_tokens or model"
+                    f"{name}: {USELESS_AFTER} answers in a row are not captions, the last one is {self._useless}. "
+                    "Change question, max_tokens or model"
                 )
             self._sent += 1
 
-    def _count_answer(self, answer: Answer) -> None:
+    def _count_answer(self, answer: ChatAnswer) -> None:
         with self._lock:
             self._answers += 1
             self._tokens += answer.tokens or 0
@@ -170,19 +174,20 @@ class ChatRequests:
             self._tokens += tokens
 
     def _count_unanswered(self, failure: Failure) -> None:
-        """
+        """Count a message without an answer.
+
         Raises:
-            InputError: it is not the images.
+            InputError: If there are too many in a row for the images to be the reason.
         """
         kind, most = ("no answer", DOWN_AFTER) if failure.again else ("no caption", USELESS_AFTER)
         with self._lock:
             if not self._told:
-                note(f"{self.server.name}: an image gets no caption: {failure}")
+                note(f"{self.server.name}: an image got no caption: {failure}")
                 self._told = True
             self._in_a_row[kind] += 1
             self._useless = str(failure)
             if self._in_a_row[kind] >= most:
                 raise InputError(
-                    f"{self.server.name}: {most} images in a row got no caption, the last one {failure}; see to the "
+                    f"{self.server.name}: {most} images in a row got no caption, the last one {failure}. Repair the "
                     "server and run again"
                 )

@@ -1,6 +1,6 @@
-"""CLIP similarities of many image-text pairs at once; equal texts and equal images are computed once.
+"""CLIP similarities of many image-text pairs; equal texts and equal images are encoded once.
 
-Imports torch and transformers; an operator imports it when it first needs the model.
+The module imports torch and transformers, so operators import it at first use of the model.
 """
 
 import os
@@ -19,17 +19,21 @@ from dj2mgm.config.clips import check_local_model, missing_parts
 from dj2mgm.errors import InputError
 
 RGB_LEVELS = 256
-SIMILAR_LENGTH = 1.25  # the longest text of a forward pass over its shortest
+SIMILAR_LENGTH = 1.25  # largest ratio of the text lengths in a forward pass
 
 
 class ClipSimilarity:
     """A CLIP on one device, in float32, with its own processor."""
 
     def __init__(self, clip: str, device: str):
-        """`clip` is a `save_pretrained` folder or a hub id with safetensors weights; remote code is never run.
+        """Load the model and its processor; remote code is never run.
+
+        Args:
+            clip: `save_pretrained` folder, or hub id with safetensors weights.
+            device: PyTorch's name of the device.
 
         Raises:
-            InputError: it cannot be loaded as a CLIP model.
+            InputError: If it cannot be loaded as a CLIP model.
         """
         clip = check_model_home(clip)
         check_local_model(clip)
@@ -41,16 +45,16 @@ class ClipSimilarity:
                     raise ValueError(f"it is a model of type {architecture!r}")
             if missing:
                 raise InputError(
-                    f"CLIP folder {clip} has no {' and no '.join(missing)}; "
-                    "save the whole model and its processor there, with save_pretrained"
+                    f"CLIP folder {clip} has no {' and no '.join(missing)}. "
+                    "Save the whole model and its processor there, with save_pretrained"
                 )
             processor = AutoProcessor.from_pretrained(clip, trust_remote_code=False)
             model = CLIPModel.from_pretrained(clip, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
         except (OSError, ValueError, SafetensorError) as error:
             first_line = str(error).strip().splitlines()[0]
             raise InputError(
-                f"hf_clip {clip!r} is no folder and no hub id of a CLIP model with safetensors weights ({first_line}); "
-                "name one in the recipe"
+                f"hf_clip {clip!r} is not a folder or hub id of a CLIP model with safetensors weights ({first_line}). "
+                "Name one in the recipe"
             ) from None
         self.device = torch.device(device)
         self.model = model.to(self.device).eval()
@@ -59,12 +63,12 @@ class ClipSimilarity:
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str], images: Sequence, load: Callable[..., Image.Image]) -> np.ndarray:
-        """Similarity of text i and image i, as Data-Juicer's own filter defines it: logit / 100.
+        """Return the similarity of text i and image i as Data-Juicer's own filter defines it: logit / 100.
 
         Args:
-            texts: N texts; those beyond the text tower's limit are cut and keep their end token.
+            texts: N texts. Texts beyond the text tower's limit are cut and keep their end token.
             images: N hashable names of images.
-            load: returns the RGB image of a name.
+            load: function that returns the RGB image of a name.
 
         Returns:
             (N,) float64: cosine · exp(logit_scale) / 100, which is the cosine for OpenAI's CLIPs.
@@ -80,7 +84,7 @@ class ClipSimilarity:
 
     @torch.inference_mode()
     def embed(self, images: Sequence, load: Callable[..., Image.Image]) -> np.ndarray:
-        """(N, D) float32: unit vectors of N hashable names of images, which `load` returns in RGB."""
+        """Return unit vectors (N, D) float32 of N hashable names of images, which `load` returns in RGB."""
         places = _places(images)
         with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
             features = self._embed_images(list(places), load)
@@ -88,17 +92,17 @@ class ClipSimilarity:
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """(N, D) float32: unit vectors of N texts; those beyond the text tower's limit are cut and keep their end."""
+        """Return unit vectors (N, D) float32 of N texts; too long ones are cut and keep their end token."""
         places = _places(texts)
         return self._embed_texts(list(places))[[places[text] for text in texts]].cpu().numpy()
 
     def _embed_texts(self, texts: list[str]) -> torch.Tensor:
-        """(N, D) unit vectors. One pass for each group of similar lengths: a long text would stretch all the others."""
+        """Return unit vectors (N, D), in one pass per group of similar lengths to limit the padding."""
         config = self.model.config.text_config
         tokens = self.tokenizer(texts, truncation=True, max_length=config.max_position_embeddings)["input_ids"]
         features = torch.empty(len(texts), self.model.config.projection_dim, device=self.device)
         for group in _groups_of_similar_length(tokens):
-            # Padding on the right needs no mask: the tower is causal, and reads its output at the first end token.
+            # padding on the right needs no mask: the tower is causal, and its output is read at the first end token
             rows = [torch.tensor(tokens[index]) for index in group]
             padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.eos_token_id)
             output = self.model.text_model(input_ids=padded.to(self.device)).pooler_output
@@ -106,17 +110,17 @@ class ClipSimilarity:
         return torch.nn.functional.normalize(features, dim=-1)
 
     def _embed_images(self, images: list, load: Callable[..., Image.Image]) -> torch.Tensor:
-        """(N, D) unit vectors."""
+        """Return unit vectors (N, D)."""
         output = self.model.vision_model(pixel_values=self.pixels(images, load)).pooler_output
         return torch.nn.functional.normalize(self.model.visual_projection(output), dim=-1)
 
 
 class PixelBatches:
-    """What a CLIP image processor makes of many images, bit for bit, without its cost for each image.
+    """The output of a CLIP image processor for many images, bit for bit, without its cost per image.
 
     The usual pipeline (shortest edge resized by PIL, center cropped, rescaled, normalized) stays in uint8 up to the
-    end; there a table of 256 values a channel, which the processor itself has filled, replaces its arithmetic. Any
-    other pipeline is left to the processor.
+    end. There a table of 256 values per channel, filled by the processor itself, replaces its arithmetic. For any other
+    pipeline the processor itself runs.
     """
 
     def __init__(self, processor, device: torch.device):
@@ -133,7 +137,7 @@ class PixelBatches:
             self.channel_start = (torch.arange(3, dtype=torch.int32) * RGB_LEVELS).reshape(1, 3, 1, 1).to(device)
 
     def __call__(self, images: Sequence, load: Callable[..., Image.Image]) -> torch.Tensor:
-        """Load and prepare on as many threads as PyTorch has. Returns (N, 3, H, W) float32 on the device."""
+        """Load and prepare images in PyTorch's number of threads; return (N, 3, H, W) float32 on the device."""
         prepare = load if self.table is None else lambda image: self._resize_and_crop(load(image))
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             prepared = list(threads.map(prepare, images))
@@ -144,7 +148,7 @@ class PixelBatches:
         return self.table.index_select(0, places.reshape(-1)).reshape(places.shape)
 
     def _resize_and_crop(self, image: Image.Image) -> np.ndarray:
-        """(H, W, 3) uint8; sizes are rounded as `CLIPImageProcessorPil` rounds them."""
+        """Return (H, W, 3) uint8, with sizes rounded like in `CLIPImageProcessorPil`."""
         width, height = image.size
         long = int(self.short * max(width, height) / min(width, height))
         width, height = (self.short, long) if width <= height else (long, self.short)
@@ -155,7 +159,7 @@ class PixelBatches:
 
 
 def _is_usual(processor) -> bool:
-    """Whether every image is resized to its shortest edge and then cropped inside the result, all by PIL."""
+    """Return whether every image is resized to its shortest edge and then cropped inside the result, all by PIL."""
     short = processor.size.get("shortest_edge")
     return (
         type(processor) is CLIPImageProcessorPil
@@ -168,12 +172,12 @@ def _is_usual(processor) -> bool:
 
 
 def _places(items: Sequence) -> dict:
-    """Each distinct item's position among the distinct ones, in order."""
+    """Return the position of each distinct item among the distinct ones, in order."""
     return {item: place for place, item in enumerate(dict.fromkeys(items))}
 
 
 def _groups_of_similar_length(sequences: Sequence[Sequence]) -> list[list[int]]:
-    """Indices of the sequences, shortest first, cut where a sequence is too long for its group's shortest."""
+    """Return indices of the sequences, shortest first, in groups whose lengths differ by at most `SIMILAR_LENGTH`."""
     groups: list[list[int]] = []
     for index in sorted(range(len(sequences)), key=lambda index: len(sequences[index])):
         if not groups or len(sequences[index]) > SIMILAR_LENGTH * len(sequences[groups[-1][0]]):

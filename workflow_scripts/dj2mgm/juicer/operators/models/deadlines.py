@@ -1,6 +1,7 @@
-"""Deadlines of HTTP requests: httpx's own time limits are of silence, which a server that drips bytes never reaches.
+"""Deadlines of HTTP requests.
 
-A limit holds for the requests of one thread, since each thread sends one request at a time.
+httpx's own time limits count silence, so a server that drips bytes never exceeds them. A deadline belongs to one
+thread, since each thread sends one request at a time.
 """
 
 import threading
@@ -11,11 +12,12 @@ import httpx
 
 
 class Deadlines(threading.local):
-    """When the current request of this thread must be done.
+    """Deadlines of this thread's current request.
 
     Attributes:
-        whole: of everything, in seconds of `time.monotonic`.
-        head_s: seconds that the answer's head may take after the request was sent; None once it has come.
+        whole: deadline of the whole request, in seconds of `time.monotonic`.
+        head: deadline of the answer's head, likewise.
+        head_s: seconds between the end of the request and the answer's head; None once the head has come.
     """
 
     whole = float("inf")
@@ -48,9 +50,10 @@ class Deadlines(threading.local):
 
 
 def keep_deadlines(client: httpx.Client) -> Deadlines:
-    """Make all connections of a client keep the deadlines that are returned.
+    """Make all connections of a client keep the returned deadlines.
 
-    httpx has no public way to the connections of clients that use the environment's proxies.
+    It uses private attributes, since httpx has no public access to the connections of clients that use the
+    environment's proxies.
     """
     deadlines = Deadlines()
     for transport in (client._transport, *filter(None, client._mounts.values())):
