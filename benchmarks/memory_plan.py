@@ -23,7 +23,7 @@ from pathlib import Path
 from train_step import PROJECT, Configuration, launch, make_inputs, train
 
 from dj2mgm.files import write_json
-from dj2mgm.memory.prediction import BESIDE_ALLOCATIONS
+from dj2mgm.memory.prediction import OUTSIDE_ALLOCATIONS
 
 ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
@@ -63,9 +63,9 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
 
     import dj2mgm.training.stage
 
-    original = dj2mgm.training.stage.workload_of
+    original = dj2mgm.training.stage.build_workload
 
-    def workload_of(tuning, settings, architecture, dataset, projector):
+    def build_workload(tuning, settings, architecture, dataset, projector):
         workload = original(tuning, settings, architecture, dataset, projector)
         if configuration.plain:  # which computes logits for every token
             plain = PlainArchitecture(architecture.name, architecture.config)
@@ -80,7 +80,7 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
 
     threading.Thread(target=watch_host, args=(output / "host.json",), daemon=True).start()
     check_memory = dj2mgm.training.stage.check_memory
-    dj2mgm.training.stage.workload_of, dj2mgm.training.stage.check_memory = workload_of, remember
+    dj2mgm.training.stage.build_workload, dj2mgm.training.stage.check_memory = build_workload, remember
     train(configuration, folder, output)
 
 
@@ -125,7 +125,7 @@ def compare(row: dict) -> list[str]:
     plan = row["plan"]
     if plan is None:
         return [row["configuration"], "failed before it was planned", *row["log"]]
-    allocated = sum(size for part, size in plan["gpu"].items() if part not in BESIDE_ALLOCATIONS)
+    allocated = sum(size for part, size in plan["gpu"].items() if part not in OUTSIDE_ALLOCATIONS)
     fits = plan["gpu_gib"] is None or plan["gpu_gib"] <= row["cap_gib"]
     cells = [f"{row['configuration']:<22}"]
     if "host_gib" not in row:

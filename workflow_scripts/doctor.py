@@ -22,7 +22,7 @@ from dj2mgm.doctor import gpu_checks, host_checks, plan_checks, project_checks
 from dj2mgm.doctor.gpu_checks import PATH, end_orphans, variables, write_environment
 from dj2mgm.doctor.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
 from dj2mgm.doctor.torch_probe import TorchProbe
-from dj2mgm.memory.prediction import machine_in_use
+from dj2mgm.memory.prediction import read_free_memory
 from dj2mgm.training.build_locks import stale_locks
 
 TORCH_LIMIT_S = 180
@@ -41,7 +41,7 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
     locks = stale_locks()
     extension = None if locks else run_probe("dj2mgm.doctor.extension_probe", COMPILE_LIMIT_S)
     runs, configuration = project_checks.read_runs(config)
-    machine = machine_in_use(len(driver.gpus))
+    machine = read_free_memory(len(driver.gpus))
     if fix:
         write_environment(variables(cuda, torch and torch.cuda))
         print(f"wrote {PATH}: source it before `snakemake`", file=sys.stderr)

@@ -1,11 +1,11 @@
-"""Predicts the memory that training needs, on each GPU and on the host: what fits, the fastest of it, what to change.
+"""Predict the memory that training needs on each GPU and on the host, and print the training plans that fit.
 
     python workflow_scripts/plan_memory.py --model mgm-2b
     python workflow_scripts/plan_memory.py --model mgm-2b --gpus 1 --gpu-memory 23.63 --host-memory 62.6 --tuning lora
     python workflow_scripts/plan_memory.py --model 7b_mamba --gpus 6 --gpu-memory 32 --host-memory 512
 
-Memory is in GiB and this machine's where it is not given. No weights are loaded: the model runs without them, and
-without data.
+Memory is in GiB. Flags that are left out take this machine's memory. The model runs without weights and data. If no
+plan fits, remedies are printed.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from dj2mgm.command_line import command_line
 from dj2mgm.config.reading import read_json_config
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.errors import InputError
-from dj2mgm.memory.architecture import IMAGE, Architecture, VLMArchitecture, find_architecture
-from dj2mgm.memory.prediction import Machine, machine_in_use
-from dj2mgm.memory.search import MICRO_BATCHES, candidates, print_plan
+from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
+from dj2mgm.memory.prediction import Machine, read_free_memory
+from dj2mgm.memory.search import MICRO_BATCHES, list_candidates, print_plans
 from dj2mgm.memory.step import TUNINGS, Workload
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import LoraSettings
@@ -35,31 +35,31 @@ from dj2mgm.training.settings import LoraSettings
 def main() -> None:
     args = parse_arguments()
     architecture = find_architecture(args.model)
-    machine = machine_of(args)
-    configs = {Path(name).stem: deepspeed_config(name, architecture.hidden_size) for name in args.deepspeed}
+    machine = describe_machine(args)
+    configs = {Path(name).stem: read_deepspeed_config(name, architecture.hidden_size) for name in args.deepspeed}
     micro_batches = [args.micro_batch] if args.micro_batch else MICRO_BATCHES
-    plans = []
+    searches = []
     for tuning in args.tuning or (TUNINGS if architecture.image_tokens else ["full"]):
-        workload = workload_of(architecture, tuning, args, machine)
-        plans.append((workload, candidates(workload, machine, configs, args.global_batch, micro_batches)))
-    print_plan(Console(width=max(120, Console().width)), plans, machine)
+        workload = build_workload(architecture, tuning, args, machine)
+        searches.append((workload, list_candidates(workload, machine, configs, args.global_batch, micro_batches)))
+    print_plans(Console(width=max(120, Console().width)), searches, machine)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", required=True, help="config/models or config/presets name, or a folder, config.json or hub id")
-    add("--tuning", action="append", choices=TUNINGS, help="what is trained; may be repeated (default: all that apply)")
+    add("--model", required=True, help="name in config/models or config/presets, folder, config.json or hub id")
+    add("--tuning", action="append", choices=TUNINGS, help="kind of tuning; repeatable (default: all that apply)")
     add("--gpus", type=none_or_more, help="GPUs of the machine; 0 plans for its CPU")
-    add("--nodes", type=whole_number, default=1, help="of the GPUs, as many on each; host memory is that of one")
-    add("--gpu-memory", type=positive, help="GiB that can be used of each GPU")
-    add("--host-memory", type=positive, help="GiB of main memory that can be used")
-    add("--sequence", type=whole_number, default=1024, help="tokens of a sample, its image included (default 1024)")
-    add("--micro-batch", type=whole_number, help="samples at a time on each GPU (default: powers of two are compared)")
-    add("--global-batch", type=whole_number, help="samples a step (default: 16 micro batches on every GPU)")
-    add("--deepspeed", action="append", help="config/deepspeed name or a JSON file; may be repeated (default: all)")
+    add("--nodes", type=whole_number, default=1, help="nodes with equally many GPUs; --host-memory is that of one node")
+    add("--gpu-memory", type=positive, help="usable GiB of each GPU")
+    add("--host-memory", type=positive, help="usable GiB of main memory")
+    add("--sequence", type=whole_number, default=1024, help="tokens of a sample with its image (default 1024)")
+    add("--micro-batch", type=whole_number, help="samples of a micro batch (default: powers of two are compared)")
+    add("--global-batch", type=whole_number, help="samples of a step (default: 16 micro batches on every GPU)")
+    add("--deepspeed", action="append", help="name in config/deepspeed or JSON file; repeatable (default: all)")
     add("--lora-rank", type=whole_number, default=16)
-    add("--lora-target", action="append", help="layer; may be repeated (default: q_proj, v_proj, o_proj)")
+    add("--lora-target", action="append", help="layer; repeatable (default: q_proj, v_proj, o_proj)")
     add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels (compile: true)")
     args = parser.parse_args()
     args.deepspeed = args.deepspeed or deepspeed_names()
@@ -68,9 +68,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def positive(text: str) -> float:
-    """
+    """Parse a number above 0.
+
     Raises:
-        ValueError: it is no number, or none above 0; argparse says so.
+        ValueError: the text is not such a number. Argparse reports it.
     """
     if not 0 < float(text) < math.inf:
         raise ValueError
@@ -78,9 +79,10 @@ def positive(text: str) -> float:
 
 
 def whole_number(text: str) -> int:
-    """
+    """Parse a whole number above 0.
+
     Raises:
-        ValueError: it is no whole number, or none above 0.
+        ValueError: the text is not such a number.
     """
     return int(positive(str(int(text))))
 
@@ -89,31 +91,32 @@ def none_or_more(text: str) -> int:
     return 0 if int(text) == 0 else whole_number(text)
 
 
-def machine_of(args: argparse.Namespace) -> Machine:
+def describe_machine(args: argparse.Namespace) -> Machine:
     if args.gpus and args.gpu_memory is None and not torch.cuda.is_available():
-        raise InputError("--gpu-memory: there is no GPU here to ask; state the GiB that can be used of each GPU")
-    here = machine_in_use(1 if args.gpus is None else args.gpus, args.nodes)
+        raise InputError("--gpu-memory: there is no GPU here; give the usable GiB of each GPU")
+    here = read_free_memory(1 if args.gpus is None else args.gpus, args.nodes)
     if args.gpu_memory is not None:
         here = replace(here, gpus=args.gpus or 1, gpu_gib=args.gpu_memory, nodes=args.nodes)
     return here if args.host_memory is None else replace(here, host_gib=args.host_memory)
 
 
-def workload_of(architecture: Architecture, tuning: str, args: argparse.Namespace, machine: Machine) -> Workload:
+def build_workload(architecture: Architecture, tuning: str, args: argparse.Namespace, machine: Machine) -> Workload:
     if tuning != "full" and not architecture.image_tokens:
-        raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, which is trained as a whole: full")
+        raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, whose only tuning is full")
     text = args.sequence - architecture.image_tokens
     if text <= 0:
-        of_size = f" at {IMAGE[0]}×{IMAGE[1]} pixels" if isinstance(architecture, VLMArchitecture) else ""
+        width, height = DEFAULT_IMAGE_SIZE
+        of_size = f" at {width}×{height} pixels" if isinstance(architecture, VLMArchitecture) else ""
         raise InputError(
             f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{of_size}; raise it"
         )
-    precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # no kernels for a CPU
+    precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # a CPU has no kernels
     lora = LoraSettings(args.lora_rank, 2 * args.lora_rank, 0.1, args.lora_target) if tuning == "lora" else None
     return Workload(architecture, tuning, args.sequence, text, precision, fused, lora)
 
 
-def deepspeed_config(name: str, hidden_size: int) -> dict:
-    """A configuration by its name in config/deepspeed, or from a file."""
+def read_deepspeed_config(name: str, hidden_size: int) -> dict:
+    """Read a DeepSpeed configuration by its name in config/deepspeed, or from a file."""
     config = read_json_config(Path(name)) if Path(name).is_file() else read_deepspeed(name, "--deepspeed")
     return complete_deepspeed_config(config, hidden_size)
 

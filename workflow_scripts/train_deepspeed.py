@@ -26,7 +26,7 @@ with project_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.files import write_yaml
     from dj2mgm.memory.architecture import Architecture, load_architecture
-    from dj2mgm.memory.prediction import Machine, machine_in_use
+    from dj2mgm.memory.prediction import Machine, read_free_memory
     from dj2mgm.memory.step import Workload
     from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus, with_batch
     from dj2mgm.training.memory_plan import check_memory
@@ -118,7 +118,7 @@ def machine_of(args: argparse.Namespace) -> Machine:
     """This machine, or the one that the flags describe."""
     if args.gpu_memory or args.num_gpus > max(1, torch.cuda.device_count()):
         return Machine(args.num_gpus, args.gpu_memory, args.host_memory)
-    return machine_in_use(args.num_gpus)
+    return read_free_memory(args.num_gpus)
 
 
 def launch(settings: TrainingSettings, preset: Preset, output_dir: Path) -> int:

@@ -45,7 +45,7 @@ def test_a_cpu_measures_eager_and_sdpa_and_names_the_rest(monkeypatch, model, tm
     scores = 2 * 4 * LENGTH**2 * 4 / 2**30  # GiB: layers × heads × pairs of tokens × float32
     assert float(eager["memory_gib"]) > scores and float(sdpa["memory_gib"]) < float(eager["memory_gib"]) / 2
     for implementation in ("eager", "sdpa"):
-        assert rows[implementation, 2048]["skipped"] == f"longer than {LENGTH}, which is long enough for a CPU"
+        assert rows[implementation, 2048]["skipped"] == f"longer than {LENGTH}, the limit for a CPU"
     assert {rows["flash_attention_2", length]["skipped"] for length in (LENGTH, 2048)} == {"needs a GPU"}
     assert "skipped: needs a GPU" in (tmp_path / "attention.html").read_text()
 

@@ -15,7 +15,7 @@ import compare_experiments
 from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json
-from dj2mgm.memory.records import read_rows
+from dj2mgm.memory.memory_csv import read_rows
 from dj2mgm.mgm.family import MGM
 from dj2mgm.mgm.generation import load_trained
 from dj2mgm.mgm.lora import wrap_with_lora

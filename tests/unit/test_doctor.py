@@ -358,11 +358,11 @@ def mgm_2b(monkeypatch):
     ("machine", "status", "reason"),
     [
         (Machine(1, 140.0, 128.0), "pass", r"at most \d+\.\d GiB of the GPU and \d+\.\d GiB of the host"),
-        (Machine(1, 4.0, 62.6), "fail", r"nothing fits; what would help: \d+\.\d GiB of the GPU's memory would do"),
+        (Machine(1, 4.0, 62.6), "fail", r"nothing fits. Remedies: \d+\.\d GiB of the GPU's memory would be enough"),
         pytest.param(
             Machine(1, 23.63, 2.0),
             "fail",
-            r"nothing fits; what would help: \d+\.\d GiB of the host's memory would do",
+            r"nothing fits. Remedies: \d+\.\d GiB of the host's memory would be enough",
             marks=pytest.mark.slow,
         ),
     ],

@@ -9,9 +9,9 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.memory.cgroups import CgroupMemory
+from dj2mgm.memory.memory_csv import LEADING, read_rows, start_file
 from dj2mgm.memory.readings import GIB, GpuMemory, Reading, read_memory
-from dj2mgm.memory.records import LEADING, read_rows, start_file
-from dj2mgm.memory.sampler import REST, MemorySampler, job, warn
+from dj2mgm.memory.sampler import REST, MemorySampler, find_job_process, warn_if_full
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_process_alone_is_its_job_and_several_have_that_of_their_launcher(monk
     jobs = {}
     for processes in ("1", "2"):
         monkeypatch.setenv("WORLD_SIZE", processes)
-        jobs[processes] = job().pid
+        jobs[processes] = find_job_process().pid
     assert jobs == {"1": os.getpid(), "2": os.getppid()}
 
 
@@ -145,7 +145,7 @@ def full(gpu: float, host: float, cgroup: float | None = None) -> Reading:
 def test_a_gpu_above_80_and_a_host_above_70_per_cent_are_each_told_once(capsys, reading, said):
     warned = set()
     for _ in range(3):
-        warn(reading, warned)
+        warn_if_full(reading, warned)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(said)
     for line, text in zip(lines, said, strict=True):

@@ -55,7 +55,7 @@ def test_each_of_two_nodes_holds_half_of_the_processes(plan):
 def test_where_nothing_fits_it_says_what_would(plan):
     done = plan("--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
     assert "Nothing fits. What would help:" in done.stdout
-    assert "GiB of the GPU's memory would do" in done.stdout
+    assert "GiB of the GPU's memory would be enough" in done.stdout
 
 
 @pytest.mark.parametrize(

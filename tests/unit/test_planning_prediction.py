@@ -8,10 +8,10 @@ from places import PROJECT
 
 from dj2mgm.files import read_json
 from dj2mgm.memory.architecture import find_architecture
-from dj2mgm.memory.prediction import Arrangement, Machine, predict
-from dj2mgm.memory.search import candidates, fastest, remedies
+from dj2mgm.memory.prediction import Machine, TrainingPlan, predict
+from dj2mgm.memory.search import find_fastest, list_candidates, suggest_remedies
 from dj2mgm.memory.step import Parameters, Workload
-from dj2mgm.memory.zero import Zero, model_states
+from dj2mgm.memory.zero import ZeroConfig, compute_model_states
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import LoraSettings
 
@@ -80,9 +80,9 @@ def predicted(architecture, name: str):
     answers = sequence if run.plain else sequence - IMAGE - ASKED[run.stage]
     lora = LORA if run.tuning == "lora" else None
     case = Workload(architecture, run.tuning, sequence, answers, fused=run.compile, lora=lora)
-    zero = Zero.of(deepspeed(run.deepspeed))
-    recomputation, accumulation = int(run.activation_checkpointing), run.gradient_accumulation_steps
-    return predict(case, Arrangement(name, zero, recomputation, run.micro_batch_size, accumulation), STORY)
+    zero = ZeroConfig.from_deepspeed(deepspeed(run.deepspeed))
+    checkpointing_interval, accumulation = int(run.activation_checkpointing), run.gradient_accumulation_steps
+    return predict(case, TrainingPlan(name, zero, checkpointing_interval, run.micro_batch_size, accumulation), STORY)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_every_configuration_of_the_benchmark_was_measured():
 def test_on_the_storys_machine_lora_fits_and_full_lacks_memory(mgm_2b):
     full, lora = workload(mgm_2b, "full", 1024, 448), workload(mgm_2b, "lora", 1024, 448)
     zero2, zero3 = ({name: deepspeed(name)} for name in ("zero2_offload", "zero3_offload"))
-    for candidate in candidates(full, STORY, zero2, 128, [1, 2, 4], [0, 1]):
+    for candidate in list_candidates(full, STORY, zero2, 128, [1, 2, 4], [0, 1]):
         assert candidate.prediction.host_gib > 65
-        assert "GiB of host memory are needed, 62.6 GiB are there" in candidate.shortage
-    [fits] = candidates(lora, STORY, zero3, 128, [1], [1])
+        assert "GiB of host memory are needed, 62.6 GiB are available" in candidate.shortage
+    [fits] = list_candidates(lora, STORY, zero3, 128, [1], [1])
     assert fits.fits and fits.prediction.gpu_gib < 10 and fits.prediction.host_gib < 15
 
 
@@ -118,11 +118,12 @@ def test_when_nothing_fits_the_advice_names_amounts_that_would_do(mgm_2b):
     small = Machine(gpus=1, gpu_gib=4.0, host_gib=62.6)
     case = workload(mgm_2b, "lora", 1024, 448)
     configs = {"zero3_offload": deepspeed("zero3_offload")}
-    found = candidates(case, small, configs, 128, [1, 2], [0, 1])
-    assert fastest(found) is None
-    [needed] = [advice for advice in remedies(case, found, small) if "of the GPU's memory would do" in advice]
+    found = list_candidates(case, small, configs, 128, [1, 2], [0, 1])
+    assert find_fastest(found) is None
+    remedies = suggest_remedies(case, found, small)
+    [needed] = [remedy for remedy in remedies if "of the GPU's memory would be enough" in remedy]
     enough = Machine(1, float(needed.split(" GiB")[0]) + 0.05, 62.6)
-    assert fastest(candidates(case, enough, configs, 128, [1, 2], [0, 1]))
+    assert find_fastest(list_candidates(case, enough, configs, 128, [1, 2], [0, 1]))
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +135,10 @@ def mamba_on_six_gpus():
 
 def test_a_7b_mamba_is_refused_with_zero_2_and_fits_with_zero_3(mamba_on_six_gpus):
     case, machine = mamba_on_six_gpus
-    for candidate in candidates(case, machine, {"zero2": deepspeed("zero2", 4096)}, None, [4], [0, 1]):
-        assert "of GPU memory are needed, 32.0 GiB are there" in candidate.shortage
-    [accepted] = candidates(case, machine, {"zero3_offload": deepspeed("zero3_offload", 4096)}, 48, [1], [1])
-    assert accepted.fits and accepted.arrangement.accumulation == 8
+    for candidate in list_candidates(case, machine, {"zero2": deepspeed("zero2", 4096)}, None, [4], [0, 1]):
+        assert "of GPU memory are needed, 32.0 GiB are available" in candidate.shortage
+    [accepted] = list_candidates(case, machine, {"zero3_offload": deepspeed("zero3_offload", 4096)}, 48, [1], [1])
+    assert accepted.fits and accepted.plan.accumulation == 8
     assert sum(accepted.prediction.gpu.values()) == accepted.prediction.gpu_gib
 
 
@@ -145,10 +146,11 @@ PARAMETERS = Parameters(every=(1000, 600), trained=(600,))
 
 
 def test_zero_2_divides_adams_copies_and_offload_moves_them():
-    plain, offloaded = Zero.of(deepspeed("zero2", 4)), Zero.of(deepspeed("zero2_offload", 4))
+    plain = ZeroConfig.from_deepspeed(deepspeed("zero2", 4))
+    offloaded = ZeroConfig.from_deepspeed(deepspeed("zero2_offload", 4))
     for gpus in (1, 2, 6):
-        assert model_states(plain, PARAMETERS, 2, gpus, True).gpu["optimizer"] == 600 // gpus * 12
-        held = model_states(offloaded, PARAMETERS, 2, gpus, True)
+        assert compute_model_states(plain, PARAMETERS, 2, gpus, True).gpu["optimizer"] == 600 // gpus * 12
+        held = compute_model_states(offloaded, PARAMETERS, 2, gpus, True)
         assert "optimizer" not in held.gpu
         # float32 weights, page-locked and so rounded up to a power of two, and two moments
         assert held.host["optimizer"] == {1: 4096, 2: 2048, 6: 512}[gpus] + 600 // gpus * 8
@@ -157,12 +159,12 @@ def test_zero_2_divides_adams_copies_and_offload_moves_them():
 def test_zero_3_holds_a_share_of_the_weights_and_what_it_gathers():
     config = deepspeed("zero3", 4)
     config["zero_optimization"] |= {"stage3_param_persistence_threshold": 700, "stage3_max_live_parameters": 100}
-    zero = Zero.of(config)
+    zero = ZeroConfig.from_deepspeed(config)
     # the small weight stays whole, the large one is divided by four, and gathered when it is used
-    assert model_states(zero, PARAMETERS, 2, 4, False).gpu["weights"] == 2 * (600 + 250 + 1000)
+    assert compute_model_states(zero, PARAMETERS, 2, 4, False).gpu["weights"] == 2 * (600 + 250 + 1000)
 
 
 def test_a_machine_that_says_nothing_refuses_nothing(mgm_2b):
     case = workload(mgm_2b, "lora", 1024, 448)
-    prediction = predict(case, Arrangement("zero2", Zero.of(deepspeed("zero2")), 1, 64, 1), STORY)
+    prediction = predict(case, TrainingPlan("zero2", ZeroConfig.from_deepspeed(deepspeed("zero2")), 1, 64, 1), STORY)
     assert prediction.shortage(STORY) and prediction.shortage(Machine(1, None, None)) is None

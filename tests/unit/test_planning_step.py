@@ -8,7 +8,7 @@ from torch.autograd.profiler import profile
 from transformers import MambaConfig
 
 from dj2mgm.memory.architecture import Architecture, MGMArchitecture
-from dj2mgm.memory.step import Workload, build, count_parameters, trace_memory
+from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
 from dj2mgm.training.settings import LoraSettings
 
@@ -49,7 +49,7 @@ def test_flops_are_those_of_the_matrix_products():
 
 def test_parameters_are_those_of_the_real_model():
     case = workload("lora")
-    model = build(case)
+    model = build_model(case)
     counted = count_parameters(case)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all("lora_" in name or "projector" in name or "patch_info_mining" in name for name in trained)
@@ -57,14 +57,14 @@ def test_parameters_are_those_of_the_real_model():
     assert sum(counted.trained) == sum(p.numel() for name, p in model.named_parameters() if name in trained)
 
 
-def peak(case: Workload, recomputation=0, micro_batch=4) -> int:
-    return trace_memory(case, recomputation, micro_batch).sizes.sum(axis=1).max()
+def peak(case: Workload, checkpointing_interval=0, micro_batch=4) -> int:
+    return trace_memory(case, checkpointing_interval, micro_batch).sizes.sum(axis=1).max()
 
 
 def test_recomputation_fused_layers_and_smaller_batches_each_need_less():
     case = workload("full")
-    assert peak(case, recomputation=1) <= peak(case, recomputation=2) <= peak(case)
-    assert peak(case, recomputation=1) < peak(case)
+    assert peak(case, checkpointing_interval=1) <= peak(case, checkpointing_interval=2) <= peak(case)
+    assert peak(case, checkpointing_interval=1) < peak(case)
     assert peak(workload("full", fused=True)) < peak(case)
     assert peak(case, micro_batch=2) < peak(case)
 
@@ -88,4 +88,4 @@ def test_a_text_model_is_planned_too_and_mambas_scan_without_its_loop():
     case = Workload(Architecture("mamba", config), "full", 12, 12, torch.float32)
     states = 32 * 12 * 4 * 4  # inner size × tokens × states × bytes, of one sample
     assert peak(case, micro_batch=1) > 2 * 2 * states, "two layers keep decay and states of every token"
-    assert peak(case, recomputation=1) < peak(case)
+    assert peak(case, checkpointing_interval=1) < peak(case)

@@ -14,12 +14,12 @@ from dj2mgm.doctor.plan_checks import workload_at_most
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
 from dj2mgm.files import write_jsonl
-from dj2mgm.memory.architecture import NoPlan, VLMArchitecture, load_architecture
-from dj2mgm.memory.step import Workload, build, count_parameters, trace_memory
+from dj2mgm.memory.architecture import PlanningError, VLMArchitecture, load_architecture
+from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.training.datasets import ConversationDataset
-from dj2mgm.training.memory_plan import architecture_of
+from dj2mgm.training.memory_plan import build_architecture
 from dj2mgm.training.settings import training_settings
 from dj2mgm.vlm.family import supports_sdpa
 
@@ -47,7 +47,7 @@ def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
     model.set_attn_implementation("eager")
     inputs = workload.architecture.inputs(workload.sequence, workload.answers, BATCH, "cpu")
     memory = LiveMemory(("all",), lambda tensor: "all")
-    memory.know([*wrapped.parameters(), *wrapped.buffers(), *inputs.values()])
+    memory.exclude([*wrapped.parameters(), *wrapped.buffers(), *inputs.values()])
     with memory:
         wrapped(**{name: value.clone() for name, value in inputs.items()}).loss.backward()
     return memory.moments().sum(axis=1).max(), memory.flops
@@ -76,7 +76,7 @@ def test_parameters_are_those_that_are_loaded(folders, family):
     workload = planned(folders[family], "stage1")
     loaded = family_of(folders[family]).load(torch.float32, "eager")
     assert isinstance(workload.architecture, VLMArchitecture)
-    shapes = {name: parameter.shape for name, parameter in build(workload).named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in build_model(workload).named_parameters()}
     assert shapes == {name: parameter.shape for name, parameter in loaded.named_parameters()}
     counted = count_parameters(workload)
     assert 0 < sum(counted.trained) < sum(counted.every) / 2
@@ -116,7 +116,7 @@ def test_a_model_whose_code_needs_data_is_not_planned_but_says_so(folders, monke
     monkeypatch.setattr(
         "transformers.models.llava.modeling_llava.LlavaModel.forward", lambda self, *args, **kwargs: 1 / 0
     )
-    with pytest.raises(NoPlan, match=r"the memory plan cannot follow models of type llava \(division by zero\)"):
+    with pytest.raises(PlanningError, match=r"the memory plan cannot follow models of type llava \(division by zero\)"):
         trace_memory(workload, 1, 1)
 
 
@@ -130,7 +130,7 @@ def test_a_stage_is_planned_with_its_largest_images_and_one_of_texts_with_a_blan
             chosen[0]["conversations"][0]["value"] = "What?"
         write_jsonl(tmp_path / "data.jsonl", chosen)
         dataset = ConversationDataset(tmp_path / "data.jsonl", family.encoder("", 4096))
-        planned_for.append(architecture_of(family, dataset).item["input_ids"].count(family.config.image_token_id))
+        planned_for.append(build_architecture(family, dataset).item["input_ids"].count(family.config.image_token_id))
     assert planned_for == [16, 4, 4]
 
 

@@ -84,7 +84,7 @@ def test_the_7b_preset_is_refused_with_zero_2_on_gpus_of_32_gib(project, run):
     (project / "mine.json").write_text(json.dumps(config), encoding="utf-8")
     flags = ("--num-gpus", "6", "--dry-run", "--gpu-memory", "32", "--host-memory", "512")
     refused = run(*flags, "--deepspeed-config", "mine.json", preset="7b_mamba")
-    assert refused.status == 2 and "GiB of GPU memory are needed, 32.0 GiB are there" in refused.stderr
+    assert refused.status == 2 and "GiB of GPU memory are needed, 32.0 GiB are available" in refused.stderr
     assert "batch: micro 4 × accumulation 2 × 6 GPUs = 48" in refused.stdout
 
 

@@ -18,12 +18,12 @@ from dj2mgm.training.batches import CROWDED
 from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.gpu_memory import is_out_of_memory
 from dj2mgm.training.memory_plan import (
-    arrangement_of,
+    build_workload,
     check_memory,
-    choose_arrangement,
+    choose_plan,
     halve_micro_batch,
-    keep_arrangement,
-    workload_of,
+    keep_plan,
+    plan_from_settings,
 )
 from dj2mgm.training.settings import LoraSettings, TrainingSettings
 
@@ -45,7 +45,7 @@ def settings(**changes) -> TrainingSettings:
 
 @pytest.fixture
 def workload():
-    return workload_of("lora", settings(), MGMArchitecture("a", mgm_config()), Conversations())
+    return build_workload("lora", settings(), MGMArchitecture("a", mgm_config()), Conversations())
 
 
 def test_the_workload_is_the_stages_own(workload):
@@ -60,32 +60,32 @@ def test_what_fits_goes_on_with_a_record_whose_parts_add_up(workload):
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers_and_the_way_around(workload):
-    with pytest.raises(InputError, match=r"does not fit: 0\.\d GiB of host memory are needed, 0\.2 GiB are there"):
+    with pytest.raises(InputError, match=r"does not fit: 0\.\d GiB of host memory are needed, 0\.2 GiB are available"):
         check_memory(settings(), workload, NO_ROOM)
     check_memory(settings(check_memory=False), workload, NO_ROOM)
 
 
 def test_a_machine_that_cannot_be_read_is_said_so_and_not_refused(workload, capsys):
     check_memory(settings(), workload, Machine(1, None, None))
-    assert "does not say how much memory is free" in capsys.readouterr().err
+    assert "the free memory of this machine cannot be read" in capsys.readouterr().err
 
 
 def test_auto_takes_the_fastest_that_fits(workload, capsys):
-    chosen = choose_arrangement(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, ROOM)
+    chosen = choose_plan(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, ROOM)
     assert chosen.deepspeed == CHOICES["zero2"] and chosen.deepspeed_choices is None
     assert (
-        "auto: zero2, micro batch 4, every layer recomputed is the fastest arrangement that fits"
+        "auto: the fastest training plan that fits is zero2, micro batch 4, activation checkpointing of every layer"
         in capsys.readouterr().err
     )
 
 
 def test_auto_says_what_would_help_where_nothing_fits(workload):
-    with pytest.raises(InputError, match="nothing fits; what would help: .* GiB of the host's memory would do"):
-        choose_arrangement(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
+    with pytest.raises(InputError, match="nothing fits. Remedies: .* GiB of the host's memory would be enough"):
+        choose_plan(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
 
 
 def test_a_configuration_that_was_chosen_by_hand_stays(workload):
-    assert choose_arrangement(settings(), workload, ROOM) == settings()
+    assert choose_plan(settings(), workload, ROOM) == settings()
 
 
 ALL_AUTO = {
@@ -98,19 +98,19 @@ ALL_AUTO = {
 
 
 def test_auto_takes_the_largest_micro_batch_before_it_recomputes(workload):
-    chosen = choose_arrangement(settings(**ALL_AUTO), workload, ROOM)
+    chosen = choose_plan(settings(**ALL_AUTO), workload, ROOM)
     assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (16, 1)
     assert chosen.activation_checkpointing is False and not chosen.has_auto
 
 
 def test_less_memory_makes_auto_recompute_and_then_take_less_at_a_time(workload):
-    arranged = choose_arrangement(settings(**ALL_AUTO), workload, ROOM)
-    whole = predict(workload, arrangement_of(arranged, workload), ROOM).host_gib
+    arranged = choose_plan(settings(**ALL_AUTO), workload, ROOM)
+    whole = predict(workload, plan_from_settings(arranged, workload), ROOM).host_gib
     chosen = []
     for share in (1.06, 1.046, 1.043, 1.037):
         machine = Machine(0, None, share * whole)
-        arranged = choose_arrangement(settings(**ALL_AUTO), workload, machine)
-        assert predict(workload, arrangement_of(arranged, workload), machine).shortage(machine) is None
+        arranged = choose_plan(settings(**ALL_AUTO), workload, machine)
+        assert predict(workload, plan_from_settings(arranged, workload), machine).shortage(machine) is None
         assert arranged.micro_batch_size * arranged.gradient_accumulation_steps == 16
         chosen.append((arranged.micro_batch_size, bool(arranged.activation_checkpointing)))
     assert chosen[:2] == [(16, False), (16, True)]
@@ -123,8 +123,8 @@ def start(workload, tmp_path):
 
     def choose(machine: Machine, **changes) -> TrainingSettings:
         requested = settings(**ALL_AUTO | changes)
-        chosen = choose_arrangement(requested, workload, machine, tmp_path / "arrangement.json")
-        keep_arrangement(requested, chosen, workload, tmp_path / "arrangement.json")
+        chosen = choose_plan(requested, workload, machine, tmp_path / "arrangement.json")
+        keep_plan(requested, chosen, workload, tmp_path / "arrangement.json")
         return chosen
 
     return choose
@@ -151,8 +151,8 @@ def test_without_a_checkpoint_or_for_another_model_the_choice_is_made_again(star
     assert start(SMALL).micro_batch_size == 16
     lora = LoraSettings(**LORA | {"r": 2})
     other = replace(settings(**ALL_AUTO), lora=lora)
-    workload = replace(workload_of("lora", other, MGMArchitecture("a", mgm_config()), Conversations()), lora=lora)
-    assert choose_arrangement(other, workload, SMALL, tmp_path / "arrangement.json").micro_batch_size < 16
+    workload = replace(build_workload("lora", other, MGMArchitecture("a", mgm_config()), Conversations()), lora=lora)
+    assert choose_plan(other, workload, SMALL, tmp_path / "arrangement.json").micro_batch_size < 16
 
 
 def test_checkpoints_keep_their_deepspeed_configuration_when_the_batch_is_stated(start, tmp_path):
@@ -181,14 +181,14 @@ def test_a_full_gpu_is_known_from_whoever_asked_for_more():
 
 def test_8_bit_states_are_chosen_only_where_nothing_else_fits(workload):
     choices = CHOICES | {"adamw_8bit": read_json(PROJECT / "config/deepspeed/adamw_8bit.json")}
-    chosen = choose_arrangement(settings(**ALL_AUTO | {"deepspeed_choices": choices}), workload, SMALL)
+    chosen = choose_plan(settings(**ALL_AUTO | {"deepspeed_choices": choices}), workload, SMALL)
     assert chosen.deepspeed != choices["adamw_8bit"]
 
 
 def test_images_of_shorter_conversations_are_planned_for():
     short = Conversations()
     short.lengths = [18, 40]
-    crowded = workload_of("lora", settings(), MGMArchitecture("a", mgm_config()), short)
+    crowded = build_workload("lora", settings(), MGMArchitecture("a", mgm_config()), short)
     assert crowded.images == CROWDED
     peaks = [trace_memory(case, 0, 4).sizes.sum(1).max() for case in (replace(crowded, images=1.0), crowded)]
     assert peaks[0] < peaks[1]
@@ -196,8 +196,8 @@ def test_images_of_shorter_conversations_are_planned_for():
 
 def test_a_deepspeed_file_with_fixed_sizes_is_taken_with_those_or_not_at_all(workload):
     fixed = CHOICES["zero2"] | {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}
-    chosen = choose_arrangement(settings(**ALL_AUTO | {"deepspeed_choices": {"fixed": fixed}}), workload, ROOM)
+    chosen = choose_plan(settings(**ALL_AUTO | {"deepspeed_choices": {"fixed": fixed}}), workload, ROOM)
     assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (2, 8)
     other = {"fixed": fixed | {"gradient_accumulation_steps": 3}}
     with pytest.raises(InputError, match="cannot be made of micro batches"):
-        choose_arrangement(settings(**ALL_AUTO | {"deepspeed_choices": other}), workload, ROOM)
+        choose_plan(settings(**ALL_AUTO | {"deepspeed_choices": other}), workload, ROOM)

@@ -16,9 +16,9 @@ from dj2mgm.data.formats import conversation
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.memory.architecture import MGMArchitecture
-from dj2mgm.memory.prediction import Arrangement, Machine, predict
+from dj2mgm.memory.prediction import Machine, TrainingPlan, predict
 from dj2mgm.memory.step import Workload, count_parameters
-from dj2mgm.memory.zero import Zero
+from dj2mgm.memory.zero import ZeroConfig
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.frozen import replace_frozen_layers
 from dj2mgm.training.nf4 import FrozenNF4Linear
@@ -109,11 +109,12 @@ def test_a_stage_in_4_bits_trains_what_one_with_the_restored_weights_does(tmp_pa
 def test_the_plan_counts_codes_and_scales_instead_of_weights():
     config = mgm_config("gemma")
     config.text_config.update({"hidden_size": 128, "intermediate_size": 256})
-    machine, zero = Machine(1, 24.0, 64.0), Zero.of(complete_deepspeed_config(read_deepspeed("zero2", ""), 128))
-    arrangement = Arrangement("zero2", zero, 0, 1, 4)
+    machine = Machine(1, 24.0, 64.0)
+    zero = ZeroConfig.from_deepspeed(complete_deepspeed_config(read_deepspeed("zero2", ""), 128))
+    plan = TrainingPlan("zero2", zero, 0, 1, 4)
     lora = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj"])
     cases = [Workload(MGMArchitecture("a", config), "lora", 40, 12, lora=lora, nf4=nf4) for nf4 in (False, True)]
-    whole, in_4_bits = (predict(case, arrangement, machine).gpu for case in cases)
+    whole, in_4_bits = (predict(case, plan, machine).gpu for case in cases)
     elements = sum(count_parameters(cases[1]).in_4_bits)
     assert elements > 0 and count_parameters(cases[0]).in_4_bits == ()
     saved = (whole["weights"] - in_4_bits["weights"]) * 2**30

@@ -12,7 +12,7 @@ import pytest
 from places import PROJECT
 
 from dj2mgm.files import write_json, write_text
-from dj2mgm.memory.records import last_row, read_rows
+from dj2mgm.memory.memory_csv import last_row, read_rows
 from dj2mgm.reporting.run_state import runs_in, stages_of
 
 PROGRESS = {"step": 30, "max_steps": 150, "loss": 2.5, "learning_rate": 1e-3, "seconds": 60.0, "seconds_left": 3725.0}

@@ -11,7 +11,7 @@ from dj2mgm.diagnosis.signature import StageLog
 from dj2mgm.doctor.probes import CudaProbe, DriverProbe, Finding, GpuProcess, Outcome, Toolkit
 from dj2mgm.doctor.torch_probe import TorchProbe
 from dj2mgm.files import write_text
-from dj2mgm.memory.records import gib
+from dj2mgm.memory.memory_csv import gib
 
 PINNED = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
 FIX = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"

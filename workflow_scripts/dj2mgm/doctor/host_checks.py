@@ -1,7 +1,7 @@
 """Memory, disk and limits: is there enough for a stage to run?"""
 
 from dj2mgm.doctor.probes import Finding, HostProbe
-from dj2mgm.memory.records import gib
+from dj2mgm.memory.memory_csv import gib
 
 GIB = 2**30
 # measured at the shape of MGM-2B, batch 1: peak memory of the host

@@ -8,12 +8,12 @@ from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.doctor.probes import Finding
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json
-from dj2mgm.memory.architecture import IMAGE, NoPlan, VLMArchitecture, find_architecture
+from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, PlanningError, VLMArchitecture, find_architecture
 from dj2mgm.memory.prediction import Machine, predict
-from dj2mgm.memory.search import candidates, describe, fastest
+from dj2mgm.memory.search import describe_plan, find_fastest, list_candidates
 from dj2mgm.memory.step import Workload
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, with_batch
-from dj2mgm.training.memory_plan import arrangement_of, choose_arrangement, workload_at
+from dj2mgm.training.memory_plan import build_workload_at, choose_plan, plan_from_settings
 from dj2mgm.training.settings import TrainingSettings, training_settings
 
 FOLDER = Path("results/doctor")
@@ -31,22 +31,21 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
     name, settings = f"memory of {stage}", training_settings(run.settings[stage])
     try:
         workload = workload_at_most(run, stage, settings)
-    except NoPlan as error:
+    except PlanningError as error:
         return Finding(name, "skip", str(error))
     except InputError as error:
         return Finding(name, "fail", str(error), "correct what it names")
     try:
-        settings = choose_arrangement(settings, workload, machine)
-        prediction = predict(workload, arrangement_of(settings, workload), machine)
+        settings = choose_plan(settings, workload, machine)
+        prediction = predict(workload, plan_from_settings(settings, workload), machine)
     except InputError as error:
-        unknown = isinstance(error, NoPlan) and not settings.has_auto
+        unknown = isinstance(error, PlanningError) and not settings.has_auto
         return Finding(name, "skip", str(error)) if unknown else Finding(name, "fail", str(error), REMEDY)
     if shortage := prediction.shortage(machine):
         return Finding(name, "fail" if settings.check_memory else "warn", shortage, REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
-    images = (
-        f", if images have {IMAGE[0]}×{IMAGE[1]} pixels" if isinstance(workload.architecture, VLMArchitecture) else ""
-    )
+    width, height = DEFAULT_IMAGE_SIZE
+    images = f", if images have {width}×{height} pixels" if isinstance(workload.architecture, VLMArchitecture) else ""
     return Finding(name, "pass", f"at most {gpu}{prediction.host_gib:.1f} GiB of the host{images}")
 
 
@@ -65,23 +64,23 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
         configs = {
             name: complete_deepspeed_config(read_deepspeed(name, stage), hidden_size) for name in deepspeed_names()
         }
-        arrangements = candidates(workload, machine, configs, settings.global_batch_size)
-        best = fastest(arrangements)
+        found = list_candidates(workload, machine, configs, settings.global_batch_size)
+        best = find_fastest(found)
         if best is None:
             yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` says what would help"
             continue
-        arrangement, recomputation = best.arrangement, best.arrangement.recomputation
+        plan, interval = best.plan, best.plan.checkpointing_interval
         sizes = {
             "global_batch_size": settings.global_batch_size,
-            "micro_batch_size": arrangement.micro_batch,
-            "gradient_accumulation_steps": arrangement.accumulation,
+            "micro_batch_size": plan.micro_batch,
+            "gradient_accumulation_steps": plan.accumulation,
         }
         path = folder / f"deepspeed_{stage}.json"
-        write_json(path, with_batch(configs[arrangement.deepspeed], sizes))
+        write_json(path, with_batch(configs[plan.deepspeed], sizes))
         yield (
-            f"wrote {path}: {describe(arrangement)}; to use it, set {stage}'s deepspeed: {arrangement.deepspeed}, "
-            f"micro_batch_size: {arrangement.micro_batch}, gradient_accumulation_steps: {arrangement.accumulation} and "
-            f"activation_checkpointing: {recomputation if recomputation > 1 else str(bool(recomputation)).lower()}"
+            f"wrote {path}: {describe_plan(plan)}; to use it, set {stage}'s deepspeed: {plan.deepspeed}, "
+            f"micro_batch_size: {plan.micro_batch}, gradient_accumulation_steps: {plan.accumulation} and "
+            f"activation_checkpointing: {interval if interval > 1 else str(bool(interval)).lower()}"
         )
 
 
@@ -96,8 +95,8 @@ def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Worklo
     length = settings.max_length
     answers = length - architecture.image_tokens
     if answers <= 0:
-        raise NoPlan(
+        raise PlanningError(
             f"{stage}.max_length {length} leaves no room beside the {architecture.image_tokens} tokens of an image of "
-            f"{IMAGE[0]}×{IMAGE[1]} pixels; raise it, unless all images are smaller"
+            f"{DEFAULT_IMAGE_SIZE[0]}×{DEFAULT_IMAGE_SIZE[1]} pixels; raise it, unless all images are smaller"
         )
-    return workload_at(tuning, settings, architecture, length, answers, projector="pretrain" in run.trains)
+    return build_workload_at(tuning, settings, architecture, length, answers, projector="pretrain" in run.trains)

@@ -1,1 +1,1 @@
-"""What a training stage will need: GPU and host memory part by part, which arrangements fit, the fastest of them."""
+"""The memory plan of a training stage: GPU and host memory by part, training plans that fit, the fastest of them."""

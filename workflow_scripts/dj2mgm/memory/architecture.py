@@ -1,6 +1,10 @@
-"""The real architecture of a model without its weights: from its parts' config.json, wherever they are.
+"""The real architecture of a model without its weights, from the config.json files of its parts.
 
 A part that is not on this machine is looked up by its folder's name in config/architectures, then on the hub.
+
+- `Architecture`: a causal language model, trained on texts only.
+- `MGMArchitecture`, `VLMArchitecture`: models of images and texts.
+- `find_architecture`, `load_architecture`: from a name, a folder, a config.json or a hub id.
 """
 
 import copy
@@ -28,7 +32,7 @@ from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.reading import config_file, names_folder, read_config
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
-from dj2mgm.memory.trace import ATTENTION, MASKED_ATTENTION, ValuesOfIntegers
+from dj2mgm.memory.trace import ATTENTION, MASKED_ATTENTION, IntegersOnCPU
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
 from dj2mgm.mgm.modeling_mgm import select_positions
 from dj2mgm.model_folders import check_config, check_model_folder
@@ -36,16 +40,16 @@ from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.family import TransformersVLM, make_trainable, sees_images_both_ways, supports_sdpa
 
-IMAGE = (640, 480)  # px: of what there is no data of yet
+DEFAULT_IMAGE_SIZE = (640, 480)  # px, if there is no data yet
 
 
-class NoPlan(InputError):
-    """What can perhaps be trained, but not be planned for, or not yet."""
+class PlanningError(InputError):
+    """A model that the memory plan cannot follow, or not yet, but that may still be trainable."""
 
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """A model to plan for: here a causal language model, of texts only."""
+    """A model to plan for; this class is a causal language model, trained on texts only."""
 
     name: str
     config: PretrainedConfig
@@ -60,21 +64,21 @@ class Architecture:
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of a sample that its image takes; none for a text model."""
+        """Tokens of a sample's image; 0 for a text model."""
         return 0
 
     @property
     def image_bytes(self) -> int:
-        """Of a sample's image as the loader hands it over."""
+        """Bytes of a sample's image as the loader returns it."""
         return 0
 
     @property
     def attention(self) -> str:
-        """transformers' name of what stands for the language model's attention."""
+        """Name of the stand-in for the language model's attention, registered with transformers."""
         return ATTENTION
 
     def build(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The model on the meta device: every parameter's shape and dtype, no memory."""
+        """Return the model on the meta device, with the shape and dtype of every parameter and without memory."""
         with torch.device("meta"):
             model = self._make().to(dtype)
         model.tie_weights()
@@ -84,12 +88,19 @@ class Architecture:
         return AutoModelForCausalLM.from_config(self.config)
 
     def language_model(self, model: PreTrainedModel) -> nn.Module:
-        """Without its head; its layers are `layers`."""
+        """Return the language model without its head; its attribute `layers` holds the layers."""
         return model.base_model
 
     def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
-        """Forward and backward pass on data that is not there: `batch` samples of `sequence` tokens, of which the last
-        `answers` carry loss, and `images` for each sample."""
+        """Run a forward and backward pass without data.
+
+        Args:
+            model: model on the meta device.
+            sequence: tokens of each sample.
+            answers: tokens of each sample, the last ones, that carry loss.
+            batch: number of samples.
+            images: images per sample.
+        """
         self._loss(model, sequence, answers, batch, images).backward()
 
     def _loss(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> torch.Tensor:
@@ -105,6 +116,8 @@ class Architecture:
 
 @dataclass(frozen=True, eq=False)
 class MGMArchitecture(Architecture):
+    """MGM, whose samples have one image each."""
+
     config: MGMConfig
 
     @property
@@ -126,7 +139,7 @@ class MGMArchitecture(Architecture):
         side, language_model = self.config.image_size_aux, self.language_model(model)
         pixels = torch.empty(math.ceil(batch * images), 3, side, side, device="meta")
         image = model.model.get_image_features(pixels)[:batch]
-        embeddings = torch.cat([image * 1.0, text], dim=1)  # scaled, as Gemma's words are
+        embeddings = torch.cat([image * 1.0, text], dim=1)  # scaled, like Gemma's word embeddings
         read = torch.empty(batch * answers, dtype=torch.long, device="meta")
         select_positions(language_model.layers[-1], read, embeddings)
         hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
@@ -140,11 +153,11 @@ def _targets(hidden: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VLMArchitecture(Architecture):
-    """Any vision-language model of transformers. Every sample has one image, that of `item`.
+    """A vision-language model of transformers. Every sample has one image, that of `item`.
 
     Args:
-        encoder: of its conversations.
-        item: what this makes of one with an image (vision_language.Encoder).
+        encoder: encoder of the model's conversations.
+        item: its item for a conversation with an image (vision_language.Encoder).
     """
 
     encoder: ProcessorEncoder
@@ -152,7 +165,7 @@ class VLMArchitecture(Architecture):
 
     @property
     def image_tokens(self) -> int:
-        """With those of the chat template around it, and of a question and an answer of one letter."""
+        """Tokens of an image with the chat template around it, and a question and an answer of one letter."""
         return len(self.item["input_ids"])
 
     @property
@@ -161,7 +174,8 @@ class VLMArchitecture(Architecture):
         return sum(value.numel() * value.element_size() for value in values)
 
     def _make(self) -> PreTrainedModel:
-        return make_trainable(AutoModelForImageTextToText.from_config(copy.deepcopy(self.config)))  # it writes into it
+        config = copy.deepcopy(self.config)  # from_config changes it
+        return make_trainable(AutoModelForImageTextToText.from_config(config))
 
     def language_model(self, model: PreTrainedModel) -> nn.Module:
         return model.get_decoder()
@@ -173,50 +187,57 @@ class VLMArchitecture(Architecture):
         return MASKED_ATTENTION if sees_images_both_ways(self.config.model_type) else ATTENTION
 
     def build(self, dtype: torch.dtype) -> PreTrainedModel:
-        with self._followed():
+        with self._planning_errors():
             return super().build(dtype)
 
     def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
-        """The images that shorter samples bring along are left out: towers keep nothing of them.
+        """Run a forward and backward pass without data.
+
+        Images of shorter samples are left out, because towers keep no tensors of them.
 
         Raises:
-            NoPlan: the model's code cannot run without data.
+            PlanningError: the model's code cannot run without data.
         """
         inputs = self.inputs(sequence, answers, batch, "meta")
-        with self._followed(), ValuesOfIntegers():
+        with self._planning_errors(), IntegersOnCPU():
             model(**inputs).loss.backward()
 
     def inputs(self, sequence: int, answers: int, batch: int, device: str) -> dict[str, torch.Tensor]:
-        """
+        """Return a batch of samples whose last `answers` of `sequence` tokens carry loss.
+
         Args:
-            device: of all but positions and numbers of tokens, which decide shapes.
+            sequence: tokens of each sample.
+            answers: tokens of each sample that carry loss.
+            batch: number of samples.
+            device: device of all tensors except positions and numbers of tokens, which decide shapes.
         """
         more = [self.encoder.end_of_turn] * (sequence - len(self.item["input_ids"]))
         ids = self.item["input_ids"] + more
         labels = [IGNORED] * (len(ids) - answers) + ids[len(ids) - answers :]
-        item = {name: _placed(value, device) for name, value in self.item.items()}
+        item = {name: _move_values(value, device) for name, value in self.item.items()}
         batched = self.encoder.batch([item | {"input_ids": ids, "labels": labels}] * batch, len(ids))
         return batched | {"labels": batched["labels"].to(device)}
 
     @contextmanager
-    def _followed(self) -> Iterator[None]:
+    def _planning_errors(self) -> Iterator[None]:
+        """Raise a PlanningError instead of an exception of the model's own code."""
         try:
             yield
         except InputError:
             raise
-        except Exception as error:  # of a model's own code
+        except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise NoPlan(
+            raise PlanningError(
                 f"the memory plan cannot follow models of type {self.config.model_type} ({lines[0]})"
             ) from error
 
 
-def _placed(value: object, device: str) -> object:
+def _move_values(value: object, device: str) -> object:
     return value.to(device) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def find_architecture(model: str) -> Architecture:
-    """By the name of a file in config/models or config/presets, or from a folder, a config.json or a hub id."""
+    """Find a model by the name of a file in config/models or config/presets, by a folder, config.json or hub id."""
     for path in (config_file("models", f"{model}.yaml"), config_file("presets", f"{model}.yaml"), Path(model)):
         if path.suffix == ".yaml" and path.is_file():
             keys = read_config(path)
@@ -225,11 +246,12 @@ def find_architecture(model: str) -> Architecture:
 
 
 def load_architecture(name: str, model: dict | Path, text: bool = False) -> Architecture:
-    """
+    """Load the architecture of a model.
+
     Args:
-        name: what messages call the model.
-        model: a model file's keys (config/models/*.yaml), or a folder or config.json of transformers.
-        text: whether it is trained on texts only, also where it could see.
+        name: name of the model in messages.
+        model: keys of a model file (config/models/*.yaml), or a folder or config.json of transformers.
+        text: whether the model is trained on texts only, even if it has a vision tower.
 
     Raises:
         InputError: a part is neither on this machine nor in config/architectures nor on the hub.
@@ -239,48 +261,59 @@ def load_architecture(name: str, model: dict | Path, text: bool = False) -> Arch
     if isinstance(model, dict) and "transformers" in model:
         model = Path(model["transformers"])
     if isinstance(model, Path) or "assembled" in model:
-        return _architecture_in(name, str(model if isinstance(model, Path) else model["assembled"]), text)
+        return _load_folder(name, str(model if isinstance(model, Path) else model["assembled"]), text)
     config = MGMConfig(
-        text_config=_config_of(model["language_model"]),
-        vision_config=_config_of(model["vision_tower"], CLIPVisionConfig),
-        vision_aux_config=_config_of(model["vision_tower_aux"], ConvNextConfig),
+        text_config=_read_model_config(model["language_model"]),
+        vision_config=_read_model_config(model["vision_tower"], CLIPVisionConfig),
+        vision_aux_config=_read_model_config(model["vision_tower_aux"], ConvNextConfig),
         image_size_aux=model["image_size_aux"],
     )
     return MGMArchitecture(name, config)
 
 
-def _architecture_in(name: str, folder: str, text: bool) -> Architecture:
-    config = _config_of(folder)
+def _load_folder(name: str, folder: str, text: bool) -> Architecture:
+    config = _read_model_config(folder)
     if isinstance(config, MGMConfig):
         return MGMArchitecture(name, config)
     if text or not hasattr(config, "vision_config"):
         return Architecture(name, config)
-    place = _place_of(folder)
-    if not place.is_dir():
-        raise InputError(f"{folder}: to plan for a model of images and texts takes its folder, with its processor")
-    return vlm_architecture(name, TransformersVLM(place))
+    path = _find_part(folder)
+    if not path.is_dir():
+        raise InputError(f"{folder}: planning for a model of images and texts needs its folder, with its processor")
+    return build_vlm_architecture(name, TransformersVLM(path))
 
 
-def vlm_architecture(name: str, family: TransformersVLM) -> VLMArchitecture:
-    """With a blank image of IMAGE pixels in every sample."""
+def build_vlm_architecture(name: str, family: TransformersVLM) -> VLMArchitecture:
+    """Build the architecture of a vision-language model, with a blank image of DEFAULT_IMAGE_SIZE in every sample."""
     encoder = family.encoder("", sys.maxsize)
-    return VLMArchitecture(name, family.config, encoder, encoder.sample(IMAGE))
+    return VLMArchitecture(name, family.config, encoder, encoder.sample(DEFAULT_IMAGE_SIZE))
 
 
-def _place_of(part: str) -> Path:
-    """Its folder or config.json; where that is not on this machine, what config/architectures has by its name."""
+def _find_part(part: str) -> Path:
+    """Return a part's folder or config.json, or the entry of config/architectures if the part is not here."""
     path = Path(part)
     names = (path.name.lower(), f"{path.name.lower()}.json")
     shipped = (file for file in (config_file("architectures", name) for name in names) if file.exists())
     return path if path.exists() else next(shipped, path)
 
 
-def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> PretrainedConfig:
-    """`kind` picks the sub-configuration of a folder that holds more, such as CLIP's vision tower."""
-    path = _place_of(part)
+def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) -> PretrainedConfig:
+    """Read the configuration of a part.
+
+    Args:
+        part: folder, config.json or hub id.
+        kind: class of the sub-configuration to read, such as CLIP's vision tower; None: the whole configuration.
+
+    Raises:
+        InputError: the configuration cannot be used.
+        PlanningError: the configuration cannot be found.
+    """
+    path = _find_part(part)
     if not path.exists() and names_folder(part):
-        remedy = "docs/models.md says where it comes from" if part.startswith("model_zoo/") else ""
-        raise NoPlan(f"{part}: there is no such folder; {remedy or 'if the workflow makes it, it has yet to'}")
+        remedy = (
+            "docs/models.md names its source" if part.startswith("model_zoo/") else "the workflow may make it later"
+        )
+        raise PlanningError(f"{part}: the folder is missing; {remedy}")
     if path.is_dir():
         check_model_folder(path)
     elif path.exists():
@@ -290,15 +323,15 @@ def _config_of(part: str, kind: type[PretrainedConfig] | None = None) -> Pretrai
     kind = kind or (MGMConfig if _model_type(path) == MGMConfig.model_type else AutoConfig)
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)
-    except Exception as error:  # of transformers' own checks, too
-        said = " ".join(str(error).split())[:200]
+    except Exception as error:  # errors of transformers' own checks, too
+        reason = " ".join(str(error).split())[:200]
         if path.exists():
             raise InputError(
-                f"{path}: its configuration cannot be used ({said}); fix it, or download it again"
+                f"{path}: the configuration cannot be used ({reason}). Fix it, or download it again"
             ) from None
-        raise NoPlan(
-            f"{part}: no config.json here, none of that name in config/architectures, and the hub does not give one "
-            f"({said})"
+        raise PlanningError(
+            f"{part}: there is no config.json here or in config/architectures, and the hub does not provide one "
+            f"({reason})"
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""Time and memory of a language model's forward and backward pass under each attention implementation.
+"""Measure time and memory of a language model's forward and backward pass under each attention implementation.
 
-Weights are random and frozen, as under LoRA, and there is no head: what differs between two rows is attention. Each
-configuration is measured in a process of its own, so that none sees memory that another one left.
+Weights are random and frozen, as under LoRA, and there is no head, so that two rows differ in attention only. Each
+configuration is measured in its own process, free of memory that another configuration left.
 """
 
 import multiprocessing
@@ -26,20 +26,20 @@ IMPLEMENTATIONS = ("eager", "sdpa", "flash_attention_2")
 
 @dataclass(frozen=True)
 class Measurement:
-    """`seconds` is the median of the passes, `memory_gib` the peak above weights and input; None where skipped."""
+    """Time and memory of one configuration; None if it was skipped."""
 
     implementation: str
     sequence_length: int
-    seconds: float | None = None
-    memory_gib: float | None = None
-    skipped: str = ""  # why
+    seconds: float | None = None  # median of the passes
+    memory_gib: float | None = None  # peak above weights and input
+    skipped: str = ""  # reason
 
 
 def measure_all(model: Path, settings: dict) -> Iterator[Measurement]:
-    """Every implementation at every length; what cannot be measured here is named.
+    """Measure every implementation at every length; skipped configurations have a reason.
 
     Args:
-        model: an assembled MGM's folder; its language model's shape is used.
+        model: folder of an assembled MGM, whose language model's shape is used.
         settings: `attention_benchmark` of config/config.yaml, and `cpu_threads`.
     """
     for implementation in IMPLEMENTATIONS:
@@ -48,7 +48,7 @@ def measure_all(model: Path, settings: dict) -> Iterator[Measurement]:
             if reason:
                 yield Measurement(implementation, length, skipped=reason)
             else:
-                yield _in_a_process(model, implementation, length, settings)
+                yield _measure_in_process(model, implementation, length, settings)
 
 
 def _unavailable(implementation: str, length: int, longest_on_cpu: int) -> str:
@@ -59,16 +59,16 @@ def _unavailable(implementation: str, length: int, longest_on_cpu: int) -> str:
         if not is_flash_attn_2_available():
             return "flash-attn is not installed"
     if not on_gpu and length > longest_on_cpu:
-        return f"longer than {longest_on_cpu}, which is long enough for a CPU"
+        return f"longer than {longest_on_cpu}, the limit for a CPU"
     return ""
 
 
-def _in_a_process(model: Path, implementation: str, length: int, settings: dict) -> Measurement:
+def _measure_in_process(model: Path, implementation: str, length: int, settings: dict) -> Measurement:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(measure, model, implementation, length, settings).result()
         except BrokenProcessPool:
-            return Measurement(implementation, length, skipped="killed, for want of host memory as it seems")
+            return Measurement(implementation, length, skipped="killed, probably because host memory ran out")
 
 
 def measure(model: Path, implementation: str, length: int, settings: dict) -> Measurement:
@@ -94,7 +94,7 @@ def measure(model: Path, implementation: str, length: int, settings: dict) -> Me
 
     try:
         before = _reset_peak(device)
-        forward_and_backward()  # to warm up; memory is measured here, since later ones reuse what it frees
+        forward_and_backward()  # warm-up; memory is measured here, because later passes reuse its freed memory
         held = _peak(device) - before
         seconds = statistics.median(forward_and_backward() for _ in range(settings["passes"]))
     except torch.OutOfMemoryError:
@@ -116,6 +116,6 @@ def _peak(device: torch.device) -> int:
 
 
 def _resident(field: str) -> int:
-    """Bytes of this process's resident size now (VmRSS) or at its highest (VmHWM)."""
+    """Return this process's resident size in bytes, now (VmRSS) or at its highest (VmHWM)."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB$", status, flags=re.MULTILINE)[1])

@@ -1,5 +1,4 @@
-"""The limits that a container or a scheduler put this process under, and what it holds: control groups, versions 1 and
-2."""
+"""Limits and memory use of the control groups (versions 1 and 2) that a container or scheduler set for this process."""
 
 import os
 from collections.abc import Iterator
@@ -12,13 +11,15 @@ UNLIMITED = 1 << 60  # bytes; version 1 writes "no limit" as the largest number 
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    memory: int | None  # bytes; None: no limit
+    """Limits of this process; None stands for no limit."""
+
+    memory: int | None  # bytes
     cpus: float | None
-    oom_kills: int | None  # processes that the memory limit has ended so far; None: not recorded
+    oom_kills: int | None  # processes that were killed at the memory limit so far; None: not recorded
 
 
 def read_limits(proc: Path = PROC, root: Path = ROOT) -> CgroupLimits:
-    """The narrowest limits between this process's groups and the root."""
+    """Return the narrowest limits between this process's groups and the root."""
     with_memory, with_cpus = (list(group_folders(controller, proc, root)) for controller in ("memory", "cpu"))
     sizes = [size for folder in with_memory for size in _memory(folder)]
     shares = [share for folder in with_cpus for share in _cpus(folder)]
@@ -27,20 +28,20 @@ def read_limits(proc: Path = PROC, root: Path = ROOT) -> CgroupLimits:
 
 
 def group_folders(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[Path]:
-    """Folders of the process's groups, and of those above them, that may limit what `controller` counts.
+    """Yield the folders of this process's groups, and of their parents, that may limit what `controller` counts.
 
-    Inside a container the path may be the host's and not exist; the mount itself is then the container's group.
+    Inside a container, the path may be one of the host and not exist. Then the mount itself is the container's group.
     """
     for line in read_text(proc).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):  # "" is version 2, which has them all
+        if controllers == "" or controller in controllers.split(","):  # "" is version 2, with all controllers
             mount = root / controllers
             folder = mount / path.lstrip("/")
             yield from (group for group in (folder, *folder.parents) if group.is_relative_to(mount))
 
 
 def read_text(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """Return the content of a file, empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:
@@ -48,7 +49,7 @@ def read_text(path: Path) -> str:
 
 
 def total_memory() -> int:
-    """Bytes of the machine's memory, whatever the limits."""
+    """Return the bytes of the machine's memory, without regard to limits."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -72,13 +73,11 @@ def _oom_kills(folder: Path) -> list[int]:
 
 
 def _numbers(text: str) -> list[int]:
-    """Whole numbers; "max" is none."""
+    """Return the whole numbers in a text; "max" does not count."""
     return [int(word) for word in text.split() if word.lstrip("-").isdigit()]
 
 
-# What a container's or scheduler's control group holds in memory, and its limit: versions 1 and 2.
-
-# (limit, usage, key of memory.stat whose pages the kernel drops before it kills anyone)
+# (limit, usage, key in memory.stat of pages that the kernel drops before it kills a process), for versions 2 and 1
 FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -87,14 +86,14 @@ FILES = (
 
 @dataclass(frozen=True)
 class CgroupMemory:
-    """Bytes, without cached file pages that the kernel gives back."""
+    """Memory of a control group in bytes, without cached file pages that the kernel frees on demand."""
 
     used: int
     limit: int
 
 
 def read_cgroup_memory(proc: Path = PROC, root: Path = ROOT) -> CgroupMemory | None:
-    """Of the groups above this process the one with the least room left; None if no group has a limit."""
+    """Return the memory of the group with the least room left; None if no group has a limit."""
     found = [memory for folder in group_folders("memory", proc, root) if (memory := _read_group(folder))]
     return min(found, key=lambda memory: memory.limit - memory.used, default=None)
 

@@ -1,4 +1,4 @@
-"""One look at memory: GPUs, machine, control group, a tree of processes; and what a series of readings says."""
+"""Read the memory in use by GPUs, machine, control group and a process tree, and summarize a series of readings."""
 
 import os
 from dataclasses import dataclass
@@ -9,23 +9,25 @@ import psutil
 
 from dj2mgm.memory.cgroups import CgroupMemory, read_cgroup_memory
 
-# Memory of the GPUs that this process may use, as the driver counts it (NVML): all processes, CUDA contexts too.
-
 try:
     import pynvml
-except ImportError:  # optional: without it, as without a driver, there are no GPUs to see
+except ImportError:  # optional: without it, or without a driver, no GPU is seen
     pynvml = None
+
+GIB = 2**30
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    index: int  # as CUDA counts the visible ones
-    used: int  # bytes
+    """Memory of a GPU in bytes as the driver (NVML) counts it: all processes, including CUDA contexts."""
+
+    index: int  # CUDA's number among the visible GPUs
+    used: int
     total: int
 
 
 def read_gpu_memory() -> list[GpuMemory]:
-    """Empty without a driver, or where it does not answer."""
+    """Return the memory of the GPUs that this process may use; empty if there is no driver or it does not answer."""
     devices = _devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:
         memory = [pynvml.nvmlDeviceGetMemoryInfo(device) for device in devices]
@@ -36,7 +38,7 @@ def read_gpu_memory() -> list[GpuMemory]:
 
 @cache
 def _devices(visible: str | None) -> list:
-    """NVML's handles; `visible` lists numbers or UUIDs, None means all."""
+    """Return NVML's handles; `visible` lists numbers or UUIDs, None means all."""
     if pynvml is None:
         return []
     try:
@@ -51,34 +53,29 @@ def _device(name: str):
     return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
 
 
-# One look at memory: GPUs, machine, control group, and a tree of processes.
-
-GIB = 2**30
-
-
 @dataclass(frozen=True)
 class Reading:
-    """Bytes in use."""
+    """Memory in use, in bytes."""
 
     job: int  # the process tree
-    host: int  # the machine, without what the kernel can free at once
+    host: int  # the machine, without memory that the kernel can free at once
     host_total: int
     cgroup: CgroupMemory | None  # None: no limit is set
     gpus: list[GpuMemory]
 
     @property
     def host_limit(self) -> int:
-        """Bytes that the job may use before something is killed."""
+        """Bytes that the job may use before the kernel kills a process."""
         return min(self.host_total, self.cgroup.limit) if self.cgroup else self.host_total
 
     @property
     def host_share(self) -> float:
-        """How full the machine or the control group is, whichever is fuller."""
+        """Share in use of the machine or of the control group, whichever is greater."""
         machine = self.host / self.host_total
         return max(machine, self.cgroup.used / self.cgroup.limit) if self.cgroup else machine
 
     def columns(self) -> dict[str, float | None]:
-        """In GiB, under the names that memory.csv has; no GPU, no column of it."""
+        """Return GiB by column name of memory.csv; None without a limit of a control group."""
         cgroup = self.cgroup.used if self.cgroup else None
         sizes = {"job_gib": self.job, "host_gib": self.host, "cgroup_gib": cgroup}
         sizes |= {f"gpu{gpu.index}_gib": gpu.used for gpu in self.gpus}
@@ -97,9 +94,9 @@ def read_memory(root: psutil.Process) -> Reading:
 
 
 def tree_memory(root: psutil.Process) -> int:
-    """Bytes that a process and all below it hold.
+    """Return the bytes held by a process and all of its descendants.
 
-    The sum of proportional set sizes, in which a page that n processes share counts 1/n in each: a sum of resident
+    It is the sum of proportional set sizes, in which a page shared by n processes counts 1/n in each. A sum of resident
     sizes would count the model again for every loader worker that was forked from the trainer.
     """
     try:
@@ -114,27 +111,29 @@ def _proportional_set_size(process: psutil.Process) -> int:
         return process.memory_full_info().pss
     except psutil.NoSuchProcess:
         return 0
-    except psutil.AccessDenied:  # somebody else's: only its resident size is known
+    except psutil.AccessDenied:  # of another user: only its resident size is known
         return process.memory_info().rss
 
 
-LEAK_SHARE = 0.02  # of the mean: growth over the second half that counts, if it also stands out of the noise
+# Growth over the second half is a leak if it exceeds this share of the mean, and the noise.
+LEAK_SHARE = 0.02
 NOISE = 3.0  # standard deviations of the values around the line
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One column of readings, in GiB."""
+    """Summary of one column of readings, in GiB."""
 
     mean: float
     peak: float
-    peak_seconds: float  # when it was reached, after the start
+    peak_seconds: float  # seconds from the start to the peak
     slope_per_hour: float  # of a straight line through the second half, when loading is over
-    grows: bool  # more than noise explains: a leak, if the work is the same all the time
+    grows: bool  # more than noise explains, which is a leak if the work stays the same
 
 
 def summarize(seconds: list[float], values: list[float]) -> Summary:
-    """
+    """Summarize one column of readings.
+
     Args:
         seconds: (N,) times of the readings, N ≥ 1.
         values: (N,) GiB.
@@ -146,7 +145,7 @@ def summarize(seconds: list[float], values: list[float]) -> Summary:
 
 
 def _growth(times: np.ndarray, sizes: np.ndarray) -> tuple[float, bool]:
-    """GiB a second of the least-squares line, and whether it rises by more than noise."""
+    """Return the slope of the least-squares line in GiB per second, and whether it rises by more than noise."""
     if len(times) < 4 or times[0] == times[-1]:
         return 0.0, False
     slope, start = np.polyfit(times - times[0], sizes, 1)

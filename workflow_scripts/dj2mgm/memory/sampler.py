@@ -1,7 +1,7 @@
-"""memory.csv: a training stage's memory over time, written by a thread of the stage itself.
+"""Sampler of a training stage's memory, a thread of the stage that writes memory.csv.
 
-Rows are appended to a file beside the resume checkpoints, which outlives a failed attempt; the declared memory.csv is
-written from it last.
+Rows are appended to a file in the folder of the resume checkpoints, which outlives a failed attempt. The declared
+memory.csv is copied from it last.
 """
 
 import csv
@@ -16,25 +16,27 @@ import psutil
 
 from dj2mgm import messages
 from dj2mgm.files import write_text
+from dj2mgm.memory.memory_csv import LEADING, read_columns, start_file
 from dj2mgm.memory.readings import GIB, Reading, read_memory
-from dj2mgm.memory.records import LEADING, read_columns, start_file
 
 INTERVAL_S = 1.0
-REST = 200  # a reading is followed by a rest this many times as long: well below 1 % of the time, however slow it is
+REST = 200  # each reading is followed by a pause 200 times as long, so that sampling takes well below 1 % of the time
 GPU_WARNING, HOST_WARNING = 0.8, 0.7  # shares in use
 
 
-def job() -> psutil.Process:
-    """This process where it trains alone, with others the launcher that started them on this node."""
+def find_job_process() -> psutil.Process:
+    """Return this process if it trains alone, else the launcher that started the processes of this node."""
     return psutil.Process(os.getppid() if int(os.environ.get("WORLD_SIZE", 1)) > 1 else None)
 
 
 class MemorySampler:
-    """Samples from `start` to `finish`, in the first process of a node only. `phase` is what the stage is doing now.
+    """Thread that samples memory from `start` to `finish`, in the first process of each node.
+
+    `phase` is the value of the next rows' column `phase`.
 
     Args:
-        file: what the rows are appended to.
-        resumed: whether the file's rows belong to this run, or are to be dropped.
+        file: file that rows are appended to.
+        resumed: whether to keep rows that the file has already.
     """
 
     def __init__(self, file: Path, resumed: bool):
@@ -54,7 +56,7 @@ class MemorySampler:
             self._thread.start()
 
     def finish(self, folder: Path) -> dict | None:
-        """Stop, and copy the rows into `folder`; return a record for metrics.json, None where nothing was sampled."""
+        """Stop and copy the rows into `folder`; return a record for metrics.json, None if nothing was sampled here."""
         if not self.sampling:
             return None
         self._stop.set()
@@ -69,7 +71,7 @@ class MemorySampler:
         }
 
     def _sample(self) -> None:
-        process = job()
+        process = find_job_process()
         columns = [*LEADING, *read_memory(process).columns()]
         attempt = start_file(self.file, columns, self.resumed)
         warned: set[str] = set()
@@ -77,40 +79,40 @@ class MemorySampler:
             writer = csv.DictWriter(file, read_columns(self.file), lineterminator="\n")
             last = False
             while not last:
-                last = self._stop.is_set()  # set while resting: one more reading, of the end
+                last = self._stop.is_set()  # if set during the pause, one more reading records the end
                 begin = time.monotonic()
                 self.last = read_memory(process)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 leading = zip(LEADING, (attempt, now, round(begin - self._start, 2), self.phase), strict=True)
                 writer.writerow(dict(leading) | self.last.columns())
                 file.flush()
-                warn(self.last, warned)
+                warn_if_full(self.last, warned)
                 took = time.monotonic() - begin
                 self._reading_seconds += took
                 self._stop.wait(max(INTERVAL_S, REST * took))
 
 
-def warn(reading: Reading, warned: set[str]) -> None:
-    """Say once that a GPU or the host is nearly full; `warned` remembers what was said."""
+def warn_if_full(reading: Reading, warned: set[str]) -> None:
+    """Warn once for each GPU, and once for the host, if its memory is nearly full; `warned` holds the names so far."""
     for gpu in reading.gpus:
         if gpu.used > GPU_WARNING * gpu.total:
-            _say_once(
+            _warn_once(
                 warned,
                 f"GPU {gpu.index}",
-                f"{gpu.used / gpu.total:.0%} full ({gpu.used / GIB:.1f} of {gpu.total / GIB:.1f} GiB); a longer batch "
+                f"{gpu.used / gpu.total:.0%} full ({gpu.used / GIB:.1f} of {gpu.total / GIB:.1f} GiB). A longer batch "
                 "may not fit: lower micro_batch_size and raise gradient_accumulation_steps",
             )
     if reading.host_share > HOST_WARNING:
-        _say_once(
+        _warn_once(
             warned,
             "host memory",
-            f"{reading.host_share:.0%} full (limit {reading.host_limit / GIB:.1f} GiB, of which this job holds "
-            f"{reading.job / GIB:.1f}); when it is full the kernel kills (exit code -9): lower loader_workers, or "
-            "choose a deepspeed configuration that offloads less",
+            f"{reading.host_share:.0%} full (limit {reading.host_limit / GIB:.1f} GiB, held by this job "
+            f"{reading.job / GIB:.1f} GiB). When it is full, the kernel kills the job (exit code -9): lower "
+            "loader_workers, or choose a DeepSpeed configuration that offloads less",
         )
 
 
-def _say_once(warned: set[str], what: str, text: str) -> None:
-    if what not in warned:
-        warned.add(what)
-        messages.warn(f"{what} is {text}")
+def _warn_once(warned: set[str], name: str, state: str) -> None:
+    if name not in warned:
+        warned.add(name)
+        messages.warn(f"{name} is {state}")

@@ -1,4 +1,4 @@
-"""Every arrangement of a workload on a machine: which fit, the fastest of them, and what would make another fit."""
+"""Search for the fastest training plan of a workload that fits a machine, and remedies if none fits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,44 +7,45 @@ from rich.console import Console
 from rich.table import Table
 
 from dj2mgm.errors import InputError
-from dj2mgm.memory.prediction import HOST_MARGIN, Arrangement, Machine, Prediction, predict
+from dj2mgm.memory.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, predict
 from dj2mgm.memory.step import Workload, count_parameters, trace_memory
-from dj2mgm.memory.zero import Zero
+from dj2mgm.memory.zero import ZeroConfig
 
-# About how fast an arrangement trains, to rank those that fit; not a forecast for any one machine.
+# Speed estimates rank the plans that fit. They do not forecast the speed of one machine.
 #
 # The constants are fitted to runs of the MGM-2B shape on one H200 (docs/measurements/training.md). Other machines are
-# slower, by factors that arrangements mostly share.
+# slower, by factors that are about the same for all plans.
 
-# With layers as they are and compiled: of a busy GPU; of a micro batch, in which the GPU waits for its next kernel
+# By whether layers are compiled: FLOP/s of a busy GPU, and seconds of a micro batch in which the GPU waits for kernels.
 FLOPS_PER_S = {False: 3.8e14, True: 5.2e14}
 LAUNCH_SECONDS = {False: 0.12, True: 0.02}
-GATHERED_BYTES_PER_S = 1.2e10  # of weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
-UPDATED_ELEMENTS_PER_S = 6.4e9  # whose gradient goes to the host, is applied there, and comes back
+GATHERED_BYTES_PER_S = 1.2e10  # weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
+UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
 
 
-def samples_per_second(workload: Workload, arrangement: Arrangement, gpus: int) -> float:
-    parameters, zero = count_parameters(workload), arrangement.zero
-    flops = trace_memory(workload, arrangement.recomputation, arrangement.micro_batch).flops
+def estimate_speed(workload: Workload, plan: TrainingPlan, gpus: int) -> float:
+    """Return samples per second over all GPUs."""
+    parameters, zero = count_parameters(workload), plan.zero
+    flops = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch).flops
     seconds = LAUNCH_SECONDS[workload.fused] + flops / FLOPS_PER_S[workload.fused]
     if zero.offload_param:
         fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
         seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S
     update = sum(parameters.trained) / gpus / UPDATED_ELEMENTS_PER_S if zero.offload_optimizer else 0
-    samples = arrangement.micro_batch * arrangement.accumulation * gpus
-    return samples / (arrangement.accumulation * seconds + update)
+    samples = plan.micro_batch * plan.accumulation * gpus
+    return samples / (plan.accumulation * seconds + update)
 
-
-# Every arrangement of a workload on a machine: which fit, the fastest of them, and what would help when none does.
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-RECOMPUTATIONS = (0, 16, 8, 5, 3, 2, 1)  # of every n-th layer, the least first; 0: none
-ACCUMULATION = 16  # where no global batch is asked for
+CHECKPOINTING_INTERVALS = (0, 16, 8, 5, 3, 2, 1)  # checkpoint every n-th layer, fewest layers first; 0: none
+ACCUMULATION = 16  # if no global batch size is given
 
 
 @dataclass(frozen=True)
 class Candidate:
-    arrangement: Arrangement
+    """A training plan with its predicted memory and speed."""
+
+    plan: TrainingPlan
     prediction: Prediction
     samples_per_second: float
     shortage: str | None  # None: it fits
@@ -54,29 +55,29 @@ class Candidate:
         return self.shortage is None
 
 
-def candidates(
+def list_candidates(
     workload: Workload,
     machine: Machine,
     configs: Mapping[str, dict],
     global_batch_size: int | None,
     micro_batches: Sequence[int] = MICRO_BATCHES,
-    recomputations: Sequence[int] = RECOMPUTATIONS,
+    intervals: Sequence[int] = CHECKPOINTING_INTERVALS,
 ) -> list[Candidate]:
-    """Those that can be the fastest under each configuration, or lack least.
+    """Return, for each configuration, the plans that can be the fastest, and those that come closest to fitting.
 
     Args:
-        configs: completed DeepSpeed configurations by name; one that fixes its batch sizes is taken with those.
-        global_batch_size: None: ACCUMULATION micro batches on every GPU.
-        micro_batches: in rising order; left out are those that do not divide the global batch.
-        recomputations: of every n-th layer, the least work first; 0: none.
+        configs: completed DeepSpeed configurations by name. A configuration that fixes its batch sizes keeps them.
+        global_batch_size: samples of a step; None stands for ACCUMULATION micro batches on every GPU.
+        micro_batches: sizes in rising order. Sizes that do not divide the global batch are left out.
+        intervals: checkpointing intervals, the least work first; 0: none.
 
     Raises:
-        InputError: none divides the global batch.
+        InputError: no micro batch divides the global batch.
     """
     found = []
     for name, config in configs.items():
         batches = _batches(config, machine, global_batch_size, micro_batches)
-        found += _ascend(workload, machine, name, Zero.of(config), batches, recomputations)
+        found += _ascend(workload, machine, name, ZeroConfig.from_deepspeed(config), batches, intervals)
     if not found:
         raise InputError(
             f"a global batch of {global_batch_size} on {machine.processes} GPUs cannot be made of micro batches of "
@@ -89,19 +90,19 @@ def _ascend(
     workload: Workload,
     machine: Machine,
     name: str,
-    zero: Zero,
+    zero: ZeroConfig,
     batches: list[tuple[int, int]],
-    recomputations: Sequence[int],
+    intervals: Sequence[int],
 ) -> list[Candidate]:
-    """Ever larger micro batches, and more recomputation where one does not fit any more.
+    """Raise the micro batch, and checkpoint more layers whenever the next micro batch does not fit.
 
-    Smaller micro batches with more recomputation are slower than what fits already, so they are not looked at.
+    Smaller micro batches with more checkpointing are slower than a plan that fits already, so they are not evaluated.
     """
     found, index = [], 0
-    for recomputation in recomputations:
+    for checkpointing_interval in intervals:
         while index < len(batches):
-            arrangement = Arrangement(name, zero, recomputation, *batches[index])
-            found.append(judge(workload, arrangement, machine))
+            plan = TrainingPlan(name, zero, checkpointing_interval, *batches[index])
+            found.append(rate_plan(workload, plan, machine))
             if not found[-1].fits:
                 break
             index += 1
@@ -111,7 +112,7 @@ def _ascend(
 def _batches(
     config: dict, machine: Machine, global_batch_size: int | None, micro_batches: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Micro batches with their accumulation."""
+    """Return possible pairs of micro batch size and accumulation steps."""
     micro, accumulation = (
         config.get(key, "auto") for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     )
@@ -123,27 +124,27 @@ def _batches(
     return [batch for batch in batches if accumulation in ("auto", batch[1])]
 
 
-def judge(workload: Workload, arrangement: Arrangement, machine: Machine) -> Candidate:
-    prediction = predict(workload, arrangement, machine)
-    speed = samples_per_second(workload, arrangement, machine.processes)
-    return Candidate(arrangement, prediction, speed, prediction.shortage(machine))
+def rate_plan(workload: Workload, plan: TrainingPlan, machine: Machine) -> Candidate:
+    prediction = predict(workload, plan, machine)
+    speed = estimate_speed(workload, plan, machine.processes)
+    return Candidate(plan, prediction, speed, prediction.shortage(machine))
 
 
-def fastest(found: Sequence[Candidate]) -> Candidate | None:
-    """The fastest that fits with float32 states, else with 8-bit ones.
+def find_fastest(found: Sequence[Candidate]) -> Candidate | None:
+    """Return the fastest plan that fits with float32 optimizer states, else the fastest with 8-bit states.
 
-    Of equals it is ZeRO-2, which is measured most, then the one that needs less of the GPU.
+    Among equals ZeRO-2 comes first, because it is measured best, then the plan that needs less GPU memory.
     """
 
     def rank(candidate: Candidate) -> tuple[bool, float, bool, float]:
-        zero = candidate.arrangement.zero
+        zero = candidate.plan.zero
         return not zero.adam_8bit, candidate.samples_per_second, zero.stage == 2, -candidate.prediction.gpu_gib
 
     return max((candidate for candidate in found if candidate.fits), key=rank, default=None)
 
 
-def nearest(found: Sequence[Candidate], machine: Machine) -> Candidate:
-    """That which lacks least, when none fits."""
+def find_nearest(found: Sequence[Candidate], machine: Machine) -> Candidate:
+    """Return the plan that lacks the least memory, if none fits."""
 
     def lacking(candidate: Candidate) -> float:
         needs = ((candidate.prediction.gpu_gib, machine.gpu_gib), (candidate.prediction.host_gib, machine.host_gib))
@@ -152,8 +153,8 @@ def nearest(found: Sequence[Candidate], machine: Machine) -> Candidate:
     return min(found, key=lacking)
 
 
-def remedies(workload: Workload, found: Sequence[Candidate], machine: Machine) -> list[str]:
-    """What to change when nothing fits; the least memory of each kind that would do, with what it would do for."""
+def suggest_remedies(workload: Workload, found: Sequence[Candidate], machine: Machine) -> list[str]:
+    """Return changes that would help if no plan fits, with the least memory of each kind that is enough."""
     advice = []
     if workload.tuning == "full":
         advice.append("train LoRA instead of the whole language model")
@@ -165,39 +166,39 @@ def remedies(workload: Workload, found: Sequence[Candidate], machine: Machine) -
         possible = [candidate for candidate in found if other_limit is None or other_need(candidate) <= other_limit]
         if limit is not None and possible:
             least = min(possible, key=need)
-            advice.append(f"{need(least):.1f} GiB of {name}'s memory would do, with {describe(least.arrangement)}")
+            advice.append(f"{need(least):.1f} GiB of {name}'s memory would be enough for {describe_plan(least.plan)}")
     more = f"more GPUs than {machine.gpus}" if machine.gpus else "a GPU"
     advice.append(f"shorter sequences than {workload.sequence} tokens, or {more}")
     return advice
 
 
-def describe(arrangement: Arrangement) -> str:
-    return f"{arrangement.deepspeed}, micro batch {arrangement.micro_batch}, {recomputed(arrangement)} recomputed"
+def describe_plan(plan: TrainingPlan) -> str:
+    layers = describe_checkpointing(plan)
+    checkpointing = f"activation checkpointing of {layers}" if layers != "none" else "no activation checkpointing"
+    return f"{plan.deepspeed}, micro batch {plan.micro_batch}, {checkpointing}"
 
 
-def recomputed(arrangement: Arrangement) -> str:
-    """Which layers are."""
-    every = arrangement.recomputation
-    return {0: "no layer", 1: "every layer", 2: "every second layer", 3: "every third layer"}.get(
+def describe_checkpointing(plan: TrainingPlan) -> str:
+    """Name the layers whose activations are checkpointed."""
+    every = plan.checkpointing_interval
+    return {0: "none", 1: "every layer", 2: "every second layer", 3: "every third layer"}.get(
         every, f"every {every}th layer"
     )
 
 
-# The plan as a person reads it in a terminal.
-
-
-def print_plan(console: Console, plans: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
-    """One row for each workload and DeepSpeed configuration: its fastest arrangement that fits, or the nearest."""
+def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
+    """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one."""
     console.print(_machine_line(machine))
-    table = Table("tuning", "DeepSpeed", "recomputed", "micro × acc.", "GPU GiB", "host GiB", "speed", "verdict")
-    for workload, found in plans:
-        best = fastest(found)
-        for name in dict.fromkeys(candidate.arrangement.deepspeed for candidate in found):
-            same = [candidate for candidate in found if candidate.arrangement.deepspeed == name]
-            table.add_row(*_row(workload, fastest(same) or nearest(same, machine), best))
+    columns = ("tuning", "DeepSpeed", "checkpointed layers", "micro × acc.", "GPU GiB", "host GiB", "speed", "verdict")
+    table = Table(*columns)
+    for workload, found in searches:
+        best = find_fastest(found)
+        for name in dict.fromkeys(candidate.plan.deepspeed for candidate in found):
+            same = [candidate for candidate in found if candidate.plan.deepspeed == name]
+            table.add_row(*_row(workload, find_fastest(same) or find_nearest(same, machine), best))
         table.add_section()
     console.print(table)
-    for workload, found in plans:
+    for workload, found in searches:
         _print_advice(console, workload, found, machine)
 
 
@@ -208,14 +209,14 @@ def _machine_line(machine: Machine) -> str:
 
 
 def _row(workload: Workload, candidate: Candidate, best: Candidate | None) -> list[str]:
-    arrangement, prediction = candidate.arrangement, candidate.prediction
+    plan, prediction = candidate.plan, candidate.prediction
     speed = f"{candidate.samples_per_second / best.samples_per_second:.2f}" if best and candidate.fits else ""
     verdict = candidate.shortage or ("fastest that fits" if candidate is best else "fits")
     return [
         workload.tuning,
-        arrangement.deepspeed,
-        recomputed(arrangement),
-        f"{arrangement.micro_batch} × {arrangement.accumulation}",
+        plan.deepspeed,
+        describe_checkpointing(plan),
+        f"{plan.micro_batch} × {plan.accumulation}",
         f"{prediction.gpu_gib:.1f}" if prediction.gpu else "",
         f"{prediction.host_gib:.1f}",
         speed,
@@ -224,13 +225,13 @@ def _row(workload: Workload, candidate: Candidate, best: Candidate | None) -> li
 
 
 def _print_advice(console: Console, workload: Workload, found: list[Candidate], machine: Machine) -> None:
-    best = fastest(found)
+    best = find_fastest(found)
     parameters = count_parameters(workload)
     counted = f"{sum(parameters.trained) / 1e6:,.1f} of {sum(parameters.every) / 1e6:,.1f} million parameters trained"
     console.print(f"\n[bold]{workload.architecture.name}, {workload.tuning}[/bold]: {counted}")
     if best is None:
         console.print("Nothing fits. What would help:")
-        for advice in remedies(workload, found, machine):
+        for advice in suggest_remedies(workload, found, machine):
             console.print(f"  • {advice}")
         return
     for name, parts in (("GPU", best.prediction.gpu), ("host", best.prediction.host)):

@@ -1,7 +1,7 @@
-"""What one micro batch holds beside weights and optimizer, from moment to moment: the real model, on the meta device.
+"""Memory of one micro batch over time, besides weights and optimizer, traced with the real model on the meta device.
 
-The model's own code runs, forward and backward, with its real shapes (memory/trace.py); only kernels that need
-a GPU are stood in for (memory/trace.py).
+The model's own code runs forward and backward with its real shapes. Stand-ins replace kernels that need a GPU
+(memory/trace.py).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from dj2mgm.config.training import takes_nf4
 from dj2mgm.memory.architecture import Architecture
-from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse, scans_as_one_operation
+from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse_layers, selective_scan_without_loop
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.mgm.weights import projector_parameters
 
@@ -24,18 +24,18 @@ KINDS = ("activations", "logits", "gradients")
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What is trained on what.
+    """Model, trained parameters and samples of a training stage.
 
     Args:
-        tuning: stage1 (projector and mining), lora (those and LoRA matrices) or full (those and the language model).
-        sequence: tokens of a sample, its image's included.
-        answers: those of them that carry loss.
-        images: for each such sample, in a micro batch: more than one where shorter samples take its place.
+        tuning: stage1 (projector and mining), lora (also LoRA matrices) or full (also the language model).
+        sequence: tokens of a sample, including those of its image.
+        answers: tokens of a sample that carry loss.
+        images: images per sample of this length; more than one if several shorter samples take its place.
         precision: torch dtype of the weights.
-        fused: whether layers and loss are compiled, so that what is elementwise keeps nothing in between.
-        lora: for the tuning `lora`.
+        fused: whether layers and loss are compiled, so that elementwise operations keep no intermediate tensors.
+        lora: settings of the tuning `lora`.
         nf4: whether frozen layers of the language model are in 4 bits.
-        projector: whether LoRA also trains what connects towers and language model.
+        projector: whether LoRA also trains the projector between towers and language model.
     """
 
     architecture: Architecture
@@ -52,10 +52,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of elements: of every parameter, and of every one that is trained.
+    """Numbers of elements of every parameter, and of every trained parameter.
 
-    `tied` is how many exist twice while the model is made: those of a head that is then tied to the word embeddings.
-    `in_4_bits` are those of each frozen layer that is held so.
+    Attributes:
+        tied: elements of a head that is tied to the word embeddings; they exist twice while the model is made.
+        in_4_bits: elements of each frozen layer that is held in 4 bits.
     """
 
     every: tuple[int, ...]
@@ -66,10 +67,13 @@ class Parameters:
 
 @dataclass(frozen=True)
 class MemoryTrace:
-    """Of one micro batch, forward, recomputed and backward: bytes (moments, kinds), and floating-point operations.
+    """Memory and FLOPs of one micro batch: forward pass, recomputed activations and backward pass.
 
-    `accumulated` (moments,) is how many elements of trained parameters have their gradient by then, and `latest`
-    (moments,) those of the one that has just got it.
+    Attributes:
+        sizes: (moments, KINDS) live bytes by kind.
+        flops: floating-point operations.
+        accumulated: (moments,) elements of trained parameters that have their gradient by then.
+        latest: (moments,) elements of the parameter whose gradient has just been completed.
     """
 
     sizes: np.ndarray
@@ -78,8 +82,8 @@ class MemoryTrace:
     latest: np.ndarray
 
 
-def build(workload: Workload) -> nn.Module:
-    """The model on the meta device, with gradients asked of what is trained."""
+def build_model(workload: Workload) -> nn.Module:
+    """Return the model on the meta device; exactly the trained parameters require gradients."""
     model = workload.architecture.build(workload.precision)
     model.requires_grad_(False)
     if workload.tuning == "lora":
@@ -97,7 +101,7 @@ def build(workload: Workload) -> nn.Module:
 
 @cache
 def count_parameters(workload: Workload) -> Parameters:
-    model = build(workload)
+    model = build_model(workload)
     parameters = list(model.parameters())
     head = model.get_output_embeddings().weight
     [whole] = [m for m in model.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
@@ -112,46 +116,49 @@ def count_parameters(workload: Workload) -> Parameters:
 
 
 @cache
-def trace_memory(workload: Workload, recomputation: int, micro_batch: int) -> MemoryTrace:
-    """
+def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: int) -> MemoryTrace:
+    """Run one micro batch on the meta device and record its memory.
+
     Args:
-        recomputation: recompute every n-th layer; 0: none.
+        workload: model and samples.
+        checkpointing_interval: checkpoint the activations of every n-th layer; 0: none.
+        micro_batch: samples of the micro batch.
     """
-    wrapped = build(workload).train()
+    wrapped = build_model(workload).train()
     [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
     model.set_attn_implementation(ATTENTION)
     if workload.architecture.attention != ATTENTION:
         model.set_attn_implementation({"text_config": workload.architecture.attention})
-    if recomputation:
-        # random state is a device's, of which there is none
+    if checkpointing_interval:
+        # the random state belongs to a device, and the meta device has none
         kwargs = {"use_reentrant": False, "preserve_rng_state": False}
-        model.activation_checkpointing_enable(kwargs, every_n_layers=recomputation)
+        model.activation_checkpointing_enable(kwargs, every_n_layers=checkpointing_interval)
     if workload.fused:
-        fuse(workload.architecture.language_model(model), model.get_output_embeddings())
+        fuse_layers(workload.architecture.language_model(model), model.get_output_embeddings())
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shapes = {parameter.shape for parameter in trained}
-    words = (workload.architecture.vocab_size,)
+    vocabulary = (workload.architecture.vocab_size,)
 
-    def kind_of(tensor: torch.Tensor) -> str:
-        if tensor.shape[-1:] == words:
+    def classify(tensor: torch.Tensor) -> str:
+        if tensor.shape[-1:] == vocabulary:
             return "logits"
         return "gradients" if tensor.shape in shapes else "activations"
 
-    memory = LiveMemory(KINDS, kind_of)
-    memory.know(model.parameters())
-    memory.know(model.buffers())
+    memory = LiveMemory(KINDS, classify)
+    memory.exclude(model.parameters())
+    memory.exclude(model.buffers())
     accumulated: list[tuple[int, int]] = []  # moment, elements
 
-    def hand_over(parameter: nn.Parameter) -> None:
-        """As DeepSpeed does: a gradient that is complete moves to a buffer that is counted with the optimizer."""
-        memory.mark()
+    def release_gradient(parameter: nn.Parameter) -> None:
+        """Release a complete gradient: DeepSpeed moves it to a buffer that is counted with the optimizer."""
+        memory.record()
         accumulated.append((memory.count - 1, parameter.numel()))
         parameter.grad = None
 
     for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(hand_over)
-    with memory, scans_as_one_operation():
+        parameter.register_post_accumulate_grad_hook(release_gradient)
+    with memory, selective_scan_without_loop():
         workload.architecture.compute(model, workload.sequence, workload.answers, micro_batch, workload.images)
     latest = np.zeros(memory.count, dtype=np.int64)
     for moment, elements in accumulated:

@@ -1,7 +1,12 @@
-"""How much memory a computation holds from moment to moment, and its FLOPs, counted on the meta device."""
+"""Trace the live memory and the FLOPs of a computation on the meta device.
+
+- Stand-ins for kernels that only a GPU has.
+- `IntegersOnCPU`: shapes that a model computes from integers.
+- `LiveMemory`: live bytes after each allocation, and FLOPs.
+"""
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,18 +23,19 @@ from transformers.models.mamba import modeling_mamba
 
 aten = torch.ops.aten
 
-# What stands on the meta device for kernels that only a GPU has: same shapes, and the same tensors kept for backward.
+# Stand-ins on the meta device have the shapes of the originals, and keep the same tensors for the backward pass.
 #
-# The originals are PyTorch's FlashAttention (behind SDPA), what torch.compile makes of norms, gated MLPs and the loss,
-# and Mamba's selective scan, whose loop over the sequence would take minutes here.
+# The originals are PyTorch's FlashAttention (behind SDPA), the code that torch.compile generates for norms, gated MLPs
+# and the loss, and Mamba's selective scan, whose loop over the sequence would take minutes here.
 
 ATTENTION, MASKED_ATTENTION = "planned", "planned_with_a_mask"
 
 
 def _attention(module, query, key, value, attention_mask, **kwargs):
-    """(B, heads, T, D) each → (B, T, heads, D). Keeps query, key, value, output and one number per row.
+    """Map query, key and value, each (B, heads, T, D), to the output (B, T, heads, D).
 
-    With a mask (B, 1, T, T), keeps that in the dtype of the rest, too, and keys and values for every head.
+    Query, key, value, output and one number per row are kept. With a mask (B, 1, T, T), the mask is kept too, in the
+    dtype of the query, and keys and values are kept for every head.
     """
     causal = getattr(module, "is_causal", False)
     if attention_mask is not None:
@@ -37,12 +43,12 @@ def _attention(module, query, key, value, attention_mask, **kwargs):
         key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
     output = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)[0]
     if attention_mask is not None:
-        output = _Beside.apply(output, torch.empty(attention_mask.shape, dtype=query.dtype, device=query.device))
+        output = _KeepTensor.apply(output, torch.empty(attention_mask.shape, dtype=query.dtype, device=query.device))
     return output.transpose(1, 2).contiguous(), None
 
 
-class _Beside(torch.autograd.Function):
-    """Keeps a second tensor for the backward pass."""
+class _KeepTensor(torch.autograd.Function):
+    """Identity that keeps a second tensor for the backward pass."""
 
     @staticmethod
     def forward(ctx, x, kept):
@@ -60,7 +66,7 @@ AttentionMaskInterface.register(MASKED_ATTENTION, sdpa_mask)
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Keeps its input and one number per row; the gradient is written over the incoming one."""
+    """Norm that keeps its input and one number per row; its gradient overwrites the incoming one."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -73,7 +79,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _GatedActivation(torch.autograd.Function):
-    """act(a) · b: keeps a and b, over which their gradients are written."""
+    """act(a) · b, which keeps a and b; their gradients overwrite them."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -85,8 +91,8 @@ class _GatedActivation(torch.autograd.Function):
         return ctx.saved_tensors
 
 
-def fuse(language_model: nn.Module, head: nn.Module) -> None:
-    """Give a language model's norms and gated MLPs, and its head's loss, the stand-ins' forward."""
+def fuse_layers(language_model: nn.Module, head: nn.Module) -> None:
+    """Replace the forward pass of a language model's norms and gated MLPs, and its head's loss, by stand-ins."""
     for module in language_model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = lambda x, own=module: _RMSNorm.apply(x, own.weight)
@@ -98,7 +104,7 @@ def fuse(language_model: nn.Module, head: nn.Module) -> None:
 
 
 class _Scan(torch.autograd.Function):
-    """All states of h ← a·h + b: keeps a and the states, as the loop over the sequence does."""
+    """All states of h ← a·h + b, which keeps a and the states, like the loop over the sequence."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -111,8 +117,14 @@ class _Scan(torch.autograd.Function):
         return torch.empty_like(gradient), torch.empty_like(gradient)
 
 
-def _selective_scan(x, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, **kwargs):
-    """transformers' `mamba_selective_scan` without its loop: x, dt, z (B, inner, T); A (inner, S); B, C (B, S, T)."""
+def _selective_scan(x, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, **kwargs):  # noqa: N803
+    """Compute transformers' `mamba_selective_scan` without its loop.
+
+    Args:
+        x: (B, inner, T), like dt and z.
+        A: (inner, S).
+        B: (B, S, T), like C.
+    """
     dt = nn.functional.softplus(dt + delta_bias[..., None])
     a = torch.exp(A[None, :, None, :] * dt[..., None])  # (B, inner, T, S)
     b = dt[..., None] * B.transpose(1, 2)[:, None].float() * x[..., None].float()
@@ -122,7 +134,8 @@ def _selective_scan(x, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softp
 
 
 @contextmanager
-def scans_as_one_operation() -> Iterator[None]:
+def selective_scan_without_loop() -> Iterator[None]:
+    """Replace transformers' `mamba_selective_scan` by its stand-in inside the context."""
     original = modeling_mamba.mamba_selective_scan
     modeling_mamba.mamba_selective_scan = _selective_scan
     try:
@@ -131,16 +144,16 @@ def scans_as_one_operation() -> Iterator[None]:
         modeling_mamba.mamba_selective_scan = original
 
 
-# Vision-language models compute shapes from integers: how many patches an image has, and where its tokens stand.
+# Vision-language models compute shapes from integers, such as the number of an image's patches, and token positions.
 
-SPACED = (aten.arange, aten.linspace)  # makers of positions, even where these are fractions
+POSITION_MAKERS = (aten.arange, aten.linspace)  # their results keep values, even if they are fractions
 INDEXED = (aten.index, aten.index_put, aten.index_put_)
 
 
-class ValuesOfIntegers(TorchDispatchMode):
-    """Inside the context, a model on the meta device may compute shapes from integers on the CPU.
+class IntegersOnCPU(TorchDispatchMode):
+    """Mode in which a model on the meta device may compute shapes from integers on the CPU.
 
-    What counts and indexes stays there, with its values; what meets a tensor without values loses them.
+    Counts and indices stay on the CPU, with their values. The result of an operation with a meta tensor has no values.
     """
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -152,26 +165,26 @@ class ValuesOfIntegers(TorchDispatchMode):
                 # SmolVLM asks which of its tiles have as many black pixels as all: none has
                 return torch.ones(tensors[0].shape, dtype=torch.bool)
             if operation in INDEXED:
-                args = (args[0], _positions(args[1]), *args[2:])
-            args, kwargs = tree_map_only(torch.Tensor, _meta, (args, kwargs))
+                args = (args[0], _masks_to_positions(args[1]), *args[2:])
+            args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))
             device = device and torch.device("meta")
         elif device is not None and device.type == "meta":
             dtype = kwargs.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
-            if tensors or operation in SPACED or not dtype.is_floating_point:
+            if tensors or operation in POSITION_MAKERS or not dtype.is_floating_point:
                 device = torch.device("cpu")
         if device is not None:
             kwargs["device"] = device
         return function(*args, **kwargs)
 
 
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
+def _move_to_meta(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta:
         return tensor
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _positions(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Masks as what they select, whose number decides the result's shape."""
+def _masks_to_positions(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Replace masks by the positions that they select, because their number decides the result's shape."""
     positions = []
     for index in indices:
         is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
@@ -179,14 +192,12 @@ def _positions(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | No
     return positions
 
 
-# How much memory a computation holds from moment to moment, and its FLOPs, counted while it runs on the meta device.
-#
 # Every operation runs with its real shapes and without data. A tensor counts from the operation that allocates it until
-# nobody refers to it any more, which is what PyTorch's allocators see; so saved activations, what a backward pass
-# recomputes, and the temporaries in between are all counted as they occur, whatever the architecture.
+# its last reference is gone, as in PyTorch's allocators. So saved activations, recomputed activations and temporary
+# tensors are counted as they occur, for every architecture.
 
-# Attention's own: torch 2.6 counts no heads that share keys and values.
-FLOPS_OF = flop_registry | {
+# Attention has its own formulas, because torch 2.6 does not count heads that share keys and values.
+FLOP_FORMULAS = flop_registry | {
     aten._scaled_dot_product_flash_attention: lambda query, key, *_, **__: 4 * query.numel() * key.shape[-2],
     aten._scaled_dot_product_flash_attention_backward: lambda _, query, key, *__, **___: (
         10 * query.numel() * key.shape[-2]
@@ -194,69 +205,70 @@ FLOPS_OF = flop_registry | {
 }
 
 
-# What an operation allocates depends on the shapes it is given. PyTorch derives it in Python, which takes most of the
-# time of a trace. Layers are alike, so it is remembered: of operations that return new tensors only, no views.
-_remembered: dict[Hashable, tuple | None] = {}  # None: not of this kind
+# The allocations of an operation depend on the shapes of its arguments. PyTorch derives them in Python, which takes
+# most of the time of a trace. Because layers repeat, results are cached for operations that return only new tensors.
+_allocations: dict[Hashable, tuple | None] = {}  # None: an operation of another kind, which is not cached
 
 
-def _run(function: OpOverload, args: tuple, kwargs: dict) -> object:
-    """The result of an operation on the meta device."""
-    key = function, torch.get_default_dtype(), _described(args), _described(tuple(kwargs.items()))
-    if known := _remembered.get(key):
+def _run_cached(function: OpOverload, args: tuple, kwargs: dict) -> object:
+    """Return the result of an operation on the meta device."""
+    key = function, torch.get_default_dtype(), _describe_shapes(args), _describe_shapes(tuple(kwargs.items()))
+    if known := _allocations.get(key):
         results = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in known[1:]]
         return results[0] if known[0] is torch.Tensor else known[0](results)
     result = function(*args, **kwargs)
-    if key not in _remembered:
-        _remembered[key] = _allocated(function, (args, kwargs), result)
+    if key not in _allocations:
+        _allocations[key] = _describe_result(function, (args, kwargs), result)
     return result
 
 
-def _described(value: object) -> Hashable:
-    """What of an operation's arguments decides what it allocates."""
+def _describe_shapes(value: object) -> Hashable:
+    """Return the properties of an operation's arguments that decide its allocations."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride(), value.dtype, value.storage_offset(), value.device.type
     if isinstance(value, list | tuple):
-        return tuple(map(_described, value))
+        return tuple(map(_describe_shapes, value))
     return type(value), value
 
 
-def _allocated(function: OpOverload, given: object, result: object) -> tuple | None:
-    """The result's type, and size, stride and dtype of each new tensor in it; None where it is not made of such."""
+def _describe_result(function: OpOverload, given: object, result: object) -> tuple | None:
+    """Return the result's type, and size, stride and dtype of its tensors; None unless all of them are new."""
     tensors = [result] if isinstance(result, torch.Tensor) else result
     if function._schema.is_mutable or not isinstance(tensors, list | tuple):
         return None
     arguments = [tensor for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)]
-    if any(tensor.device.type != "meta" for tensor in arguments):  # their values may decide
+    if any(tensor.device.type != "meta" for tensor in arguments):  # the result may depend on their values
         return None
     old = {id(tensor.untyped_storage()) for tensor in arguments}
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
             return None
-        alike = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        if id(tensor.untyped_storage()) in old or alike.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if id(tensor.untyped_storage()) in old or copy.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
             return None
     kind = torch.Tensor if isinstance(result, torch.Tensor) else type(result)
     return kind, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 
 
 class LiveMemory(TorchDispatchMode):
-    """Inside the context, records after each allocation what is live, in bytes by kind.
+    """Mode that records, after each allocation, the live bytes by kind.
 
     Args:
-        kind_of: which of `kinds` a newly allocated tensor is of.
+        kinds: names of the kinds.
+        classify: returns the kind of a newly allocated tensor.
     """
 
-    def __init__(self, kinds: tuple[str, ...], kind_of: Callable[[torch.Tensor], str]):
+    def __init__(self, kinds: tuple[str, ...], classify: Callable[[torch.Tensor], str]):
         super().__init__()
         self.kinds = kinds
         self.flops = 0  # of matrix products, convolutions and attention
-        self._kind_of = kind_of
+        self._classify = classify
         self._live = np.zeros(len(kinds), dtype=np.int64)
         self._known: dict[int, weakref.ref] = {}
         self._moments: list[np.ndarray] = []
 
-    def know(self, tensors) -> None:
-        """Leave these out: parameters, which are counted elsewhere."""
+    def exclude(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Do not count these tensors, such as parameters, which are counted elsewhere."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._known[id(storage)] = weakref.ref(storage)
@@ -265,26 +277,26 @@ class LiveMemory(TorchDispatchMode):
     def count(self) -> int:
         return len(self._moments)
 
-    def mark(self) -> None:
-        """Record what is live now, too: less than after the last allocation, if something has been let go since."""
+    def record(self) -> None:
+        """Record the live bytes of this moment, too: less than after the last allocation if tensors were freed."""
         self._moments.append(self._live.copy())
 
     def moments(self) -> np.ndarray:
-        """(moments, kinds) int64: bytes that were live after each allocation."""
+        """Return the live bytes after each allocation, (moments, kinds) int64."""
         return np.stack(self._moments)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result = _run(function, args, kwargs)
-        if count := FLOPS_OF.get(function.overloadpacket):
-            self.flops += count(*args, **kwargs, out_val=result)
+        result = _run_cached(function, args, kwargs)
+        if formula := FLOP_FORMULAS.get(function.overloadpacket):
+            self.flops += formula(*args, **kwargs, out_val=result)
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and id(tensor.untyped_storage()) not in self._known:
                 self._add(tensor)
         return result
 
     def _add(self, tensor: torch.Tensor) -> None:
-        storage, kind = tensor.untyped_storage(), self.kinds.index(self._kind_of(tensor))
+        storage, kind = tensor.untyped_storage(), self.kinds.index(self._classify(tensor))
         size, key = storage.nbytes(), id(storage)
 
         def forget(_) -> None:
@@ -293,4 +305,4 @@ class LiveMemory(TorchDispatchMode):
 
         self._known[key] = weakref.ref(storage, forget)
         self._live[kind] += size
-        self.mark()
+        self.record()

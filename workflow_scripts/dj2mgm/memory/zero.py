@@ -1,7 +1,8 @@
-"""What DeepSpeed keeps beside a step's own tensors, part by part, for one process; all in bytes.
+"""Bytes that DeepSpeed keeps in one process besides a step's own tensors, by part.
 
-Read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/fp16/fused_optimizer.py), for
-AdamW, and for the 8-bit AdamW of a configuration that names no optimizer (training/optimizer.py).
+The formulas are read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py,
+runtime/fp16/fused_optimizer.py), for AdamW, and for the 8-bit AdamW of a configuration that names no optimizer
+(training/optimizer.py).
 """
 
 from collections.abc import Iterable
@@ -11,21 +12,21 @@ from dj2mgm.memory.step import Parameters
 
 FLOAT32, FLOAT64 = 4, 8
 MOMENTS = 2 * FLOAT32  # Adam's two, in float32
-MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # two, in one byte each, with a float32 scale for every 256
-ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that travel at once
-# Page-locked bytes for each of the largest trained weight, while PyTorch compiles the 8-bit optimizer and tries its
-# kernels on copies of what they overwrite: 4 GiB beside embeddings of 1 GiB.
+MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # Adam's two, in one byte each, with a float32 scale for every 256
+ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that are sent at once
+# Page-locked bytes per byte of the largest trained weight while PyTorch compiles the 8-bit optimizer. Autotuning runs
+# its kernels on copies of the tensors that they overwrite: 4 GiB for embeddings of 1 GiB.
 AUTOTUNING = 4
 
 
-def page_locked(size: int) -> int:
-    """Bytes that the host gives for a page-locked buffer: PyTorch rounds up to a power of two."""
+def page_locked_bytes(size: int) -> int:
+    """Return the host bytes of a page-locked buffer, which PyTorch rounds up to a power of two."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
 @dataclass(frozen=True)
-class Zero:
-    """The keys of a completed config/deepspeed file that decide about memory; sizes in elements."""
+class ZeroConfig:
+    """Keys of a completed config/deepspeed file that decide about memory; sizes in elements."""
 
     stage: int
     adam_8bit: bool
@@ -39,7 +40,7 @@ class Zero:
     max_live: int
 
     @classmethod
-    def of(cls, config: dict) -> "Zero":
+    def from_deepspeed(cls, config: dict) -> "ZeroConfig":
         zero = config["zero_optimization"]
         optimizer, param = zero.get("offload_optimizer", {}), zero.get("offload_param", {})
         return cls(
@@ -56,17 +57,21 @@ class Zero:
         )
 
     def on_host(self, size: int) -> int:
-        """Bytes that the host gives for a buffer."""
-        return page_locked(size) if self.pinned else size
+        """Return the host bytes of a buffer."""
+        return page_locked_bytes(size) if self.pinned else size
 
 
 @dataclass(frozen=True)
 class ModelStates:
     """Bytes that one process holds from the first step on.
 
-    On the GPU come on top: `gradients` as soon as the backward pass has completed the first one, `in_transit` for each
-    element of the gradient that is just being handed over, `at_step` while the optimizer works, and `at_start` while
-    DeepSpeed sets itself up.
+    Attributes:
+        gpu: bytes by part on the GPU.
+        host: bytes by part on the host.
+        gradients: more GPU bytes from the first complete gradient of a backward pass on.
+        in_transit: more GPU bytes for each element of the gradient that is being moved.
+        at_step: more GPU bytes during the optimizer step.
+        at_start: more GPU bytes while DeepSpeed initializes.
     """
 
     gpu: dict[str, int]
@@ -77,22 +82,28 @@ class ModelStates:
     at_start: int = 0
 
 
-def model_states(zero: Zero, parameters: Parameters, weight: int, gpus: int, accumulates: bool) -> ModelStates:
-    """
+def compute_model_states(
+    zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, accumulates: bool
+) -> ModelStates:
+    """Compute weights, gradients and optimizer states of one process.
+
     Args:
+        zero: DeepSpeed configuration.
+        parameters: numbers of elements.
         weight: bytes of a weight.
+        gpus: number of processes.
         accumulates: whether a step has several micro batches.
     """
     own = sum(parameters.trained) // gpus
     if zero.stage == 0:
-        return _plain(zero, parameters, weight, gpus)
+        return _zero0_states(zero, parameters, weight, gpus)
     if zero.stage < 3:
-        return _partitioned_optimizer(zero, parameters, weight, gpus, own, accumulates)
-    return _partitioned_weights(zero, parameters, weight, gpus, own)
+        return _zero1_or_2_states(zero, parameters, weight, gpus, own, accumulates)
+    return _zero3_states(zero, parameters, weight, gpus, own)
 
 
-def _plain(zero: Zero, parameters: Parameters, weight: int, gpus: int) -> ModelStates:
-    """ZeRO-0: everything whole on every GPU."""
+def _zero0_states(zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int) -> ModelStates:
+    """Compute the states of ZeRO-0, in which every GPU holds everything."""
     trained, mixed = sum(parameters.trained), weight < FLOAT32 and not zero.adam_8bit
     gpu = {
         "weights": sum(parameters.every) * weight,
@@ -101,24 +112,27 @@ def _plain(zero: Zero, parameters: Parameters, weight: int, gpus: int) -> ModelS
     }
     if mixed:
         gpu["optimizer"] += trained * FLOAT32
-    host = {"optimizer": AUTOTUNING * page_locked(max(parameters.trained) * weight)} if zero.adam_8bit else {}
-    # in mixed precision cast one by one, then flattened
+    host = {"optimizer": AUTOTUNING * page_locked_bytes(max(parameters.trained) * weight)} if zero.adam_8bit else {}
+    # in mixed precision, gradients are cast one by one, then flattened
     return ModelStates(
         gpu, host, gradients=trained * weight, at_step=trained * (weight + (2 * FLOAT32 if mixed else 0))
     )
 
 
-def _partitioned_optimizer(
-    zero: Zero, parameters: Parameters, weight: int, gpus: int, own: int, accumulates: bool
+def _zero1_or_2_states(
+    zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, own: int, accumulates: bool
 ) -> ModelStates:
-    """ZeRO-1 and 2: whole weights on every GPU, the optimizer's part of this process there or on the host."""
+    """Compute the states of ZeRO-1 and ZeRO-2.
+
+    Every GPU holds all weights. The optimizer's part of this process is on the GPU or on the host.
+    """
     buckets = zero.reduce_bucket * weight * (2 if zero.overlap else 1)
     gpu = {"weights": sum(parameters.every) * weight, "ZeRO buffers": buckets}
     if not zero.offload_optimizer:
-        # accumulated over micro batches in a second buffer beside the one that is being filled
+        # gradients of several micro batches are accumulated in a second buffer
         gradients = own * weight * (2 if accumulates else 1) if zero.stage == 2 else sum(parameters.trained) * weight
         gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
-        # flattened once more, then cast
+        # gradients are flattened again, then cast
         return ModelStates(gpu, {}, gradients=gradients, at_step=gradients + own * (weight + FLOAT32))
     largest = max(parameters.trained)
     gpu["ZeRO buffers"] += largest * weight
@@ -129,12 +143,15 @@ def _partitioned_optimizer(
     }
     if accumulates:  # one buffer for each parameter, whole on every process
         host["gradients"] += sum(zero.on_host(elements * weight) for elements in parameters.trained)
-    # the norm of each gradient is taken in float64; the flat weights are cloned on their way to the host
+    # the norm of each gradient is computed in float64; the flat weights are cloned before they move to the host
     return ModelStates(gpu, host, in_transit=FLOAT64, at_start=own * weight)
 
 
-def _partitioned_weights(zero: Zero, parameters: Parameters, weight: int, gpus: int, own: int) -> ModelStates:
-    """ZeRO-3: a partition of every weight on each process, and whole only what is being used, or small."""
+def _zero3_states(zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, own: int) -> ModelStates:
+    """Compute the states of ZeRO-3.
+
+    Each process holds a partition of every weight. Only small weights, and weights in use, are whole.
+    """
     small = sum(elements for elements in parameters.every if elements <= zero.persistence_threshold)
     large = sum(parameters.every) - small
     gathered = min(large, max(zero.max_live, max(parameters.every)))
@@ -142,11 +159,11 @@ def _partitioned_weights(zero: Zero, parameters: Parameters, weight: int, gpus: 
     gpu = {"weights": (small + gathered) * weight, "ZeRO buffers": zero.reduce_bucket * weight}
     host: dict[str, int] = {}
     if zero.offload_param:
-        # each weight's partition, then once more the trained ones' in one piece; pinned memory is never given back
+        # each weight's partition, and the trained partitions again in one piece; pinned memory is never freed
         host["weights"] = sum(zero.on_host(-(-elements // gpus) * weight) for elements in parameters.every)
         host["weights"] += zero.on_host(own * weight) + zero.on_host(-(-parameters.tied // gpus) * weight)
     else:
-        # one GPU's partition is the weight itself, not gathered again
+        # with one GPU, the partition is the weight itself and is not gathered
         gpu["weights"] = small * weight + partition + (gathered * weight if gpus > 1 else 0)
     groups = list(_sub_groups([elements // gpus for elements in parameters.trained], zero.sub_group))
     if not zero.offload_optimizer:
@@ -161,7 +178,7 @@ def _partitioned_weights(zero: Zero, parameters: Parameters, weight: int, gpus: 
 
 
 def _sub_groups(partitions: Iterable[int], limit: int) -> Iterable[int]:
-    """Elements of the groups that ZeRO-3 updates one after the other: filled until they reach the limit."""
+    """Yield the elements of the groups that ZeRO-3 updates one after another; a group ends at the limit."""
     elements = 0
     for partition in partitions:
         elements += partition

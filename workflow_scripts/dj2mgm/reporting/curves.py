@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.memory.records import joined_seconds, read_rows
+from dj2mgm.memory.memory_csv import joined_seconds, read_rows
 from dj2mgm.reporting.drawing import Scale, Tick
 from dj2mgm.reporting.experiment import Experiment, RunResults
 

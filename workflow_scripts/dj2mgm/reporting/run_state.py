@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.config.stages import STAGE_NOTE, STAGES
 from dj2mgm.files import read_json
-from dj2mgm.memory.records import last_row
+from dj2mgm.memory.memory_csv import last_row
 
 
 @dataclass(frozen=True)

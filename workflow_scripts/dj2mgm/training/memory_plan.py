@@ -1,7 +1,7 @@
-"""A training stage's plan, before anything is loaded: what is `auto` is decided, and what cannot fit is refused."""
+"""Choose a training stage's `auto` settings by the memory plan, and refuse a stage that cannot fit, before it loads."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,11 +11,18 @@ from dj2mgm.config.training import AUTO, NF4_SCALES
 from dj2mgm.data.images import image_size
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
-from dj2mgm.memory.architecture import Architecture, MGMArchitecture, NoPlan, VLMArchitecture
-from dj2mgm.memory.prediction import Arrangement, Machine, Prediction, predict
-from dj2mgm.memory.search import MICRO_BATCHES, RECOMPUTATIONS, candidates, describe, fastest, remedies
+from dj2mgm.memory.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
+from dj2mgm.memory.prediction import Machine, Prediction, TrainingPlan, predict
+from dj2mgm.memory.search import (
+    CHECKPOINTING_INTERVALS,
+    MICRO_BATCHES,
+    describe_plan,
+    find_fastest,
+    list_candidates,
+    suggest_remedies,
+)
 from dj2mgm.memory.step import Workload, count_parameters
-from dj2mgm.memory.zero import Zero
+from dj2mgm.memory.zero import ZeroConfig
 from dj2mgm.messages import note
 from dj2mgm.mgm.family import MGM
 from dj2mgm.training.batches import CROWDED
@@ -29,33 +36,59 @@ from dj2mgm.vlm.encoder import BLANK
 CONFIGURED = "the configured DeepSpeed file"
 
 
-def workload_of(
+@dataclass(frozen=True)
+class KeptPlan:
+    """A chosen training plan, as arrangement.json keeps it for later starts of a stage.
+
+    Attributes:
+        deepspeed: name of the DeepSpeed configuration.
+        micro_batch: samples of a micro batch.
+        accumulation: micro batches of a step.
+        recomputation: activation checkpointing of every n-th layer; 0: none.
+    """
+
+    deepspeed: str
+    micro_batch: int
+    accumulation: int
+    recomputation: int
+
+
+def build_workload(
     tuning: str,
     settings: TrainingSettings,
     architecture: Architecture,
     dataset: ConversationDataset,
     projector: bool = True,
 ) -> Workload:
-    """What the stage trains, on its longest conversation, with as many images as shorter ones bring along.
+    """Build the workload of a stage from its longest conversation.
+
+    It has as many images as a micro batch of shorter conversations, each of which has an image.
 
     Args:
-        projector: whether LoRA also trains what connects towers and language model.
+        tuning: a key of memory.step.TUNINGS.
+        settings: settings of the stage.
+        architecture: the model.
+        dataset: conversations of the stage.
+        projector: whether LoRA also trains the projector between towers and language model.
     """
     longest = max(dataset.lengths)
-    workload = workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
+    workload = build_workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
     shortest = max(min(dataset.lengths), workload.architecture.image_tokens)
     return replace(workload, images=min(CROWDED, longest / shortest))
 
 
-def architecture_of(family: Family, dataset: ConversationDataset) -> Architecture:
-    """With the largest images that a conversation has; for texts, with the blank one that a batch of them gets."""
+def build_architecture(family: Family, dataset: ConversationDataset) -> Architecture:
+    """Build the model's architecture, with the largest images of a conversation.
+
+    A batch of texts gets a blank image, which is then used instead.
+    """
     if isinstance(family, MGM):
         return MGMArchitecture("the model", family.config)
     sizes = [image_size(image) for image in dataset.largest_images] or [BLANK]
     return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.sample(*sizes))
 
 
-def workload_at(
+def build_workload_at(
     tuning: str,
     settings: TrainingSettings,
     architecture: Architecture,
@@ -63,7 +96,7 @@ def workload_at(
     answers: int,
     projector: bool = True,
 ) -> Workload:
-    """What a stage with these settings trains, on conversations of `sequence` tokens of which `answers` carry loss."""
+    """Build a workload of conversations of `sequence` tokens, of which `answers` carry loss."""
     return Workload(
         architecture=architecture,
         tuning=tuning,
@@ -77,92 +110,95 @@ def workload_at(
     )
 
 
-def choose_arrangement(
+def choose_plan(
     settings: TrainingSettings, workload: Workload, machine: Machine, kept: Path | None = None
 ) -> TrainingSettings:
-    """What is "auto" decided: the fastest arrangement that fits. Settings without "auto" stay as they are.
+    """Replace "auto" settings by those of the fastest training plan that fits.
 
     Args:
-        kept: the file of `keep_arrangement`, for a resumed run, which may be on another machine.
+        settings: settings of the stage; returned unchanged if nothing is "auto".
+        workload: workload of the stage.
+        machine: memory that may be used.
+        kept: the file of `keep_plan`, for a resumed run, which may be on another machine.
 
     Raises:
-        InputError: none fits; with what would help.
+        InputError: no plan fits. The message names remedies.
     """
     if not settings.has_auto:
         return settings
     request, choices = _request(settings, workload), settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
     before = kept and _read_kept(kept)
     if before and before["request"] == request:
-        _note(f"auto: micro batch {before['arrangement']['micro_batch']} and the rest as this stage chose before")
-        return arranged(settings, before["arrangement"])
+        plan = KeptPlan(**before["arrangement"])
+        _note(f"auto: micro batch {plan.micro_batch} and the other settings as this stage chose before")
+        return _apply(plan, settings)
     if before and before["request"]["trained"] == request["trained"]:
-        name = before["arrangement"]["deepspeed"]  # its checkpoints go with this configuration
+        name = before["arrangement"]["deepspeed"]  # the stage's checkpoints need this configuration
         choices = {name: choices[name]} if name in choices else choices
     hidden_size = workload.architecture.hidden_size
     given = settings.micro_batch_size, settings.activation_checkpointing
-    found = candidates(
+    found = list_candidates(
         workload,
         machine,
         {name: complete_deepspeed_config(config, hidden_size) for name, config in choices.items()},
         settings.global_batch_size,
         MICRO_BATCHES if given[0] == AUTO else [given[0]],
-        RECOMPUTATIONS if given[1] == AUTO else [int(given[1])],
+        CHECKPOINTING_INTERVALS if given[1] == AUTO else [int(given[1])],
     )
-    best = fastest(found)
+    best = find_fastest(found)
     if best is None:
-        raise InputError(f"auto: nothing fits; what would help: {'; '.join(remedies(workload, found, machine))}")
-    _note(f"auto: {describe(best.arrangement)} is the fastest arrangement that fits")
-    return arranged(settings, {key: value for key, value in vars(best.arrangement).items() if key != "zero"})
+        raise InputError(f"auto: nothing fits. Remedies: {'; '.join(suggest_remedies(workload, found, machine))}")
+    plan = best.plan
+    _note(f"auto: the fastest training plan that fits is {describe_plan(plan)}")
+    return _apply(KeptPlan(plan.deepspeed, plan.micro_batch, plan.accumulation, plan.checkpointing_interval), settings)
 
 
-def go_without_plan(problem: NoPlan, settings: TrainingSettings) -> None:
-    """
+def require_explicit_settings(problem: PlanningError, settings: TrainingSettings) -> None:
+    """Note that there is no memory plan, or refuse settings that need one.
+
     Raises:
-        InputError: the plan would have to choose.
+        InputError: a setting is "auto".
     """
     if settings.has_auto:
         raise InputError(
-            f"auto: {problem}; state deepspeed, micro_batch_size, gradient_accumulation_steps and "
-            "activation_checkpointing, none of them auto"
+            f"auto: {problem}. Set deepspeed, micro_batch_size, gradient_accumulation_steps and "
+            "activation_checkpointing to values other than auto"
         )
-    _note(f"{problem}; going on without one")
+    _note(f"{problem}; training goes on without a memory plan")
 
 
-def keep_arrangement(requested: TrainingSettings, settings: TrainingSettings, workload: Workload, kept: Path) -> None:
-    """For a stage that goes on: what was chosen for `requested`."""
+def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload: Workload, kept: Path) -> None:
+    """Write the plan that was chosen for `requested`, for later starts of the stage."""
     request = _request(requested, workload)
     before = _read_kept(kept)
     if not requested.has_auto or (before and before["request"] == request):
         return
     choices = requested.deepspeed_choices or {CONFIGURED: requested.deepspeed}
     [name] = [name for name, config in choices.items() if config == settings.deepspeed][:1]
-    arrangement = {
-        "deepspeed": name,
-        "micro_batch": settings.micro_batch_size,
-        "accumulation": settings.gradient_accumulation_steps,
-        "recomputation": int(settings.activation_checkpointing),
-    }
-    write_json(kept, {"request": request, "arrangement": arrangement, "halved": False})
+    micro, accumulation = settings.micro_batch_size, settings.gradient_accumulation_steps
+    plan = KeptPlan(name, micro, accumulation, int(settings.activation_checkpointing))
+    write_json(kept, {"request": request, "arrangement": vars(plan), "halved": False})
 
 
 def halve_micro_batch(kept: Path) -> bool:
-    """After the GPU ran out of memory: let the next start of this stage take half of the kept micro batch, once.
-    It is a power of two (`MICRO_BATCHES`) where no DeepSpeed file fixes it.
+    """Halve the kept micro batch, once, for the next start of a stage whose GPU ran out of memory.
+
+    The micro batch is a power of two (`MICRO_BATCHES`) unless a DeepSpeed file fixes it.
 
     Returns:
-        Whether there is a choice that can still be halved.
+        Whether the micro batch was halved.
     """
     values = read_json(kept) if kept.exists() else {"halved": True}
     if values["halved"] or values["arrangement"]["micro_batch"] == 1:
         return False
-    arrangement = values["arrangement"]
-    arrangement |= {"micro_batch": arrangement["micro_batch"] // 2, "accumulation": arrangement["accumulation"] * 2}
-    write_json(kept, values | {"arrangement": arrangement, "halved": True})
+    plan = values["arrangement"]
+    plan |= {"micro_batch": plan["micro_batch"] // 2, "accumulation": plan["accumulation"] * 2}
+    write_json(kept, values | {"arrangement": plan, "halved": True})
     return True
 
 
 def _request(settings: TrainingSettings, workload: Workload) -> dict:
-    """What a choice depends on beside the machine; `trained` is what its checkpoints depend on, too."""
+    """Return everything that a choice depends on, except the machine; checkpoints depend on `trained`, too."""
     return {
         "trained": [
             workload.tuning,
@@ -180,58 +216,57 @@ def _request(settings: TrainingSettings, workload: Workload) -> dict:
 
 
 def _read_kept(kept: Path) -> dict | None:
-    """What an earlier start chose, if a checkpoint goes with it, or the GPU ran out of memory; None otherwise."""
+    """Read the choice of an earlier start if it wrote a checkpoint or ran out of GPU memory; None otherwise."""
     try:
         values = read_json(kept)
-        values["request"]["trained"], values["arrangement"]["deepspeed"]
+        values["request"]["trained"], KeptPlan(**values["arrangement"])
         return values if values["halved"] or any(kept.parent.glob(f"checkpoint-*/{MARK}")) else None
     except (OSError, InputError, KeyError, TypeError):
         return None
 
 
-def arranged(settings: TrainingSettings, arrangement: dict) -> TrainingSettings:
-    """Settings with a chosen arrangement: `deepspeed`, `micro_batch`, `accumulation`, `recomputation`."""
-    recomputation = arrangement["recomputation"]
+def _apply(plan: KeptPlan, settings: TrainingSettings) -> TrainingSettings:
     return replace(
         settings,
-        deepspeed=(settings.deepspeed_choices or {}).get(arrangement["deepspeed"], settings.deepspeed),
+        deepspeed=(settings.deepspeed_choices or {}).get(plan.deepspeed, settings.deepspeed),
         deepspeed_choices=None,
-        micro_batch_size=arrangement["micro_batch"],
-        gradient_accumulation_steps=arrangement["accumulation"],
-        activation_checkpointing=recomputation if recomputation > 1 else bool(recomputation),
+        micro_batch_size=plan.micro_batch,
+        gradient_accumulation_steps=plan.accumulation,
+        activation_checkpointing=plan.recomputation if plan.recomputation > 1 else bool(plan.recomputation),
     )
 
 
 def check_memory(settings: TrainingSettings, workload: Workload, machine: Machine) -> dict:
-    """Refuse what cannot fit into what is free on the machine.
+    """Refuse a stage that does not fit into the free memory of the machine.
 
     Returns:
-        The prediction for the run's record: `gpu_gib`, `host_gib`, both part by part, and what was free.
+        The prediction for the run's record: `gpu_gib` and `host_gib`, both also by part, and the free memory.
 
     Raises:
-        InputError: it cannot fit, and `check_memory` is true.
+        InputError: the stage does not fit, and `check_memory` is true.
     """
     if workload.nf4 and not count_parameters(workload).in_4_bits:
-        raise InputError(f"precision: nf4 finds no frozen layer of a multiple of {NF4_SCALES} weights; set bf16")
-    prediction = predict(workload, arrangement_of(settings, workload), machine)
+        raise InputError(f"precision: nf4 needs a frozen layer of a multiple of {NF4_SCALES} weights; set bf16")
+    prediction = predict(workload, plan_from_settings(settings, workload), machine)
     if machine.host_gib is None or (machine.gpus and machine.gpu_gib is None):
-        _note("memory plan: this machine does not say how much memory is free; going on without the check")
+        _note("memory plan: the free memory of this machine cannot be read; training goes on without the check")
     if shortage := prediction.shortage(machine):
         if settings.check_memory:
             raise InputError(
-                f"this stage does not fit: {shortage}. `python workflow_scripts/plan_memory.py --help` says how to "
-                "find what does; `check_memory: false` in the stage's settings tries anyway"
+                f"this stage does not fit: {shortage}. `python workflow_scripts/plan_memory.py --help` shows how to "
+                "find settings that fit; `check_memory: false` in the stage's settings trains anyway"
             )
-        _note(f"memory plan: {shortage}; trying anyway (check_memory: false)")
+        _note(f"memory plan: {shortage}; training anyway (check_memory: false)")
     return _record(prediction, machine)
 
 
-def arrangement_of(settings: TrainingSettings, workload: Workload) -> Arrangement:
+def plan_from_settings(settings: TrainingSettings, workload: Workload) -> TrainingPlan:
+    """Return the training plan of settings without "auto"."""
     config = complete_deepspeed_config(settings.deepspeed, workload.architecture.hidden_size)
-    return Arrangement(
+    return TrainingPlan(
         deepspeed=CONFIGURED,
-        zero=Zero.of(config),
-        recomputation=int(settings.activation_checkpointing),
+        zero=ZeroConfig.from_deepspeed(config),
+        checkpointing_interval=int(settings.activation_checkpointing),
         micro_batch=settings.micro_batch_size,
         accumulation=settings.gradient_accumulation_steps,
     )

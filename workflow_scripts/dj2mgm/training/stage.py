@@ -19,9 +19,9 @@ from dj2mgm.config.training import AUTO, FROZEN
 from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
 from dj2mgm.files import sha256_of
-from dj2mgm.memory.architecture import NoPlan
-from dj2mgm.memory.prediction import machine_in_use, whole_machine
-from dj2mgm.memory.records import joined_seconds, read_rows
+from dj2mgm.memory.architecture import PlanningError
+from dj2mgm.memory.memory_csv import joined_seconds, read_rows
+from dj2mgm.memory.prediction import read_free_memory, read_total_memory
 from dj2mgm.memory.sampler import MemorySampler
 from dj2mgm.messages import note
 from dj2mgm.mgm.weights import full_shapes
@@ -34,13 +34,13 @@ from dj2mgm.training.frozen import replace_frozen_layers
 from dj2mgm.training.gpu_memory import is_out_of_memory, leave_room_for_kernels
 from dj2mgm.training.held_out import read_held_out
 from dj2mgm.training.memory_plan import (
-    architecture_of,
+    build_architecture,
+    build_workload,
     check_memory,
-    choose_arrangement,
-    go_without_plan,
+    choose_plan,
     halve_micro_batch,
-    keep_arrangement,
-    workload_of,
+    keep_plan,
+    require_explicit_settings,
 )
 from dj2mgm.training.model import (
     attention_of,
@@ -99,20 +99,20 @@ def run_stage(
         count = settings.score_while_training.questions
         asked = read_held_out(*held_out, tuning, dataset.encoder, settings.max_length, count)
     projector = tuning != "lora" or "projector" in inputs
-    workload = workload_of(tuning, settings, architecture_of(family, dataset), dataset, projector)
+    workload = build_workload(tuning, settings, build_architecture(family, dataset), dataset, projector)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     kept, requested = checkpoints / "arrangement.json", settings
-    free = machine_in_use(settings.gpus, settings.nodes)
+    free = read_free_memory(settings.gpus, settings.nodes)
     leave_room_for_kernels()
     leave_out_cudnn_attention()
     # several processes must choose alike, and may find different amounts to be free
-    machine = whole_machine(settings.gpus, settings.nodes) if settings.gpus > 1 else free
+    machine = read_total_memory(settings.gpus, settings.nodes) if settings.gpus > 1 else free
     plan = None
     try:
-        settings = choose_arrangement(requested, workload, machine, kept)
+        settings = choose_plan(requested, workload, machine, kept)
         plan = check_memory(settings, workload, free)
-    except NoPlan as problem:
-        go_without_plan(problem, settings)
+    except PlanningError as problem:
+        require_explicit_settings(problem, settings)
 
     fingerprint = fingerprint_of(settings, digest.result())
     # before the model: transformers then loads it straight into ZeRO-3's partitions
@@ -133,7 +133,7 @@ def run_stage(
             note(sentence)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, newest=checkpoint)
-        keep_arrangement(requested, settings, workload, kept)
+        keep_plan(requested, settings, workload, kept)
         if checkpoint is None:
             progress_file.unlink(missing_ok=True)
 

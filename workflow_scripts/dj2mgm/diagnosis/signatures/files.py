@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature, fixed_explanation
-from dj2mgm.memory.records import gib
+from dj2mgm.memory.memory_csv import gib
 
 # Files that are not where a path says, and images that cannot be read.
 

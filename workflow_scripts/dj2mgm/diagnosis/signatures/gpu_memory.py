@@ -9,7 +9,7 @@ import yaml
 
 from dj2mgm.config.training import AUTO
 from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature
-from dj2mgm.memory.records import gib, parse_size
+from dj2mgm.memory.memory_csv import gib, parse_size
 
 SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"
 ASKED = rf"CUDA out of memory\. Tried to allocate (?P<wanted>{SIZE})(?P<rest>.*)"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
 from dj2mgm.memory.cgroups import CgroupLimits, read_limits, total_memory
-from dj2mgm.memory.records import gib, last_row
+from dj2mgm.memory.memory_csv import gib, last_row
 
 # Which processes the kernel's out-of-memory killer has ended, from the kernel's own log, where that may be read.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature, fixed_explanation
 from dj2mgm.diagnosis.signatures.signals import LESS, LOOK, describe_kill, kills_near
 from dj2mgm.memory.cgroups import read_limits, total_memory
-from dj2mgm.memory.records import gib
+from dj2mgm.memory.memory_csv import gib
 
 AGAIN = "then run the same command again: a stage goes on from what it has saved"
 

@@ -1,4 +1,4 @@
-"""Memory as stages write it: memory.csv, and sizes as people write them. Needs only the standard library."""
+"""Read and extend memory.csv, and format and parse sizes. Needs the standard library only."""
 
 import csv
 import math
@@ -9,21 +9,21 @@ from dj2mgm import messages
 from dj2mgm.errors import InputError
 from dj2mgm.files import readable, replace_file
 
-# memory.csv: one row for each reading of a training stage's memory.
+# memory.csv has one row for each reading of a training stage's memory.
 #
-# Columns: `attempt`, counted from 1 where a run was resumed; `time`, UTC; `seconds` of the attempt; `phase`, one of
-# loading, training and saving; then GiB: `job_gib`, of the stage's processes on this node;
-# `host_gib`, of the whole machine; `cgroup_gib`, where a limit is set; `gpu<i>_gib` for each GPU.
+# Columns: `attempt`, from 1, one more for each resume; `time`, UTC; `seconds` of the attempt; `phase`, one of loading,
+# training and saving. Sizes are in GiB: `job_gib`, the stage's processes on this node; `host_gib`, the whole machine;
+# `cgroup_gib`, the control group, if a limit is set; `gpu<i>_gib`, each GPU.
 
 LEADING = ("attempt", "time", "seconds", "phase")
 LONGEST_ROW = 4096  # bytes
 
 
 def start_file(file: Path, columns: list[str], resumed: bool) -> int:
-    """Make the file ready for rows of a new attempt; return the attempt's number, from 1.
+    """Prepare the file for rows of a new attempt; return the attempt's number, from 1.
 
-    A row that a kill cut off is dropped. With other GPUs than before, the file gets the columns of both. A damaged file
-    is replaced: a record of memory must not end a training.
+    A row that was cut off by a kill is dropped. If the GPUs differ from those of earlier attempts, the file gets the
+    columns of both. A damaged file is replaced, because a record of memory must not stop a training.
     """
     rows = _earlier_rows(file) if resumed and file.exists() else []
     known = list(dict.fromkeys([*(name for row in rows[:1] for name in row), *columns]))
@@ -48,7 +48,7 @@ def read_columns(file: Path) -> list[str]:
 
 
 def last_row(file: Path) -> dict[str, str] | None:
-    """The newest complete row, without reading all that come before it."""
+    """Return the newest complete row, without reading the rows before it."""
     with open(file, "rb") as lines:
         columns = lines.readline()
         lines.seek(max(lines.tell(), file.stat().st_size - LONGEST_ROW))
@@ -57,7 +57,7 @@ def last_row(file: Path) -> dict[str, str] | None:
 
 
 def joined_seconds(rows: list[dict[str, str]]) -> list[float]:
-    """Each attempt's seconds after those of the attempts before it."""
+    """Return the seconds of each row since the start of the first attempt, without pauses between attempts."""
     joined: list[float] = []
     for _, attempt in groupby(rows, key=lambda row: row["attempt"]):
         before = joined[-1] if joined else 0.0
@@ -66,19 +66,19 @@ def joined_seconds(rows: list[dict[str, str]]) -> list[float]:
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """The complete rows of a memory.csv, one at least, as text by column.
+    """Return the complete rows of a memory.csv, at least one, as strings by column.
 
     Raises:
-        InputError: it is something else.
+        InputError: the file is damaged, or is not a memory.csv.
     """
     with readable(file, csv.Error):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         reader = csv.DictReader(line for line in lines if line.endswith("\n"))
         if missing := {*LEADING, "job_gib"}.difference(reader.fieldnames or ()):
-            raise ValueError(f"it lacks the column {min(missing)!r}")
+            raise ValueError(f"the column {min(missing)!r} is missing")
         rows = list(reader)
         if not rows:
-            raise ValueError("it has no complete row")
+            raise ValueError("there is no complete row")
         for row in rows:
             _check_row(row)
         return rows
@@ -86,18 +86,18 @@ def read_rows(file: Path) -> list[dict[str, str]]:
 
 def _check_row(row: dict[str, str]) -> None:
     if None in row or None in row.values():
-        raise ValueError("a row has other columns than the first line names")
+        raise ValueError("the columns of a row differ from those of the first line")
     int(row["attempt"])
     numbers = [value for name, value in row.items() if name == "seconds" or (name.endswith("_gib") and value)]
     if not all(math.isfinite(float(value)) for value in numbers):
-        raise ValueError("it holds a number that is not finite")
+        raise ValueError("a number is not finite")
 
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "500.00 MiB", as PyTorch prints sizes."""
+    """Return the bytes of a size as PyTorch prints it, such as "500.00 MiB"."""
     number, unit = text.split()
     return round(float(number) * UNITS[unit])
 
