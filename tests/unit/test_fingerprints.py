@@ -117,3 +117,13 @@ def test_of_many_images_a_sample_counts_whatever_their_order(tmp_path, settled, 
         (tmp_path / "rows.jsonl").write_text(json.dumps(order))
         found.add(of_images(tmp_path, tmp_path / "rows.jsonl"))
     assert len(found) == 1
+
+
+def test_names_of_no_regular_file_are_read_as_missing(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    listed = tmp_path / "rows.jsonl"
+    listed.write_text('{"images": ["pipe.png", "device.png", "null\\u0000.png"]}')
+    fingerprints = Fingerprints(tmp_path / "kept.json")
+    assert fingerprints.of_images([(str(listed), str(tmp_path))])
+    assert fingerprints.of_files([str(tmp_path / "pipe.png")])

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -99,10 +100,15 @@ class Fingerprints:
 
 
 def _state(file: str) -> list[int] | None:
-    """Size, times of content and inode in nanoseconds, and inode; None without the file."""
+    """Size, times of content and inode in nanoseconds, and inode; None if there is no regular file of this name.
+
+    A pipe or a device would be read forever.
+    """
     try:
         found = os.stat(file)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no file name has a null byte
+        return None
+    if not stat.S_ISREG(found.st_mode):
         return None
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
