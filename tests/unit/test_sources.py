@@ -769,3 +769,91 @@ def test_a_turn_of_parquet_is_limited(tmp_path):
     pq.write_table(pa.table({"image": [png(1)], "conversations": [turns]}), tmp_path / "x.parquet")
     source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
     assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet", "folder"])
+def test_a_pipe_or_device_among_the_files_is_refused(make, tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "data/one")
+    odd = path / ("odd" + {"webdataset": ".tar", "parquet": ".parquet", "folder": ".png"}[kind])
+    for put in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
+        put(odd)
+        with pytest.raises(InputError, match=f"{odd.name} is a pipe, a socket or a device; put a copy"):
+            make(one={"format": kind, "path": str(path)})
+        odd.unlink()
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet", "table", "sharegpt", "llava", "data_juicer"])
+def test_a_file_that_is_a_link_out_of_the_folder_is_not_read(make, tmp_path, kind):
+    elsewhere, here = (WRITERS[kind](tmp_path / name / "data") for name in ("elsewhere", "here"))
+    elsewhere = next(elsewhere.iterdir()) if elsewhere.is_dir() else elsewhere
+    folder = here if here.is_dir() else here.parent
+    (folder / f"link{elsewhere.suffix}").symlink_to(elsewhere)
+    with pytest.raises(InputError, match=f"link{elsewhere.suffix} is a link out of its folder, to .*put a copy"):
+        make(one={"format": kind, "path": str(folder)})
+
+
+def test_a_folder_inside_a_hub_snapshot_is_read(make, tmp_path):
+    repository = tmp_path / "hub/datasets--me--photos"
+    blob = next(parquet(repository / "blobs").iterdir()).rename(repository / f"blobs/{0:040d}")
+    (repository / "snapshots/abc/data").mkdir(parents=True)
+    (repository / "snapshots/abc/data/part.parquet").symlink_to(f"../../../blobs/{blob.name}")
+    output = make(one={"format": "parquet", "path": str(repository / "snapshots/abc/data")})
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == len(CAPTIONS)
+
+
+def test_a_size_in_base_256_is_the_members_size(tmp_path):
+    shard = write_tar(tmp_path / "x.tar", [("a.png", png(1))])
+    header = bytearray(shard.read_bytes()[:512])
+    header[124:136] = b"\x80" + len(png(1)).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    shard.write_bytes(header + shard.read_bytes()[512:])
+    [member] = members(shard)
+    assert member.read() == png(1)
+
+
+def test_archive_members_outside_samples_are_counted(make, tmp_path):
+    hidden = [("._a.png", b"\0\5\x16\7"), ("d/.DS_Store", b"x"), ("README", b"x")]
+    sample = [("a.png", png(1)), ("a.txt", b"c"), ("a.other.txt", b"d"), ("a.meta.json", b"{}")]
+    shard = write_tar(tmp_path / "x.tar", [*hidden, *sample])
+    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    read = read_json(output / "summary.json")["sources"]["one"]
+    assert read["rows"] == 1 and sum(read["not_read"].values()) == 5
+    shard = write_tar(tmp_path / "x.tar", [("a.heic", png(1)), ("a.txt", b"c")])
+    with pytest.raises(InputError, match=r"key 'a': it has 0 images, .*its files end in .heic, .txt"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+@pytest.mark.parametrize("column", ["image", "caption", "question", "id"])
+def test_columns_of_parquet_that_share_a_name_are_refused(tmp_path, column):
+    columns = {"image": [png(1)], "caption": ["a"], "question": ["b"], "id": ["c"]}
+    names = [*columns, column]
+    table = pa.Table.from_arrays([pa.array(columns[name]) for name in names], names=names)
+    pq.write_table(table, tmp_path / "x.parquet")
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
+    with pytest.raises(InputError, match=f"x.parquet: several columns are called '{column}'; rename all but one"):
+        next(read_parquet(source))
+
+
+def test_unreadable_parquet_values_name_their_rows(tmp_path):
+    twice = pa.StructArray.from_arrays([pa.array([png(1)])] * 2, names=["bytes", "bytes"])
+    images, day = pa.array([png(1)]), pa.array([2**31 - 1], pa.date32())
+    long = pa.array([2**62], pa.duration("s"))
+    for image, identifier in ((images, day), (images, long), (twice, pa.array(["a"]))):
+        table = pa.Table.from_arrays([image, pa.array(["a"]), identifier], names=["image", "caption", "id"])
+        pq.write_table(table, tmp_path / "x.parquet")
+        source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
+        with pytest.raises(InputError, match=r"x.parquet, rows 1 to 1: one of them holds a value .*as strings"):
+            next(read_parquet(source))
+
+
+def test_a_repeated_parquet_image_is_written_once(make, tmp_path):
+    (tmp_path / "data").mkdir()
+    contents = [png(number) for number in range(20)]
+    rows = [{"image": content, "caption": f"caption {turn}"} for turn in range(10) for content in contents]
+    for number in range(2):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"data/{number}.parquet")
+    output = make(one={"format": "parquet", "path": "data"})
+    assert [len(list(members(shard))) for shard in (output / "images/one").iterdir()] == [20]
+    summary = read_json(output / "summary.json")
+    assert summary["evaluation"] == 2 and summary["left_out"] == {"pretrain": 2 * 20}

@@ -227,7 +227,7 @@ def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     """Return a file itself; of a folder, the files below it with one of the suffixes; else the files of a pattern.
 
     Raises:
-        InputError: one of them is a link to nothing, or the folder has a link to a folder outside.
+        InputError: one of them is a link to nothing, a pipe or a device; or the folder has a link to a folder outside.
     """
     path = Path(path)
     if path.is_dir():
@@ -239,6 +239,8 @@ def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
         found = sorted(file for file in matches if not _is_in_a_circle(file.absolute().parent))
     if lost := next((file for file in found if not file.exists()), None):
         raise InputError(f"{lost} is a link to nothing; delete it, or bring back what it leads to")
+    if odd := next((file for file in found if not file.is_file() and not file.is_dir()), None):
+        raise InputError(f"{odd} is a pipe, a socket or a device; put a copy of its content there, or delete it")
     return found
 
 

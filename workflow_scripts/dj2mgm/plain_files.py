@@ -40,7 +40,7 @@ def inside(path: Path, folder: Path) -> Path:
         InputError: it is a link out of the folder, or to nothing.
     """
     home = folder.resolve()
-    homes = [home, home.parent.parent / BLOBS] if home.parent.name == SNAPSHOTS else [home]
+    homes = [home, *(place.parents[1] / BLOBS for place in (home, *home.parents) if place.parent.name == SNAPSHOTS)]
     try:
         found = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle

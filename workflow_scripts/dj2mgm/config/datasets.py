@@ -8,6 +8,7 @@ from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, na
 from dj2mgm.config.schema import check_format, check_merged, is_of, schema_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, files_at
+from dj2mgm.plain_files import inside
 
 RESULTS = "results/datasets"
 SUFFIXES = {  # what a format's files end with, by its reader in data/sources
@@ -127,6 +128,9 @@ def _source(where: str, name: str, values: dict) -> dict:
     if not files:
         hub = "" if names_folder(values["path"]) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
         raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
+    if path.is_dir() and values["format"] != "folder":  # images of a folder are checked one by one
+        for file in files:
+            inside(file, path)
     if folder is None:
         folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if "images" in values and values["format"] in WITH_IMAGES:

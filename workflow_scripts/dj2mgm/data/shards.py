@@ -140,6 +140,8 @@ def _next_archive(file: BinaryIO, end: int) -> int | None:
 
 
 def _size_in(header: bytes) -> int | None:
-    """A member's size as its header has it (POSIX.1-2017, pax, ustar interchange format)."""
-    digits = header[124:136].strip(b" \0")
-    return int(digits, 8) if re.fullmatch(rb"[0-7]+", digits) else None
+    """Return a member's size as its header has it, in octal digits or in base 256; None if it has none."""
+    try:
+        return tarfile.nti(header[124:136])
+    except (tarfile.HeaderError, IndexError):
+        return None

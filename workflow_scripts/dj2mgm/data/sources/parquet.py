@@ -1,10 +1,11 @@
 """Parquet, as Hugging Face's datasets are stored: images are bytes in a column.
 
 Bytes in a compressed column cannot be read in any order: to see one image means to decompress its whole row group. So
-they are copied once, as they are, into tar files of the dataset's folder, and read there.
+they are copied as they are into tar files of the dataset's folder, the same bytes once, and read there.
 """
 
 import errno
+import hashlib
 import io
 import tarfile
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ import pyarrow.parquet as pq
 from dj2mgm.data.formats import conversation
 from dj2mgm.data.rows import MAX_ROW, check_object, identifier_in, too_long
 from dj2mgm.data.shards import Member
-from dj2mgm.data.sources.columns import find_column
+from dj2mgm.data.sources.columns import check_single, find_column
 from dj2mgm.data.sources.source import Source, conversation_row, text_in
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
+from dj2mgm.streaming import DiskMap
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 ROWS = 64  # that are read at a time, or fewer
@@ -28,28 +30,29 @@ SHARD_BYTES = 2**30
 
 
 def read(source: Source) -> Iterator[dict]:
+    copied = DiskMap()  # path of each image, by the digest of its bytes
     for number, file in enumerate(source.files):
         try:
-            yield from _rows(source, file, number)
+            yield from _rows(source, file, number, copied)
         except (pa.ArrowException, OSError, UnicodeError) as error:
             if getattr(error, "errno", None) in UNWRITABLE:  # what is copied, and not what is read
                 raise
             raise InputError(f"{file} is damaged or no parquet file ({error}); download it again") from None
 
 
-def _rows(source: Source, file: Path, number: int) -> Iterator[dict]:
-    with pq.ParquetFile(file) as table, TarWriter(source.own, number) as images:
+def _rows(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[dict]:
+    with pq.ParquetFile(file) as table, TarWriter(source.own, number, copied) as images:
         there = table.schema_arrow.names
         image = find_column(file, there, "image", source)
         turns = find_column(file, there, "conversations", source, needed=False)
         text = None if turns else find_column(file, there, "text", source)
         question = None if turns else find_column(file, there, "question", source, needed=False)
-        identifier = "id" if "id" in there else None
+        identifier = check_single(file, there, "id") if "id" in there else None
         columns = [column for column in (image, turns, text, question, identifier) if column]
         row_number = 0
         for batch in table.iter_batches(_rows_at_once(table, columns), columns=columns):
             _check_texts(batch.drop_columns([image]), file, row_number)
-            for row in batch.to_pylist():
+            for row in _values(batch, file, row_number):
                 row_number += 1
                 where = f"{file}, row {row_number}"
                 paths = [images.add(value, where) for value in _list(row[image]) or ([] if turns else [None])]
@@ -80,6 +83,24 @@ def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
     return max(1, min(ROWS, MAX_BATCH // max(1, largest)))
 
 
+def _values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:
+    """Return rows as Python has them; the batch begins after `before` rows.
+
+    Raises:
+        InputError: one has a value that Python does not have, such as a day in the year 100000.
+    """
+    try:
+        return batch.to_pylist()
+    except UnicodeError:
+        raise
+    except (ValueError, OverflowError) as error:
+        rows = f"rows {before + 1} to {before + len(batch)}"
+        raise InputError(
+            f"{file}, {rows}: one of them holds a value that cannot be read ({error}); write ids and texts as strings, "
+            "and each key of an image once"
+        ) from None
+
+
 def _check_texts(batch: pa.RecordBatch, file: Path, before: int) -> None:
     """Refuse a row whose texts are too long before Python has copies of them."""
     if batch.nbytes > MAX_ROW:
@@ -95,11 +116,15 @@ def _list(value: object) -> list:
 
 
 class TarWriter:
-    """Writes images into numbered tar files of about SHARD_BYTES; the paths it gives are relative to `folder`."""
+    """Writes images into numbered tar files of about SHARD_BYTES, each image once, however many rows have it.
 
-    def __init__(self, folder: Path, number: int):
+    Args:
+        copied: path of each image that is written already, by the digest of its bytes; relative to `folder`.
+    """
+
+    def __init__(self, folder: Path, number: int, copied: DiskMap):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.number = folder, number
+        self.folder, self.number, self.copied = folder, number, copied
         self.shard = self.count = 0
         self.tar: tarfile.TarFile | None = None
 
@@ -111,7 +136,8 @@ class TarWriter:
             self.tar.close()
 
     def add(self, value: object, where: str) -> str:
-        """
+        """Write an image, unless the same bytes are written already; return its path.
+
         Args:
             value: bytes, or datasets' `{bytes, path}`. Null is as empty as no bytes are.
 
@@ -130,6 +156,9 @@ class TarWriter:
         if not isinstance(content, bytes):
             found = f"the path {path!r} only" if content is None else type(content).__name__
             raise InputError(f"{where}: its image must be bytes, found {found}; datasets' Image feature stores them")
+        digest = hashlib.sha256(content).hexdigest()
+        if (path_before := self.copied.get(digest)) is not None:
+            return path_before
         if self.tar is None or self.tar.offset > SHARD_BYTES:
             self.__exit__()
             self.tar = tarfile.open(self.folder / self._name(), "w", format=tarfile.USTAR_FORMAT)
@@ -141,7 +170,9 @@ class TarWriter:
         offset = self.tar.offset + tarfile.BLOCKSIZE
         self.tar.addfile(info, io.BytesIO(content))
         self.count += 1
-        return str(Member(name, offset, len(content), info.name))
+        written = str(Member(name, offset, len(content), info.name))
+        self.copied.fill([(digest, written)])
+        return written
 
     def _name(self, shard: int | None = None) -> str:
         return f"{self.number:05d}-{self.shard if shard is None else shard:05d}.tar"

@@ -92,6 +92,4 @@ def _filled(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
 
 def _place(file: Path, there: list[str], kind: str, source: Source, needed: bool = True) -> int | None:
     name = find_column(file, there, kind, source, needed)
-    if there.count(name) > 1:
-        raise InputError(f"{file}: several columns are called {name!r}; rename all but one")
     return None if name is None else there.index(name)

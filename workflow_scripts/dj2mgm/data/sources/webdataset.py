@@ -25,7 +25,7 @@ def read(source: Source) -> Iterator[dict]:
     shards = DiskMap()  # of each key
     for shard in source.files:
         try:
-            for key, sample in groupby(members(shard), key=_key):
+            for key, sample in groupby(_parts(source, shard), key=_key):
                 if (first := shards.get(key)) is not None:
                     raise InputError(f"{shard}: key {key!r} was used before, in {first}; rename the sample")
                 shards.fill([(key, str(shard))])
@@ -41,6 +41,15 @@ def read(source: Source) -> Iterator[dict]:
                     f"{program} < {shard.name} > plain/{shard.name}"
                 ) from None
             raise InputError(f"{shard} is damaged or no plain tar file ({error}); download it again") from None
+
+
+def _parts(source: Source, shard: Path) -> Iterator[Member]:
+    """Yield the files of samples; a name without a dot, or with one in front (`._a.jpg`), is of no sample."""
+    for member in members(shard):
+        if member.name.rpartition("/")[2].find(".") > 0:
+            yield member
+        else:
+            source.not_read.add(f"{shard}/{member.name}")
 
 
 def _decompressor(shard: Path) -> str | None:
@@ -72,14 +81,17 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
         if suffix.endswith(IMAGE_SUFFIXES)
     ]
     for suffix, member in parts.items():
-        if not suffix.endswith((*IMAGE_SUFFIXES, ".txt", ".json")):
+        if not suffix.endswith(IMAGE_SUFFIXES) and suffix not in (".txt", ".json"):
             source.not_read.add(f"{shard}/{member.name}")
     described = _read_json(parts[".json"], where) if ".json" in parts else {}
     turns = find_column(shard, list(described), "conversations", source, needed=False)
     if turns:
         return conversation_row(key, images, described[turns], where)
     if len(images) != 1:
-        raise InputError(f"{where}: it has {len(images)} images, and a caption is of one; {APART}")
+        raise InputError(
+            f"{where}: it has {len(images)} images, and a caption is of one (its files end in {', '.join(parts)}); "
+            f"{APART}"
+        )
     question = find_column(shard, list(described), "question", source, needed=False)
     asked = text_in(described[question], question, where) if question else ""
     if ".txt" in parts and "text" not in source.columns:
