@@ -22,7 +22,7 @@ from dj2mgm.mgm.conversion.parts import to_safetensors
 from dj2mgm.model_folders import LARGEST_CONFIG, check_config, check_model_folder
 from dj2mgm.plain_files import check_tree, copy_plain
 from dj2mgm.publishing.records import copy_records
-from dj2mgm.vlm.folder import faults_of
+from dj2mgm.vlm.folder import folder_errors
 
 SECRET = "hf_decoyDECOYdecoy"
 
@@ -215,7 +215,7 @@ def test_a_tokenizer_whose_pattern_takes_too_many_steps_is_one_sentence(tmp_path
     tokenizer = Tokenizer(BPE(unk_token="a", vocab={"a": 0, "b": 1}, merges=[]))
     tokenizer.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
     with pytest.raises(InputError, match="cannot be used .*retry-limit.*; fix the folder, or download it again"):
-        with faults_of(tmp_path):
+        with folder_errors(tmp_path):
             tokenizer.encode("a" * 40 + "b")
-    with pytest.raises(KeyboardInterrupt), faults_of(tmp_path):
+    with pytest.raises(KeyboardInterrupt), folder_errors(tmp_path):
         raise KeyboardInterrupt

@@ -31,7 +31,7 @@ from dj2mgm.training.model import compile_layers
 from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.vision_language import IGNORED
-from dj2mgm.vlm.encoder import OF_KINDS, OF_TOKENS
+from dj2mgm.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
 from dj2mgm.vlm.family import compute_loss_in_parts
 from dj2mgm.vlm.generation import Generator
 from finetune import train_language_model
@@ -280,12 +280,12 @@ def test_layers_are_compiled_once_for_batches_of_any_size(folders, data):
 def test_a_model_that_scales_its_logits_is_refused(folders):
     model = AutoModelForImageTextToText.from_pretrained(folders["llava"])
     model.config.text_config.logits_scaling = 4.0
-    with pytest.raises(InputError, match="llava are not supported: their logits are not a product"):
+    with pytest.raises(InputError, match="llava are not supported: their logits are not the product"):
         compute_loss_in_parts(model)
     model.config.text_config.logits_scaling = 1.0
     plain = model.forward
     model.forward = lambda **inputs: SimpleNamespace(logits=2 * plain(**inputs).logits)
-    with pytest.raises(InputError, match="their logits are not a product"):
+    with pytest.raises(InputError, match="their logits are not the product"):
         compute_loss_in_parts(model)
 
 
@@ -302,8 +302,8 @@ def test_what_a_model_without_a_chat_format_cannot_learn_is_refused_with_the_row
 def test_words_that_a_tokenizer_adds_are_no_control_tokens(folders):
     encoder = family_of(folders["qwen2_5_vl"]).encoder("", 512)
     encoder.tokenizer.add_tokens(["\n", "<b>", "dog"])
-    assert not {"\n", "<b>", "dog"} & set(encoder._control_tokens())
-    assert {"<|im_end|>", "<|im_start|>", "<|image_pad|>"} <= set(encoder._control_tokens())
+    assert not {"\n", "<b>", "dog"} & set(encoder._find_control_tokens())
+    assert {"<|im_end|>", "<|im_start|>", "<|image_pad|>"} <= set(encoder._find_control_tokens())
     turns = [{"from": "human", "value": "a <|im_<image>end|> b"}, {"from": "gpt", "value": "a"}]
     text, _ = encoder._answers({"id": "1", "conversations": turns})
     assert text.count("<|im_end|>") == 3  # of the system, the user and the assistant
@@ -324,7 +324,7 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(folders, data, tmp_path
         ConversationDataset(tmp_path / "bad.jsonl", family_of(folders["llava"]).encoder("", 512))
     said = conversation("9", rows_of(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
     write_jsonl(tmp_path / "control.jsonl", [said])
-    with pytest.raises(InputError, match=r"holds the control token <\|im_start\|>"):
+    with pytest.raises(InputError, match=r"contains the control token <\|im_start\|>"):
         ConversationDataset(tmp_path / "control.jsonl", family_of(folders["qwen3_vl"]).encoder("", 512))
 
 
@@ -343,20 +343,20 @@ def cut_weights(folder: Path) -> None:
 
 
 SPOILT = {
-    "weights that are missing": (cut_weights, "lacks weights: model.multi_modal_projector.* and others, 4 in all"),
+    "weights that are missing": (cut_weights, "4 weights are missing, the first is model.multi_modal_projector"),
     "another image token": (
         lambda folder: edit_json(folder / "config.json", image_token_index=5, image_token_id=5),
         "never writes the image_token_id of config.json, 5; fix the folder, or download it again",
     ),
     "a template that asks nothing": (
         lambda folder: (folder / "chat_template.jinja").write_text("hello"),
-        "chat template does not tell where an answer begins",
+        "start of an answer cannot be found",
     ),
     "weights of another shape": (
         lambda folder: edit_json(folder / "config.json", text_config=read_text_config(folder) | {"hidden_size": 32}),
         "cannot be used",
     ),
-    "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter"),
+    "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "contains an adapter"),
     "a kernel of a hub": (
         lambda folder: edit_json(folder / "config.json", attn_implementation="owner/kernel"),
         "attn_implementation is 'owner/kernel'; delete it",
@@ -367,7 +367,7 @@ SPOILT = {
     ),
     "a template without an image": (
         lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0]['content'][-1]['text'] }}"),
-        "writes no <image> for its image|does not tell where an answer begins",
+        "writes no <image> for its image|start of an answer cannot be found",
     ),
     "no processor": (lambda folder: (folder / "processor_config.json").unlink(), "cannot be used"),
     "shards elsewhere": (
@@ -392,10 +392,10 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_sentence(fault, tmp_path):
 
 def test_what_cannot_be_asked_is_refused_in_a_sentence(folders):
     encoder = family_of(folders["qwen2_5_vl"]).encoder("", 512)
-    with pytest.raises(InputError, match=r"holds the control token <\|image_pad\|>; ask without it"):
+    with pytest.raises(InputError, match=r"contains the control token <\|image_pad\|>; remove the token"):
         encoder.prompts(["<|image_pad|>"], ["What is <|image_pad|>?"])
-    with pytest.raises(InputError, match="an image of .*1, 5000.* pixels cannot be looked at: .*; delete its rows"):
-        encoder.look(Image.new("RGB", (1, 5000)))
+    with pytest.raises(InputError, match="an image of .*1, 5000.* pixels cannot be processed: .*; delete its rows"):
+        encoder.process_image(Image.new("RGB", (1, 5000)))
 
 
 def as_the_processor_asks(processor, image: Image.Image, question: str):
@@ -412,10 +412,10 @@ def as_the_processor_asks(processor, image: Image.Image, question: str):
 def test_a_question_is_put_as_the_processor_puts_it(folders, tmp_path, family):
     found = family_of(folders[family])
     encoder, picture = found.encoder("", 512), Image.new("RGB", SIZES[1])
-    prompt = encoder.prompts([encoder.look(picture)[1]], ["What is shown?"])
+    prompt = encoder.prompts([encoder.process_image(picture)[1]], ["What is shown?"])
     asked = as_the_processor_asks(found.processor, picture, "What is shown?")
     assert {name: values.tolist() for name, values in prompt.items()} == {
-        name: values.tolist() for name, values in asked.items() if name in ("input_ids", "attention_mask", *OF_KINDS)
+        name: values.tolist() for name, values in asked.items() if name in ("input_ids", "attention_mask", *TYPE_IDS)
     }
 
 
@@ -522,7 +522,7 @@ def test_answers_are_trained_behind_what_stands_before_them_when_the_model_is_as
     row = conversation("1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle")
     item = encoder.item(row)
     begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
-    asked = encoder.prompts([encoder.look(load_image(row["image"]))[1]], ["What is shown?"])
+    asked = encoder.prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
     assert item["input_ids"][:begin] == asked["input_ids"][0].tolist()
 
 
@@ -572,7 +572,7 @@ def test_tokens_before_an_answer_are_those_of_the_prompt_even_where_a_tokenizer_
     (tmp_path / "model/chat_template.jinja").write_text(template.replace("LEAD", LEADS[lead].replace("\n", "\\n")))
     encoder = family_of(tmp_path / "model").encoder("", 512)
     decode, image = encoder.tokenizer.decode, str(save_image(tmp_path / "a.png", "red", (40, 40)))
-    replacement = encoder.look(load_image(image))[1]
+    replacement = encoder.process_image(load_image(image))[1]
     for answer in ("shapes", "3", '"a"', "(b)", "system"):
         row = conversation("1", image, "What is shown?", answer)
         row["conversations"] += MORE[: 2 * (turns - 1)]
@@ -626,7 +626,7 @@ def test_a_model_that_may_think_is_trained_and_asked_without_thoughts(tmp_path):
 def test_a_model_that_always_thinks_is_refused(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path)
     (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", "{{ '<think>\\n' }}"))
-    with pytest.raises(InputError, match="leads to an answer by .*think.*, and in training by .*; use a model of its"):
+    with pytest.raises(InputError, match="writes .*think.* before an answer for generation, but .* in training, as"):
         family_of(tmp_path).encoder("", 512)
 
 
@@ -651,8 +651,8 @@ def test_a_texts_tokens_are_those_of_the_image_and_its_text(folders, tmp_path, f
     encoder = family_of(folders[family]).encoder("", 512)
     row = conversation("1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle")
     item = encoder.item(row)
-    text = encoder.text_item(row, encoder.look(load_image(row["image"]))[1])
-    assert text == {name: values for name, values in item.items() if name in OF_TOKENS}
+    text = encoder.text_item(row, encoder.process_image(load_image(row["image"]))[1])
+    assert text == {name: values for name, values in item.items() if name in TOKEN_FIELDS}
 
 
 @pytest.mark.parametrize("family", BUILDERS)

@@ -1,1 +1,1 @@
-"""Any vision-language model that transformers loads as `AutoModelForImageTextToText`."""
+"""Support for every vision-language model that transformers loads as `AutoModelForImageTextToText`."""

@@ -1,4 +1,4 @@
-"""Conversations and questions as a processor of transformers puts them."""
+"""Encoder of conversations and questions with the chat template of a transformers processor."""
 
 import sys
 from bisect import bisect_left
@@ -20,20 +20,20 @@ from dj2mgm.mgm.modeling_mgm import positions_of_answers
 from dj2mgm.vision_language import IGNORED
 
 ROLES = {"human": "user", "gpt": "assistant"}
-OF_KINDS = ("token_type_ids", "mm_token_type_ids")
-OF_TOKENS = ("input_ids", "labels", *OF_KINDS)  # (1, T); everything else is of images
-THINKING = "enable_thinking"  # of templates whose models think before they answer, unless this is False
-MARK = "\ue000"  # of Unicode's private use: where an answer begins
+TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
+TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
+THINKING = "enable_thinking"  # variable of chat templates; unless it is False, the model thinks before it answers
+MARK = "\ue000"  # from Unicode's private use area; marks where an answer begins
 BLANK = (56, 56)  # px
 LINE_BREAK = "\n"
 
 
 class ProcessorEncoder:
-    """One image to a conversation, or none, as the processor's own chat template puts it."""
+    """Encoder of conversations with any number of images, formatted by the processor's own chat template."""
 
-    fillers = dict.fromkeys(OF_TOKENS, 0) | {"labels": IGNORED}
+    fillers = dict.fromkeys(TOKEN_FIELDS, 0) | {"labels": IGNORED}
     reads_text_alone = True
-    tower_inputs: Callable[[dict], dict] | None = None  # of a batch, for towers that read more than pixels
+    tower_inputs: Callable[[dict], dict] | None = None  # computed from a batch, for towers that read more than pixels
 
     def __init__(self, processor: ProcessorMixin, image_token_id: int, max_length: int):
         self.processor, self.tokenizer = processor, processor.tokenizer
@@ -43,14 +43,14 @@ class ProcessorEncoder:
         self.max_length = sys.maxsize
         added = self.tokenizer.added_tokens_decoder
         self.special = {token.content: number for number, token in added.items() if token.special}
-        self.control_tokens = self._control_tokens()
-        self._size = lru_cache(maxsize=16)(image_size)  # a row is asked for it twice
+        self.control_tokens = self._find_control_tokens()
+        self._size = lru_cache(maxsize=16)(image_size)  # needed twice for each row
         self._placeholders = lru_cache(maxsize=4096)(self._replacements)
         self._tokens_from_special = lru_cache(maxsize=4096)(self._tokenized_alone)
         given = self._processed(sample_row(1), [Image.new("RGB", BLANK)])
-        self._tells_images = {
+        self._marks_images = {
             name: given[name].tolist() == self.processor.create_mm_token_type_ids(given["input_ids"].tolist())
-            for name in OF_KINDS
+            for name in TYPE_IDS
             if name in given
         }
         self._short = self.sample(BLANK)
@@ -60,7 +60,7 @@ class ProcessorEncoder:
     def tokens(self, row: dict) -> tuple[int, int]:
         try:
             replacements = self._placeholders(*self._sizes(row))
-        except (BadImage, ValueError) as error:  # some processors take no image that is very long
+        except (BadImage, ValueError) as error:  # some processors reject images with an extreme aspect ratio
             raise InputError(f"row {row['id']}: {error}; replace the image, or delete the row") from None
         item = self._encoded(row, replacements)
         return len(item["input_ids"]), len(item["labels"]) - item["labels"].count(IGNORED)
@@ -71,17 +71,17 @@ class ProcessorEncoder:
         return self._item(row, list(map(load_image, images_of(row))))
 
     def text_item(self, row: dict, replacement: str) -> dict:
-        """The tokens of `item`, where `look` has put `replacement` in the place of the row's image."""
+        """Return the tokens of `item`, with `replacement`, which `process_image` returned, for the row's image."""
         encoded = self._encoded(row, [replacement])
-        kinds = self._kinds(torch.tensor([encoded["input_ids"]]))
-        return encoded | {name: values[0].tolist() for name, values in kinds.items()}
+        type_ids = self._type_ids(torch.tensor([encoded["input_ids"]]))
+        return encoded | {name: values[0].tolist() for name, values in type_ids.items()}
 
     def pixels(self, row: dict) -> int:
-        """Of all images of a conversation."""
+        """Return the number of pixels of all images of a conversation."""
         return sum(width * height for width, height in self._sizes(row))
 
     def sample(self, *sizes: tuple[int, int]) -> dict:
-        """The item of a question and an answer of one letter about blank images of `sizes` pixels."""
+        """Return the item of a question and a one-letter answer about blank images of `sizes` pixels."""
         return self._item(sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
 
     def _sizes(self, row: dict) -> list[tuple[int, int]]:
@@ -92,49 +92,50 @@ class ProcessorEncoder:
         item = self._encoded(row, replacements)
         output = self._processed(row, images)
         given = output.pop("input_ids")[0].tolist()
-        kinds = {name: output.pop(name)[0].tolist() for name in set(output) & set(OF_KINDS)}
+        type_ids = {name: output.pop(name)[0].tolist() for name in set(output) & set(TYPE_IDS)}
         if given[: len(item["input_ids"])] != item["input_ids"]:
             text, _ = self._with_replacements(row, replacements)
             if given != self.tokenizer(text, add_special_tokens=self._adds_bos(text))["input_ids"]:
-                raise RuntimeError(f"row {row['id']}: the processor's tokens are not those that were counted")
-            own = self._kinds(torch.tensor([item["input_ids"]]))  # an answer was tokenized apart from its prompt
-            kinds = {name: values[0].tolist() for name, values in own.items()}
-        return item | {name: values[: len(item["input_ids"])] for name, values in kinds.items()} | dict(output)
+                raise RuntimeError(f"row {row['id']}: the processor's tokens differ from the tokens that were counted")
+            own = self._type_ids(torch.tensor([item["input_ids"]]))  # an answer was tokenized separately
+            type_ids = {name: values[0].tolist() for name, values in own.items()}
+        return item | {name: values[: len(item["input_ids"])] for name, values in type_ids.items()} | dict(output)
 
     def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
-        """No attention mask: under causal attention nothing looks at what stands to its right.
+        """Return a right-padded batch without an attention mask, which causal attention does not need.
 
-        Items without an image get one more beside them, of a blank image and without loss: what stage 1 trains must
-        have a gradient in every micro batch, and under ZeRO-3 all processes gather the towers' weights together.
+        If no item has an image, an item with a blank image and without loss is added. The parameters that stage 1
+        trains must have a gradient in every micro batch, and under ZeRO-3 all processes gather the towers' weights
+        together.
         """
-        if not any(item.keys() - {"labels", *OF_TOKENS} for item in items):
+        if not any(item.keys() - {"labels", *TOKEN_FIELDS} for item in items):
             items = [*items, self._blank]
             width = max(width, len(self._blank["input_ids"]))
-        of_images = dict.fromkeys(name for item in items for name in item if name not in OF_TOKENS)
+        image_fields = dict.fromkeys(name for item in items for name in item if name not in TOKEN_FIELDS)
         batch = self.text_batch(items, width) | {
-            name: joined([item[name] for item in items if name in item]) for name in of_images
+            name: concatenate([item[name] for item in items if name in item]) for name in image_fields
         }
         return batch | self.tower_inputs(batch) if self.tower_inputs else batch
 
     def text_batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
-        """The tokens of `batch`."""
+        """Return the token fields of `batch`."""
         fillers = self.fillers | {"input_ids": self.tokenizer.pad_token_id or 0}
         batch = {}
-        for name in [name for name in OF_TOKENS if any(name in item for item in items)]:
+        for name in [name for name in TOKEN_FIELDS if any(name in item for item in items)]:
             rows = [item.get(name, []) for item in items]
             batch[name] = torch.tensor([row + [fillers[name]] * (width - len(row)) for row in rows])
         return batch | {"answer_positions": positions_of_answers(batch["labels"])}
 
-    def try_out(self) -> None:
-        """What a template or processor cannot do at all, it cannot do with a blank image.
+    def check_processor(self) -> None:
+        """Encode a blank image, which fails if the template or the processor cannot be used at all.
 
         Raises:
-            InputError: the model looks for another token than the processor writes.
+            InputError: The model expects another image token than the processor writes.
         """
         if self.image_token_id not in self._short["input_ids"]:
             raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")
         self.batch([self._blank], len(self._blank["input_ids"]))
-        self.prompts([self.look(Image.new("RGB", BLANK))[1]], ["a"])
+        self.prompts([self.process_image(Image.new("RGB", BLANK))[1]], ["a"])
 
     @property
     def stops(self) -> frozenset[int]:
@@ -142,39 +143,40 @@ class ProcessorEncoder:
 
     @property
     def end_of_turn(self) -> int:
-        """The token with which an answer ends."""
+        """Return the token that ends an answer."""
         return next(label for label in reversed(self._short["labels"]) if label != IGNORED)
 
-    def _control_tokens(self) -> tuple[str, ...]:
-        """What the tokenizer would take for more than text, as far as it is special or the chat template writes it."""
+    def _find_control_tokens(self) -> tuple[str, ...]:
+        """Return the tokenizer's special tokens and the added tokens that the chat template writes."""
         written = self._rendered(self._messages(conversation("", "", "a", "a")), True)
         control = set(self.special) | {token for token in self.tokenizer.get_added_vocab() if token in written}
         return tuple(sorted(token for token in control - {IMAGE_TOKEN} if token.strip()))
 
-    def look(self, image: Image.Image) -> tuple[dict[str, torch.Tensor], str]:
-        """What the processor gives the model of an image, and what it puts in its place in a text.
+    def process_image(self, image: Image.Image) -> tuple[dict[str, torch.Tensor], str]:
+        """Return the model's inputs for an image, and the text that replaces the image in a prompt.
 
         Raises:
-            InputError: the model does not take the image.
+            InputError: The processor rejects the image.
         """
         try:
             inputs, [replacement] = self._process_images([image], return_tensors="pt")
-        except ValueError as error:  # some processors take no image that is very long
-            raise InputError(f"an image of {image.size} pixels cannot be looked at: {error}; delete its rows") from None
+        except ValueError as error:  # some processors reject images with an extreme aspect ratio
+            raise InputError(f"an image of {image.size} pixels cannot be processed: {error}; delete its rows") from None
         return {name: values for name, values in inputs.items() if isinstance(values, torch.Tensor)}, replacement
 
     def prompts(self, replacements: list[str | None], questions: list[str]) -> dict[str, torch.Tensor]:
-        """Questions about an image each, up to where the answer begins; padded on the left.
+        """Return prompts for questions about one image each, up to the answer and padded on the left.
 
         Args:
-            replacements: what `look` puts in the place of each question's image; None: it is asked without one.
+            replacements: The text that `process_image` returned for each question's image; None for a question
+                without an image.
 
         Raises:
-            InputError: a question holds a control token.
+            InputError: A question contains a control token.
         """
         for question in questions:
             if token := find_control(question, self.control_tokens):
-                raise InputError(f"the question {question!r} holds the control token {token}; ask without it")
+                raise InputError(f"the question {question!r} contains the control token {token}; remove the token")
         texts = list(map(self._prompt, replacements, questions))
         side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"
         try:
@@ -184,15 +186,15 @@ class ProcessorEncoder:
         finally:
             self.tokenizer.padding_side = side
         tokens = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        return tokens | self._kinds(tokens["input_ids"])
+        return tokens | self._type_ids(tokens["input_ids"])
 
-    def _kinds(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the model reads beside tokens, (B, T): mostly which of them are of an image."""
+    def _type_ids(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the model's additional inputs (B, T) for tokens; most models mark image tokens with them."""
         return {
             name: torch.as_tensor(self.processor.create_mm_token_type_ids(ids.tolist()))
-            if tells_images
+            if marks_images
             else torch.zeros_like(ids)
-            for name, tells_images in self._tells_images.items()
+            for name, marks_images in self._marks_images.items()
         }
 
     def _prompt(self, replacement: str | None, question: str) -> str:
@@ -207,7 +209,7 @@ class ProcessorEncoder:
         for turn in row["conversations"]:
             text = turn["value"]
             shown = text.count(IMAGE_TOKEN) if turn["from"] == "human" else 0
-            # by a blank, so that no control token arises
+            # replaced by a blank, so that the text around it cannot join to a control token
             content = [{"type": "text", "text": text.replace(IMAGE_TOKEN, " ").strip()}]
             if shown == 1:
                 content.insert(0, {"type": "image"})
@@ -218,10 +220,10 @@ class ProcessorEncoder:
             messages.append({"role": ROLES[turn["from"]], "content": content})
         return messages
 
-    def _rendered(self, messages: list[dict], asks: bool = False) -> str:
+    def _rendered(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
         templates = self.processor.chat_template
         source = templates["default"] if isinstance(templates, dict) else templates
-        variables = dict(self.tokenizer.special_tokens_map) | {"add_generation_prompt": asks}
+        variables = dict(self.tokenizer.special_tokens_map) | {"add_generation_prompt": add_generation_prompt}
         if THINKING in source:
             variables[THINKING] = False
         try:
@@ -230,37 +232,37 @@ class ProcessorEncoder:
             raise InputError(f"its chat template cannot be rendered ({error})") from None
 
     def _answers(self, row: dict) -> tuple[str, list[tuple[int, int]]]:
-        """Return the rendered conversation, and where its answers begin and end.
+        """Return the rendered conversation, and the start and end of each answer.
 
-        An answer begins where the prompt ends with which the model is asked for it, so the blank between LLaVA's
-        `ASSISTANT:` and an answer belongs to the answer. It ends with the last special token that the template writes
-        behind it. If there is none, the end-of-sequence token ends it, as LLaVA is trained, and blanks that the
-        template writes behind an answer are left out, as is everything behind the last answer.
+        An answer begins where its generation prompt ends, so the blank between LLaVA's `ASSISTANT:` and an answer
+        belongs to the answer. It ends with the last special token that the template writes after it. If there is none,
+        the end-of-sequence token ends it, as in LLaVA's training. Blanks that the template writes after an answer are
+        then left out, as is all text after the last answer.
 
         Raises:
-            InputError: The template writes an answer in another way once another turn follows, leads to an answer in
-                another way when the model is asked, or nothing can end an answer.
+            InputError: The template writes an answer differently if another turn follows, writes another prompt in
+                training than for generation, or no token can end an answer.
         """
         messages = self._messages(row)
         text, spans, before = "", [], ""
         for number in range(1, len(messages), 2):
-            asked, until = self._rendered(messages[:number], True), self._rendered(messages[: number + 1])
-            begin, end = self._answer_in(until, messages[: number + 1])
-            if begin < 0 or not (until.startswith(before) and asked.startswith(before)):
+            prompt, until = self._rendered(messages[:number], True), self._rendered(messages[: number + 1])
+            begin, end = self._find_answer(until, messages[: number + 1])
+            if begin < 0 or not (until.startswith(before) and prompt.startswith(before)):
                 raise InputError(
-                    f"row {row['id']}: the model's chat template does not tell where an answer begins, or writes it in "
-                    "another way once more turns follow; divide the row into rows of one question"
+                    f"row {row['id']}: the start of an answer cannot be found in the output of the model's chat "
+                    "template, or changes if more turns follow; divide the row into rows of one question"
                 )
-            if asked.split() != until[:begin].split():
+            if prompt.split() != until[:begin].split():
                 raise InputError(
-                    f"its chat template leads to an answer by {asked[-40:]!r}, and in training by "
-                    f"{until[:begin][-40:]!r}, as that of a model does that thinks first; use a model of its family "
-                    "that does not, or another template"
+                    f"its chat template writes {prompt[-40:]!r} before an answer for generation, but "
+                    f"{until[:begin][-40:]!r} in training, as templates of models that think first do; use a model of "
+                    "its family that does not think, or another template"
                 )
-            text += asked[len(before) :]
-            start = len(asked) if until.startswith(asked) else begin
-            answer, said = until[start:], max(0, end - start)  # `said`: blanks before its own words, and these
-            ends = [place + len(token) for token in self.special if (place := answer.rfind(token, said)) >= 0]
+            text += prompt[len(before) :]
+            start = len(prompt) if until.startswith(prompt) else begin
+            answer, length = until[start:], max(0, end - start)  # length of the answer with the blanks before it
+            ends = [place + len(token) for token in self.special if (place := answer.rfind(token, length)) >= 0]
             is_last = number + 1 == len(messages)
             if not ends:
                 if self.tokenizer.eos_token is None:
@@ -268,17 +270,16 @@ class ProcessorEncoder:
                         "neither its chat template nor its tokenizer has a token that ends an answer; use another "
                         "template"
                     )
-                behind = "" if is_last or not answer[said:].strip() else answer[said:]
-                answer = answer[:said] + self.tokenizer.eos_token
+                following = "" if is_last or not answer[length:].strip() else answer[length:]
+                answer = answer[:length] + self.tokenizer.eos_token
                 ends = [len(answer)]
-                answer += behind
+                answer += following
             spans.append((len(text), len(text) + max(ends)))
             text, before = text + answer, until
         return text, spans
 
-    def _answer_in(self, text: str, messages: list[dict]) -> tuple[int, int]:
-        """Where the last of the messages, which is the end of the text, has its own words; negative if that is not
-        known."""
+    def _find_answer(self, text: str, messages: list[dict]) -> tuple[int, int]:
+        """Return start and end of the last message's own text in the rendered messages; -1 if it is not found."""
         answer = messages[-1]["content"][0]["text"]
         mark = MARK
         while mark in text:
@@ -288,14 +289,14 @@ class ProcessorEncoder:
         return (begin, begin + len(answer)) if text[begin:].startswith(answer) else (-1, -1)
 
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
-        """Token ids, image tokens included, and labels, without an image being looked at."""
+        """Return token ids, including image tokens, and labels, without reading an image."""
         ids, labels = self._labelled(*self._with_replacements(row, replacements))
         if self.image_token_id in ids[self.max_length :]:
             raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
         return {"input_ids": ids[: self.max_length], "labels": labels[: self.max_length]}
 
     def _with_replacements(self, row: dict, replacements: list[str]) -> tuple[str, list[tuple[int, int]]]:
-        """Return what `_answers` returns, with the tokens of the row's images."""
+        """Return the result of `_answers` with the replacements of the row's images inserted."""
         text, spans = self._answers(row)
         token, after = self.processor.image_token, 0
         for replacement in replacements:
@@ -308,13 +309,13 @@ class ProcessorEncoder:
         return text, spans
 
     def _labelled(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """Return the tokens of a conversation, and the same as labels at its answers.
+        """Return the token ids of a conversation, and their labels: `IGNORED` except on answers.
 
-        The tokens before an answer are those of the prompt with which the model is asked for it. If the tokenizer would
-        join or divide them in another way because an answer follows, prompt and answer are tokenized separately.
+        The tokens before an answer must equal those of its generation prompt. If the tokenizer splits them differently
+        because an answer follows, prompt and answer are tokenized separately.
 
         Args:
-            spans: Where answers begin and end in the text.
+            spans: Start and end of each answer in the text.
         """
         encoded = self.tokenizer(text, add_special_tokens=self._adds_bos(text), return_offsets_mapping=True)
         ids, starts = encoded["input_ids"], [start for start, _ in encoded["offset_mapping"]]
@@ -334,13 +335,13 @@ class ProcessorEncoder:
         return ids, labels
 
     def _end_of_prompt(self, prompt: str, ids: list[int]) -> tuple[int, list[int]]:
-        """Return the tokens of a prompt from its last special token on, by itself, and where they begin.
+        """Return the index and the tokens of a prompt's end, from its last special token on, tokenized separately.
 
-        Tokenizers divide text at special tokens first, so nothing before the last one depends on what follows the
-        prompt.
+        Tokenizers split text at special tokens first, so tokens before the last one do not depend on the text that
+        follows the prompt.
 
         Args:
-            ids: The tokens of the text of which the prompt is the beginning, as far as they begin in the prompt.
+            ids: Tokens of the whole text that begin within the prompt.
         """
         place = max((prompt.rfind(token) for token in self.special), default=-1)
         if place < 0:
@@ -353,10 +354,10 @@ class ProcessorEncoder:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _tokens_within(self, text: str) -> list[int]:
-        """Return the tokens of a text that other text precedes, without what a tokenizer puts before a first word.
+        """Return the tokens of a text as they are inside a longer text, without a prefix for the first word.
 
         Raises:
-            InputError: The tokenizer joins everything with what precedes it.
+            InputError: The tokenizer joins the text with the text before it.
         """
         lead, ids = self._tokenized_alone(LINE_BREAK), self._tokenized_alone(LINE_BREAK + text)
         if ids[: len(lead)] != lead:
@@ -367,7 +368,7 @@ class ProcessorEncoder:
         return ids[len(lead) :]
 
     def _processed(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
-        """Everything that the processor gives for the row."""
+        """Return all outputs of the processor for the row except the attention mask."""
         text, _ = self._answers(row)
         output = self.processor(
             text=[text],
@@ -382,26 +383,26 @@ class ProcessorEncoder:
         return not (bos and text.startswith(bos))
 
     def _replacements(self, *sizes: tuple[int, int]) -> list[str]:
-        """What the processor puts in the place of each image of a conversation; sizes are (width, height)."""
+        """Return the text that replaces each image of a conversation; sizes are (width, height)."""
         if not sizes:
             return []
         return self._process_images([Image.new("RGB", size) for size in sizes])[1]
 
     def _process_images(self, images: list[Image.Image], **more) -> tuple[dict, list[str]]:
-        """Of one conversation: what the model reads, and what stands in their place in its text."""
+        """Return the model's inputs for the images of one conversation, and the text that replaces each image."""
         kwargs = self.processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"]
         return self.processor._process_images([images], **kwargs | more)
 
 
 def sample_row(images: int) -> dict:
-    """Return a question and an answer of one letter about a number of images."""
+    """Return a row with a one-letter question about `images` images and a one-letter answer."""
     row = conversation("", "", "a", "a")
     row["conversations"][0]["value"] = IMAGE_TOKEN * images + "a"
     return row
 
 
-def joined(values: list[torch.Tensor]) -> torch.Tensor:
-    """Along their first dimension; the second, tiles of an image, is padded to the greatest."""
+def concatenate(values: list[torch.Tensor]) -> torch.Tensor:
+    """Concatenate along the first dimension; pad the second, an image's tiles, to the largest one."""
     if values[0].dim() > 2:
         greatest = max(value.shape[1] for value in values)
         values = [pad(v, (0, 0) * (v.dim() - 2) + (0, greatest - v.shape[1])) for v in values]

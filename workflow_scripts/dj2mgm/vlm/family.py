@@ -1,4 +1,4 @@
-"""Any vision-language model of transformers as training sees it (dj2mgm/vision_language.py).
+"""Family of the vision-language models that transformers loads; implements `dj2mgm/vision_language.py`.
 
 Chat format, image tokens and parts come from the model's own processor, configuration and class.
 """
@@ -30,7 +30,7 @@ from dj2mgm.mgm.modeling_mgm import positions_of_answers
 from dj2mgm.mgm.weights import add_trained
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
-from dj2mgm.vlm.folder import REMEDY, check_folder, copy_processor, faults_of
+from dj2mgm.vlm.folder import REMEDY, check_folder, copy_processor, folder_errors
 from dj2mgm.vlm.generation import Generator
 from dj2mgm.vlm.packed_images import on_device, tower_inputs, use_packed_attention, use_tower_inputs
 from dj2mgm.vlm.prefix_encoder import PrefixEncoder
@@ -38,28 +38,36 @@ from dj2mgm.vlm.processors import load_processor
 
 
 class TransformersVLM:
+    """Vision-language model of transformers in a folder."""
+
     def __init__(self, folder: Path):
         check_folder(folder)
         self.folder = folder
-        with faults_of(folder):
+        with folder_errors(folder):
             self.config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             self.processor = load_processor(folder)
         self.tower_inputs = tower_inputs(self.config)
 
     def encoder(self, template: str | dict, max_length: int) -> "ProcessorEncoder":
-        """`template` is not looked at: the processor has its own."""
-        with faults_of(self.folder):
+        """Return the encoder; `template` is ignored, because the processor has its own chat template."""
+        with folder_errors(self.folder):
             encoder = encoder_class(self.processor)(self.processor, self.config.image_token_id, max_length)
             encoder.tower_inputs = self.tower_inputs
-            encoder.try_out()
+            encoder.check_processor()
         return encoder
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
         if attention == "flash_attention_2" and sees_images_both_ways(self.config.model_type):
-            note(f"models of type {self.config.model_type} need a mask, which FlashAttention has not: they run by sdpa")
+            note(
+                f"models of type {self.config.model_type} need an attention mask, which FlashAttention does not "
+                "support; sdpa is used"
+            )
             attention = "sdpa"
         if attention == "sdpa" and not supports_sdpa(self.config):
-            note(f"models of type {self.config.model_type} have no attention but eager, which holds all of its weights")
+            note(
+                f"models of type {self.config.model_type} support eager attention only, which stores all attention "
+                "weights"
+            )
             attention = "eager"
         return make_trainable(self._loaded(dtype, attn_implementation={"text_config": attention}))
 
@@ -76,7 +84,7 @@ class TransformersVLM:
         copy_processor(self.folder, folder)
 
     def _loaded(self, dtype: torch.dtype | str, **more) -> PreTrainedModel:
-        with faults_of(self.folder):
+        with folder_errors(self.folder):
             model, found = AutoModelForImageTextToText.from_pretrained(
                 self.folder,
                 dtype=dtype,
@@ -86,7 +94,7 @@ class TransformersVLM:
                 **more,
             )
         if missing := sorted(found["missing_keys"]):
-            raise InputError(f"{self.folder} lacks weights: {missing[0]} and others, {len(missing)} in all; {REMEDY}")
+            raise InputError(f"{self.folder}: {len(missing)} weights are missing, the first is {missing[0]}; {REMEDY}")
         use_packed_attention(model)
         return model
 
@@ -115,26 +123,30 @@ def encoder_class(processor: ProcessorMixin) -> type[ProcessorEncoder]:
 
 
 def supports_sdpa(config: PretrainedConfig) -> bool:
-    kind = type(config.get_text_config())  # of some models, none that transformers knows by itself
+    kind = type(config.get_text_config())  # some models have one that transformers does not register
     return kind not in MODEL_MAPPING or MODEL_MAPPING[kind]._supports_sdpa
 
 
 def is_whole(model: PreTrainedModel) -> bool:
-    """Whether it has a language model's head."""
+    """Return whether a model includes the language model's head."""
     return isinstance(model.get_output_embeddings(), LanguageModelHead)
 
 
 def sees_images_both_ways(kind: str) -> bool:
-    """Whether tokens of an image see those to their right: transformers' FlashAttention leaves that out in silence."""
+    """Return whether an image's tokens attend to each other in both directions.
+
+    transformers ignores this without a warning under FlashAttention.
+    """
     stock = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
     return "block_sequence_ids" in inspect.getsource(inspect.getmodule(getattr(transformers, stock)))
 
 
 def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
-    """In place: with the loss in parts, and with gradients for the language model's input.
+    """Compute the loss in chunks and require gradients of the language model's input; change the model in place.
 
-    Recomputation needs something whose gradient is asked for, and LoRA has nothing so early. transformers would ask for
-    those of the towers' inputs, too, whose layers would then keep all that a backward pass needs.
+    Activation checkpointing needs an input that requires a gradient, and LoRA has no trainable parameter that early.
+    transformers' own method would also require gradients of the towers' inputs, so that their layers would keep all
+    activations for a backward pass.
     """
     compute_loss_in_parts(model)
     model.get_input_embeddings().register_forward_hook(lambda module, given, output: output.requires_grad_(True))
@@ -142,22 +154,26 @@ def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-# keys of configurations that scale logits, or what they are computed from
+# configuration keys that scale the logits or their inputs
 SCALES = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
 
 
 def compute_loss_in_parts(model: PreTrainedModel) -> None:
-    """In place: given labels, the model computes its loss at supervised positions only, without ever holding logits for
-    all of them (mgm/loss.py). Names of parameters stay as they are.
+    """Let the model compute its loss at supervised positions only, in chunks (mgm/loss.py); change it in place.
+
+    Parameters keep their names.
 
     Raises:
-        InputError: its head does more than multiply, and bound the products.
+        InputError: The head does more than multiply hidden states with its weight and cap the logits.
     """
     head, text = model.get_output_embeddings(), model.config.get_text_config()
     scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALES)
     softcap = getattr(text, "final_logit_softcapping", None)
     if type(head) is not nn.Linear or head.bias is not None or scaled or not _is_product(model, head, softcap):
-        raise InputError(f"models of type {model.config.model_type} are not supported: their logits are not a product")
+        raise InputError(
+            f"models of type {model.config.model_type} are not supported: their logits are not the product of hidden "
+            "states and the head's weight"
+        )
     head.__class__ = LanguageModelHead
     head.softcap = softcap
     head.loss_and_gradient = lambda logits, targets: loss_and_gradient(logits, targets, softcap)
@@ -183,14 +199,14 @@ def compute_loss_in_parts(model: PreTrainedModel) -> None:
         return CausalLMOutput(loss=total / (max(1, len(targets)) if num_items_in_batch is None else num_items_in_batch))
 
     model.forward = MethodType(forward, model)
-    model.accepts_loss_kwargs = True  # else Trainer does not say how many tokens a step's loss is over
+    model.accepts_loss_kwargs = True  # otherwise Trainer does not pass num_items_in_batch
 
 
 @torch.no_grad()
 def _is_product(model: PreTrainedModel, head: nn.Linear, softcap: float | None) -> bool:
-    """Whether logits are the last hidden states times the head's weight, bounded by `softcap`.
+    """Return whether logits are the last hidden states times the head's weight, capped by `softcap`.
 
-    Where ZeRO-3 divides it, or there are only shapes, nobody looks.
+    The check is skipped, with the result True, for a weight that ZeRO-3 partitions or that is on the meta device.
     """
     if hasattr(head.weight, "ds_id") or head.weight.is_meta:
         return True

@@ -1,4 +1,4 @@
-"""Vision towers that take the patches of all images of a batch as one sequence (Qwen2.5-VL, Qwen3-VL).
+"""Support for vision towers that take the patches of all images of a batch as one sequence (Qwen2.5-VL, Qwen3-VL).
 
 transformers computes positions and sequence lengths on the GPU, waits for them, and then attends to one image after
 another. The loader computes them here on the host; one attention kernel takes all images.
@@ -19,7 +19,7 @@ from transformers.vision_utils import (
 )
 
 BASE_CLASSES = {"qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
-# transformers hands boundaries of images to implementations whose name contains "flash".
+# transformers passes image boundaries only to implementations whose name contains "flash".
 PACKED = "packed_flash"
 GRID = "image_grid_thw"
 PREFIX = "tower_"  # begins the name of each entry of a batch that is an argument of the tower
@@ -49,7 +49,7 @@ AttentionInterface.register(PACKED, _packed_attention)
 
 
 class TowerInputs:
-    """Compute the arguments of a vision tower, and positions of all tokens, from a batch on the CPU."""
+    """Computation of a vision tower's arguments, and of the positions of all tokens, from a batch on the CPU."""
 
     def __init__(self, config: PretrainedConfig):
         self.vision = config.vision_config
@@ -60,7 +60,8 @@ class TowerInputs:
         self.model.config = config
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """
+        """Compute the arguments of tower and language model.
+
         Args:
             batch: input_ids and mm_token_type_ids (B, T), image_grid_thw (images, 3).
 
@@ -92,12 +93,12 @@ class TowerInputs:
 
 
 def tower_inputs(config: PretrainedConfig) -> TowerInputs | None:
-    """Return None for models whose tower takes each image by itself."""
+    """Return the computation of a tower's arguments; None for models whose tower takes each image separately."""
     return TowerInputs(config) if config.model_type in BASE_CLASSES else None
 
 
 def _longest(boundaries: torch.Tensor) -> torch.Tensor:
-    """Return a power of two, (), that no sequence exceeds: compiled code holds for one value."""
+    """Return a power of two, (), that no sequence exceeds; compiled code is specialized to the value."""
     return torch.tensor(1 << (int(boundaries.diff().max()) - 1).bit_length())
 
 
@@ -139,13 +140,13 @@ def _add_at(hidden: torch.Tensor, mask: torch.Tensor, features: torch.Tensor) ->
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Attend to all images by one kernel, which GPUs have for 16-bit numbers."""
+    """Attend to all images with one kernel, which exists for GPUs and 16-bit numbers."""
     halves = (torch.bfloat16, torch.float16)
     if model.config.model_type in BASE_CLASSES and torch.cuda.is_available() and model.dtype in halves:
         model.get_encoder(modality="image").config._attn_implementation = PACKED
 
 
 def is_packed(layer: nn.Module) -> bool:
-    """Return whether a layer of a tower attends to all images by one kernel."""
+    """Return whether a layer of a tower attends to all images with one kernel."""
     configs = (getattr(module, "config", None) for module in layer.modules())
     return any(getattr(config, "_attn_implementation", None) == PACKED for config in configs)

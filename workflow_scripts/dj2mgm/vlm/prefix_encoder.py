@@ -1,7 +1,7 @@
-"""One question and one answer about an image, as processors put them that have no chat template: PaliGemma's.
+"""Encoder of one question and one answer for processors without a chat template (PaliGemma).
 
-The question is a prefix in which every token sees every other, and the answer a suffix of it (Beyer et al., PaliGemma,
-2024, section 3.2).
+The question is a prefix whose tokens all attend to each other; the answer is its suffix (Beyer et al., PaliGemma, 2024,
+section 3.2).
 """
 
 import torch
@@ -16,7 +16,9 @@ PREFIX, SUFFIX = 0, 1  # token_type_ids
 
 
 class PrefixEncoder(ProcessorEncoder):
-    fillers = ProcessorEncoder.fillers | {"token_type_ids": SUFFIX}  # no prefix may see what fills a row up
+    """Encoder of rows with one image, one question as prefix and one answer as suffix."""
+
+    fillers = ProcessorEncoder.fillers | {"token_type_ids": SUFFIX}  # the prefix must not attend to padding
     reads_text_alone = False
 
     def text_item(self, row: dict, replacement: str) -> dict:
@@ -30,10 +32,10 @@ class PrefixEncoder(ProcessorEncoder):
         prefix = self._prompt(replacements[0], question)
         suffix = answer + self.tokenizer.eos_token
         encoded = self.tokenizer(prefix, text_pair=suffix, return_token_type_ids=True)
-        ids, kinds = encoded["input_ids"][: self.max_length], encoded["token_type_ids"][: self.max_length]
+        ids, type_ids = encoded["input_ids"][: self.max_length], encoded["token_type_ids"][: self.max_length]
         if self.image_token_id in encoded["input_ids"][self.max_length :]:
             raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
-        labels = [token_id if kind == SUFFIX else IGNORED for token_id, kind in zip(ids, kinds, strict=True)]
+        labels = [token if type_id == SUFFIX else IGNORED for token, type_id in zip(ids, type_ids, strict=True)]
         return {"input_ids": ids, "labels": labels}
 
     def _processed(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
@@ -46,7 +48,7 @@ class PrefixEncoder(ProcessorEncoder):
     def _prompt(self, replacement: str, question: str) -> str:
         return f"{replacement}{self.tokenizer.bos_token}{question}\n"
 
-    def _control_tokens(self) -> tuple[str, ...]:
+    def _find_control_tokens(self) -> tuple[str, ...]:
         return tuple(sorted(token for token in set(self.special) - {IMAGE_TOKEN} if token.strip()))
 
     def _question_and_answer(self, row: dict) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Processors of transformers without what only videos need: torchvision, and for SmolVLM num2words."""
+"""Processors of transformers without the packages that only videos need: torchvision and, for SmolVLM, num2words."""
 
 import inspect
 from pathlib import Path
@@ -17,17 +17,17 @@ VIDEO = "video_processor"
 
 
 def load_processor(folder: Path) -> ProcessorMixin:
-    """The processor in a model's folder; images go through Pillow, so that pixels are the same on every machine.
+    """Load the processor of a model folder with the Pillow backend, whose pixels are the same on every machine.
 
     Raises:
-        InputError: the folder's model has no processor, or this has no chat template.
+        InputError: transformers has no processor for the model, or the processor has no chat template.
     """
     kind = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
     if kind not in PROCESSOR_MAPPING_NAMES:
-        raise InputError(f"{folder}: transformers knows no processor of images and texts for a model of type {kind}")
+        raise InputError(f"{folder}: transformers has no processor of images and texts for models of type {kind}")
     processor = _load(folder, getattr(transformers, PROCESSOR_MAPPING_NAMES[kind]))
     if not processor.chat_template and kind not in WITHOUT_CHAT:
-        raise InputError(f"{folder}: its processor has no chat template, so it is not known how to ask it")
+        raise InputError(f"{folder}: its processor has no chat template, so prompts cannot be written")
     return processor
 
 
@@ -39,17 +39,17 @@ def _load(folder: Path, stock: type[ProcessorMixin]) -> ProcessorMixin:
     none = {VIDEO: None} if required else {}
     try:
         return without_video(stock).from_pretrained(folder, backend="pil", trust_remote_code=False, **none)
-    except TypeError:  # some are made with it only
+    except TypeError:  # some processors cannot be created without a video processor
         if not is_torchvision_available():
             raise
         return AutoProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
 
 
 def without_video(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """A processor's class without its video processor: its parts are what `get_attributes` names."""
+    """Return a processor's class without its video processor, whose parts `get_attributes` lists."""
     if VIDEO not in stock.get_attributes():
         return stock
-    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # else SmolVLM's cannot be made
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # otherwise SmolVLM's raises ImportError
     attributes = [name for name in stock.get_attributes() if name != VIDEO]
     changes = {
         "get_attributes": classmethod(lambda cls: attributes),
