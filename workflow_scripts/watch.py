@@ -21,7 +21,7 @@ with project_imports():
     from dj2mgm.memory.readings import GIB, read_memory
     from dj2mgm.messages import duration
     from dj2mgm.reporting.run_state import runs_in, stages_of
-    from dj2mgm.takeover import at_work
+    from dj2mgm.takeover import is_running
 
 RESULTS = Path("results")
 REFRESH_S = 2
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def picture() -> RenderableType:
-    working = at_work()
+    working = is_running()
     runs = {str(folder.relative_to(RESULTS)): stages_of(folder, working) for folder in runs_in(RESULTS)}
     stages = Table("stage", *runs)
     for row in zip(*runs.values(), strict=True):

@@ -16,8 +16,8 @@ def test_a_folder_of_an_mgm_is_one(tmp_path):
 
 
 def test_other_folders_are_refused_by_name(tmp_path):
-    with pytest.raises(InputError, match=f"{tmp_path} holds no config.json, so it is no folder of a model"):
+    with pytest.raises(InputError, match=f"{tmp_path} contains no config.json, so it is not a model folder"):
         family_of(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    with pytest.raises(InputError, match="type mamba, which transformers does not load for images and texts"):
+    with pytest.raises(InputError, match="type mamba, which transformers does not load for images and text;"):
         family_of(tmp_path)

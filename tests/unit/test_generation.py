@@ -236,7 +236,7 @@ def test_without_an_image_the_language_model_answers_the_text_alone(trained):
     for batch_size in (1, 3):
         answers = generator.answer([None] * 3, asked, "gemma", max_new_tokens=5, batch_size=batch_size)
         assert list(answers) == expected
-    with pytest.raises(ValueError, match="asked apart"):
+    with pytest.raises(ValueError, match="separate calls"):
         list(generator.answer([None, "a.png"], asked[:2], "gemma", max_new_tokens=5, batch_size=2))
 
 
@@ -469,8 +469,11 @@ def test_one_question_about_one_image_is_answered(trained, tmp_path, monkeypatch
     ("flags", "message"),
     [
         (("--image", "missing.png"), "--image missing.png: there is no such file"),
-        (("--model", "nowhere"), "nowhere holds no config.json, so it is no folder of a model"),
-        (("--stage", "nowhere"), "nowhere holds no projector.safetensors, so it is no folder of a training stage"),
+        (("--model", "nowhere"), "nowhere contains no config.json, so it is not a model folder"),
+        (
+            ("--stage", "nowhere"),
+            "nowhere contains no projector.safetensors, so it is not the folder of a",
+        ),
         (("--template", "chatml"), "template chatml: the model's tokenizer has no token <|im_end|>"),
     ],
 )

@@ -12,7 +12,7 @@ from places import PROJECT
 
 from dj2mgm import takeover
 from dj2mgm.errors import InputError
-from dj2mgm.takeover import LOCK, OWNER, at_work, end_run, jobs_in, start_run
+from dj2mgm.takeover import LOCK, OWNER, end_run, is_running, list_jobs, start_run
 
 
 @pytest.fixture
@@ -43,19 +43,19 @@ def squeue(tmp_path, monkeypatch):
 def test_jobs_of_other_folders_and_programs_are_left_alone(squeue, tmp_path):
     ours = f"17|{tmp_path}|rule_pretrain_wildcards_a"
     squeue(f"printf '%s\\n' '{ours}' '18|{tmp_path}|note | mine' 'second line' '19|/else|rule_x' '20|{tmp_path}|'")
-    assert jobs_in(tmp_path) == ["17 (rule_pretrain_wildcards_a)"]
+    assert list_jobs(tmp_path) == ["17 (rule_pretrain_wildcards_a)"]
 
 
 def test_jobs_are_recognized_in_a_folder_whose_name_has_a_bar(squeue, tmp_path):
     folder = tmp_path / "a|b"
     squeue(f"printf '%s\\n' '17|{folder}|rule_pretrain'")
-    assert jobs_in(folder) == ["17 (rule_pretrain)"]
+    assert list_jobs(folder) == ["17 (rule_pretrain)"]
 
 
 def test_a_slurm_that_does_not_answer_is_one_sentence(squeue, tmp_path):
     squeue("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(InputError, match="Unable to contact.*try again when squeue answers"):
-        jobs_in(tmp_path)
+        list_jobs(tmp_path)
 
 
 BROKEN_NOTES = [
@@ -77,9 +77,9 @@ BROKEN_NOTES += [f'{{"host": "{socket.gethostname()}", "pid": "1", "started": 1.
 def test_a_broken_note_of_who_ran_here_is_no_note(folder, note):
     OWNER.parent.mkdir()
     OWNER.write_bytes(note.encode("utf-8", "surrogateescape"))
-    assert not at_work()
+    assert not is_running()
     start_run(on_cluster=False)
-    assert at_work() and json.loads(OWNER.read_text())["pid"] == os.getpid()
+    assert is_running() and json.loads(OWNER.read_text())["pid"] == os.getpid()
 
 
 RUN = "import sys; from dj2mgm.takeover import *; start_run(False); print('running', flush=True); sys.stdin.read()"
@@ -97,8 +97,8 @@ def other_run(folder):
 
 
 def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
-    monkeypatch.setattr("dj2mgm.takeover.LOOKS", 1)
-    assert at_work()
+    monkeypatch.setattr("dj2mgm.takeover.ATTEMPTS", 1)
+    assert is_running()
     with pytest.raises(InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it"):
         start_run(on_cluster=False)
 
@@ -111,10 +111,10 @@ def test_a_killed_run_is_taken_over_and_its_stages_are_ended(other_run, folder, 
     with subprocess.Popen([sys.executable, "workflow_scripts/stage.py"], **group) as stage:
         other_run.kill()
         other_run.wait()
-        assert not at_work()
+        assert not is_running()
         start_run(on_cluster=False)
         assert stage.wait(10) == -9
-    assert "was killed; going on" in capsys.readouterr().err
+    assert "was killed; continuing" in capsys.readouterr().err
 
 
 def test_a_run_that_ended_is_nothing_to_take_over(folder, capsys):
@@ -137,8 +137,8 @@ def test_without_locks_in_the_file_system_the_note_is_enough(other_run, monkeypa
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", unsupported)
-    monkeypatch.setattr("dj2mgm.takeover.LOOKS", 1)
-    assert at_work()
+    monkeypatch.setattr("dj2mgm.takeover.ATTEMPTS", 1)
+    assert is_running()
     with pytest.raises(InputError, match="another run is in progress"):
         start_run(on_cluster=False)
     other_run.kill()

@@ -175,7 +175,7 @@ def test_dtype_holds_for_every_weight(parts):
 
 def test_an_image_token_that_the_tokenizer_lacks_is_refused(parts):
     for token in ("<unused12345>", "no token at all"):
-        with pytest.raises(InputError, match=f"image_token '{token}' is not in the tokenizer of .*; name one that is"):
+        with pytest.raises(InputError, match=f"image_token '{token}' is missing in the tokenizer of .*; name a token"):
             assembled(parts, image_token=token)
 
 
@@ -198,7 +198,7 @@ def test_pickled_weights_are_refused_and_their_conversion_is_named(parts, tmp_pa
     source = ConvNextModel.from_pretrained(parts / "convnext")
     source.config.save_pretrained(tmp_path)
     torch.save(source.state_dict(), tmp_path / "pytorch_model.bin")
-    remedy = "vision_tower_aux: .* safetensors; convert what is there: .*convert_mgm_checkpoint.py {} .* <new folder>"
+    remedy = "vision_tower_aux: .* safetensors; convert its weights: .*convert_mgm_checkpoint.py {} .* <new folder>"
     with pytest.raises(InputError, match=remedy.format("safetensors")):
         assembled(parts, vision_tower_aux=str(tmp_path))
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "open_clip_pytorch_model.bin")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import tiny_mgm, training_batch
 
-from dj2mgm.mgm.modeling_mgm import positions_of_answers
+from dj2mgm.mgm.modeling_mgm import find_answer_positions
 
 
 def rows_computed(model) -> list[int]:
@@ -25,13 +25,13 @@ def test_with_labels_the_last_mlp_sees_the_answers_alone_and_afterwards_everythi
     model(**batch)
     del batch["labels"]
     logits = model(**batch).logits
-    assert rows == [len(positions_of_answers(training_batch(model)["labels"])), batch["input_ids"].numel()]
+    assert rows == [len(find_answer_positions(training_batch(model)["labels"])), batch["input_ids"].numel()]
     torch.testing.assert_close(logits, tiny_mgm(family)(**batch).logits, rtol=0, atol=0)
 
 
 def test_hidden_states_are_the_full_models_where_they_are_read():
     model, batch = tiny_mgm(dtype=torch.float64), training_batch(tiny_mgm(dtype=torch.float64))
-    read = positions_of_answers(batch.pop("labels"))
+    read = find_answer_positions(batch.pop("labels"))
     wanted = model.model(**batch).last_hidden_state.flatten(0, 1)
     found = model.model(**batch, read_positions=read).last_hidden_state.flatten(0, 1)
     torch.testing.assert_close(found[read], wanted[read], rtol=1e-12, atol=1e-12)

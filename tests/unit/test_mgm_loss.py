@@ -5,7 +5,7 @@ import torch
 from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 from transformers import AutoModelForCausalLM
 
-from dj2mgm.mgm.loss import LanguageModelHead, look_up, looking_up, loss_and_gradient
+from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient, recording_likelihoods, score_targets
 from dj2mgm.vision_language import IGNORED
 
 
@@ -183,7 +183,7 @@ def test_what_is_looked_up_is_in_the_models_own_logits():
     # one of the answers' tokens is what the model finds likeliest itself
     [(row, place), *_] = (labels != IGNORED).nonzero().tolist()
     labels[row, place] = logits[row, place - 1].argmax()
-    with looking_up(model.lm_head) as found:
+    with recording_likelihoods(model.lm_head) as found:
         loss = model(**inputs).loss
     [(values, hits)] = found
     places = (labels != IGNORED).nonzero().tolist()
@@ -196,5 +196,5 @@ def test_what_is_looked_up_is_in_the_models_own_logits():
 
 def test_a_softcap_bounds_what_is_looked_up():
     logits, targets = 40 * torch.randn(5, 9, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 8, 3, 3, 1])
-    values, _ = look_up(logits, targets, softcap=10.0)
+    values, _ = score_targets(logits, targets, softcap=10.0)
     assert -values.sum().item() == pytest.approx(loss_and_gradient(logits, targets, 10.0)[0].item())

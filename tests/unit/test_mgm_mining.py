@@ -216,7 +216,7 @@ def test_the_configuration_derives_its_grids_and_refuses_ones_that_do_not_meet()
         "vision_aux_config": vision_aux_config(),
     }
     for side in (66, 72):  # not a multiple of ConvNeXt's patch; 18 features a side for 4 patches
-        with pytest.raises(ValueError, match=f"image_size_aux {side}.*whole multiple"):
+        with pytest.raises(ValueError, match=f"image_size_aux {side}.*multiple"):
             MGMConfig(**parts, image_size_aux=side)
 
 

@@ -101,7 +101,7 @@ def test_a_text_that_the_model_would_misread_is_refused_by_row(dataset, image, s
 
 def test_a_conversation_with_two_images_is_refused_by_row(dataset, image):
     row = conversation("two", "", "<image> Which is red?", "the first") | {"image": [str(image), str(image)]}
-    with pytest.raises(InputError, match="row two: it has 2 images, and MGM takes one"):
+    with pytest.raises(InputError, match="row two: has 2 images, but MGM takes one"):
         dataset(row)
 
 

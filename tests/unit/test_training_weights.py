@@ -9,7 +9,7 @@ from dj2mgm.config.training import PROJECTIONS
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.family import MGM
 from dj2mgm.mgm.generation import load_trained
-from dj2mgm.mgm.lora import projections_of, wrap_with_lora
+from dj2mgm.mgm.lora import find_projections, wrap_with_lora
 from dj2mgm.mgm.weights import full_shapes, load_projector, projector_parameters
 from dj2mgm.training.settings import LoraSettings
 from dj2mgm.training.trained_weights import BrokenWeights, check_weights, gather, save_projector, save_weights
@@ -194,7 +194,7 @@ def test_gathered_weights_are_copies():
 @pytest.mark.parametrize("family", ["gemma", "qwen"])
 def test_projections_are_those_that_settings_know_without_the_model(family):
     model = tiny_mgm(family)
-    assert set(projections_of(MGM.parts(model).decoder)) == set(PROJECTIONS[model.config.text_config.model_type])
+    assert set(find_projections(MGM.parts(model).decoder)) == set(PROJECTIONS[model.config.text_config.model_type])
     with pytest.raises(InputError, match="no projection 'q_porj'; known are q_proj, k_proj"):
         wrap_with_lora(model, replace(LORA, targets=["q_proj", "q_porj"]), MGM.parts(model).decoder)
 

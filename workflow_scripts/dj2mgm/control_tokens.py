@@ -1,4 +1,4 @@
-"""What tokenizers and chat templates take for control, so that neither data nor settings may contain it."""
+"""Control tokens of tokenizers and chat templates, which neither data nor settings may contain."""
 
 import re
 from collections.abc import Collection
@@ -7,10 +7,11 @@ CONTROL = re.compile(r"<\|[^|<>]*\|>|</?(?:s|bos|eos|pad|unk|mask|image|start_of
 
 
 def find_control(text: str, tokens: Collection[str] = ()) -> str | None:
-    """The first control token in a text; None if there is none.
+    """Return the first control token in a text, or None.
 
     Args:
-        tokens: of the chat format in use, beside what every text is searched for.
+        text: The text.
+        tokens: Control tokens of the chat format in use, in addition to those of all formats.
     """
     if match := CONTROL.search(text):
         return match.group()

@@ -1,4 +1,4 @@
-"""Which kind of vision-language model a folder holds."""
+"""Detection of the family of the vision-language model in a folder."""
 
 from pathlib import Path
 
@@ -14,18 +14,20 @@ from dj2mgm.vlm.family import TransformersVLM
 
 
 def family_of(folder: Path) -> Family:
-    """
+    """Return the family of the model in a folder.
+
     Raises:
-        InputError: it holds no model, or one that is not of images and texts.
+        InputError: The folder contains no model, or a model that does not take images and text.
     """
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} holds no config.json, so it is no folder of a model; name another one")
+        raise InputError(f"{folder} contains no config.json, so it is not a model folder; name another one")
     check_model_folder(folder)
     kind = read_json(folder / "config.json", remedy=FIX).get("model_type")
     if kind == MGMConfig.model_type:
         return MGM(folder)
     if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise InputError(
-            f"{folder} holds a model of type {kind}, which transformers does not load for images and texts"
+            f"{folder} contains a model of type {kind}, which transformers does not load for images and text; name "
+            "another one"
         )
     return TransformersVLM(folder)

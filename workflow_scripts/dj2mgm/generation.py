@@ -1,4 +1,4 @@
-"""Trained models that answer, in this process or in several, one on each GPU."""
+"""Generators of trained models, in this process or in several processes with one GPU each."""
 
 import multiprocessing
 import os
@@ -19,26 +19,27 @@ from dj2mgm.questions import Answerer, batches_of, in_order, parts_of
 
 
 def load_generator(base: Path, stage: Path | None, device: str | torch.device | None = None) -> Answerer:
-    """
+    """Load a generator.
+
     Args:
-        base: folder of a whole model.
-        stage: what a training stage wrote for it; None: the base as it is.
-        device: where it runs, in bf16 on a GPU and in float32 elsewhere; None: the GPU if there is one.
+        base: Folder of a whole model.
+        stage: Folder that a training stage wrote for it; None for the base without a stage.
+        device: Device on which it runs, in bf16 on a GPU and otherwise in float32; None for the GPU if there is one.
 
     Raises:
-        InputError: a folder is not what it should be, or a file in it is damaged.
+        InputError: A folder has the wrong content, or a file in it is damaged.
     """
     return family_of(base).generator(stage, device)
 
 
 @contextmanager
 def generators(base: Path, stage: Path | None, processes: int) -> Iterator["Answerer | _Pool"]:
-    """One generator in this process, or several processes with one each, which together say what one would."""
+    """Provide one generator in this process, or a pool of processes with the same results."""
     if processes == 1:
         generator = load_generator(base, stage)
         try:
             yield generator
-        finally:  # its memory is for the next one
+        finally:  # free its memory for the next one
             generator.close()
         return
     spawn = multiprocessing.get_context("spawn")
@@ -50,8 +51,10 @@ def generators(base: Path, stage: Path | None, processes: int) -> Iterator["Answ
 
 
 class _Pool:
-    """Answers as `Generator` does. Work is divided at whole batches: each is padded to its longest prompt, which may
-    move the last bits."""
+    """Pool of processes that answer as one generator.
+
+    Whole batches are distributed, because a batch is padded to its longest prompt, which may change the last bits.
+    """
 
     def __init__(self, pool: ProcessPoolExecutor, processes: int):
         self.pool = pool
@@ -67,12 +70,12 @@ class _Pool:
 
 
 def _start(base: Path, stage: Path | None, processes: int, ranks: multiprocessing.Queue) -> None:
-    """In a new process: its generator, on a GPU of its own, or with its share of the cores."""
+    """Load the generator of a new process on a GPU of its own, or with its share of the cores."""
     global _generator
     threading.Thread(target=_end_with_parent, daemon=True).start()
     rank = ranks.get()
     if torch.cuda.is_available():
-        torch.cuda.set_device(rank % torch.cuda.device_count())  # whatever names no GPU means this one
+        torch.cuda.set_device(rank % torch.cuda.device_count())  # default for all code that does not name a GPU
         _generator = load_generator(base, stage, f"cuda:{torch.cuda.current_device()}")
     else:
         use_cpu_threads(max(1, len(os.sched_getaffinity(0)) // processes))
@@ -80,7 +83,7 @@ def _start(base: Path, stage: Path | None, processes: int, ranks: multiprocessin
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its processes, and each holds a model on a GPU."""
+    """End this process, which occupies a GPU, when its parent is killed."""
     connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""What is asked of a model together, and answers in the order of the questions; how likely it finds answers."""
+"""Interface of a model that answers questions, and batches of questions with answers in the original order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
@@ -11,14 +11,14 @@ from dj2mgm.config.training import AUTO
 from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
 
-SORTED = 4  # batches whose questions are sorted by length
+SORTED = 4  # number of batches among which questions are sorted by length
 T = TypeVar("T")
 Image = str | Path | BytesIO | None  # None: the question is asked without an image
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
 
 
 class Batch(NamedTuple):
-    """Questions that are answered together, and which of the images each is about."""
+    """Batch of questions, with the index of each question's image."""
 
     images: list[Image]
     about: list[int]
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 class Answerer(ABC):
-    """A trained model that answers questions about images greedily, and writes captions by beam search."""
+    """Trained model that answers questions about images greedily and writes captions by beam search."""
 
     def answer(
         self,
@@ -36,12 +36,15 @@ class Answerer(ABC):
         max_new_tokens: int,
         batch_size: int | str,
     ) -> Iterator[str]:
-        """One answer for each (image, question); an empty question asks for a plain caption.
+        """Yield one answer for each pair of image and question; an empty question requests a plain caption.
 
         Args:
-            images: or None for all questions, which are then asked without an image (PaliGemma is shown a black one).
-            template: the name of a chat format, or its content (config/chat_templates.py), for a model without its own.
-            batch_size: questions that are answered together, or "auto": as many as the device has memory for.
+            images: One image for each question, or None for all questions, which are then asked without an image
+                (PaliGemma receives a black one).
+            questions: The questions.
+            template: Name or content of a chat format (config/chat_templates.py), for a model without its own.
+            max_new_tokens: Length at which an answer is cut.
+            batch_size: Number of questions in a batch, or "auto" for the number that fits the device's memory.
         """
         if batch_size == AUTO:
             batch_size = self.batch_size(max_new_tokens)
@@ -50,11 +53,11 @@ class Answerer(ABC):
 
     @abstractmethod
     def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
-        """The answers of each batch."""
+        """Yield the answers of each batch."""
 
     @abstractmethod
     def batch_size(self, max_new_tokens: int) -> int:
-        """Questions that are answered together where that is "auto"."""
+        """Return the batch size for "auto"."""
 
     @abstractmethod
     def candidates(
@@ -66,43 +69,46 @@ class Answerer(ABC):
         max_new_tokens: int,
         batch_size: int,
     ) -> Iterator[Candidates]:
-        """For each image up to `num_beams` different captions, best first by beam search's own score.
+        """Yield up to `num_beams` different captions for each image, with their log-likelihoods.
 
-        That score is the log-likelihood per token; what is yielded with a caption is the log-likelihood as a whole, of
-        its tokens and of the one that ends it.
+        Captions are sorted by beam search's score, the log-likelihood per token. The yielded log-likelihood is the sum
+        over a caption's tokens and its stop token.
         """
 
     @abstractmethod
     def log_likelihoods(
         self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
     ) -> list[list[float]]:
-        """How likely the model finds each answer: nats of each of its tokens, with what ends it, given those before.
+        """Return the log-likelihood in nats of each token of each answer, including the tokens that end it.
 
         Args:
-            answers: which of the images each is about, and its text.
-            question: what is asked of all; an empty one asks for a plain caption.
+            images: The images.
+            answers: Index of the image, and text, of each answer.
+            question: The question for all answers; an empty one requests a plain caption.
+            template: Name or content of a chat format, for a model without its own.
 
         Raises:
-            InputError: an answer holds a control token.
+            InputError: An answer contains a control token.
         """
 
     @abstractmethod
     def control_tokens(self, template: str | dict) -> Collection[str]:
-        """What no text may hold, beside what is a control token everywhere (control_tokens.py)."""
+        """Return the format's control tokens, in addition to those of all formats (control_tokens.py)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds, whoever still refers to it."""
+        """Free the model's memory, even if other objects still refer to the generator."""
 
 
 def refuse_control(texts: Iterable[str], tokens: Collection[str]) -> None:
-    """
+    """Check that texts contain no control tokens.
+
     Raises:
-        InputError: a text holds a control token.
+        InputError: A text contains a control token.
     """
     for text in texts:
         if token := find_control(text, tokens):
-            raise InputError(f"the text {text!r} holds the control token {token}; take it out")
+            raise InputError(f"the text {text!r} contains the control token {token}; remove the token")
 
 
 def key_of(image: Image) -> object:
@@ -110,17 +116,18 @@ def key_of(image: Image) -> object:
 
 
 def batches_of(images: Sequence[Image], questions: list[str], size: int) -> tuple[list[list[list[int]]], list[Batch]]:
-    """What is answered together: questions about one image, and of about one length within `SORTED` batches. What is
-    asked twice about an image is answered once.
+    """Batch questions so that questions about one image, and questions of similar length, stay together.
+
+    Questions are sorted by length among `SORTED` batches. A question that repeats for an image is answered once.
 
     Returns:
-        For each batch the numbers of the questions that its answers answer; and the batches.
+        The numbers of the questions of each answer in each batch, and the batches.
 
     Raises:
-        ValueError: some questions are about an image and some about none.
+        ValueError: Some questions have an image and some do not.
     """
     if None in images and any(image is not None for image in images):
-        raise ValueError("questions with an image and without one are asked apart")
+        raise ValueError("questions with and without an image need separate calls")
     numbers: dict[tuple, list[int]] = {}
     groups: dict[object, list[tuple]] = {}  # by image
     files = {key_of(image): image for image in images}
@@ -144,10 +151,12 @@ def batches_of(images: Sequence[Image], questions: list[str], size: int) -> tupl
 def with_new_images(
     batches: list[Batch], kept: Container[object], read: Callable[[list[Image]], Iterator[T]]
 ) -> Iterator[tuple[Batch, dict[object, T]]]:
-    """Each batch with what `read` makes of those of its images that are not in `kept` by then, by their keys.
+    """Yield each batch with the results of `read` for its images that are not in `kept`, by their keys.
 
     Args:
-        read: is handed what all batches lack, and may work ahead.
+        batches: The batches.
+        kept: Keys of the cached images, which may change between batches.
+        read: Maps images to results in order; it receives the missing images of all batches and may work ahead.
     """
     files = {key_of(image): image for batch in batches for image in batch.images if image is not None}
     coming = dict.fromkeys(key for key in files if key not in kept)
@@ -158,18 +167,18 @@ def with_new_images(
             if key in coming:
                 del coming[key]
                 new[key] = next(reading)
-            elif key not in kept:  # not any more
+            elif key not in kept:  # no longer cached
                 new[key] = next(read([files[key]]))
         yield batch, new
 
 
 def parts_of(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Of `size` items each, and the remaining ones."""
+    """Split items into parts of `size`; the last part may be smaller."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _windows(groups: Iterable[list[tuple]], size: int) -> Iterator[list[list[tuple]]]:
-    """Groups one after another, in lists of about `size` members."""
+    """Yield lists of consecutive groups with at least `size` members in total."""
     window, count = [], 0
     for group in groups:
         window.append(group)
@@ -181,7 +190,7 @@ def _windows(groups: Iterable[list[tuple]], size: int) -> Iterator[list[list[tup
 
 
 def in_order(batches: list[list[list[int]]], answers: Iterable[list[str]]) -> Iterator[str]:
-    """Each answer as soon as it and all before it are there."""
+    """Yield answers in the order of the questions, each as soon as all answers before it exist."""
     waiting: dict[int, str] = {}
     number = 0
     for batch, texts in zip(batches, answers, strict=True):

@@ -1,4 +1,4 @@
-"""More rows than fit in memory: processes that share the work in order, and mappings in a file."""
+"""Tools for more rows than fit in memory: an ordered map over processes, and mappings on disk."""
 
 import ctypes
 import gc
@@ -11,25 +11,25 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TypeVar
 
-# Work on a stream of items in several processes, in their order, without ever holding more than a few of them.
+# An ordered map over a stream of items in several processes, with few items in memory.
 
 T, R = TypeVar("T"), TypeVar("R")
-AHEAD = 2  # items in work or waiting, for each process
+AHEAD = 2  # items per process that are processed or waiting
 
-_function: Callable | None = None  # of a worker; it was there when the worker was forked, so that nothing is pickled
+_function: Callable | None = None  # of a worker, which inherits it when it is forked, so that it is not pickled
 
 
 def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iterator[R]:
-    """As `map`, in `processes` forked processes; in this one if it is one.
+    """Yield the results of `map(function, items)`, computed in `processes` forked processes, or in this one for 1.
 
-    Items and results are pickled, the function is not. An exception in a worker is raised here.
+    Items and results are pickled, but not the function. An exception in a worker is raised here.
     """
     if processes == 1:
         yield from map(function, items)
         return
     waiting: deque = deque()
     with ProcessPoolExecutor(processes, get_context("fork"), _start, (function, os.getpid())) as pool:
-        gc.freeze()  # the collector, here and in the workers, would write to memory that they share, and so copy it
+        gc.freeze()  # otherwise the garbage collectors write to shared memory pages, which are then copied
         try:
             for item in items:
                 waiting.append(pool.submit(_call, item))
@@ -43,11 +43,12 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """In a forked process: have Linux kill it when its parent dies, however that dies. A pool's worker would wait for
-    ever, and with it whoever reads what it prints.
+    """Let Linux kill this forked process when its parent dies.
+
+    Otherwise a pool's worker would wait forever, and so would a reader of its output.
 
     Args:
-        parent: its process id, where it is known: one that is dead already sends no signal.
+        parent: The parent's process id, if known; a parent that is already dead sends no signal.
     """
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
@@ -65,42 +66,42 @@ def _call(item):
     return _function(item)
 
 
-# A mapping that lives in a file without a name rather than in memory: for what must be known of every row.
+# A mapping in an unnamed file instead of memory, for values that are needed for every row.
 
 CACHE_KIB = 1024
 
 
 class DiskMap:
-    """Maps texts to texts or whole numbers; gone when it is, whatever ends the process.
+    """Mapping from strings to strings or integers on disk, which disappears with the process.
 
-    SQLite keeps a database that is opened as "" in an unnamed temporary file (in SQLITE_TMPDIR or TMPDIR), and no more
-    than its cache in memory.
+    SQLite keeps a database that is opened as "" in an unnamed temporary file (in SQLITE_TMPDIR or TMPDIR), and only its
+    cache in memory.
     """
 
     def __init__(self):
-        # one cursor: a connection remembers each that it makes for a while
+        # a single cursor, because a connection keeps each new cursor for a while
         self._database = sqlite3.connect("", isolation_level=None).cursor()
         for setting in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE_KIB}"):
             self._database.execute(f"PRAGMA {setting}")
         self._database.execute("CREATE TABLE map (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
-        self._database.execute("BEGIN")  # never committed: a commit writes the cache out
+        self._database.execute("BEGIN")  # never committed, because a commit writes out the cache
 
     def setdefault(self, key: str, value: str | int) -> str | int:
-        """The value of `key`, which is `value` if it had none."""
+        """Return the value of `key`, and set it to `value` if it has none."""
         if self._database.execute("INSERT OR IGNORE INTO map VALUES (?, ?)", (key, value)).rowcount:
             return value
         return self.get(key)
 
     def fill(self, items: Iterable[tuple[str, str | int]]) -> None:
-        """`setdefault` of many."""
+        """Set the values of keys that have none."""
         self._database.executemany("INSERT OR IGNORE INTO map VALUES (?, ?)", items)
 
     def replace(self, items: Iterable[tuple[str, str | int]]) -> None:
-        """Set values, whether or not their keys had some."""
+        """Set values, and replace existing ones."""
         self._database.executemany("INSERT OR REPLACE INTO map VALUES (?, ?)", items)
 
     def add(self, items: Iterable[tuple[str, int]]) -> None:
-        """Add to the numbers of keys, from 0 for those that had none."""
+        """Add to the numbers of keys; a missing number counts as 0."""
         statement = "INSERT INTO map VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = value + excluded.value"
         self._database.executemany(statement, items)
 

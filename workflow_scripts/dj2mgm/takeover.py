@@ -1,10 +1,9 @@
-"""One run of the workflow in a folder at a time, which takes over from a run that was killed there.
+"""Lock that allows one run of the workflow per folder, and takeover from a killed run.
 
-A killed Snakemake leaves stages that go on without it on this machine, and jobs on a cluster. Snakemake would start
-them once more beside themselves. So each run holds a lock of the kernel's, which ends with its process however that
-ends, and notes who it is; the next run ends the stages of a dead one, which nobody waits for any more. Jobs in Slurm
-record by themselves that they are done: they are waited for. Snakemake's own lock, which outlives its process, is off
-(profiles/default).
+A killed Snakemake leaves stages running on this machine, and jobs on a cluster. A new Snakemake would start the same
+stages again while the old ones are still running. So each run holds a kernel lock, which ends with its process, and
+writes a note about itself. The next run ends the local stages of a killed run. It waits for jobs in Slurm, which record
+their completion themselves. Snakemake's own lock, which outlives its process, is off (profiles/default).
 """
 
 import errno
@@ -27,33 +26,33 @@ from dj2mgm.files import write_json
 STATE = Path(".snakemake")
 OWNER = STATE / "owner.json"
 LOCK = STATE / "owner.lock"
-# %i is a job's number, %Z the folder it was submitted from, %k a comment: both cluster profiles have the rule there
-# every state of a job that has not ended; by itself squeue leaves out what an administrator suspended
+# %i is a job's number, %Z the folder it was submitted from, %k a comment, in which both cluster profiles put the rule.
+# The states are all states before a job's end; by default, squeue leaves out jobs that an administrator suspended.
 LIST_JOBS = ["squeue", "--me", "--noheader", "--states=PD,CF,R,S,ST,CG,RQ,SI", "--format=%i|%Z|%k"]
 COMMENT = "rule_"
 POLL_S = 5
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-LOOKS, LOOK_S = 10, 0.1  # whoever looks whether a run is at work holds the lock for a moment
+ATTEMPTS, ATTEMPT_S = 10, 0.1  # a process that checks for a run holds the lock for a moment
 
 _lock: IO | None = None  # held until this process ends
 
 
 def start_run(on_cluster: bool) -> bool:
-    """This process runs the workflow in the current folder; return when nothing of a killed run is at work any more.
+    """Lock the current folder for this process, and wait until no stage of a killed run is running.
 
     Returns:
-        whether there was something of a killed run. It may have changed results since Snakemake looked at them.
+        Whether stages of a killed run were found. They may have changed results since Snakemake read them.
 
     Raises:
-        InputError: another run is at work here, or one on another host did not end properly.
+        InputError: Another run is in progress here, or a run on another host was killed.
     """
     global _lock
     STATE.mkdir(exist_ok=True)
     file, owner = open(LOCK, "a"), _read_owner()
-    for _ in range(LOOKS):
+    for _ in range(ATTEMPTS):
         if _is_free(file, fcntl.LOCK_EX, owner):
             break
-        time.sleep(LOOK_S)
+        time.sleep(ATTEMPT_S)
     else:
         whose = f" on {owner['host']} (process {owner['pid']})" if owner else ""
         raise InputError(f"another run is in progress in this folder{whose}; wait for it, or stop it first")
@@ -64,20 +63,20 @@ def start_run(on_cluster: bool) -> bool:
 
 
 def end_run(on_cluster: bool) -> None:
-    """The run ended properly: none of its stages is at work on this machine."""
+    """Record that the run has ended and none of its stages is running on this machine."""
     _write_owner(on_cluster, ended=True)
 
 
 def restart_snakemake(on_cluster: bool) -> None:
-    """The same command again, in this process: Snakemake then decides by the results as they are now."""
+    """Run the same command again in this process, so that Snakemake reads the current results."""
     end_run(on_cluster)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "snakemake", *sys.argv[1:]])
 
 
-def at_work() -> bool:
-    """Whether a run is at work in the current folder."""
+def is_running() -> bool:
+    """Return whether a run is in progress in the current folder."""
     if not LOCK.exists():
         return False
     with open(LOCK) as file:
@@ -85,7 +84,7 @@ def at_work() -> bool:
 
 
 def _is_free(file: IO, kind: int, owner: dict | None) -> bool:
-    """Lock the file; return whether no run holds it. Where the file system has no locks, the owner's note tells."""
+    """Lock the file and return whether no run holds it; the owner's note decides if the file system has no locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -97,7 +96,7 @@ def _is_free(file: IO, kind: int, owner: dict | None) -> bool:
 
 
 def _alive(owner: dict) -> bool:
-    """Whether a run on this host that did not end is another living process."""
+    """Return whether the owner is another, still living process on this host."""
     if owner.get("ended") or owner["host"] != socket.gethostname() or owner["pid"] == os.getpid():
         return False
     try:
@@ -120,22 +119,22 @@ def _write_owner(on_cluster: bool, ended: bool) -> None:
 
 
 def _take_over(owner: dict) -> bool:
-    """Return whether there was something to end or to wait for."""
+    """Return whether there were stages to end or jobs to wait for."""
     killed = not owner.get("ended")
     if killed:
         if owner["host"] != socket.gethostname():
             raise InputError(
-                f"the last run in this folder, on {owner['host']}, was killed, and its stages may be at work there; "
-                f"end them, delete {OWNER}, and run the same command again"
+                f"the last run in this folder, on {owner['host']}, was killed, and its stages may still be running "
+                f"there; end them, delete {OWNER}, and run the same command again"
             )
-        _print("the last run in this folder was killed; going on from where it was")
+        _print("the last run in this folder was killed; continuing from its last results")
         _end_stages(owner)
     waited = bool(owner.get("on_cluster")) and _wait_for_jobs()
     return killed or waited
 
 
 def _read_owner() -> dict | None:
-    """Who ran the workflow here last; None if nobody did, or if the note is damaged."""
+    """Return the note of the last run in this folder; None if there is none or it is damaged."""
     try:
         owner = json.loads(OWNER.read_text(encoding="utf-8"))
         complete = (
@@ -161,9 +160,9 @@ def _end_stages(owner: dict) -> None:
 
 
 def _wait_for_jobs() -> bool:
-    """Return whether there were any."""
+    """Return whether there were jobs."""
     reported = None
-    while jobs := jobs_in(Path.cwd()):
+    while jobs := list_jobs(Path.cwd()):
         if jobs != reported:
             reported = jobs
             _print(f"waiting for the jobs of the killed run in Slurm (scancel ends them): {', '.join(jobs)}")
@@ -171,8 +170,8 @@ def _wait_for_jobs() -> bool:
     return reported is not None
 
 
-def jobs_in(folder: Path) -> list[str]:
-    """The user's jobs of this folder's workflow that wait or run in Slurm, by number and rule.
+def list_jobs(folder: Path) -> list[str]:
+    """Return number and rule of the user's jobs of this folder's workflow that wait or run in Slurm.
 
     Raises:
         InputError: Slurm does not answer.
@@ -182,9 +181,9 @@ def jobs_in(folder: Path) -> list[str]:
     listed = subprocess.run(LIST_JOBS, capture_output=True, text=True)
     if listed.returncode:
         raise InputError(
-            f"Slurm does not say which jobs a killed run left ({listed.stderr.strip()}); try again when squeue answers"
+            f"squeue cannot list the jobs of a killed run ({listed.stderr.strip()}); try again when squeue answers"
         )
-    # a comment of somebody's may hold anything, a line break too; so may a folder's name, but for that
+    # comments of jobs may contain any character, also line breaks; names of folders may contain any except line breaks
     jobs = [line.partition("|") for line in listed.stdout.splitlines()]
     ours = f"{folder}|"
     rules = [(job, rest.removeprefix(ours)) for job, _, rest in jobs if rest.startswith(f"{ours}{COMMENT}")]

@@ -1,7 +1,7 @@
-"""What training and answering ask of a vision-language model, whichever it is: MGM (mgm/family.py) is one.
+"""Interfaces of a family of vision-language models, for training and generation.
 
-Batches go from a model's encoder to its forward pass as they are. Of what is in them, only `input_ids`, `labels` and
-`answer_positions` are anybody else's business.
+mgm/family.py and vlm/family.py implement them. Batches go unchanged from a model's encoder to its forward pass; other
+code reads only `input_ids`, `labels` and `answer_positions`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ IGNORED = -100  # label of tokens that carry no loss
 
 
 class Encoder(Protocol):
-    """Conversations → tensors, in one chat format."""
+    """Encoder of conversations into tensors in one chat format."""
 
     control_tokens: tuple[str, ...]  # which no text may contain
 
@@ -28,33 +28,33 @@ class Encoder(Protocol):
         """Tokens that end an answer."""
 
     def tokens(self, row: dict) -> tuple[int, int]:
-        """Tokens of a conversation, its images' included, and how many of them carry loss.
+        """Return the number of tokens of a conversation, including its images', and the number that carry loss.
 
         Raises:
-            InputError: the row cannot be trained on.
+            InputError: The row cannot be trained on.
         """
 
     def pixels(self, row: dict) -> int:
-        """Of its images, as far as these decide how much memory it takes."""
+        """Return the pixels of the row's images, or 0 if the model's memory does not depend on them."""
 
     def item(self, row: dict | None) -> dict:
-        """`input_ids` and `labels`, equal in length, and whatever else the model reads. None: carries no loss."""
+        """Return `input_ids`, `labels` of equal length, and further inputs; None gives an item without loss."""
 
     def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
-        """Right-padded: input_ids and labels (B, width), answer_positions (n,), and the rest as the model reads it."""
+        """Return right-padded input_ids and labels (B, width), answer_positions (n,), and further inputs."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Of a loaded model, whatever wraps it.
+    """Parts of a loaded model, with or without wrappers.
 
     Attributes:
-        towers: layers of what sees, in the order in which they run, without gradients.
-        between: modules of the towers beside these layers that are worth compiling.
-        decoder: layers of the language model.
-        head: hidden states → logits, or their loss (mgm/loss.py).
-        called: modules whose parameters are read outside of their own submodules' forward passes.
-        fresh: what stage 1 begins with new weights for, from the run's seed.
+        towers: Layers of the vision towers in the order in which they run, without gradients.
+        between: Other modules of the towers that are worth compiling.
+        decoder: Layers of the language model.
+        head: Module from hidden states to logits or their loss (mgm/loss.py).
+        called: Modules whose parameters are read outside the forward passes of their own submodules.
+        fresh: Modules whose weights stage 1 initializes from the run's seed.
     """
 
     towers: Sequence[nn.Module]
@@ -66,35 +66,36 @@ class Parts:
 
 
 class Family(Protocol):
-    """A model in a folder."""
+    """Vision-language model in a folder."""
 
     config: PretrainedConfig
     processor: ProcessorMixin
 
     def encoder(self, template: str | dict, max_length: int) -> Encoder:
-        """
+        """Return an encoder.
+
         Args:
-            template: a chat format's name, or its content (config/chat_templates.py).
-            max_length: tokens after which a conversation is cut.
+            template: Name or content of a chat format (config/chat_templates.py).
+            max_length: Number of tokens at which a conversation is cut.
         """
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-        """The model with its weights; `attention` is transformers' name of the language model's implementation."""
+        """Load the model for training; `attention` is transformers' name of the language model's implementation."""
 
     def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-        """A batch as the forward pass takes it; a GPU is not waited for."""
+        """Return the forward pass's inputs for a batch, without waiting for a GPU."""
 
     def parts(self, model: nn.Module) -> Parts: ...
 
     def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
-        """The whole model with what a stage has trained, an adapter merged; None: as it is.
+        """Load the model with the weights of a stage, an adapter merged; None for the model without a stage.
 
         Raises:
-            InputError: the stage's folder is not what it should be, or a file in it is damaged.
+            InputError: The stage's folder has the wrong content, or a file in it is damaged.
         """
 
     def save_processor(self, folder: Path) -> None:
-        """Into a folder that holds the model, or will."""
+        """Save the processor in a model's folder."""
 
     def generator(self, stage: Path | None, device: str | torch.device | None) -> Answerer:
-        """The same, to answer: in bf16 on a GPU, in float32 elsewhere. None: the GPU if there is one."""
+        """Return a generator of `trained`, in bf16 on a GPU, otherwise in float32; None for a GPU if there is one."""

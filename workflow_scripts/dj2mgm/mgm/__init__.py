@@ -1,4 +1,4 @@
-"""MGM (Mini-Gemini): a language model that sees through CLIP and a high-resolution ConvNeXt.
+"""MGM (Mini-Gemini): a language model with a CLIP tower and a high-resolution ConvNeXt tower.
 
 Importing the package registers its classes, so that `AutoModelForImageTextToText.from_pretrained(folder)` finds them.
 """

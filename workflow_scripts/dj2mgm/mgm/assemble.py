@@ -1,4 +1,4 @@
-"""Building MGM from pretrained parts. Safetensors only; remote code never."""
+"""Assembly of MGM from pretrained parts, from safetensors only and without remote code."""
 
 from pathlib import Path
 
@@ -25,22 +25,27 @@ SAFE = {"trust_remote_code": False, "use_safetensors": True}
 CONVERT = "python workflow_scripts/convert_mgm_checkpoint.py"
 
 
-def describe(
+def read_config_and_processor(
     language_model: str, vision_tower: str, vision_tower_aux: str, image_size_aux: int, image_token: str
 ) -> tuple[MGMConfig, MGMProcessor]:
-    """MGM's configuration and processor from the small files of three local folders or hub ids; no weights are read.
+    """Return MGM's configuration and processor from three local folders or hub ids, without reading weights.
 
     Args:
-        image_size_aux: side in pixels of the image that the high-resolution tower sees.
-        image_token: a token of the language model's tokenizer that no text uses.
+        language_model: Folder or hub id of a causal language model.
+        vision_tower: Folder or hub id of a CLIP.
+        vision_tower_aux: Folder or hub id of a ConvNeXt.
+        image_size_aux: Side in pixels of the image for the high-resolution tower.
+        image_token: A token of the language model's tokenizer that no text uses.
 
     Raises:
-        InputError: names the part that cannot be loaded, or an image token that the tokenizer lacks.
+        InputError: A part cannot be loaded, or the tokenizer lacks the image token.
     """
     tokenizer = _load("language_model", language_model, AutoTokenizer)
     image_token_id = tokenizer.convert_tokens_to_ids(image_token)
     if image_token_id in (None, tokenizer.unk_token_id):
-        raise InputError(f"image_token {image_token!r} is not in the tokenizer of {language_model}; name one that is")
+        raise InputError(
+            f"image_token {image_token!r} is missing in the tokenizer of {language_model}; name a token that it has"
+        )
     config = MGMConfig(
         text_config=_load("language_model", language_model, AutoConfig),
         vision_config=_load("vision_tower", vision_tower, CLIPVisionConfig),
@@ -60,10 +65,12 @@ def describe(
 def assemble(
     language_model: str, vision_tower: str, vision_tower_aux: str, image_size_aux: int, image_token: str, dtype: str
 ) -> tuple[MGMForConditionalGeneration, MGMProcessor]:
-    """MGM and its processor from three local folders or hub ids; arguments and errors are those of `describe`.
+    """Build MGM and its processor from three local folders or hub ids.
+
+    Arguments and errors are those of `read_config_and_processor`.
 
     Args:
-        dtype: of the assembled weights, e.g. "bfloat16".
+        dtype: Type of the assembled weights, e.g. "bfloat16".
     """
     for key, part in (
         ("language_model", language_model),
@@ -72,9 +79,11 @@ def assemble(
     ):
         _check_safetensors(key, Path(part))
     dtype = getattr(torch, dtype)
-    config, processor = describe(language_model, vision_tower, vision_tower_aux, image_size_aux, image_token)
+    config, processor = read_config_and_processor(
+        language_model, vision_tower, vision_tower_aux, image_size_aux, image_token
+    )
     language = _load("language_model", language_model, AutoModelForCausalLM, dtype=dtype, **SAFE)
-    with torch.device("meta"):  # no time spent on random weights that are replaced at once
+    with torch.device("meta"):  # saves the time for random weights, which are replaced anyway
         model = MGMForConditionalGeneration(config).to(dtype)
     model.model.language_model, model.lm_head.weight = language.model, language.lm_head.weight
     model.model.vision_tower = _load("vision_tower", vision_tower, CLIPVisionModel, dtype=dtype, **SAFE)
@@ -88,27 +97,27 @@ def assemble(
     return model, processor
 
 
-def _load(key: str, part: str, of, **options):
-    """`of.from_pretrained(part)`; a fault of the part is an `InputError`."""
+def _load(key: str, part: str, loader, **options):
+    """Return `loader.from_pretrained(part)`; raise its errors as an `InputError`."""
     if names_folder(part) and not Path(part).is_dir():
-        raise InputError(f"{key}: there is no folder {part}; docs/models.md says where it comes from")
+        raise InputError(f"{key}: there is no folder {part}; docs/models.md says where to get it")
     check_local_model(part)
     try:
-        return of.from_pretrained(part, **{"trust_remote_code": False} | options)
+        return loader.from_pretrained(part, **{"trust_remote_code": False} | options)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
             f"{key}: {part!r} can be loaded neither as a folder nor from the hub ({reason}); docs/models.md says what "
-            "belongs there"
+            "to name here"
         ) from None
 
 
 def _check_safetensors(key: str, folder: Path) -> None:
-    """A local folder must hold safetensors; of other formats, the error names the conversion."""
+    """Raise an InputError with the conversion command if a local folder has weights in another format."""
     if not folder.is_dir() or any(folder.glob("*.safetensors")) and not any(folder.glob("open_clip_*")):
         return
     kind = "convnext" if any(folder.glob("open_clip_*")) else "safetensors"
     raise InputError(
-        f"{key}: {folder} does not hold a transformers model in safetensors; convert what is there: "
+        f"{key}: {folder} contains no transformers model in safetensors; convert its weights: "
         f"{CONVERT} {kind} {folder} <new folder>"
     )

@@ -1,4 +1,4 @@
-"""Configuration of MGM: three sub-models and how their features meet."""
+"""Configuration of MGM: its three sub-models and the grid on which their features meet."""
 
 from transformers import AutoConfig, CLIPVisionConfig, ConvNextConfig, PretrainedConfig
 
@@ -7,16 +7,17 @@ class MGMConfig(PretrainedConfig):
     """Configuration of `MGMForConditionalGeneration`.
 
     Args:
-        text_config: any causal language model's config (Gemma for MGM-2B).
-        vision_config: the CLIP tower; its patch grid gives the number of visual tokens.
-        vision_aux_config: the high-resolution ConvNeXt; all of its stages are used.
-        image_size_aux: side in pixels of the image the model is given. The CLIP tower sees it scaled down.
-        image_token_id: id of the token that marks the image's positions in `input_ids`.
-        vision_feature_layer: which of the CLIP tower's hidden states is read; the class token is dropped.
+        text_config: Configuration of any causal language model (Gemma for MGM-2B).
+        vision_config: Configuration of the CLIP tower, whose patch grid gives the number of visual tokens.
+        vision_aux_config: Configuration of the high-resolution ConvNeXt; all of its stages are used.
+        image_size_aux: Side in pixels of the input image, which is scaled down for the CLIP tower.
+        image_token_id: Token at the image's positions in `input_ids`.
+        vision_feature_layer: Index of the CLIP tower's hidden states that are used; the class token is dropped.
+        **kwargs: Arguments of `PretrainedConfig`.
     """
 
     model_type = "mgm"
-    has_no_defaults_at_init = True  # the grids of transformers' default towers do not meet
+    has_no_defaults_at_init = True  # the grids of transformers' default towers do not fit together
     sub_configs = {"text_config": AutoConfig, "vision_config": CLIPVisionConfig, "vision_aux_config": ConvNextConfig}
 
     def __init__(
@@ -45,12 +46,12 @@ class MGMConfig(PretrainedConfig):
 
     @property
     def num_image_tokens(self) -> int:
-        """N: one visual token for each CLIP patch, whatever the high resolution."""
+        """N, the number of CLIP patches; independent of the high resolution."""
         return self.patches_per_side**2
 
     @property
     def sub_patches_per_side(self) -> int:
-        """M: high-resolution features along one side of a CLIP patch."""
+        """M, the number of high-resolution features along one side of a CLIP patch."""
         return self.image_size_aux // self.vision_aux_config.patch_size // self.patches_per_side
 
     @property
@@ -61,8 +62,8 @@ class MGMConfig(PretrainedConfig):
         fine = self.image_size_aux // self.vision_aux_config.patch_size
         if self.image_size_aux % self.vision_aux_config.patch_size or fine % self.patches_per_side:
             raise ValueError(
-                f"image_size_aux {self.image_size_aux}: its {fine} high-resolution features a side must be a whole "
-                f"multiple of the CLIP tower's {self.patches_per_side} patches a side"
+                f"image_size_aux {self.image_size_aux}: its {fine} high-resolution features per side must be a "
+                f"multiple of the CLIP tower's {self.patches_per_side} patches per side"
             )
 
 

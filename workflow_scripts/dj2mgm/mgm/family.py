@@ -1,4 +1,4 @@
-"""MGM as training sees it (dj2mgm/vision_language.py)."""
+"""Family of MGM models; implements `dj2mgm/vision_language.py`."""
 
 from pathlib import Path
 
@@ -11,12 +11,14 @@ from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.generation import Generator, load_trained
-from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, positions_of_answers, positions_of_images
+from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, find_answer_positions, find_image_positions
 from dj2mgm.mgm.processing_mgm import MGMProcessor
 from dj2mgm.vision_language import IGNORED, Parts
 
 
 class MGM:
+    """MGM in a folder."""
+
     def __init__(self, folder: Path):
         self.folder = folder
         self.processor = MGMProcessor.from_pretrained(folder)
@@ -31,7 +33,7 @@ class MGM:
         )
 
     def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-        """Pixels stay float32: the model scales images down in that."""
+        """Return the batch on the device; pixels stay float32, in which the model scales images down."""
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         if "pixel_values" in batch:
             batch["pixel_values"] = self.processor.normalized(batch["pixel_values"])
@@ -48,7 +50,7 @@ class MGM:
 
     @staticmethod
     def parts(model: nn.Module) -> Parts:
-        mgm = mgm_in(model)
+        mgm = find_mgm(model)
         clip, convnext = mgm.model.vision_tower, mgm.model.vision_tower_aux
         blocks = [block for stage in convnext.encoder.stages for block in stage.layers]
         norms = [convnext.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in convnext.encoder.stages[1:])]
@@ -62,24 +64,24 @@ class MGM:
         )
 
 
-def mgm_in(model: nn.Module) -> MGMForConditionalGeneration:
-    """The MGM in a model, whatever wraps it."""
+def find_mgm(model: nn.Module) -> MGMForConditionalGeneration:
+    """Return the MGM inside a model and its wrappers."""
     [mgm] = [module for module in model.modules() if isinstance(module, MGMForConditionalGeneration)]
     return mgm
 
 
 class MGMEncoder:
-    """One image to a conversation, or none.
+    """Encoder of conversations with one image or none.
 
-    Pixels are bytes, a quarter of what the model is given: normalised, images of a few steps would take gigabytes, and
-    their way to a GPU longer.
+    Pixels stay bytes until they are on the GPU. As normalized float32, images of a few steps would take gigabytes of
+    memory, and their transfer four times as long.
     """
 
     def __init__(self, processor: MGMProcessor, template: str | dict, max_length: int):
         if max_length <= processor.num_image_tokens:
             raise InputError(
-                f"max_length {max_length} leaves no room beside an image's "
-                f"{processor.num_image_tokens} tokens; raise it"
+                f"max_length {max_length} leaves no room for text after the {processor.num_image_tokens} tokens of an "
+                "image; raise it"
             )
         self.template = ChatTemplate.of(template, processor.tokenizer)
         self.control_tokens = self.template.control_tokens
@@ -95,10 +97,10 @@ class MGMEncoder:
         return len(labels), len(labels) - labels.count(IGNORED)
 
     def pixels(self, row: dict) -> int:
-        return 0  # images of any size become one
+        return 0  # all images are resized to the same size
 
     def item(self, row: dict | None) -> dict:
-        """{input_ids, labels, pixel_values (3, S', S') uint8 or None}"""
+        """Return {input_ids, labels, pixel_values: (3, S', S') uint8 or None}."""
         if row is None:
             return {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORED], "pixel_values": None}
         item = self._encoded(row) | {"pixel_values": None}
@@ -107,10 +109,10 @@ class MGMEncoder:
         return item
 
     def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
-        """input_ids and labels (B, width), pixel_values (images, 3, S', S') uint8, and where both stand.
+        """Return input_ids and labels (B, width), pixel_values (images, 3, S', S') uint8, and their positions.
 
-        There is no attention mask: under causal attention nothing looks at what stands to its right, padding carries no
-        loss, and attention without a mask is what the fast kernels compute.
+        There is no attention mask. Padding is on the right, where causal attention does not see it, it carries no
+        loss, and the fast kernels compute attention without a mask.
         """
         input_ids = torch.full((len(items), width), self.processor.tokenizer.pad_token_id)
         labels = torch.full((len(items), width), IGNORED)
@@ -118,17 +120,17 @@ class MGMEncoder:
             length = len(item["input_ids"])
             input_ids[row, :length] = torch.tensor(item["input_ids"])
             labels[row, :length] = torch.tensor(item["labels"])
-        # counted here, where nothing has to wait for a GPU
-        batch = {"input_ids": input_ids, "labels": labels, "answer_positions": positions_of_answers(labels)}
+        # found here on the host, so that nothing waits for the GPU
+        batch = {"input_ids": input_ids, "labels": labels, "answer_positions": find_answer_positions(labels)}
         images = [item["pixel_values"] for item in items if item["pixel_values"] is not None]
         if images:
             batch["pixel_values"] = torch.stack(images)
-            batch["image_positions"] = positions_of_images(input_ids, self.processor.image_token_id)
+            batch["image_positions"] = find_image_positions(input_ids, self.processor.image_token_id)
         return batch
 
     def _encoded(self, row: dict) -> dict[str, list[int]]:
         if len(images_of(row)) > 1:
-            raise InputError(f"row {row['id']}: it has {len(images_of(row))} images, and MGM takes one; delete the row")
+            raise InputError(f"row {row['id']}: has {len(images_of(row))} images, but MGM takes one; delete the row")
         segments = self.template.segments(row["conversations"])
         item = {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
         placeholders = item["input_ids"].count(self.processor.image_token_id)

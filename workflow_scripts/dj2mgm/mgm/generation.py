@@ -1,4 +1,4 @@
-"""What a trained MGM says about images, many at a time: greedy answers, and captions with their log-likelihoods."""
+"""Greedy answers, captions and likelihoods of a trained MGM, for many images at a time."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,48 +22,50 @@ from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.likelihood import answer_log_likelihoods
-from dj2mgm.mgm.weights import add_trained
+from dj2mgm.mgm.weights import load_stage_weights
 from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, refuse_control, with_new_images
 from dj2mgm.streaming import map_in_order
 from dj2mgm.vision_language import IGNORED
 
-# Questions that are answered together, where that is "auto": on a CPU, and at most on a GPU, which more keep no busier
+# Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better
 ON_CPU, AT_MOST = 64, 256
 QUESTION_TOKENS, FLOAT32 = 128, 4
-UNIT = 16  # that a batch's longest question is padded to a multiple of on a GPU: few lengths, few plans of its kernels
-DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images each hands over at a time
-VISUAL_BYTES = 2**31  # for visual tokens: 900 images at MGM-2B's shape
+UNIT = 16  # on a GPU questions are padded to a multiple of it, so that kernels are planned for few lengths
+DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images in each of their results
+VISUAL_BYTES = 2**31  # for cached visual tokens: 900 images at MGM-2B's shape
 
 
 def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
-    """A whole model: base folder, and a stage's projector with, where there is one, its LoRA adapter or language model.
+    """Load a base model with the weights that a training stage wrote: projector, and LoRA adapter or language model.
 
     Args:
-        base: folder of an assembled, converted or merged model.
-        stage: output folder of `pretrain` or `finetune`; None: the base as it is.
-        dtype: of the weights; "auto": the base's own.
+        base: Folder of an assembled, converted or merged model.
+        stage: Output folder of `pretrain` or `finetune`; None for the base without a stage.
+        dtype: Type of the weights; "auto" for the base's own.
 
     Raises:
-        InputError: a folder is not what it should be, or a file in it is damaged.
+        InputError: A folder has the wrong content, or a file in it is damaged.
     """
     if not (base / "config.json").is_file():
-        raise InputError(f"{base} holds no config.json, so it is no folder of a model; name another one")
+        raise InputError(f"{base} contains no config.json, so it is not a model folder; name another one")
     remedy = "make or download its folder again"
     kind = read_json(base / "config.json", remedy=remedy).get("model_type")
     if kind != MGMConfig.model_type:
-        raise InputError(f"{base} holds a model of type {kind}, and no MGM; name an assembled, converted or merged one")
+        raise InputError(f"{base} contains a model of type {kind}; name an assembled, converted or merged MGM")
     with readable(base, SafetensorError, OSError, remedy=remedy):
         model = MGMForConditionalGeneration.from_pretrained(
             base, dtype=dtype, trust_remote_code=False, use_safetensors=True
         )
-    return (model if stage is None else add_trained(model, stage)).eval()
+    return (model if stage is None else load_stage_weights(model, stage)).eval()
 
 
 class Generator(Answerer):
-    """A trained MGM that answers; `base` and `stage` are those of `load_trained`.
+    """Generator for MGM.
 
     Args:
-        device: where it runs, in bf16 on a GPU and in float32 elsewhere; None: the GPU if there is one.
+        base: See `load_trained`.
+        stage: See `load_trained`.
+        device: Device on which it runs, in bf16 on a GPU and otherwise in float32; None for the GPU if there is one.
     """
 
     def __init__(self, base: Path, stage: Path | None, device: str | torch.device | None = None):
@@ -81,16 +83,18 @@ class Generator(Answerer):
     def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         for batch, new in with_new_images(batches, self._kept, self._decoded):
-            shows = batch.images != [None]
-            tokens = self._visual_tokens(list(map(key_of, batch.images)), new) if shows else None
+            has_images = batch.images != [None]
+            tokens = self._visual_tokens(list(map(key_of, batch.images)), new) if has_images else None
             yield self._answers(tokens, batch, chat, max_new_tokens)
 
     def control_tokens(self, template: str | dict) -> Collection[str]:
         return ChatTemplate.of(template, self.processor.tokenizer).control_tokens
 
     def batch_size(self, max_new_tokens: int) -> int:
-        """Questions whose keys, values and logits take half of what is free on a GPU; the other half is for what the
-        layers compute."""
+        """Return the number of questions whose keys, values and logits take half of a GPU's free memory.
+
+        The other half is for the activations.
+        """
         if self.device.type != "cuda":
             return ON_CPU
         config, dtype = self.model.config.get_text_config(), self.model.dtype
@@ -101,43 +105,46 @@ class Generator(Answerer):
         reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         kept = sum(tokens.nbytes for tokens in self._kept.values())
         free = torch.cuda.mem_get_info(self.device)[0] + reserved - (VISUAL_BYTES - kept)
-        fitting = max(1, free // 2 // row)
-        return min(AT_MOST, 1 << (fitting.bit_length() - 1))
+        rows = max(1, free // 2 // row)
+        return min(AT_MOST, 1 << (rows.bit_length() - 1))
 
     def _answers(
         self, visual_tokens: torch.Tensor | None, batch: Batch, chat: ChatTemplate, max_new_tokens: int
     ) -> list[str]:
-        shows = visual_tokens is not None
-        prompts = (chat.prompt(question, shows) for question in batch.questions)
-        prefixes, asked = zip(*(self._split(prompt, shows) for prompt in prompts), strict=True)
+        has_images = visual_tokens is not None
+        prompts = (chat.prompt(question, has_images) for question in batch.questions)
+        prefixes, questions = zip(*(self._split(prompt, has_images) for prompt in prompts), strict=True)
         if len(set(prefixes)) > 1:
-            raise InputError(f"template {chat.name}: what stands before the image depends on the question; {REMEDY}")
-        answers: list[list[int]] = [[]] * len(asked)
-        stops, width = chat.stops(self.processor.tokenizer), self._width(len(prefixes[0]), asked, max_new_tokens)
-        for which in sorted({width(ids) for ids in asked}):
-            numbers = [number for number, ids in enumerate(asked) if width(ids) == which]
-            about, ids = zip(*((batch.about[number], asked[number]) for number in numbers), strict=True)
-            found = greedy_search(self.model, prefixes[0], visual_tokens, about, ids, which, stops, max_new_tokens)
+            raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
+        answers: list[list[int]] = [[]] * len(questions)
+        stops, width = chat.stops(self.processor.tokenizer), self._width(len(prefixes[0]), questions, max_new_tokens)
+        for padded in sorted({width(ids) for ids in questions}):
+            numbers = [number for number, ids in enumerate(questions) if width(ids) == padded]
+            about, ids = zip(*((batch.about[number], questions[number]) for number in numbers), strict=True)
+            found = greedy_search(self.model, prefixes[0], visual_tokens, about, ids, padded, stops, max_new_tokens)
             for number, answer in zip(numbers, found, strict=True):
                 answers[number] = answer
         texts = self.processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
-    def _width(self, prefix: int, asked: Sequence[list[int]], max_new_tokens: int) -> Callable[[list[int]], int]:
-        """What a question is padded to: the longest one, or nothing where nothing is asked, since then nothing follows
-        the image. No padding where an attention window is shorter than a prompt with its answer: it would take places
-        in it."""
+    def _width(self, prefix: int, questions: Sequence[list[int]], max_new_tokens: int) -> Callable[[list[int]], int]:
+        """Return a function from a question's tokens to its padded length.
+
+        Questions are padded to the longest one, except empty questions, which put no token after the image. If an
+        attention window is shorter than a prompt with its answer, nothing is padded, because padding would take up
+        positions of the window.
+        """
         unit = UNIT if self.device.type == "cuda" else 1
-        width = ceil(max(map(len, asked)) / unit) * unit
+        width = ceil(max(map(len, questions)) / unit) * unit
         layers = DynamicCache(config=self.model.config.get_text_config()).layers
         if any(layer.is_sliding and layer.sliding_window < prefix + width + max_new_tokens for layer in layers):
             return len
         return lambda ids: width if ids else 0
 
-    def _split(self, prompt: str, shows_image: bool) -> tuple[tuple[int, ...], list[int]]:
-        """Tokens up to the end of the image, and those behind it; without one the first token, and the others."""
+    def _split(self, prompt: str, has_image: bool) -> tuple[tuple[int, ...], list[int]]:
+        """Split a prompt's tokens after its image, or after the first token if it has none."""
         ids = self.processor.encode([(prompt, False)])["input_ids"]
-        end = len(ids) - ids[::-1].index(self.processor.image_token_id) if shows_image else 1
+        end = len(ids) - ids[::-1].index(self.processor.image_token_id) if has_image else 1
         return tuple(ids[:end]), ids[end:]
 
     @torch.inference_mode()
@@ -152,7 +159,7 @@ class Generator(Answerer):
     ) -> Iterator[Candidates]:
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         stops = chat.stops(self.processor.tokenizer)
-        # as many as are given, also where one repeats: a batch's size moves the last bits
+        # repeated images stay in the batches, because a batch's size changes the last bits of the results
         pixels = self._decoded(images)
         for count in map(len, parts_of(images, batch_size)):
             batch = list(islice(pixels, count))
@@ -165,7 +172,7 @@ class Generator(Answerer):
     def log_likelihoods(
         self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
     ) -> list[list[float]]:
-        """Each image is encoded once, and what stands before the answers is computed once for each image."""
+        """Return the log-likelihoods; each image, and the text before the answers, is computed once."""
         if not answers:
             return []
         refuse_control((answer for _, answer in answers), self.control_tokens(template))
@@ -193,8 +200,10 @@ class Generator(Answerer):
         return list(captions.items())
 
     def _decoded(self, images: Sequence[str | Path | BytesIO]) -> Iterator[torch.Tensor]:
-        """(3, S', S') uint8 of each image, of which one that follows itself is decoded once. A GPU has them decoded
-        ahead by other processes: threads would keep this one from giving the GPU work."""
+        """Yield each image as (3, S', S') uint8; consecutive equal images are decoded once.
+
+        For a GPU, other processes decode images ahead; threads would slow down the launch of the GPU's kernels.
+        """
         cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
         processes = min(DECODING, max(2, cores - 1)) if self.device.type == "cuda" else 1
         runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(images, key=key_of)]
@@ -204,18 +213,22 @@ class Generator(Answerer):
             yield from repeat(torch.from_numpy(image), times)
 
     def _decode(self, images: Sequence[str | Path | BytesIO]) -> np.ndarray:
-        """(B, 3, S', S') uint8. Not as tensors, which would come from other processes through shared memory, of which
-        containers have little."""
+        """Return images as an array (B, 3, S', S') uint8; tensors would need shared memory, which containers limit."""
         if self.device.type == "cuda":
-            torch.set_num_threads(1)  # OpenMP's threads are not there in a forked process
+            torch.set_num_threads(1)  # a forked process does not have OpenMP's threads
         return self.processor.resized([load_image(image) for image in images]).numpy()
 
     def _encoded(self, pixels: list[torch.Tensor]) -> torch.Tensor:
-        """[(3, S', S') uint8] → (B, N, H)"""
+        """Encode images: [(3, S', S') uint8] → (B, N, H)."""
         return self.model.model.get_image_features(self.processor.normalized(torch.stack(pixels).to(self.device)))
 
     def _visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
-        """(B, N, H). Those of images at paths are kept for more questions, as far as `VISUAL_BYTES` go."""
+        """Return the visual tokens (B, N, H) of each key; those of paths are cached, up to `VISUAL_BYTES`.
+
+        Args:
+            keys: Keys of the images.
+            new: Pixels of the images that are not cached.
+        """
         known = dict(self._kept)
         at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
         for part in parts_of(list(new), at_once):

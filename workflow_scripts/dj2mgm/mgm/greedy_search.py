@@ -1,5 +1,8 @@
-"""Greedy answers to many questions about images. What stands before the questions, an image's tokens above all, is
-computed once for each image, whatever is asked about it; its keys and values serve all its questions."""
+"""Greedy search for answers to many questions about images.
+
+The prefix of a prompt, mainly its image's tokens, is computed once for each image; its keys and values serve all
+questions about the image.
+"""
 
 from collections.abc import Sequence
 from copy import copy
@@ -10,9 +13,9 @@ from transformers import Cache, DynamicLayer, StaticLayer
 
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
 
-TOKENS_AT_ONCE = 2**14  # that enter the model together: enough to keep a GPU busy, and their activations stay small
-# Tokens of an answer from which a GPU's work for one of them is recorded and repeated. Kernels for one token a row are
-# so small that the GPU otherwise waits for the next one, and those of attention are planned once for each length.
+TOKENS_AT_ONCE = 2**14  # in one forward pass: enough to keep a GPU busy with small activations
+# Answers of at least this length are decoded with a CUDA graph. Kernels for one token per row are so small that the GPU
+# would otherwise wait for their launches, and attention kernels would be planned again for each length.
 RECORDED = 4
 
 
@@ -27,18 +30,21 @@ def greedy_search(
     stops: Sequence[int],
     max_new_tokens: int,
 ) -> list[list[int]]:
-    """The answer to each of B questions as token ids, up to the first of `stops`.
+    """Return the answer to each of B questions as token ids, up to the first of `stops`.
 
     Args:
-        prefix: P tokens with which all prompts begin, an image's among them.
-        visual_tokens: (I, N, H), of the images that are asked about; None: of none, and the prefix holds no image.
-        images: which of them each question is about; zeros where there are none.
-        questions: the tokens that follow the prefix; all of them have some, or none has.
-        width: that they are padded to; their own, if attention slides over a window shorter than a prompt with its
-            answer.
+        model: The model.
+        prefix: P tokens at the start of all prompts, including an image's.
+        visual_tokens: (I, N, H) of the images; None if the prefix contains no image.
+        images: Index of each question's image; zeros without images.
+        questions: The tokens after the prefix, which are empty for all questions or for none.
+        width: Length to which questions are padded. It must equal their own length if the attention window is shorter
+            than a prompt with its answer.
+        stops: Tokens that end an answer.
+        max_new_tokens: Length at which an answer is cut.
     """
     device, rows = model.device, torch.tensor(images, device=model.device)
-    # padded on the left, between image and question, so that all questions end together
+    # padded on the left, between image and question, so that all questions end at the same position
     padded = [[stops[0]] * (width - len(ids)) + list(ids) for ids in questions]
     mask = torch.tensor([[1] * len(prefix) + [0] * (width - len(ids)) + [1] * len(ids) for ids in questions])
     mask = mask.to(device)
@@ -62,7 +68,14 @@ def greedy_search(
 
 
 class Reader:
-    """Reads one more token of each row, behind what is in the cache: (B,) → logits (B, V)."""
+    """Forward pass for the next token of each row, after the tokens in the cache: (B,) → logits (B, V).
+
+    Args:
+        model: The model.
+        cache: Keys and values of the tokens so far.
+        mask: (B, T) of the tokens in the cache.
+        tokens: Maximum number of tokens that will be read.
+    """
 
     def __init__(self, model: MGMForConditionalGeneration, cache: Cache, mask: torch.Tensor, tokens: int):
         self.model, self.cache, self.mask = model, cache, mask
@@ -73,14 +86,15 @@ class Reader:
 
 
 class RecordedReader:
-    """A `Reader` that records what a GPU does for a token, and has it done again for all others (a CUDA graph).
+    """`Reader` that records a GPU's work for one token as a CUDA graph and replays it for the others.
 
-    Nothing changes its place or size meanwhile: the cache and its mask have room for all tokens from the first on.
+    A graph needs tensors of fixed address and size, so cache and mask have room for all tokens from the start.
 
     Args:
-        cache: used up, layer by layer.
-        mask: (B, T), of what is in the cache.
-        tokens: how many will be read at most.
+        model: See `Reader`, also for the other arguments.
+        cache: Its layers are emptied one by one while they are copied.
+        mask: See `Reader`.
+        tokens: See `Reader`.
     """
 
     def __init__(self, model: MGMForConditionalGeneration, cache: Cache, mask: torch.Tensor, tokens: int):
@@ -96,7 +110,7 @@ class RecordedReader:
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         self.tokens.copy_(tokens.unsqueeze(1))
-        if self.logits is None or not tokens.is_cuda:  # the first time makes ready what cannot be recorded
+        if self.logits is None or not tokens.is_cuda:  # the first pass initializes kernels, which cannot be recorded
             self.logits = self._step()
             return self.logits
         if self.graph is None:
@@ -123,29 +137,29 @@ class RecordedReader:
 
 
 def _can_be_recorded(model: MGMForConditionalGeneration, cache: Cache) -> bool:
-    """Whether a GPU runs it, the language model decides nothing by its values, and attention reaches everything."""
+    """Return whether a GPU runs the model, no control flow depends on values, and attention has no window."""
     language_model = model.model.language_model
     rope = (getattr(language_model.config, "rope_parameters", None) or {}).get("rope_type", "default")
-    decides = not language_model._can_compile_fullgraph or rope in ("dynamic", "longrope")
-    reaches = all(type(layer) is DynamicLayer for layer in cache.layers)
-    masked = language_model.config._attn_implementation == "sdpa"  # which takes a mask of booleans
-    return model.device.type == "cuda" and reaches and masked and not decides
+    is_dynamic = not language_model._can_compile_fullgraph or rope in ("dynamic", "longrope")
+    has_no_window = all(type(layer) is DynamicLayer for layer in cache.layers)
+    takes_mask = language_model.config._attn_implementation == "sdpa"  # only it takes a boolean mask
+    return model.device.type == "cuda" and has_no_window and takes_mask and not is_dynamic
 
 
 def _with_room(layer: DynamicLayer, tokens: int) -> StaticLayer:
-    """The same keys and values, and room for so many more."""
+    """Return a layer with the same keys and values and room for `tokens` more; the given layer is emptied."""
     length = layer.get_seq_length()
-    roomy = StaticLayer(length + tokens)
-    roomy.lazy_initialization(layer.keys, layer.values)
-    roomy.update(layer.keys, layer.values)
+    static = StaticLayer(length + tokens)
+    static.lazy_initialization(layer.keys, layer.values)
+    static.update(layer.keys, layer.values)
     layer.keys = layer.values = None
-    return roomy
+    return static
 
 
 def read_images(
     model: MGMForConditionalGeneration, prefix: torch.Tensor, visual_tokens: torch.Tensor | None
 ) -> tuple[Cache, torch.Tensor]:
-    """Keys and values of the prefix with each image, and what follows it: logits (I, V); I is 1 without an image."""
+    """Return the cache of the prefix with each of I images, and the logits (I, V) after it; I is 1 without images."""
     caches, logits = [], []
     parts = [None] if visual_tokens is None else visual_tokens.split(max(1, TOKENS_AT_ONCE // len(prefix)))
     for images in parts:
@@ -153,36 +167,39 @@ def read_images(
         output = model(input_ids=ids, visual_tokens=images, use_cache=True, logits_to_keep=1)
         caches.append(output.past_key_values)
         logits.append(output.logits[:, -1])
-    return _joined(caches), torch.cat(logits)
+    return _concatenate_caches(caches), torch.cat(logits)
 
 
 def _read_questions(
     model: MGMForConditionalGeneration,
-    of_images: Cache,
+    prefixes: Cache,
     images: int,
     rows: torch.Tensor,
     ids: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[Cache, torch.Tensor]:
-    """Keys and values of image and question, and what follows: (B, V).
+    """Return the cache of image and question, and the logits (B, V) after them.
 
     Args:
-        of_images: the cache of so many images' prefixes.
-        rows: (B,), which of them each question is about.
-        ids: (B, S), and mask (B, P + S).
+        model: The model.
+        prefixes: Cache of the images' prefixes.
+        images: Number of images.
+        rows: (B,) index of each question's image.
+        ids: (B, S) tokens of the questions.
+        mask: (B, P + S) of prefix and question.
     """
     size = max(1, TOKENS_AT_ONCE // ids.shape[1])
-    if len(ids) <= size and rows.tolist() == list(range(images)):  # an image each: no copies
-        return of_images, _read(model, of_images, ids, mask)
+    if len(ids) <= size and rows.tolist() == list(range(images)):  # one question per image needs no copies
+        return prefixes, _read(model, prefixes, ids, mask)
     caches, logits = [], []
     for rows_, ids_, mask_ in zip(rows.split(size), ids.split(size), mask.split(size), strict=True):
-        caches.append(selected(of_images, rows_))
+        caches.append(select_rows(prefixes, rows_))
         logits.append(_read(model, caches[-1], ids_, mask_))
-    return _joined(caches), torch.cat(logits)
+    return _concatenate_caches(caches), torch.cat(logits)
 
 
 def _read(model: MGMForConditionalGeneration, cache: Cache, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """More tokens ids (B, t) behind what is in the cache, of all of which mask (B, …) says what counts → (B, V)."""
+    """Run the model on tokens (B, t) after those in the cache: ids, mask (B, T + t) of all → logits (B, V)."""
     positions = (mask.cumsum(dim=1) - 1)[:, -ids.shape[1] :]
     output = model(
         input_ids=ids,
@@ -195,16 +212,16 @@ def _read(model: MGMForConditionalGeneration, cache: Cache, ids: torch.Tensor, m
     return output.logits[:, -1]
 
 
-def selected(cache: Cache, rows: torch.Tensor) -> Cache:
-    """Of a cache that is kept."""
+def select_rows(cache: Cache, rows: torch.Tensor) -> Cache:
+    """Return a cache of some rows; the given cache stays as it is."""
     selected = copy(cache)
     selected.layers = [copy(layer) for layer in cache.layers]
     selected.batch_select_indices(rows)
     return selected
 
 
-def _joined(caches: list[Cache]) -> Cache:
-    """Their rows one after another; the caches are used up, layer by layer, so that little is there twice."""
+def _concatenate_caches(caches: list[Cache]) -> Cache:
+    """Concatenate the rows of caches, which are emptied layer by layer to save memory."""
     first, *others = caches
     for layers in zip(*(cache.layers for cache in caches), strict=True) if others else ():
         for name in ("keys", "values"):
@@ -215,5 +232,5 @@ def _joined(caches: list[Cache]) -> Cache:
 
 
 def _until(tokens: list[int], ends: set[int]) -> list[int]:
-    """The tokens before the first that ends an answer."""
+    """Return the tokens before the first stop token."""
     return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]

@@ -1,11 +1,11 @@
-"""How likely a model finds given answers about images."""
+"""Log-likelihoods of given answers about images."""
 
 from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import log_softmax
 
-from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, read_images, selected
+from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, read_images, select_rows
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
 from dj2mgm.vision_language import IGNORED
 
@@ -21,29 +21,30 @@ def answer_log_likelihoods(
     answers: Sequence[Sequence[int]],
     labels: Sequence[Sequence[int]],
 ) -> list[list[float]]:
-    """Of each of B answers, the log-likelihoods of its labelled tokens, in nats.
+    """Return the log-likelihoods of each answer's labelled tokens in nats.
 
     Args:
-        prefix: P tokens with which all conversations begin, an image's among them.
-        visual_tokens: (I, N, H), of the images that are answered about.
-        images: which of them each answer is about.
-        answers: the tokens that follow the prefix.
-        labels: the same, or `IGNORED` for tokens that are not looked at.
+        model: The model.
+        prefix: P tokens at the start of all conversations, including an image's.
+        visual_tokens: (I, N, H) of the images.
+        images: Index of each answer's image.
+        answers: The tokens after the prefix.
+        labels: The same tokens, or `IGNORED` for tokens that do not count.
     """
     device = visual_tokens.device
     cache, first = read_images(model, torch.tensor(prefix, device=device), visual_tokens)
     width = max(map(len, answers))
     ids = torch.tensor([[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in answers], device=device)
-    wanted = torch.tensor([[*each, *[IGNORED] * (width - len(each))] for each in labels], device=device)
+    labels = torch.tensor([[*each, *[IGNORED] * (width - len(each))] for each in labels], device=device)
     size = max(1, min(TOKENS_AT_ONCE // (len(prefix) + width), LOGITS_AT_ONCE // (width * first.shape[1])))
     found: list[list[float]] = []
-    parts = (tensor.split(size) for tensor in (torch.tensor(images, device=device), ids, wanted))
+    parts = (tensor.split(size) for tensor in (torch.tensor(images, device=device), ids, labels))
     for rows, tokens, targets in zip(*parts, strict=True):
-        logits = first[rows].unsqueeze(1)  # (b, 1, V): what follows the prefix
-        if width > 1:  # what stands to the right of a token is not seen by it, so padding needs no mask
-            output = model(input_ids=tokens[:, :-1], past_key_values=selected(cache, rows), use_cache=True)
+        logits = first[rows].unsqueeze(1)  # (b, 1, V), after the prefix
+        if width > 1:  # padding on the right needs no mask under causal attention
+            output = model(input_ids=tokens[:, :-1], past_key_values=select_rows(cache, rows), use_cache=True)
             logits = torch.cat([logits, output.logits], dim=1)
         values = log_softmax(logits.float(), dim=-1).gather(2, tokens.unsqueeze(2)).squeeze(2)
-        shown = targets != IGNORED
-        found += [row[seen].tolist() for row, seen in zip(values.cpu(), shown.cpu(), strict=True)]
+        counted = targets != IGNORED
+        found += [row[chosen].tolist() for row, chosen in zip(values.cpu(), counted.cpu(), strict=True)]
     return found

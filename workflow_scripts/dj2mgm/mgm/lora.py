@@ -1,4 +1,4 @@
-"""LoRA on the language model's projections; everything else of the language model and the towers is frozen."""
+"""LoRA on the language model's projections; the rest of the language model and the towers stay frozen."""
 
 import re
 from dataclasses import dataclass
@@ -12,20 +12,22 @@ from dj2mgm.mgm.weights import projector_parameters
 
 @dataclass(frozen=True)
 class LoraSettings:
+    """Settings of LoRA."""
+
     r: int
     alpha: int
     dropout: float
-    targets: list[str]  # projections of the language model's attention, as transformers names them
+    targets: list[str]  # names of the language model's projections in transformers
 
 
 def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, projector: bool = True) -> PeftModel:
-    """LoRA matrices within `decoder` require gradients, and what stage 1 trains if `projector`; nothing else does.
+    """Wrap a model so that only LoRA matrices in `decoder` require gradients, and the projector if `projector`.
 
     Raises:
-        InputError: the language model has no projection that a target names. The memory plan wraps a model without
-            weights first, so this comes before any is loaded.
+        InputError: A target is not a projection of the language model. The memory plan, which wraps a model without
+            weights, raises it before weights are loaded.
     """
-    refuse_unknown_targets(lora.targets, projections_of(decoder))
+    refuse_unknown_targets(lora.targets, find_projections(decoder))
     [within] = [name for name, module in model.named_modules() if module is decoder]
     config = LoraConfig(
         r=lora.r,
@@ -36,14 +38,14 @@ def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, pro
         target_modules=rf"{re.escape(within)}\..*\.({'|'.join(map(re.escape, lora.targets))})",
         task_type="CAUSAL_LM",
     )
-    # in the model's own dtype: the optimizer has a copy in float32, and PEFT would compute in float32
+    # The adapter keeps the model's dtype. PEFT would compute in float32, of which the optimizer has a copy anyway.
     wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
     for parameter in projector_parameters(wrapped).values():
         parameter.requires_grad_(projector)
     return wrapped
 
 
-def projections_of(decoder: nn.Module) -> tuple[str, ...]:
-    """The names of its linear modules, in the order of the first of each."""
+def find_projections(decoder: nn.Module) -> tuple[str, ...]:
+    """Return the distinct names of a decoder's linear modules, in the order of their first occurrence."""
     linear = (name for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
     return tuple(dict.fromkeys(name.rpartition(".")[2] for name in linear))

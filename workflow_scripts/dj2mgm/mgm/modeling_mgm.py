@@ -1,4 +1,10 @@
-"""MGM in the transformers library's model layout."""
+"""MGM as a transformers model.
+
+Shapes: B images, N CLIP patches, M² high-resolution sub-patches in each, C CLIP channels, C' ConvNeXt channels of all
+stages, H hidden size of the language model, T tokens, V vocabulary size.
+
+Both towers are frozen in every stage, so they run without gradients and always in evaluation mode.
+"""
 
 from dataclasses import dataclass
 
@@ -13,29 +19,26 @@ from dj2mgm.mgm.loss import LanguageModelHead
 from dj2mgm.mgm.mining import PatchInfoMining
 from dj2mgm.vision_language import IGNORED
 
-# Which of a batch's tokens stand for images, and which predict an answer.
 
-
-def positions_of_images(input_ids: torch.LongTensor, image_token_id: int) -> torch.LongTensor:
-    """input_ids (B, T) → flat indices of the image tokens, in order."""
+def find_image_positions(input_ids: torch.LongTensor, image_token_id: int) -> torch.LongTensor:
+    """Return the flat indices of the image tokens in input_ids (B, T), in order."""
     return (input_ids.flatten() == image_token_id).nonzero().squeeze(1)
 
 
-def positions_of_answers(labels: torch.LongTensor) -> torch.LongTensor:
-    """labels (B, T) → flat indices of the tokens whose next label is not `IGNORED`."""
+def find_answer_positions(labels: torch.LongTensor) -> torch.LongTensor:
+    """Return the flat indices of the tokens whose next label in labels (B, T) is not `IGNORED`."""
     following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
     return (following != IGNORED).nonzero().squeeze(1)
 
 
-# Leaves out of the last decoder layer what nobody reads.
+# The last decoder layer computes its MLP only at positions that predict an answer.
 #
-# After its attention, the last layer computes each position by itself, and a loss reads only those that predict an
-# answer. Its MLP, 5 % of Gemma-2B's operations, is therefore left out at all others: the loss and its gradients are the
-# same. It is told so by hooks, so that parameters keep their names and compiled or replaced forwards stay what they
-# are.
+# After attention, each position is computed separately, and the loss uses only the positions that predict an answer.
+# Leaving out the MLP elsewhere saves 5 % of Gemma-2B's operations without changing loss or gradients. Hooks select the
+# positions, so that parameters keep their names and compiled or replaced forwards stay in use.
 
 
-def select_positions_in(layer: nn.Module) -> None:
+def prepare_position_selection(layer: nn.Module) -> None:
     """Prepare a decoder layer for `select_positions`."""
     layer.mlp.chosen = None
     layer.mlp.register_forward_pre_hook(_take)
@@ -43,41 +46,38 @@ def select_positions_in(layer: nn.Module) -> None:
 
 
 def select_positions(layer: nn.Module, chosen: torch.LongTensor | None, hidden: torch.Tensor) -> None:
-    """Until the next call, compute the MLP at `chosen` (flat indices into B·T; None: all) of tensors like `hidden`
-    (B, T, H), and add nothing elsewhere. Holds for the recomputation in a backward pass, too."""
+    """Compute the layer's MLP only at some positions, until the next call and also in activation checkpointing.
+
+    Args:
+        layer: A decoder layer.
+        chosen: Flat indices into B·T; None for all positions.
+        hidden: (B, T, H), a tensor like the layer's input; elsewhere the MLP's output is zero.
+    """
     layer.mlp.chosen = chosen
     layer.mlp.elsewhere = None if chosen is None else hidden.new_zeros(()).expand(hidden.shape)
 
 
-def selection_of(layer: nn.Module) -> tuple[torch.Tensor, ...]:
-    """What the MLP of a layer reads beside its argument: nothing unless positions are selected in it."""
+def get_position_selection(layer: nn.Module) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that a layer's MLP reads in addition to its argument; empty if no positions are selected."""
     mlp = getattr(layer, "mlp", None)
     return () if getattr(mlp, "chosen", None) is None else (mlp.chosen, mlp.elsewhere)
 
 
 def _take(mlp: nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor | None:
-    """(B, T, H) → (chosen, H)"""
+    """Select positions: (B, T, H) → (chosen, H)."""
     return None if mlp.chosen is None else args[0].flatten(0, 1).index_select(0, mlp.chosen)
 
 
 def _put_back(mlp: nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor | None:
-    """(chosen, H) → (B, T, H)"""
+    """Put selected positions back: (chosen, H) → (B, T, H)."""
     if mlp.chosen is None:
         return None
     return mlp.elsewhere.flatten(0, 1).index_copy(0, mlp.chosen, output).view(mlp.elsewhere.shape)
 
 
-# MGM in the transformers library's model layout.
-#
-# Shapes: B images, N CLIP patches, M² high-resolution sub-patches in each, C CLIP channels, C' ConvNeXt channels of all
-# stages, H hidden size of the language model, T tokens, V words.
-#
-# Both towers are frozen in every stage, so they run without gradients, and always as in evaluation.
-
-
 @dataclass
 class MGMCausalLMOutput(ModelOutput):
-    """`logits` (B, T, V) is left out when a loss is computed: only supervised positions are projected then."""
+    """Output of MGM; `logits` (B, T, V) are None if a loss is computed, which projects supervised positions only."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -85,13 +85,15 @@ class MGMCausalLMOutput(ModelOutput):
 
 
 class MGMProjector(nn.Sequential):
-    """`mlp2x_gelu`: (…, C) → (…, H)."""
+    """Projector `mlp2x_gelu` of the published code: (…, C) → (…, H)."""
 
     def __init__(self, channels: int, hidden_size: int):
         super().__init__(nn.Linear(channels, hidden_size), nn.GELU(), nn.Linear(hidden_size, hidden_size))
 
 
 class MGMPreTrainedModel(PreTrainedModel):
+    """Base class of MGM's models."""
+
     config_class = MGMConfig
     base_model_prefix = "model"
     input_modalities = ("image", "text")
@@ -103,6 +105,8 @@ class MGMPreTrainedModel(PreTrainedModel):
 
 
 class MGMModel(MGMPreTrainedModel):
+    """MGM without the language model's head."""
+
     def __init__(self, config: MGMConfig):
         super().__init__(config)
         channels = config.vision_config.hidden_size
@@ -111,8 +115,8 @@ class MGMModel(MGMPreTrainedModel):
         self.patch_info_mining = PatchInfoMining(channels, config.aux_channels)
         self.projector = MGMProjector(channels, config.text_config.hidden_size)
         self.language_model = AutoModel.from_config(config.text_config)
-        for layer in self.language_model.layers:  # all alike: torch.compile does not tell layers apart by their hooks
-            select_positions_in(layer)
+        for layer in self.language_model.layers:  # in all layers: torch.compile does not distinguish them by hooks
+            prepare_position_selection(layer)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -129,9 +133,10 @@ class MGMModel(MGMPreTrainedModel):
 
     @torch.no_grad()
     def clip_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """(B, 3, S', S') → (B, N, C): layer −2 of the CLIP tower without the class token, at CLIP's resolution.
+        """Return layer −2 of the CLIP tower without the class token: (B, 3, S', S') → (B, N, C).
 
-        The image is scaled down in float32 whatever the weights are, as in the published training.
+        The image is scaled down to CLIP's resolution in float32 for any dtype of the weights, as in the published
+        training.
         """
         tower = self.vision_tower
         low = F.interpolate(
@@ -139,20 +144,20 @@ class MGMModel(MGMPreTrainedModel):
         )
         hidden = tower.pre_layrnorm(tower.embeddings(low.to(self.dtype)))
         layers = tower.encoder.layers
-        for layer in layers[: self.config.vision_feature_layer % (len(layers) + 1)]:  # none after the one that is read
+        for layer in layers[: self.config.vision_feature_layer % (len(layers) + 1)]:  # later layers are not used
             hidden = layer(hidden, attention_mask=None)
         return hidden[:, 1:]
 
     @torch.no_grad()
     def stage_features(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
-        """(B, 3, S', S') → what every ConvNeXt stage gives, [(B, C_s, h_s, h_s)], finest first."""
+        """Return the output of every ConvNeXt stage: (B, 3, S', S') → [(B, C_s, h_s, h_s)], finest first."""
         tower = self.vision_tower_aux
-        # its depthwise convolutions are several times faster with channels innermost
+        # depthwise convolutions are several times faster with channels innermost
         features = tower.embeddings(pixel_values.to(self.dtype, memory_format=torch.channels_last))
         return [features := stage(features) for stage in tower.encoder.stages]
 
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """(B, 3, S', S') → visual tokens (B, N, H)."""
+        """Return the visual tokens: (B, 3, S', S') → (B, N, H)."""
         patches = self.clip_features(pixel_values)
         mined = self.patch_info_mining(patches, *self.stage_features(pixel_values))
         return self.projector(patches + mined)
@@ -170,19 +175,22 @@ class MGMModel(MGMPreTrainedModel):
         read_positions: torch.LongTensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
-        """input_ids (B, T) with N image tokens for each image in pixel_values (images, 3, S', S').
+        """Compute the last hidden states (B, T, H).
 
-        visual_tokens: (images, N, H) in their place, if they are known already.
-        image_positions: flat indices of those tokens in `input_ids`. Where they are not given they are looked for,
-        which waits for a GPU to have counted them.
-        read_positions: flat indices at which the last hidden states are wanted (None: at all); others are not right.
+        Args:
+            input_ids: (B, T) with N image tokens for each image.
+            pixel_values: (images, 3, S', S')
+            visual_tokens: (images, N, H), instead of pixel_values if they are already computed.
+            image_positions: Flat indices of the image tokens in `input_ids`; finding them waits for the GPU.
+            read_positions: Flat indices at which hidden states are read (None: all positions); hidden states at other
+                positions are undefined.
         """
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         images = visual_tokens if pixel_values is None else pixel_values
         if images is not None:
             if image_positions is None:
-                image_positions = positions_of_images(input_ids, self.config.image_token_id)
+                image_positions = find_image_positions(input_ids, self.config.image_token_id)
             expected = len(images) * self.config.num_image_tokens
             if len(image_positions) != expected:
                 placeholders = len(image_positions)
@@ -191,13 +199,13 @@ class MGMModel(MGMPreTrainedModel):
                 )
             tokens = images if pixel_values is None else self.get_image_features(pixel_values)
             tokens = tokens.to(inputs_embeds.dtype).flatten(0, 1)
-            # Gemma scales its word embeddings by √H; in MGM visual tokens pass through the same scale
+            # Gemma scales its input embeddings by √H; in MGM visual tokens are scaled, too
             scale = getattr(self.get_input_embeddings(), "scalar_embed_scale", 1.0)
             rows = inputs_embeds.flatten(0, 1).index_copy(0, image_positions, tokens * scale)
             inputs_embeds = rows.view_as(inputs_embeds)
         elif self.training:
-            # Texts alone must give projector and mining a gradient, of zero: for what has none DeepSpeed keeps that of
-            # the step before, and waits for ever where another process has one.
+            # Without images, projector and mining must get a gradient of zero: for a parameter without a gradient
+            # DeepSpeed keeps that of the previous step, and hangs if another process has one.
             side = self.config.image_size_aux
             blank = inputs_embeds.new_zeros(1, 3, side, side, dtype=torch.float32)
             inputs_embeds = inputs_embeds + 0 * self.get_image_features(blank).sum().to(inputs_embeds.dtype)
@@ -212,6 +220,8 @@ class MGMModel(MGMPreTrainedModel):
 
 
 class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
+    """MGM with the language model's head."""
+
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}
 
     def __init__(self, config: MGMConfig):
@@ -241,14 +251,18 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
         answer_positions: torch.LongTensor | None = None,
         **kwargs,
     ) -> MGMCausalLMOutput:
-        """labels (B, T): the answer's token ids, −100 elsewhere. With labels, `logits` are not materialised.
+        """Compute logits or, given labels, the loss without logits.
 
-        answer_positions: flat indices of what predicts them; looked for where they are not given.
+        Args:
+            labels: (B, T) token ids of the answers, −100 elsewhere.
+            logits_to_keep: Number of last positions with logits; 0 for all.
+            num_items_in_batch: Number of tokens by which the summed loss is divided.
+            answer_positions: Flat indices of the tokens that predict an answer; found in `labels` if not given.
         """
         if labels is not None:
             kwargs["use_cache"] = False
             if answer_positions is None:
-                answer_positions = positions_of_answers(labels)
+                answer_positions = find_answer_positions(labels)
         output = self.model(
             input_ids=input_ids,
             pixel_values=pixel_values,
@@ -272,7 +286,7 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids, pixel_values=None, visual_tokens=None, is_first_iteration=False, **kwargs
     ):
-        # the image enters once, with the prompt; afterwards its keys and values are in the cache
+        # the image is needed once, with the prompt; then its keys and values are in the cache
         inputs = super().prepare_inputs_for_generation(input_ids, is_first_iteration=is_first_iteration, **kwargs)
         if is_first_iteration or not kwargs.get("use_cache", True):
             inputs |= {"pixel_values": pixel_values, "visual_tokens": visual_tokens}

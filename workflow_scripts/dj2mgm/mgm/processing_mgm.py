@@ -1,4 +1,4 @@
-"""Images and conversations → tensors for MGM."""
+"""Processor of images and conversations for MGM."""
 
 from collections.abc import Iterator
 
@@ -15,10 +15,11 @@ class MGMProcessor(ProcessorMixin):
     """CLIP's image preprocessing at the high resolution, and the language model's tokenizer.
 
     Args:
-        image_processor: a CLIP image processor set to `image_size_aux` pixels.
-        tokenizer: the language model's.
-        image_token: a token of the tokenizer that stands at the image's positions.
-        num_image_tokens: visual tokens an image takes.
+        image_processor: A CLIP image processor set to `image_size_aux` pixels.
+        tokenizer: The language model's tokenizer.
+        image_token: The tokenizer's token at the image's positions.
+        num_image_tokens: Number of visual tokens of an image.
+        chat_template: As in transformers.
     """
 
     def __init__(
@@ -35,25 +36,25 @@ class MGMProcessor(ProcessorMixin):
         self.image_token_id = tokenizer.convert_tokens_to_ids(image_token)
 
     def pixels(self, images: list[Image.Image]) -> torch.Tensor:
-        """RGB images of any shape → (B, 3, S', S') float32, as the model is given them."""
+        """Return the model's input: RGB images of any shape → (B, 3, S', S') float32."""
         return self.normalized(self.resized(images))
 
     def resized(self, images: list[Image.Image]) -> torch.Tensor:
-        """RGB images of any shape → (B, 3, S', S') uint8, padded to squares with the mean color."""
+        """Pad RGB images of any shape to squares with the mean color and resize them: → (B, 3, S', S') uint8."""
         color = tuple(int(255 * mean) for mean in self.image_processor.image_mean)
         squares = [_pad_to_square(image, color) for image in images]
         bytes_only = {"do_rescale": False, "do_normalize": False}
         return self.image_processor(squares, **bytes_only, return_tensors="pt")["pixel_values"]
 
     def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """(B, 3, S', S') uint8 → float32 on the same device; a GPU is not waited for."""
+        """Normalize (B, 3, S', S') uint8 to float32 on the same device, without waiting for a GPU."""
         processor, values = self.image_processor, pixels.float()
         for channel, (mean, std) in enumerate(zip(processor.image_mean, processor.image_std, strict=True)):
             values[:, channel].mul_(processor.rescale_factor).sub_(mean).div_(std)
         return values
 
     def encode(self, segments: Segments) -> dict[str, list[int]]:
-        """A templated conversation → `input_ids` and `labels`, equal in length; labels are −100 except on answers."""
+        """Return `input_ids` and `labels` of a templated conversation; labels are −100 except on answers."""
         bos = self.tokenizer.bos_token_id
         input_ids = [] if bos is None else [bos]
         labels = [IGNORED] * len(input_ids)
@@ -64,7 +65,7 @@ class MGMProcessor(ProcessorMixin):
         return {"input_ids": input_ids, "labels": labels}
 
     def prompts(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        """Prompts → left-padded input_ids and attention_mask (B, T), ready for generation."""
+        """Return left-padded input_ids and attention_mask (B, T) of prompts for generation."""
         rows = [self.encode([(text, False)])["input_ids"] for text in texts]
         width = max(map(len, rows))
         input_ids = torch.full((len(rows), width), self.tokenizer.pad_token_id)
@@ -75,7 +76,10 @@ class MGMProcessor(ProcessorMixin):
         return {"input_ids": input_ids, "attention_mask": mask}
 
     def _tokenize(self, texts: list[str]) -> Iterator[list[int]]:
-        """Token ids of each text; no token spans two texts. One call for all: a call costs more than a text."""
+        """Yield the token ids of each text, without tokens that span two texts.
+
+        All texts are tokenized in one call, because a call takes longer than a text.
+        """
         parts = [text.split(IMAGE_TOKEN) for text in texts]
         filled = [part for text in parts for part in text if part]
         tokens = iter(self.tokenizer(filled, add_special_tokens=False).input_ids if filled else ())

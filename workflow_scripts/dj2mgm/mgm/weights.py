@@ -1,5 +1,7 @@
-"""The trained parts of a model as safetensors files: what connects its towers to its language model (of MGM, projector
-and patch info mining), and the language model."""
+"""Trained parts of a model as safetensors files: the projector and the language model.
+
+The projector includes all modules that connect the towers to the language model, such as MGM's patch info mining.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,13 +18,12 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, readable
 
 PARTS = ("projector.", "patch_info_mining.")
-# what transformers' models call theirs
+# names in transformers' models
 PARTS += ("multi_modal_projector.", "image_newline", "connector.", "merger.", "deepstack_merger_list.")
 
 
 def projector_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of what connects towers and language model, by their names inside of what holds them, whatever
-    wraps that."""
+    """Return the projector's parameters by their names without the prefixes of wrappers and enclosing modules."""
     parameters = {}
     for name, parameter in model.named_parameters():
         for part in PARTS:
@@ -32,7 +33,7 @@ def projector_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def full_shapes(parameters: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
-    """Shapes before partitioning (`ds_shape` where ZeRO-3 holds the parameter)."""
+    """Return the parameters' shapes before ZeRO-3 partitions them (`ds_shape`)."""
     return {name: torch.Size(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
 
 
@@ -41,55 +42,61 @@ def load_projector(
     path: str | Path,
     gathered: Callable[[list[nn.Parameter]], AbstractContextManager] = nullcontext,
 ) -> None:
-    """Load a stage-1 `projector.safetensors`; as `load_into`."""
-    load_into(projector_parameters(model), path, gathered)
+    """Load a `projector.safetensors` of stage 1; see `load_parameters`."""
+    load_parameters(projector_parameters(model), path, gathered)
 
 
-def load_into(
+def load_parameters(
     parameters: dict[str, nn.Parameter],
     path: str | Path,
     gathered: Callable[[list[nn.Parameter]], AbstractContextManager] = nullcontext,
 ) -> None:
-    """Load a safetensors file that a training stage wrote. Every tensor must be there and fit.
+    """Load a safetensors file that a training stage wrote; all tensors must exist and fit.
 
     Args:
-        gathered: the context in which partitioned parameters are whole and may be written, under ZeRO-3.
+        parameters: The parameters by name.
+        path: The file.
+        gathered: Context in which ZeRO-3's partitioned parameters are gathered and may be written.
 
     Raises:
-        InputError: the file is damaged or of another model.
+        InputError: The file is damaged or belongs to another model.
     """
     with readable(path, SafetensorError):
         weights = load_file(path)
     shapes = full_shapes(parameters)
     if set(weights) != set(shapes) or any(weights[name].shape != shapes[name] for name in shapes):
-        raise InputError(f"{path} does not fit this model; it was trained with another one: run its stage again")
+        raise InputError(
+            f"{path} does not fit this model, because it was trained with another one; run its stage again"
+        )
     for name, parameter in parameters.items():
         with gathered([parameter]), torch.no_grad():
             parameter.copy_(weights[name])
 
 
-# The language model's own weights, where fine-tuning trains all of them: a safetensors file beside the projector's.
+# Full fine-tuning writes the language model's weights to a second safetensors file.
 
 LANGUAGE_MODEL_FILE = "language_model.safetensors"
 LANGUAGE_MODEL_PARTS = ("model.language_model.", "model.text_model.", "lm_head.")
 
 
 def language_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By their name inside the whole model, which nothing wraps; tied embeddings are there once."""
+    """Return the language model's parameters by their names in a model without wrappers; tied ones occur once."""
     return {name: parameter for name, parameter in model.named_parameters() if name.startswith(LANGUAGE_MODEL_PARTS)}
 
 
-def add_trained(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
-    """The model with what a training stage wrote: the projector, and the LoRA adapter, merged, or the language model.
+def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
+    """Add the weights that a training stage wrote: projector, and merged LoRA adapter or language model.
 
     Raises:
-        InputError: there is none of them, or one is damaged or of another model.
+        InputError: There are none, or they are damaged or belong to another model.
     """
     projector, adapter, language_model = (
         stage / name for name in ("projector.safetensors", "adapter", LANGUAGE_MODEL_FILE)
     )
     if not projector.is_file() and not adapter.is_dir():
-        raise InputError(f"{stage} holds no {projector.name}, so it is no folder of a training stage; name another one")
+        raise InputError(
+            f"{stage} contains no {projector.name}, so it is not the folder of a training stage; name another one"
+        )
     if projector.is_file():
         load_projector(model, projector)
     if adapter.is_dir():
@@ -97,5 +104,5 @@ def add_trained(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
             read_json(adapter / "adapter_config.json")
             return PeftModel.from_pretrained(model, adapter).merge_and_unload()
     if language_model.is_file():
-        load_into(language_parameters(model), language_model)
+        load_parameters(language_parameters(model), language_model)
     return model

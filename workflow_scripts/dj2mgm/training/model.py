@@ -16,7 +16,7 @@ from transformers.utils import is_flash_attn_2_available
 from dj2mgm.config.training import FLASH_ATTENTION
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
-from dj2mgm.mgm.modeling_mgm import selection_of
+from dj2mgm.mgm.modeling_mgm import get_position_selection
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.packed_images import is_packed
@@ -126,7 +126,7 @@ def _compiled(layer: nn.Module, dimensions: int) -> Callable:
         # Compiled code holds for one number of threads. The thread that pins batches sets another one, which threads
         # that start later have too, such as autograd's.
         torch.set_num_threads(threads)
-        for tensor in selection_of(layer):
+        for tensor in get_position_selection(layer):
             _varying(tensor, tensor.shape)
         sizes = [*args[0].shape[:dimensions], *kwargs["cu_seqlens"].shape] if packed else args[0].shape[:dimensions]
         return compiled(*_varying(args, sizes), **{name: _varying(value, sizes) for name, value in kwargs.items()})

@@ -14,7 +14,7 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader
 
-from dj2mgm.mgm.loss import LanguageModelHead, looking_up
+from dj2mgm.mgm.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.training.batches import padded_width
 from dj2mgm.training.datasets import Collator
 from dj2mgm.training.held_out import HeldOut
@@ -80,7 +80,7 @@ class Scorer:
         own = [batches[min(place, len(batches) - 1)] for place in places]
         answered: dict[int, Answered] = {}
         ends: list[float] = []
-        with _undisturbed(engine), looking_up(self.head) as found:
+        with _undisturbed(engine), recording_likelihoods(self.head) as found:
             for batch, asked in zip(self._loader(own), own, strict=True):
                 engine(**self.inputs_of(dict(batch), device))
                 answered |= zip(asked, self._answers(batch, *found.pop()), strict=True)

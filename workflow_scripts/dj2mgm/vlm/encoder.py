@@ -16,7 +16,7 @@ from dj2mgm.data.chat_rendering import render
 from dj2mgm.data.formats import IMAGE_TOKEN, conversation, images_of
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.mgm.modeling_mgm import positions_of_answers
+from dj2mgm.mgm.modeling_mgm import find_answer_positions
 from dj2mgm.vision_language import IGNORED
 
 ROLES = {"human": "user", "gpt": "assistant"}
@@ -124,7 +124,7 @@ class ProcessorEncoder:
         for name in [name for name in TOKEN_FIELDS if any(name in item for item in items)]:
             rows = [item.get(name, []) for item in items]
             batch[name] = torch.tensor([row + [fillers[name]] * (width - len(row)) for row in rows])
-        return batch | {"answer_positions": positions_of_answers(batch["labels"])}
+        return batch | {"answer_positions": find_answer_positions(batch["labels"])}
 
     def check_processor(self) -> None:
         """Encode a blank image, which fails if the template or the processor cannot be used at all.

@@ -26,8 +26,8 @@ from dj2mgm.compute import default_device
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient
-from dj2mgm.mgm.modeling_mgm import positions_of_answers
-from dj2mgm.mgm.weights import add_trained
+from dj2mgm.mgm.modeling_mgm import find_answer_positions
+from dj2mgm.mgm.weights import load_stage_weights
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.folder import REMEDY, check_folder, copy_processor, folder_errors
@@ -73,7 +73,7 @@ class TransformersVLM:
 
     def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
         model = self._loaded(dtype)
-        return model if stage is None else add_trained(model, stage)
+        return model if stage is None else load_stage_weights(model, stage)
 
     def generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
         device = torch.device(device or default_device())
@@ -193,7 +193,7 @@ def compute_loss_in_parts(model: PreTrainedModel) -> None:
         kwargs["use_cache"] = False
         hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state
         if answer_positions is None:
-            answer_positions = positions_of_answers(labels)
+            answer_positions = find_answer_positions(labels)
         targets = labels.flatten()[answer_positions + 1]
         total = self.lm_head(hidden.flatten(0, 1).index_select(0, answer_positions), targets)
         return CausalLMOutput(loss=total / (max(1, len(targets)) if num_items_in_batch is None else num_items_in_batch))

@@ -1,4 +1,4 @@
-"""Weights from and to the software that MGM was published with: names, shards, whole checkpoints.
+"""Conversion of weights from and to the published MGM code.
 
-Nothing here computes with weights: a tensor keeps its dtype and its bytes, and only its name changes.
+Tensors keep their dtype and their bytes; only their names change.
 """

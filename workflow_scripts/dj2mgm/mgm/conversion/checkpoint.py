@@ -1,4 +1,4 @@
-"""Whole MGM checkpoints: from the published layout, and back to it.
+"""Conversion of whole MGM checkpoints from the published layout and back.
 
 The published layout is that of https://github.com/dvlab-research/MGM: the language model's names directly under
 `model.`, CLIP under `model.vision_tower.vision_tower`, OpenCLIP's ConvNeXt under `model.vision_tower_aux`.
@@ -12,14 +12,14 @@ import torch
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, replace_folder, write_json
-from dj2mgm.mgm.assemble import describe
+from dj2mgm.mgm.assemble import read_config_and_processor
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.conversion.tensors import (
     MGM,
     Shard,
     check_shapes,
     match_names,
-    renamed,
+    rename_shards,
     reverse,
     shards_of,
     write_shards,
@@ -46,16 +46,18 @@ COMPARED = (
 
 
 def from_mgm(source: Path, output: Path, parts: dict) -> int:
-    """A published MGM folder → a folder for `from_pretrained`; returns the number of tensors.
+    """Convert a published MGM folder to a folder for `from_pretrained`, and return the number of tensors.
 
     Args:
-        parts: arguments of `mgm.assemble.describe`, of whose folders only configurations and tokenizer are read.
+        source: The published folder.
+        output: The new folder.
+        parts: Arguments of `read_config_and_processor` (mgm/assemble.py).
 
     Raises:
-        InputError: a tensor that has no place, is missing or has another shape, or a setting that differs.
+        InputError: A tensor is unknown, missing or has another shape, or a setting differs.
     """
     check_model_folder(source)
-    config, processor = describe(**parts)
+    config, processor = read_config_and_processor(**parts)
     published = read_json(source / "config.json", remedy="download the folder again")
     _check_settings(source, published, published_config(config))
     shards = shards_of(source)
@@ -68,7 +70,7 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
     config.architectures = [MGMForConditionalGeneration.__name__]
     config.dtype = _read(shards, "model.mm_projector.0.bias").dtype
     with replace_folder(output) as folder:
-        tensors = chain(renamed(shards, names), [_last_norm(config)])
+        tensors = chain(rename_shards(shards, names), [_last_norm(config)])
         write_shards(folder, tensors, len(shards) + 1)
         config.save_pretrained(folder)
         processor.save_pretrained(folder)
@@ -76,30 +78,34 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
 
 
 def to_mgm(source: Path, output: Path) -> int:
-    """A folder of this project (assembled, converted or merged) → the published layout; returns the tensors' number.
+    """Convert a folder of this project (assembled, converted or merged) to the published layout.
+
+    Returns:
+        The number of tensors.
 
     Raises:
-        InputError: a language model that the published code does not know, or a tensor that has no place.
+        InputError: The published code does not support the language model, or a tensor is unknown.
     """
     check_model_folder(source)
     config = MGMConfig.from_pretrained(source)
     if config.text_config.model_type != "gemma":
         raise InputError(
-            f"{source}: the published code has no MGM on {config.text_config.model_type}; only on gemma is converted"
+            f"{source}: the published code has no MGM with the language model {config.text_config.model_type}; only "
+            "gemma can be converted"
         )
     shards = shards_of(source)
     names = match_names(source, shards, reverse(MGM), left_out=re.compile(re.escape(LAST_NORM) + ".*"))
     shapes = {name: shape for shard in shards for name, shape in shard.shapes.items() if name in names}
     check_shapes(source, shapes, _published_shapes(config))
     with replace_folder(output) as folder:
-        write_shards(folder, renamed(shards, names), len(shards))
+        write_shards(folder, rename_shards(shards, names), len(shards))
         write_json(folder / "config.json", published_config(config))
         MGMProcessor.from_pretrained(source).tokenizer.save_pretrained(folder)
     return len(names)
 
 
 def published_config(config: MGMConfig) -> dict:
-    """The published code's config.json of a Gemma-based MGM."""
+    """Return the config.json of the published code for an MGM with Gemma."""
     text = config.text_config
     kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     kept += ("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps")
@@ -114,7 +120,7 @@ def published_config(config: MGMConfig) -> dict:
         "use_cache": True,
         "use_mm_proj": True,
         "mm_projector_type": "mlp2x_gelu",
-        # where the published code looks for the towers' configurations
+        # from these folders the published code reads the towers' configurations
         "mm_vision_tower": "model_zoo/OpenAI/clip-vit-large-patch14-336",
         "mm_vision_tower_aux": "model_zoo/OpenAI/openclip-convnext-large-d-320-laion2B-s29B-b131K-ft-soup",
         "mm_hidden_size": config.vision_config.hidden_size,
@@ -135,7 +141,7 @@ def published_config(config: MGMConfig) -> dict:
 
 
 def _published_shapes(config: MGMConfig) -> dict[str, torch.Size]:
-    """What a checkpoint must hold, under our names."""
+    """Return the shapes of all tensors of a checkpoint by their names in this project."""
     with torch.device("meta"):
         model = MGMForConditionalGeneration(config)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -146,15 +152,15 @@ def _check_settings(where: Path, theirs: dict, ours: dict) -> None:
     for key in COMPARED:
         if theirs.get(key, ours[key]) != ours[key]:
             raise InputError(
-                f"{where / 'config.json'}: {key} is {theirs[key]!r}, but {ours[key]!r} in the configuration to convert "
-                "to; only MGM at 336 and 768 pixels without an image grid is supported"
+                f"{where / 'config.json'}: {key} is {theirs[key]!r}, expected {ours[key]!r} from the named parts; only "
+                "MGM at 336 and 768 pixels without an image grid is supported"
             )
 
 
 def _check_tied(where: Path, shards: list[Shard]) -> None:
     if not torch.equal(_read(shards, "lm_head.weight"), _read(shards, "model.embed_tokens.weight")):
         raise InputError(
-            f"{where}: lm_head.weight differs from the embeddings, with which the language model shares it"
+            f"{where}: lm_head.weight differs from the embeddings, but the language model shares one weight for both"
         )
 
 
@@ -163,7 +169,7 @@ def _read(shards: list[Shard], name: str) -> torch.Tensor:
 
 
 def _last_norm(config: MGMConfig) -> dict[str, torch.Tensor]:
-    """The norm that is never applied, as an identity."""
+    """Return ConvNextModel's last norm, which MGM never applies, as an identity."""
     channels = config.vision_aux_config.hidden_sizes[-1]
     return {
         f"{LAST_NORM}weight": torch.ones(channels, dtype=config.dtype),

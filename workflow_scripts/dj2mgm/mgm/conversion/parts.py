@@ -1,4 +1,4 @@
-"""Parts of an MGM: what stage 1 trains, OpenCLIP's ConvNeXt, and transformers folders that have no safetensors."""
+"""Conversion of parts: projectors of stage 1, OpenCLIP's ConvNeXt, and transformers folders without safetensors."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from dj2mgm.mgm.conversion.tensors import (
     check_shapes,
     match_names,
     rename,
-    renamed,
+    rename_shards,
     reverse,
     shards_of,
     write_shards,
@@ -26,19 +26,19 @@ from dj2mgm.mgm.conversion.tensors import (
 from dj2mgm.mgm.modeling_mgm import MGMProjector, PatchInfoMining
 from dj2mgm.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
 
-MODEL = "model."  # before the names in a whole model, not before those in projector.safetensors
-# of a stage-1 file: the towers, frozen then, which the published code stores along with what it has trained
+MODEL = "model."  # prefix of the names in a whole model; projector.safetensors has no prefix
+# the frozen towers, which the published code also stores in a file of stage 1
 TOWERS = re.compile(r"model\.vision_tower(_aux)?\..*")
-# of an OpenCLIP checkpoint: everything but the ConvNeXt's stem and stages
+# all tensors of an OpenCLIP checkpoint except the ConvNeXt's stem and stages
 NOT_CONVNEXT = re.compile(
     r"visual\.trunk\.(head|norm_pre)\..*|visual\.head\..*|(text|transformer|token_embedding|ln_final)\..*"
     r"|positional_embedding|text_projection|logit_scale|logit_bias"
 )
-LAST_NORM = {"layernorm.weight": torch.ones, "layernorm.bias": torch.zeros}  # of ConvNextModel; MGM never applies it
+LAST_NORM = {"layernorm.weight": torch.ones, "layernorm.bias": torch.zeros}  # in ConvNextModel; MGM never applies it
 
 
 def projector_from_mgm(source: Path, output: Path) -> int:
-    """A published stage 1 (mm_projector.bin) → output/projector.safetensors; returns the number of tensors."""
+    """Convert a published stage 1 (mm_projector.bin) to output/projector.safetensors; return the number of tensors."""
     shard = Shard(source)
     names = match_names(source, [shard], PROJECTOR, left_out=TOWERS)
     weights = {new.removeprefix(MODEL): shard.tensor(name) for name, new in names.items()}
@@ -49,7 +49,7 @@ def projector_from_mgm(source: Path, output: Path) -> int:
 
 
 def projector_to_mgm(source: Path, output: Path) -> int:
-    """A stage's output folder → the published code's mm_projector.bin; returns the number of tensors."""
+    """Convert a stage's folder to the published code's mm_projector.bin; return the number of tensors."""
     path = source / "projector.safetensors"
     shard = Shard(path)
     check_names(path, shard.shapes, _projector_names())
@@ -60,7 +60,7 @@ def projector_to_mgm(source: Path, output: Path) -> int:
 
 
 def convnext_from_openclip(source: Path, output: Path) -> int:
-    """The ConvNeXt of an OpenCLIP folder → a folder for `ConvNextModel`; returns the number of tensors."""
+    """Convert the ConvNeXt of an OpenCLIP folder to a folder for `ConvNextModel`; return the number of tensors."""
     shards = shards_of(source, OPEN_CLIP)
     names = match_names(source, shards, OPEN_CLIP_CONVNEXT, left_out=NOT_CONVNEXT)
     shapes = {names[name]: shape for shard in shards for name, shape in shard.shapes.items() if name in names}
@@ -69,7 +69,7 @@ def convnext_from_openclip(source: Path, output: Path) -> int:
         expected = {name: p.shape for name, p in ConvNextModel(config).named_parameters() if name not in LAST_NORM}
     check_shapes(source, shapes, expected)
     with replace_folder(output) as folder:
-        [tensors] = renamed(shards, names)  # OpenCLIP writes one file
+        [tensors] = rename_shards(shards, names)  # OpenCLIP writes one file
         tensors |= {name: fill(config.hidden_sizes[-1]) for name, fill in LAST_NORM.items()}
         write_shards(folder, [tensors], 1)
         config.save_pretrained(folder)
@@ -77,12 +77,12 @@ def convnext_from_openclip(source: Path, output: Path) -> int:
 
 
 def to_safetensors(source: Path, output: Path) -> int:
-    """A transformers folder with pickled weights → the same with safetensors; returns the number of tensors."""
+    """Convert a transformers folder with pickled weights to safetensors; return the number of tensors."""
     check_model_folder(source)
     shards = shards_of(source)
     names = {name: name for shard in shards for name in shard.shapes}
     with replace_folder(output) as folder:
-        write_shards(folder, renamed(shards, names), len(shards))
+        write_shards(folder, rename_shards(shards, names), len(shards))
         copy_model_files(source, folder, CONFIGS | PROCESSOR | TOKENIZER)
     return len(names)
 
@@ -94,7 +94,7 @@ def _projector_names() -> set[str]:
 
 
 def _convnext_config(source: Path, shapes: dict[str, torch.Size]) -> ConvNextConfig:
-    """Depths and widths, as the tensors have them."""
+    """Return the configuration that fits the tensors' depths and widths."""
     widths: dict[int, int] = {}
     depths: dict[int, int] = {}
     for name, shape in shapes.items():
@@ -102,7 +102,7 @@ def _convnext_config(source: Path, shapes: dict[str, torch.Size]) -> ConvNextCon
             stage = int(match[1])
             widths[stage], depths[stage] = shape[0], depths.get(stage, 0) + 1
     if sorted(widths) != [0, 1, 2, 3] or "embeddings.patch_embeddings.weight" not in shapes:
-        raise InputError(f"{source}: its image tower is no ConvNeXt of four stages")
+        raise InputError(f"{source}: its image tower is not a ConvNeXt with four stages; name another model")
     patch_size = shapes["embeddings.patch_embeddings.weight"][-1]
     config = ConvNextConfig(
         hidden_sizes=[widths[stage] for stage in range(4)],

@@ -1,4 +1,4 @@
-"""Tensors of published checkpoints: their names in this project, their shards, and an account of every one."""
+"""Names, shards and completeness checks for the tensors of published checkpoints."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -12,17 +12,18 @@ from safetensors.torch import save_file
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 
-# `{stage}`, `{block}` stand for numbers, `{rest}` for whatever follows; what stands there is the same on both sides.
+# The table of weight names. `{stage}` and `{block}` match numbers, `{rest}` the rest of a name, equal on both sides.
 
 Pairs = tuple[tuple[str, str], ...]  # (their template, our template)
 
 
 def convnext_pairs(stem: str, stages: str, ours: str = "") -> Pairs:
-    """timm's ConvNeXt, as OpenCLIP and MGM store it, against transformers' `ConvNextModel`.
+    """Return the names of timm's ConvNeXt, as OpenCLIP and MGM store it, and of transformers' `ConvNextModel`.
 
     Args:
-        stem, stages: their prefixes.
-        ours: prefix of the `ConvNextModel`.
+        stem: Prefix of timm's stem.
+        stages: Prefix of timm's stages.
+        ours: Prefix of the `ConvNextModel`.
     """
     block = (f"{stages}.{{stage}}.blocks.{{block}}", f"{ours}encoder.stages.{{stage}}.layers.{{block}}")
     return (
@@ -37,7 +38,7 @@ def convnext_pairs(stem: str, stages: str, ours: str = "") -> Pairs:
     )
 
 
-PROJECTOR: Pairs = (  # what stage 1 trains
+PROJECTOR: Pairs = (  # trained in stage 1
     ("model.mm_projector.{rest}", "model.projector.{rest}"),
     ("model.vlm_uni_query_projector.{rest}", "model.patch_info_mining.query.{rest}"),
     ("model.vlm_uni_aux_projector.{rest}", "model.patch_info_mining.key.{rest}"),
@@ -65,7 +66,7 @@ def reverse(pairs: Pairs) -> Pairs:
 
 
 def rename(name: str, pairs: Pairs) -> str | None:
-    """The name on the right-hand side; None if no left-hand template is that of `name`."""
+    """Return the new name of a tensor; None if no template matches `name`."""
     for source, target in pairs:
         if match := _pattern(source).fullmatch(name):
             return target.format(**match.groupdict())
@@ -79,7 +80,7 @@ def _pattern(template: str) -> re.Pattern:
     return re.compile(pattern)
 
 
-# Reading and writing checkpoints shard by shard, so that host memory holds one shard and not the model.
+# Checkpoints are read and written shard by shard, so that host memory holds one shard instead of the model.
 
 INDEX = "model.safetensors.index.json"
 TRANSFORMERS = ("model.safetensors", "pytorch_model.bin")
@@ -87,13 +88,13 @@ OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 class Shard:
-    """One file of weights, `.safetensors` or pickled by PyTorch; a tensor is read when it is asked for.
+    """File of weights, `.safetensors` or pickled by PyTorch, whose tensors are read one at a time.
 
     Args:
-        path: the file; of a pickle only tensors and containers are loaded, and no code is run.
+        path: The file. Only tensors and containers of a pickle are loaded, and no code is run.
 
     Raises:
-        InputError: the file cannot be read, or holds something else than tensors.
+        InputError: The file cannot be read or contains anything except tensors.
     """
 
     shapes: dict[str, torch.Size]
@@ -108,42 +109,45 @@ class Shard:
             else:
                 tensors = torch.load(path, map_location="cpu", mmap=is_zipfile(path), weights_only=True)
                 self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
-                # a copy: in a pickle, two names may share one storage, which safetensors refuses
+                # copied because two names of a pickle may share one storage, which safetensors rejects
                 self.tensor = lambda name: tensors[name].clone(memory_format=torch.contiguous_format)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} cannot be read as weights ({error}); download it again") from None
-        except Exception:  # torch.load raises whatever a damaged file leads to, and advises to turn its check off
+        except Exception:  # torch.load raises many types for damaged files, and advises to turn off its check
             raise InputError(
-                f"{path} cannot be read as weights: it is damaged, or holds more than tensors, which is never loaded; "
-                "download it again, or take the safetensors that its publisher has of it"
+                f"{path} cannot be read as weights: it is damaged, or contains objects other than tensors, which are "
+                "never loaded; download it again, or use its publisher's safetensors"
             ) from None
 
 
 def shards_of(folder: Path, names: tuple[str, ...] = TRANSFORMERS) -> list[Shard]:
-    """The shards of a checkpoint folder.
+    """Return the shards of a checkpoint folder.
 
     Args:
-        names: of the file that holds all weights; the first that is there, whole or in shards, is taken.
+        folder: The folder.
+        names: Possible names of the file with all weights; the first that exists, whole or in shards, is used.
 
     Raises:
-        InputError: no weights, or a file that the index names is missing.
+        InputError: There are no weights, or a file that the index names is missing.
     """
     for name in names:
         index = folder / f"{name}.index.json"
         if index.is_file():
             files = sorted(set(read_json(index, remedy="download the folder again")["weight_map"].values()))
             if missing := [file for file in files if not (folder / file).is_file()]:
-                raise InputError(f"{index} names {missing[0]}, which is not there; download the folder again")
+                raise InputError(f"{index} names {missing[0]}, which is missing; download the folder again")
             return [Shard(folder / file) for file in files]
         if (folder / name).is_file():
             return [Shard(folder / name)]
-    raise InputError(f"{folder} holds no weights, neither {' nor '.join(names)}; name the folder of a downloaded model")
+    raise InputError(
+        f"{folder} contains neither {' nor '.join(names)}; name the folder of a downloaded model with its weights"
+    )
 
 
 def write_shards(folder: Path, shards: Iterable[dict[str, torch.Tensor]], count: int) -> None:
-    """Write each of `count` shards as it comes, and the index that says where a tensor is."""
+    """Write `count` shards one after another, and the index of their tensors."""
     weight_map, total, number = {}, 0, 0
-    for tensors in shards:  # not enumerate, which holds the last shard while the next one is read
+    for tensors in shards:  # enumerate would keep the last shard while the next one is read
         number += 1
         name = f"model-{number:05d}-of-{count:05d}.safetensors"
         save_file(tensors, folder / name, {"format": "pt"})
@@ -153,20 +157,20 @@ def write_shards(folder: Path, shards: Iterable[dict[str, torch.Tensor]], count:
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
 
 
-def renamed(shards: list[Shard], names: dict[str, str]) -> Iterator[dict[str, torch.Tensor]]:
-    """The shards under new names; a tensor that `names` lacks is left out."""
+def rename_shards(shards: list[Shard], names: dict[str, str]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the tensors of each shard under their new names; leave out tensors that `names` lacks."""
     for shard in shards:
         yield {names[name]: shard.tensor(name) for name in shard.shapes if name in names}
 
 
-# Accounting for every tensor of a checkpoint: each gets a new name, none is missing, none is left over.
+# Completeness: every tensor of a checkpoint gets a new name, none is missing, none is left over.
 
 
 def match_names(where: Path, shards: list[Shard], pairs: Pairs, left_out: re.Pattern) -> dict[str, str]:
-    """The new name of every tensor but those that `left_out` matches.
+    """Return the new name of every tensor except those that `left_out` matches.
 
     Raises:
-        InputError: a tensor that no pair renames, or two that get one name.
+        InputError: A tensor has no new name, or two tensors get the same one.
     """
     names: dict[str, str] = {}
     for name in (name for shard in shards for name in shard.shapes):
@@ -174,33 +178,35 @@ def match_names(where: Path, shards: list[Shard], pairs: Pairs, left_out: re.Pat
             continue
         new = rename(name, pairs)
         if new is None:
-            raise InputError(f"{where}: tensor {name} has no place in this conversion; is it another kind of model?")
+            raise InputError(f"{where}: tensor {name} is unknown to this conversion; name a model of the expected kind")
         if name in names or new in names.values():
-            raise InputError(f"{where}: tensor {name} is there twice; download the folder again")
+            raise InputError(f"{where}: tensor {name} occurs twice; download the folder again")
         names[name] = new
     return names
 
 
 def check_names(where: Path, found: Collection[str], expected: Collection[str]) -> None:
-    """
+    """Check that the expected tensors, and no others, were found.
+
     Raises:
-        InputError: names the first tensor that is missing or too many, by its name in this project.
+        InputError: Names the first missing or unexpected tensor by its name in this project.
     """
     if missing := sorted(set(expected) - set(found)):
         raise InputError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]}")
     if surplus := sorted(set(found) - set(expected)):
-        raise InputError(f"{where}: {len(surplus)} tensors have no place in the model, the first is {surplus[0]}")
+        raise InputError(f"{where}: the model does not have {len(surplus)} tensors, the first is {surplus[0]}")
 
 
 def check_shapes(where: Path, found: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
-    """
+    """Check names and shapes of the tensors.
+
     Raises:
-        InputError: as `check_names`, or names a tensor of another shape.
+        InputError: As `check_names`, or names a tensor with another shape.
     """
     check_names(where, found, expected)
     for name, shape in expected.items():
         if found[name] != shape:
             raise InputError(
-                f"{where}: tensor {name} has shape {tuple(found[name])}, the model has {tuple(shape)}; name the "
+                f"{where}: tensor {name} has shape {tuple(found[name])}, expected {tuple(shape)}; name the "
                 "configuration of the same model"
             )
