@@ -15,7 +15,7 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
-from dj2mgm.evaluation.harnesses.exchange import cut, texts_that_end
+from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl
 from dj2mgm.generation import generators
 from dj2mgm.messages import Progress
@@ -29,7 +29,7 @@ def main() -> None:
     rows = list(read_jsonl(args.questions / "questions.jsonl", may_be_empty=False))
     asked = read_json(args.questions / "decoding.json")
     decoding = settings["decoding"] | ({"max_new_tokens": asked["max_new_tokens"]} if asked["max_new_tokens"] else {})
-    ends = texts_that_end(args.model, asked["until"])
+    ends = find_stop_texts(args.model, asked["until"])
     paths = image_paths(args.questions, rows)
     if len(set(paths)) < 2:
         raise InputError(
@@ -43,7 +43,8 @@ def main() -> None:
             texts = generator.answer(files, prompts, settings["template"], **decoding)
             texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)
             answered += [
-                row | {"images": images, "prediction": cut(text, ends)} for row, text in zip(rows, texts, strict=True)
+                row | {"images": images, "prediction": cut_answer(text, ends)}
+                for row, text in zip(rows, texts, strict=True)
             ]
     write_jsonl(args.output_dir / "answers.jsonl", answered)
 

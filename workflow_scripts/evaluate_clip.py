@@ -26,7 +26,7 @@ import transformers
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.data.formats import read_evaluation
-from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, rows_of_captions
+from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
 from dj2mgm.evaluation.embedder import Embedder
 from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
 from dj2mgm.evaluation.same_weights import shares_image_tower
@@ -41,7 +41,7 @@ def main() -> None:
     use_cpu_threads(config["cpu_threads"])
 
     models = read_pairs(paths.captions, key=("id",))
-    rows = rows_of_captions(models, list(read_evaluation(paths.evaluation)))
+    rows = select_captioned(models, list(read_evaluation(paths.evaluation)))
     embedders = [Embedder(config[key], key) for key in ("clip", "second_judge") if config[key]]
     judge = CaptionJudge(rows, config["image_root"], embedders, config["prompt"])
     measured, counts = measure_captions(models, judge)

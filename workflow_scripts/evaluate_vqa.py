@@ -15,7 +15,7 @@ import numpy
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.evaluation.groups import Rows, read_pairs, score_rows
-from dj2mgm.evaluation.leaked import HELD_OUT, leaked_ids
+from dj2mgm.evaluation.leaked import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.vqa import evaluate_answers, measure_answers
 from dj2mgm.files import sha256_of, write_json, write_jsonl
 
@@ -25,7 +25,7 @@ def main() -> None:
     paths = path_arguments(__doc__, "--answers", "--output-dir", optional=("--leaks",))
     models = read_pairs(paths.answers, key=("id", "type", "question"))
     result = evaluate_answers(models)
-    if leaked := leaked_ids(paths.leaks, HELD_OUT):
+    if leaked := read_leaked_ids(paths.leaks, HELD_OUT):
         rest = {
             model: {images: without(leaked, rows) for images, rows in pair.items()} for model, pair in models.items()
         }

@@ -13,9 +13,9 @@ import numpy
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import count_answers, leave_out, measure_answers
+from dj2mgm.evaluation.benchmarks import count_answers, drop_questions, measure_answers
 from dj2mgm.evaluation.groups import estimate_metrics
-from dj2mgm.evaluation.leaked import leaked_ids
+from dj2mgm.evaluation.leaked import read_leaked_ids
 from dj2mgm.files import read_jsonl, sha256_of, write_json
 
 
@@ -43,8 +43,8 @@ def main() -> None:
     counts = count_answers(benchmark, rows)
     scored = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}
     scored["without_image"] = {"estimates": without_image}
-    if leaked := leaked_ids(paths.leaks, benchmark):
-        rest = leave_out(benchmark, rows, leaked)
+    if leaked := read_leaked_ids(paths.leaks, benchmark):
+        rest = drop_questions(benchmark, rows, leaked)
         scored["without_leaked"] = {
             "counts": count_answers(benchmark, rest),
             "estimates": estimate_metrics(measure_answers(benchmark, rest)) if rest else {},

@@ -23,7 +23,7 @@ from dj2mgm.config.layers import merge_experiment, merge_shared_settings
 from dj2mgm.config.stages import benchmark_settings
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation import benchmarks
-from dj2mgm.evaluation.benchmarks.mmbench import workbook_of
+from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
 from dj2mgm.evaluation.benchmarks.textvqa import vqa_accuracy
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.mgm.generation import Generator
@@ -128,7 +128,7 @@ def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path,
 
 def test_a_submission_leaves_out_what_no_spreadsheet_can_hold():
     row = {"index": 1, "question": "?", "options": {"A": "x"}, "prediction": "A\x00\x07", "answer": None, "split": ""}
-    assert workbook_of([row]).active["G2"].value == "A"
+    assert build_workbook([row]).active["G2"].value == "A"
 
 
 def test_withheld_answers_are_submitted_and_not_scored(monkeypatch, model, tmp_path, capsys):
@@ -261,7 +261,7 @@ def test_a_third_benchmark_without_a_submission_has_none(monkeypatch, tmp_path, 
     write_jsonl(tmp_path / "answers.jsonl", [{"benchmark": "yes_no", "prediction": "yes"}])
     with pytest.raises(SystemExit):
         run(monkeypatch, write_submission, answers=tmp_path / "answers.jsonl", output_dir=tmp_path)
-    assert "the benchmark yes_no takes no submission" in capsys.readouterr().err
+    assert "the benchmark yes_no has no submission" in capsys.readouterr().err
 
 
 def test_the_configuration_knows_the_keys_of_a_third_benchmark(yes_no):

@@ -24,7 +24,7 @@ from dj2mgm.config.evaluations import BESIDE, data_of
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
-from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut, save_once, texts_that_end
+from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
 from dj2mgm.evaluation.harnesses.scores import UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
@@ -34,7 +34,7 @@ QUESTIONS = 200
 IMAGES = 6
 RIGHT = {"own": 4, "shuffled": 2, "none": 0}  # answers to OCRBench
 REFUSED = [  # task, data, and what is said
-    ("popes", "pope", "lmms-eval has no task 'popes'; near are pope"),
+    ("popes", "pope", "lmms-eval has no task 'popes'; did you mean"),
     ("mmbench_en", "pope", "mmbench_en is a group of lmms-eval's tasks; name its tasks instead"),
     ("mmstar", "pope", "pope is not the data of the task mmstar with the split val"),
     ("pope", "empty", "empty is not the data of the task pope with the split test"),
@@ -253,8 +253,8 @@ def returned_by_classes() -> dict[str, str]:
 @pytest.mark.parametrize("kind", [*BUILDERS, "mgm", "qwen2_vl", "glm4v", "llama4", "gemma4"])
 def test_answers_end_where_lmms_evals_own_class_of_the_model_ends_them(returned_by_classes, tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    ends = texts_that_end(tmp_path, ["\n\n", "ASSISTANT:"])
-    assert cut(TWO_PARAGRAPHS, ends) == returned_by_classes[kind].strip()
+    ends = find_stop_texts(tmp_path, ["\n\n", "ASSISTANT:"])
+    assert cut_answer(TWO_PARAGRAPHS, ends) == returned_by_classes[kind].strip()
     assert set(CUTTING_CLASSES) <= set(returned_by_classes)
 
 
@@ -266,7 +266,7 @@ def test_a_second_paragraph_of_an_answer_is_scored(evaluated, tmp_path):
     answer = f"It shows a word.\n\nThe word is {color(0)}."
     for kind, whole in (("mgm", True), ("gemma3", True), ("qwen2_vl", False)):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-        assert (color(0) in cut(answer, texts_that_end(tmp_path, asked))) == whole
+        assert (color(0) in cut_answer(answer, find_stop_texts(tmp_path, asked))) == whole
 
 
 @needs_lmms_eval
@@ -317,9 +317,9 @@ def test_many_images_are_left_out_in_parts():
 
 def test_answers_end_where_a_task_says(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
-    assert cut(" yes\n\nNo, wait ", texts_that_end(tmp_path, "\n\n")) == "yes"
-    assert cut("red ASSISTANT: blue\n\n", texts_that_end(tmp_path, ["ASSISTANT:", ""])) == "red"
-    assert texts_that_end(tmp_path, None) == []
+    assert cut_answer(" yes\n\nNo, wait ", find_stop_texts(tmp_path, "\n\n")) == "yes"
+    assert cut_answer("red ASSISTANT: blue\n\n", find_stop_texts(tmp_path, ["ASSISTANT:", ""])) == "red"
+    assert find_stop_texts(tmp_path, None) == []
 
 
 def test_missing_data_is_refused_in_a_sentence(tmp_path):

@@ -61,16 +61,16 @@ def test_a_split_without_answers_is_read(tmp_path):
         ({"index": "1"}, "id '1' was used before, in row 1"),
         ({"index": "two"}, "'index' must be a whole number, found 'two'"),
         ({"question": " "}, "'question' is empty"),
-        ({"B": ""}, "two to four options, without a gap; found A"),
-        ({"C": "", "D": "green"}, "without a gap; found A, B, D"),
+        ({"B": ""}, "two to four options without a gap, found A"),
+        ({"C": "", "D": "green"}, "without a gap, found A, B, D"),
         ({"answer": "C"}, "'answer' must be one of the options A, B, found 'C'"),
         ({"answer": ""}, "'answer' must be given in all rows or in none"),
-        ({"image": "99"}, "no image of its own"),
-        ({"image": "2"}, "no image of its own"),
-        ({"image": png_in_base64()[:-3]}, "not a whole image in base64"),
-        ({"image": png_in_base64()[:72]}, "not a whole image in base64"),
-        ({"image": "*" + png_in_base64()[1:]}, "not a whole image in base64"),
-        ({"image": ""}, "not a whole image in base64"),
+        ({"image": "99"}, "without an image of its own"),
+        ({"image": "2"}, "without an image of its own"),
+        ({"image": png_in_base64()[:-3]}, "not a complete image in base64"),
+        ({"image": png_in_base64()[:72]}, "not a complete image in base64"),
+        ({"image": "*" + png_in_base64()[1:]}, "not a complete image in base64"),
+        ({"image": ""}, "not a complete image in base64"),
         ({"question": "What is <image> here?"}, "control token <image>"),
     ],
     ids=lambda value: str(value)[:40],
@@ -97,7 +97,10 @@ def test_a_missing_column_is_named(tmp_path, column):
 def test_a_table_that_was_cut_off_is_refused(tmp_path):
     write_mmbench(tmp_path / "m.tsv", [mmbench_row(1), mmbench_row(2)])
     whole = (tmp_path / "m.tsv").read_bytes()
-    for end, message in ((-60, "row 2: not as many cells"), (whole.index(b"\n") + 1, "holds no questions")):
+    for end, message in (
+        (-60, "row 2: the number of cells"),
+        (whole.index(b"\n") + 1, "contains no questions"),
+    ):
         (tmp_path / "m.tsv").write_bytes(whole[:end])
         with pytest.raises(InputError, match=message):
             list(read_mmbench(tmp_path / "m.tsv"))

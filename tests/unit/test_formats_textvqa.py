@@ -50,7 +50,7 @@ def test_the_variant_says_whether_prompts_hold_ocr_tokens(tmp_path, ocr, variant
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows.append(rows[1]), "row 4 asks the same as row 2"),
+        (lambda rows: rows.append(rows[1]), "row 4 repeats the question of row 2"),
         (lambda rows: rows.pop(), "1 of the 3 questions in .* are not asked"),
         (lambda rows: rows[1].update(textvqa_question("im1", "who?")), "row 2: .* has no answers to 'who\\?'"),
         (lambda rows: rows[1].update(textvqa_question("im1", "how many objects are there?", None)), "row 2 is of the"),
@@ -72,10 +72,10 @@ def test_a_question_that_does_not_fit_is_named(files, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows[1]["answers"].pop(), "row 2: 'answers' must hold 10 texts"),
-        (lambda rows: rows[1].pop("answers"), "row 2: 'answers' must hold 10 texts; the test split has none"),
-        (lambda rows: rows[1]["answers"].__setitem__(3, None), "row 2: 'answers' must hold 10 texts"),
-        (lambda rows: rows.append(textvqa_truth(9, "im2", "What color?", ["x"] * 10)), "row 4: .* was asked before"),
+        (lambda rows: rows[1]["answers"].pop(), "row 2: 'answers' must contain 10 strings"),
+        (lambda rows: rows[1].pop("answers"), "row 2: 'answers' must contain 10 strings; the test split has none"),
+        (lambda rows: rows[1]["answers"].__setitem__(3, None), "row 2: 'answers' must contain 10 strings"),
+        (lambda rows: rows.append(textvqa_truth(9, "im2", "What color?", ["x"] * 10)), "row 4 repeats the question"),
         (lambda rows: rows[0].pop("image_id"), "row 1: 'image_id' and 'question' must be texts"),
         (lambda rows: rows[0].pop("question_id"), "row 1: 'question_id' must be a number"),
         (list.clear, "expected TextVQA's"),

@@ -12,7 +12,7 @@ import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import conversation, text_of
 from dj2mgm.evaluation import leaked_texts
-from dj2mgm.evaluation.leaked import leaked_ids
+from dj2mgm.evaluation.leaked import read_leaked_ids
 from dj2mgm.evaluation.leaked_texts import ReferenceTexts, normalize
 from dj2mgm.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 
@@ -112,7 +112,7 @@ def test_instructions_that_leak_are_listed_counted_and_left_out(dataset, capsys)
         **{"references": 1, "leaked": 0, "questions": 0, "training_images": 0, "training_rows": 0},
         **{"texts": 2, "leaked_texts": 1, "text_rows": 2},
     }
-    assert leaked_ids(leaks, "textvqa") == {"7"}
+    assert read_leaked_ids(leaks, "textvqa") == {"7"}
 
     roots = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(dataset))
     settings = {"on_bad_row": "refuse", "max_samples": 9, "leaks": "drop", "seed": 0, "cpu_threads": 1, "sources": {}}

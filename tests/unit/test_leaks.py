@@ -12,7 +12,7 @@ import find_leaks
 from dj2mgm.data.formats import conversation, text_of
 from dj2mgm.data.perceptual_hash import SIGNATURE, distance, signature_of
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.leaked import leaked_ids
+from dj2mgm.evaluation.leaked import read_leaked_ids
 from dj2mgm.evaluation.leaks import Reference, References, count_leaks, folder_images, held_out_images, read_references
 from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 
@@ -68,7 +68,7 @@ def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
     counts = {"references": 2, "leaked": 1, "training_images": 1, "training_rows": 2}  # two pairs are about 1.png
     assert summary["held_out"] == counts | {"questions": 3}
     assert summary[folder] == counts | {"questions": 0}
-    assert leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and leaked_ids(None, "held_out") == set()
+    assert read_leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and read_leaked_ids(None, "held_out") == set()
 
 
 def test_an_image_under_two_names_is_held_out_once(tmp_path):
@@ -137,7 +137,7 @@ def test_files_that_are_not_compared_are_counted(tmp_path, capsys):
 
 
 def test_references_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(InputError, match="holds no image; correct the path"):
+    with pytest.raises(InputError, match="contains no image; correct the path"):
         folder_images(tmp_path)
     (tmp_path / "bad.png").write_text(json.dumps("no image"))
     with pytest.raises(InputError, match="the image of bad.png cannot be read"):

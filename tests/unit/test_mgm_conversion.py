@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_named(weights, parts, tmp_path):
     with pytest.raises(InputError, match="model-00002-of-00002.safetensors cannot be read as weights .*download"):
         from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     second.unlink()
-    with pytest.raises(InputError, match="names model-00002-of-00002.safetensors, which is not there"):
+    with pytest.raises(InputError, match="names model-00002-of-00002.safetensors, which is missing"):
         from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     with pytest.raises(InputError, match="parts contains neither model.safetensors nor pytorch_model.bin"):
         to_safetensors(tmp_path / "parts", tmp_path / "new")
@@ -203,12 +203,12 @@ def test_a_damaged_pickle_is_one_sentence_that_never_turns_the_check_off(tmp_pat
     try:
         Shard(tmp_path / "weights.bin")
     except InputError as refused:
-        assert "use its publisher.s safetensors" in str(refused) and "weights_only" not in str(refused)
+        assert "use its publisher's safetensors" in str(refused) and "weights_only" not in str(refused)
 
 
 def test_only_an_mgm_that_the_published_code_knows_goes_back(tmp_path):
     tiny_mgm("qwen2").save_pretrained(tmp_path / "ours")
-    with pytest.raises(InputError, match="no MGM on qwen2"):
+    with pytest.raises(InputError, match="no MGM with the language model qwen2"):
         to_mgm(tmp_path / "ours", tmp_path / "theirs")
 
 

@@ -168,9 +168,9 @@ def failure(call, *arguments) -> str:
 def test_what_cannot_be_paired_is_named():
     ours = run([1.0], seed=1, experiment="ours")
     message = failure(paired_difference, [ours], [run([1.0], seed=2)])
-    assert "ours and baseline have no seed in common ([1] and [2])" in message
+    assert "ours and baseline have no common seed ([1] and [2])" in message
     message = failure(paired_difference, [ours], [run([1.0], seed=1, ids=["other"])])
-    assert "ours and baseline have no evaluation image in common" in message
+    assert "ours and baseline have no common evaluation image" in message
     message = failure(paired_difference, [ours], [run([1.0], seed=1, counts=[3], file="old/scores.jsonl")])
     assert "image e000 has 1 values in scores.jsonl and 3 in old/scores.jsonl" in message
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_paired_is_named():
 def test_runs_of_one_experiment_must_be_about_the_same_images():
     first, other = run([1.0, 2.0]), run([1.0], seed=7, file="seed-7/scores.jsonl")
     for message in (failure(aggregate, [first, other]), failure(paired_difference, [first], [first, other])):
-        assert "baseline with seed 7: score of finetune/own in seed-7/scores.jsonl is about other images" in message
+        assert "baseline with seed 7: score of finetune/own in seed-7/scores.jsonl has other images" in message
     lacking = Scores("baseline", 8, {})
     assert "baseline with seed 0 has score of finetune/own (scores.jsonl), baseline with seed 8 has not" in failure(
         aggregate, [lacking, first]

@@ -324,7 +324,7 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(folders, data, tmp_path
         ConversationDataset(tmp_path / "bad.jsonl", family_of(folders["llava"]).encoder("", 512))
     said = conversation("9", rows_of(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
     write_jsonl(tmp_path / "control.jsonl", [said])
-    with pytest.raises(InputError, match=r"contains the control token <\|im_start\|>"):
+    with pytest.raises(InputError, match=r"holds the control token <\|im_start\|>"):
         ConversationDataset(tmp_path / "control.jsonl", family_of(folders["qwen3_vl"]).encoder("", 512))
 
 
@@ -440,8 +440,8 @@ def test_an_image_is_encoded_once_and_answers_are_those_of_an_encoding_for_each(
     about, asked = [0, 1, 0, 1, 0], ["What is shown?", "Which color is it?", "How many?", "", "Where is the dog?"]
     images, looked = [paths[n] for n in about], []
     generator = family_of(folders[family]).generator(None, "cpu")
-    look = generator.encoder.look
-    monkeypatch.setattr(generator.encoder, "look", lambda image: looked.append(image) or look(image))
+    look = generator.encoder.process_image
+    monkeypatch.setattr(generator.encoder, "process_image", lambda image: looked.append(image) or look(image))
     answers = list(generator.answer(images, asked, "", max_new_tokens=6, batch_size=2))
     assert list(generator.answer(images[::-1], asked[::-1], "", max_new_tokens=6, batch_size=5)) == answers[::-1]
     assert len(looked) == len(paths)

@@ -1,1 +1,1 @@
-"""What the trained model says about held-out images, and how good that is."""
+"""Evaluation of trained models: metrics of captions and answers, benchmarks, intervals, leaks."""

@@ -1,4 +1,4 @@
-"""What a caption of a scene gets right: color, shape and position of each object, against the known objects."""
+"""Accuracy of a scene's caption: color, shape and position of each object, compared with the known objects."""
 
 import re
 
@@ -8,12 +8,12 @@ from dj2mgm.evaluation.groups import Metrics
 from dj2mgm.evaluation.intervals import Measurements
 
 ATTRIBUTES = ("color", "shape", "position")
-# The grammar of data/shapes/scenes.py:describe, for one object; the vocabulary is left open, for any color or shape.
+# The grammar of data/shapes/scenes.py:describe for one object, with any words for color and shape.
 OBJECT = re.compile(r"\ban? (\w+) (\w+) at the (\w+ \w+)")
 
 
 def parse_caption(caption: str) -> list[dict[str, str]]:
-    """The objects a caption states, in its order; what is not in the grammar states nothing.
+    """Return the objects of a caption in its order, ignoring text outside the grammar.
 
     >>> parse_caption("a red circle at the top left and something blurred")
     [{'color': 'red', 'shape': 'circle', 'position': 'top left'}]
@@ -22,9 +22,10 @@ def parse_caption(caption: str) -> list[dict[str, str]]:
 
 
 def judge_caption(caption: str, objects: list[dict[str, str]]) -> np.ndarray:
-    """Which reference attributes the caption states correctly, objects matched by position.
+    """Return which reference attributes the caption states correctly, with objects matched by position.
 
-    An object that the caption leaves out is wrong in all three; of two objects stated at one position the first counts.
+    All three attributes of an object that the caption leaves out are wrong. If the caption states two objects at one
+    position, the first counts.
 
     Returns:
         (number of objects, 3) bool, columns as in ATTRIBUTES.
@@ -33,30 +34,30 @@ def judge_caption(caption: str, objects: list[dict[str, str]]) -> np.ndarray:
     for item in parse_caption(caption):
         stated.setdefault(item["position"], item)
     right = np.zeros((len(objects), len(ATTRIBUTES)), dtype=bool)
-    for index, wanted in enumerate(objects):
-        if found := stated.get(wanted["position"]):
-            right[index] = [found[name] == wanted[name] for name in ATTRIBUTES]
+    for index, expected in enumerate(objects):
+        if found := stated.get(expected["position"]):
+            right[index] = [found[name] == expected[name] for name in ATTRIBUTES]
     return right
 
 
 def count_extra(caption: str, objects: list[dict[str, str]]) -> int:
-    """Objects stated at positions where there is none, or twice at one position."""
+    """Count the stated objects at positions without an object, and repeated ones at one position."""
     stated = [item["position"] for item in parse_caption(caption)]
     return len(stated) - len(set(stated) & {item["position"] for item in objects})
 
 
 def is_true(caption: str, true_caption: str) -> bool:
-    """Whether a caption states at least one object, and only objects that the true caption states too."""
+    """Return whether a caption states at least one object, and only objects of the true caption."""
     stated, known = parse_caption(caption), parse_caption(true_caption)
     return bool(stated) and all(item in known for item in stated)
 
 
 def attribute_metrics(captions: list[str], rows: list[dict]) -> Metrics:
-    """Metrics over the evaluation rows that have `objects`; none at all if no row has.
+    """Compute metrics over the evaluation rows with `objects`; {} if no row has them.
 
-    `attribute_accuracy` is the share of all reference attributes stated correctly, `<attribute>_accuracy` the same for
-    one kind; `exact_match` the share of captions equal to a reference; `extra_objects` the mean number per caption of
-    objects that are not there (accuracy alone would reward naming every place).
+    `attribute_accuracy` is the share of all reference attributes that are stated correctly, `<attribute>_accuracy` the
+    same for one attribute, `exact_match` the share of captions equal to a reference, and `extra_objects` the mean
+    number of invented objects per caption, because accuracy alone would reward naming an object at every position.
     """
     known = [(caption, row) for caption, row in zip(captions, rows, strict=True) if row["objects"]]
     if not known:

@@ -1,4 +1,4 @@
-"""All metrics of generated captions: CLIPScore, RefCLIPScore and attribute accuracy."""
+"""Metrics of generated captions: CLIPScore, RefCLIPScore and attribute accuracy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,24 +13,24 @@ from dj2mgm.evaluation.groups import REFERENCE, SECOND, Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 
 # CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv:2104.08718, section 3) with any CLIP or SigLIP of transformers.
-# Both are made of cosines, which a SigLIP has as well; its scale, bias and sigmoid make probabilities of them, and take
-# no part.
+# Both use cosines, which a SigLIP has as well. Its scale, bias and sigmoid, which turn cosines into probabilities, are
+# not used.
 
 RESCALE = 2.5  # w of the paper
 
 
 def clip_score(images: np.ndarray, captions: np.ndarray) -> np.ndarray:
-    """CLIP-S(c, v) = w · max(cos(c, v), 0), w = 2.5, of N pairs of unit vectors (N, D). Returns (N,)."""
+    """Return CLIP-S(c, v) = w · max(cos(c, v), 0), w = 2.5, of N pairs of unit vectors: (N, D) → (N,)."""
     return RESCALE * np.maximum((images * captions).sum(axis=-1), 0)
 
 
 def reference_similarity(captions: np.ndarray, references: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """max(max over references r of cos(c, r), 0) of each caption.
+    """Return max(max over references r of cos(c, r), 0) of each caption.
 
     Args:
         captions: (N, D) unit vectors.
-        references: (R, D) unit vectors of all references, one or more a caption.
-        owners: (R,) int, the caption that each reference belongs to.
+        references: (R, D) unit vectors of all references, at least one per caption.
+        owners: (R,) int, index of each reference's caption.
 
     Returns:
         (N,)
@@ -41,27 +41,25 @@ def reference_similarity(captions: np.ndarray, references: np.ndarray, owners: n
 
 
 def ref_clip_score(score: np.ndarray, similarity: np.ndarray) -> np.ndarray:
-    """RefCLIP-S(c, R, v): the harmonic mean of CLIP-S(c, v) and the reference similarity, 0 where either is 0. (N,)"""
+    """Return RefCLIP-S(c, R, v) (N,), the harmonic mean of CLIP-S and reference similarity, 0 if either is 0."""
     total = score + similarity
     return np.divide(2 * score * similarity, total, out=np.zeros_like(total), where=total > 0)
 
 
-# All metrics of generated captions: CLIPScore, RefCLIPScore and attribute accuracy, for every group and control.
-
-
 class CaptionJudge:
-    """Judges lists of captions of the same evaluation images, whose features are computed once for each embedder."""
+    """Judge of captions of the same evaluation images, whose features are computed once for each embedder.
+
+    Args:
+        rows: Evaluation rows (data/formats.py), each with its `image_id`.
+        image_root: Folder of the images.
+        embedders: The judge and optionally the second judge, whose metrics begin with `SECOND`.
+        prompt: Text before every caption.
+
+    Raises:
+        InputError: An image is missing or unreadable.
+    """
 
     def __init__(self, rows: Rows, image_root: str | Path, embedders: Sequence[Embedder], prompt: str):
-        """
-        Args:
-            rows: evaluation rows (data/formats.py), each with its `image_id`.
-            embedders: the judge and, where there is one, the second judge, whose metrics begin with `SECOND`.
-            prompt: is put before every caption.
-
-        Raises:
-            InputError: an image is missing or unreadable.
-        """
         self.rows, self.prompt = rows, prompt
         self.embedders = dict(zip(("", SECOND), embedders, strict=False))
         try:
@@ -77,18 +75,17 @@ class CaptionJudge:
         return self.embedders[prefix].embed_texts([self.prompt + caption for caption in captions])
 
     def metrics(self, captions: list[str]) -> Metrics:
-        """Metrics of one caption an image, in the order of the rows. An empty caption says nothing and scores 0."""
+        """Compute the metrics of one caption per image, in the order of the rows; an empty caption scores 0."""
         clip_metrics: Metrics = {}
         for prefix in self.embedders:
             clip_metrics |= self._scores(prefix, captions)
         return clip_metrics | attribute_metrics(captions, self.rows)
 
     def _scores(self, prefix: str, captions: list[str]) -> Metrics:
-        """Of one embedder."""
         images = [row["image_id"] for row in self.rows]
-        said = np.array([bool(caption.strip()) for caption in captions])
+        has_text = np.array([bool(caption.strip()) for caption in captions])
         features = self._embed(prefix, captions)
-        score = clip_score(self.images[prefix], features) * said
+        score = clip_score(self.images[prefix], features) * has_text
         similarity = reference_similarity(features, self.references[prefix], self.owners)
         return {
             f"{prefix}clip_score": Measurements.of(score, images),
@@ -105,10 +102,14 @@ class CaptionJudge:
 def measure_captions(
     models: dict[str, dict[str, Rows]], judge: CaptionJudge
 ) -> tuple[dict[str, Metrics], dict[str, dict[str, int]]]:
-    """Metrics of every model on own and shuffled images, and of the control `reference`.
+    """Measure every model on own and shuffled images, and the control `reference`.
 
-    `models` comes from `groups.read_pairs(path, ("id",))`; the judge's rows are those captions' images, sorted by id.
-    The control's captions are the first references, so their similarity to the references is 1: a ceiling.
+    The control's captions are the first references. Their similarity to the references is 1, so their RefCLIPScore is
+    an upper bound.
+
+    Args:
+        models: Captions from `groups.read_pairs(path, ("id",))`.
+        judge: The judge, whose rows are the images of the captions, sorted by id.
 
     Returns:
         {group: metrics} and {group: {"captions", "empty", "truncated", "second_truncated" with a second judge}}
@@ -123,12 +124,11 @@ def measure_captions(
     return measured, {group: judge.counts(texts) for group, texts in captions.items()}
 
 
-def rows_of_captions(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Rows:
-    """The evaluation rows that the captions are about, sorted by id, with their `image_id`; every model must caption
-    the same ones.
+def select_captioned(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Rows:
+    """Return the evaluation rows with captions, sorted by id, with their `image_id`.
 
     Raises:
-        InputError: there are no captions, models differ, or a caption's id is not in the evaluation split.
+        InputError: There are no captions, models captioned different rows, or the evaluation split lacks a row.
     """
     by_id = {row["id"]: row for row in evaluation}
     per_model = {model: [(row["id"], row["image_id"]) for row in pair["own"]] for model, pair in models.items()}

@@ -1,4 +1,4 @@
-"""The joint space of a CLIP or a SigLIP, in which captions are compared with images."""
+"""Embeddings of images and texts in the joint space of a CLIP or a SigLIP."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,22 +14,22 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress
 
-AT_ONCE = 64  # images or texts that are embedded together
+AT_ONCE = 64  # images or texts in a batch
 MODELS = {"clip": CLIPModel, "siglip": SiglipModel}
 
 
 class Embedder:
-    """Images and texts as float32 vectors of unit length. On the GPU if there is one."""
+    """CLIP or SigLIP that embeds images and texts as float32 unit vectors, on the GPU if there is one.
+
+    Args:
+        name: Local folder or hub id with safetensors weights; remote code is never run.
+        key: Configuration key of the model, for messages.
+
+    Raises:
+        InputError: The model is neither a CLIP nor a SigLIP, or cannot be loaded.
+    """
 
     def __init__(self, name: str, key: str = "clip"):
-        """
-        Args:
-            name: a local folder or a hub id with safetensors weights; remote code is never run.
-            key: of the configuration that names it, for messages.
-
-        Raises:
-            InputError: it is neither a CLIP nor a SigLIP, or cannot be loaded.
-        """
         check_local_model(name)
         try:
             model_type = AutoConfig.from_pretrained(name, trust_remote_code=False).model_type
@@ -51,10 +51,10 @@ class Embedder:
 
     @torch.inference_mode()
     def embed_images(self, paths: Sequence[Path]) -> np.ndarray:
-        """(N, D) float32, unit length.
+        """Return unit vectors (N, D) float32 of images.
 
         Raises:
-            BadImage: a file is no image.
+            BadImage: A file is not an image.
         """
         features = []
         progress = Progress("images", len(paths))
@@ -66,15 +66,21 @@ class Embedder:
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """(N, D) float32, unit length. Texts beyond the tower's token limit are cut; equal texts are computed once."""
+        """Return unit vectors (N, D) float32 of texts, which are cut at the tower's token limit.
+
+        Equal texts are computed once.
+        """
         distinct = list(dict.fromkeys(texts))
         features = [self._text_features(batch) for batch in _batches(distinct)]
         place = {text: index for index, text in enumerate(distinct)}
         return unit_length(features)[[place[text] for text in texts]]
 
     def _text_features(self, texts: list[str]) -> torch.Tensor:
-        """(B, D). SigLIP was trained on texts that padding makes equally long, and looks at the padding: it takes no
-        mask, and its feature is the last position's."""
+        """Return the features (B, D) of texts.
+
+        SigLIP was trained on texts padded to equal length. It attends to the padding, so it takes no mask, and its
+        feature is that of the last position.
+        """
         padded = self.kind == "SigLIP"
         tokens = self.processor.tokenizer(
             self._as_trained(texts),
@@ -87,12 +93,12 @@ class Embedder:
         return self.model.get_text_features(input_ids=tokens["input_ids"], attention_mask=mask).pooler_output
 
     def _as_trained(self, texts: Sequence[str]) -> list[str]:
-        """SigLIP 2 was trained on small letters, which its tokenizer in a SigLIP's folder does not see to."""
+        """Return the texts in lower case for SigLIP 2, which was trained so but whose tokenizer does not lower them."""
         lowers = self.kind == "SigLIP" and not isinstance(self.processor.tokenizer, SiglipTokenizer)
         return [text.lower() if lowers else text for text in texts]
 
     def count_truncated(self, texts: Sequence[str]) -> int:
-        """How many of the texts are longer than the text tower's limit."""
+        """Count the texts that are longer than the text tower's limit."""
         tokens = self.processor.tokenizer(self._as_trained(texts), verbose=False)["input_ids"]
         return sum(len(ids) > self.token_limit for ids in tokens)
 
@@ -102,5 +108,5 @@ def _batches(items: Sequence) -> list[list]:
 
 
 def unit_length(features: list[torch.Tensor]) -> np.ndarray:
-    """Batches of features (B, D) as one array (N, D) of unit vectors."""
+    """Concatenate batches of features (B, D) to one array (N, D) of unit vectors."""
     return torch.nn.functional.normalize(torch.cat(features), dim=-1).cpu().numpy()

@@ -1,4 +1,4 @@
-"""What is evaluated on and is in the training data, too, as `find_leaks.py` wrote it."""
+"""Reader of the evaluation images that `find_leaks.py` found in the training data."""
 
 from pathlib import Path
 
@@ -7,8 +7,13 @@ from dj2mgm.files import read_jsonl
 HELD_OUT = "held_out"
 
 
-def leaked_ids(file: Path | None, of: str) -> set[str]:
-    """Ids of the questions, or of the held-out rows, whose image is in the training data."""
+def read_leaked_ids(file: Path | None, of: str) -> set[str]:
+    """Return the ids of the questions or held-out rows whose image is in the training data.
+
+    Args:
+        file: The file of leaks; None for an empty set.
+        of: Name of a benchmark, or `HELD_OUT`.
+    """
     return (
         {identifier for leak in read_jsonl(file) if leak["of"] == of for identifier in leak["ids"]} if file else set()
     )

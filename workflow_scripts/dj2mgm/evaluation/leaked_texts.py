@@ -1,14 +1,14 @@
-"""Questions of benchmarks that training conversations ask, too, and answer as the benchmark does.
+"""Search for questions of benchmarks that training conversations contain with the right answer.
 
-Texts are equal if they are so without regard to letter case, punctuation and white space. A question leaks if
+Texts are compared without letter case, punctuation and white space. A question leaks if
 
 - it has at least `LEAST_WORDS` words,
 - its benchmark asks it about one image only, and
 - a turn of a conversation asks it and gives one of its right answers.
 
-So "What color is it?" – "red" is no leak: such a question is asked of any image, and many are answered so. Training
-data often puts instructions after a question, each on a line: the whole turn is compared, and each of its lines. Where
-a language has no spaces, a question is one word, and never leaks.
+So "What color is it?" – "red" does not count as a leak, because it fits many images. Training data often appends
+instructions to a question, each on its own line, so the whole turn and each of its lines are compared. In a language
+without spaces a question is one word and never leaks.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-from dj2mgm.evaluation.benchmarks import text_of
+from dj2mgm.evaluation.benchmarks import read_text
 from dj2mgm.streaming import DiskMap
 
 LEAST_WORDS = 8
@@ -26,24 +26,23 @@ NOT_A_WORD = re.compile(r"[\W_]+")
 
 
 def normalize(text: str) -> str:
-    """Words in small letters, with a space between them."""
+    """Return the words in lower case, separated by one space."""
     return NOT_A_WORD.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
 
 
 class ReferenceTexts:
-    """Questions with their right answers, by hashes; on disk, however many there are."""
+    """Questions of benchmarks with their right answers, stored as hashes on disk for any number of them."""
 
     def __init__(self):
-        self._images = (
-            DiskMap()
-        )  # by benchmark and question: the only image that it is asked about, or "" if several are
+        # by benchmark and question: hash of the question's only image, or "" if it has several
+        self._images = DiskMap()
         self._right = DiskMap()  # by benchmark, question and answer: ids of the questions
-        self.counts: dict[str, int] = {}  # of questions, by benchmark
+        self.counts: dict[str, int] = {}  # number of questions, by benchmark
 
     def collect(self, questions: Iterable[dict]) -> Iterator[dict]:
-        """The questions of a benchmark, as they come; their texts, where it tells them, are kept here."""
+        """Yield the questions of a benchmark unchanged, and store their texts if the benchmark provides them."""
         for row in questions:
-            if text := text_of(row["benchmark"], row):
+            if text := read_text(row["benchmark"], row):
                 self._add(row, *text)
             yield row
 
@@ -60,12 +59,12 @@ class ReferenceTexts:
             self._right.replace([(key, json.dumps([*json.loads(self._right.get(key) or "[]"), row["id"]]))])
 
     def asked_by(self, conversation: list[dict]) -> dict[str, list[str]]:
-        """By benchmark, the ids of the questions that a conversation asks and answers rightly."""
+        """Return the ids of the questions that a conversation asks and answers right, by benchmark."""
         found: dict[str, dict[str, None]] = {}
         for human, gpt in zip(conversation[::2], conversation[1::2], strict=False):
-            asked = human["value"].replace(IMAGE, "")
+            text = human["value"].replace(IMAGE, "")
             answer = normalize(gpt["value"])
-            for question in dict.fromkeys(map(normalize, (asked, *asked.splitlines()))):
+            for question in dict.fromkeys(map(normalize, (text, *text.splitlines()))):
                 if len(question.split()) >= LEAST_WORDS:
                     for of in self.counts:
                         if self._images.get(_hash(of, question)):
@@ -75,14 +74,14 @@ class ReferenceTexts:
 
 
 def find_leaked_texts(rows: Iterable[dict], references: ReferenceTexts) -> Iterator[dict]:
-    """Of instructions, in their order, those that ask and answer a benchmark's question: {split, row, of, ids}."""
+    """Yield {split, row, of, ids} for each instruction that asks and answers a benchmark's question, in order."""
     for row in rows:
         for of, ids in references.asked_by(row["conversations"]).items():
             yield {"split": "finetune", "row": row["id"], "of": of, "ids": ids}
 
 
 def count_leaked_texts(references: ReferenceTexts, leaks: Iterable[dict]) -> dict[str, dict[str, int]]:
-    """By benchmark: how many questions were looked for, how many of them leak, and into how many instructions."""
+    """Return the numbers of compared questions, leaked questions and their instructions, by benchmark."""
     questions: dict[str, set[str]] = {of: set() for of in references.counts}
     rows = dict.fromkeys(references.counts, 0)
     for leak in leaks:

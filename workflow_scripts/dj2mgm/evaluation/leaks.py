@@ -1,6 +1,6 @@
-"""Leaks: training images that are, encoded again or scaled, images that a model is evaluated on.
+"""Search for leaks: training images that are re-encoded or scaled copies of evaluation images.
 
-A question about such an image may then be answered from memory.
+A model may answer a question about such an image from memory.
 """
 
 import json
@@ -27,22 +27,22 @@ Image = str | Path | bytes
 
 @dataclass(frozen=True)
 class Reference:
-    """An image that a model is evaluated on: of what, the ids of the rows about it, and how many questions they ask."""
+    """Image on which a model is evaluated."""
 
-    of: str
-    ids: tuple[str, ...]
-    questions: int = 0
+    of: str  # benchmark, `HELD_OUT` or folder
+    ids: tuple[str, ...]  # of the rows with this image
+    questions: int = 0  # number of questions in these rows
 
 
 @dataclass(frozen=True)
 class References:
-    """80 bytes for each image."""
+    """Evaluation images with their signatures, 80 bytes per image."""
 
     known: list[Reference]
     signatures: np.ndarray  # (N, SIGNATURE) uint8
 
     def copied(self, signatures: np.ndarray) -> list[list[tuple[Reference, int]]]:
-        """For each image the references that it is a copy of, and by how many of 256 bits they differ.
+        """Return, for each image, the references that it copies, with the number of differing bits out of 256.
 
         Args:
             signatures: (M, SIGNATURE) uint8 of the images.
@@ -54,15 +54,16 @@ class References:
 
 
 def read_references(images: dict[Reference, Image], processes: int) -> References:
-    """
+    """Compute the signatures of the evaluation images.
+
     Raises:
-        InputError: names the image that cannot be read.
+        InputError: An image cannot be read.
     """
     signatures = map_in_order(_sign, list(images.values()), processes)
     found = np.zeros((len(images), SIGNATURE), dtype=np.uint8)
     for place, (reference, signature) in enumerate(zip(images, signatures, strict=True)):
         if signature is None:
-            raise InputError(f"{reference.of}: the image of {reference.ids[0]} cannot be read; fix it, or take it out")
+            raise InputError(f"{reference.of}: the image of {reference.ids[0]} cannot be read; fix or remove it")
         found[place] = signature
     return References(list(images), found)
 
@@ -75,10 +76,10 @@ def _sign(image: Image) -> np.ndarray | None:
 
 
 def held_out_images(rows: list[dict], root: str | Path) -> dict[Reference, Image]:
-    """Each image of the evaluation rows once, with the ids of all about it and the number of their questions.
+    """Return the distinct images of the evaluation rows.
 
     Raises:
-        InputError: a row's image cannot be found or read.
+        InputError: A row's image is missing or unreadable.
     """
     about: dict[Path, list[dict]] = {}
     for row, path in zip(rows, image_paths(root, rows), strict=True):
@@ -90,7 +91,7 @@ def held_out_images(rows: list[dict], root: str | Path) -> dict[Reference, Image
 
 
 def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
-    """Each image of a benchmark's questions once, with the ids of all about it."""
+    """Return the distinct images of a benchmark's questions."""
     questions: dict[Image, list[str]] = {}
     for row in rows:
         questions.setdefault(row["image"], []).append(row["id"])
@@ -99,26 +100,28 @@ def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
 
 
 def folder_images(folder: Path) -> dict[Reference, Image]:
-    """The files below a folder that are images by name; a note says how many others there are.
+    """Return the files below a folder with an image suffix; a note counts the other files.
 
     Raises:
-        InputError: there is none, or one is a link to nothing.
+        InputError: The folder contains no image, or a file is a broken link.
     """
     files = files_at(folder, IMAGE_SUFFIXES) if folder.is_dir() else []
     if not files:
-        raise InputError(f"decontaminate.folders: {folder} holds no image; correct the path")
+        raise InputError(f"decontaminate.folders: {folder} contains no image; correct the path")
     if others := len(files_below(folder)) - len(files):
-        note(f"{folder}: files that are no images by name ({', '.join(IMAGE_SUFFIXES)}) are not compared: {others}")
+        note(
+            f"{folder}: {others} files are not compared, because their suffix is not one of {', '.join(IMAGE_SUFFIXES)}"
+        )
     return {Reference(str(folder), (str(file.relative_to(folder)),)): file for file in files}
 
 
 def find_leaks(images: Iterable[str], root: str | Path, references: References, processes: int) -> Iterator[dict]:
-    """Of the training images, in their order, those that are copies of references: {image, path, of, ids, bits}.
+    """Yield {image, path, of, ids, bits} for each training image that is a copy of a reference, in order.
 
-    Images that cannot be read are left to the stages that drop them.
+    Unreadable images are skipped; later stages drop them.
     """
 
-    def look(image: str) -> tuple[str, str, np.ndarray | None]:
+    def sign(image: str) -> tuple[str, str, np.ndarray | None]:
         try:
             path = locate_image(root, image)
         except BadImage:
@@ -127,8 +130,8 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
 
     seen = DiskMap()
     new = (image for number, image in enumerate(images) if seen.setdefault(image, number) == number)
-    looked = (found for found in map_in_order(look, new, processes) if found[2] is not None)
-    while block := list(islice(looked, BLOCK)):
+    signed = (found for found in map_in_order(sign, new, processes) if found[2] is not None)
+    while block := list(islice(signed, BLOCK)):
         copied = references.copied(np.array([signature for _, _, signature in block]))
         for (image, path, _), found in zip(block, copied, strict=True):
             for reference, bits in found:
@@ -138,26 +141,30 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
 def count_leaks(
     references: References, leaks: Iterable[dict], rows: Iterable[tuple[str, list[str]]]
 ) -> dict[str, dict]:
-    """By what the references are of: how many images these are, how many of them leak and how many questions are about
-    these; into how many training images, and how many rows are about those.
+    """Count the leaks of each benchmark, of the held-out images and of each folder.
 
     Args:
-        leaks: as `find_leaks` yields them, each with its `split`.
-        rows: of the training data, each its split and images.
+        references: The evaluation images.
+        leaks: Results of `find_leaks`, each with its `split`.
+        rows: Split and images of each row of the training data.
+
+    Returns:
+        For each, the numbers of evaluation images (`references`), of leaked ones (`leaked`) and of their `questions`,
+        of the `training_images` that are copies and of the `training_rows` with such an image.
     """
     known = Counter(reference.of for reference in references.known)
     questions = {(reference.of, reference.ids): reference.questions for reference in references.known}
     leaked: dict[str, set[tuple[str, ...]]] = {of: set() for of in known}
     images: dict[str, set[str]] = {of: set() for of in known}
-    of_image = DiskMap()
+    by_image = DiskMap()
     for leak in leaks:
         leaked[leak["of"]].add(tuple(leak["ids"]))
         images[leak["of"]].add(leak["path"])
         place = json.dumps([leak["split"], leak["image"]])
-        of_image.replace([(place, json.dumps(sorted({leak["of"], *json.loads(of_image.get(place) or "[]")})))])
+        by_image.replace([(place, json.dumps(sorted({leak["of"], *json.loads(by_image.get(place) or "[]")})))])
     about: Counter[str] = Counter()
     for split, named in rows if any(images.values()) else ():
-        found = (of_image.get(json.dumps([split, image])) for image in named)
+        found = (by_image.get(json.dumps([split, image])) for image in named)
         about.update({of for copied in found if copied for of in json.loads(copied)})
     return {
         of: {

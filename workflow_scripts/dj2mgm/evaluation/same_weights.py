@@ -1,7 +1,7 @@
-"""Whether two models see with the same image tower, by the weights of its first layer.
+"""Comparison of the image towers of two models by the weights of their first layer.
 
-Names do not tell: a tower is copied into a whole model, where it may be rounded, and a folder may be a copy. The first
-layer's weights differ between any two towers that were trained apart.
+Names are not enough: a tower is copied, and possibly rounded, into a whole model, and a folder may be a copy. The first
+layers of two separately trained towers always differ.
 """
 
 from pathlib import Path
@@ -11,14 +11,16 @@ from safetensors import safe_open
 
 from dj2mgm.config.clips import folder_of
 
-FIRST_LAYER = "patch_embedding.weight"  # ends the tensor's name in CLIP and SigLIP, alone or in a whole model
-ROUNDING = {"rtol": 2.0**-8, "atol": 1e-6}  # of float32 to bfloat16 or float16, and back
+FIRST_LAYER = "patch_embedding.weight"  # end of the tensor's name in CLIP and SigLIP, also within a whole model
+ROUNDING = {"rtol": 2.0**-8, "atol": 1e-6}  # from float32 to bfloat16 or float16 and back
 
 
 def shares_image_tower(one: str, other: str) -> bool:
-    """
+    """Return whether two models have the same image tower.
+
     Args:
-        one, other: local folders or hub ids; of a hub id that was not fetched only the name is compared.
+        one: Local folder or hub id; only the name of a hub id that was not downloaded is compared.
+        other: Likewise.
     """
     if one.rstrip("/") == other.rstrip("/"):
         return True
@@ -30,7 +32,7 @@ def shares_image_tower(one: str, other: str) -> bool:
 
 
 def _first_layers(name: str) -> list[torch.Tensor]:
-    """(C, 3, P, P) float32 of each image tower of a model."""
+    """Return the first layer (C, 3, P, P) float32 of each image tower of a model."""
     folder = folder_of(name)
     layers = []
     for file in sorted(Path(folder).glob("*.safetensors")) if folder else ():

@@ -1,7 +1,7 @@
-"""What an experiment is worth over all its seeds, and by how much two experiments differ.
+"""Means of an experiment over its seeds, and paired differences between two experiments.
 
-Differences are paired by seed and image: what makes an image hard for both experiments cancels. How the intervals are
-made: evaluation/intervals.py.
+Differences are paired by seed and image, so that an image's difficulty cancels. evaluation/intervals.py explains the
+intervals.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import group_of
+from dj2mgm.evaluation.groups import group_name
 from dj2mgm.evaluation.intervals import Estimate, estimate
 from dj2mgm.files import read_jsonl
 
@@ -23,15 +23,15 @@ class PerImage:
     """One metric of one run on U images; its mean over values is sums.sum() / counts.sum()."""
 
     ids: np.ndarray  # (U,) str, sorted
-    sums: np.ndarray  # (U,) float64, of each image's values
-    counts: np.ndarray  # (U,) float64, how many values each image has
-    file: Path  # where they come from, for messages
+    sums: np.ndarray  # (U,) float64, sum of each image's values
+    counts: np.ndarray  # (U,) float64, number of each image's values
+    file: Path  # source of the values, for messages
 
     def __sub__(self, other: "PerImage") -> "PerImage":
-        """Difference on the images that both have.
+        """Return the difference on the images of both sides.
 
         Raises:
-            InputError: an image has another number of values on the other side.
+            InputError: The numbers of an image's values differ.
         """
         ids, own, others = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
         counts = self.counts[own]
@@ -49,7 +49,7 @@ class PerImage:
 
 @dataclass(frozen=True)
 class Scores:
-    """Values of all metrics of one run, by group and metric; `<model>/difference` is own − shuffled images."""
+    """Values of all metrics of one run by group and metric; `<model>/difference` is own − shuffled images."""
 
     experiment: str
     seed: int
@@ -61,11 +61,11 @@ class Scores:
 
 
 def read_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
-    """Read a run's scores.jsonl, of one evaluation or more (see groups.score_rows for the rows)."""
+    """Read a run's scores.jsonl of one or more evaluations, whose rows `groups.score_rows` defines."""
     collected: dict[str, dict[str, tuple[Path, list[tuple[str, float, float]]]]] = {}
     for path in map(Path, paths):
         for row in read_jsonl(path):
-            metrics = collected.setdefault(group_of(row), {})
+            metrics = collected.setdefault(group_name(row), {})
             for metric, (total, count) in row["values"].items():
                 metrics.setdefault(metric, (path, []))[1].append((row["id"], total, count))
     groups: dict[str, dict[str, PerImage]] = {}
@@ -83,8 +83,8 @@ def _per_image(path: Path, rows: list[tuple[str, float, float]]) -> PerImage:
     return PerImage(np.array(ids), np.array(sums, dtype=np.float64), np.array(counts, dtype=np.float64), path)
 
 
-def leave_out(run: Scores, ids: set[str]) -> Scores:
-    """The run's values without those of some images; without the metrics that no other image has."""
+def drop_images(run: Scores, ids: set[str]) -> Scores:
+    """Return the run's values without those of some images, and without metrics that then have no values."""
     groups: dict[str, dict[str, PerImage]] = {}
     for group, metrics in run.groups.items():
         for metric, values in metrics.items():
@@ -95,8 +95,8 @@ def leave_out(run: Scores, ids: set[str]) -> Scores:
     return Scores(run.experiment, run.seed, groups)
 
 
-def with_metrics(run: Scores, chosen: set[str]) -> Scores:
-    """The run's values of some metrics."""
+def select_metrics(run: Scores, chosen: set[str]) -> Scores:
+    """Return the run's values of some metrics."""
     groups = {
         group: {name: values for name, values in metrics.items() if name in chosen}
         for group, metrics in run.groups.items()
@@ -105,25 +105,25 @@ def with_metrics(run: Scores, chosen: set[str]) -> Scores:
 
 
 def aggregate(runs: list[Scores]) -> Estimates:
-    """Mean over the seeds of each seed's mean over values, with its 95 % interval, by group and metric.
+    """Return the mean over seeds of each seed's mean over values, with its 95 % interval, by group and metric.
 
     Raises:
-        InputError: the runs do not measure the same things on the same images.
+        InputError: The runs differ in their metrics or images.
     """
     _check_same_images(runs)
     return _estimate({key: [run.groups[key[0]][key[1]] for run in runs] for key in _keys(runs[0])})
 
 
 def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estimates:
-    """Own − reference, paired by seed and image, on what both have: seeds, groups, metrics and images.
+    """Return own − reference, paired by seed and image, on common seeds, groups, metrics and images.
 
-    Ids name images of one dataset: whether both were measured alike, see reporting/comparable.py.
+    Ids name images of one dataset; reporting/comparable.py checks that both were measured in the same way.
 
     Returns:
-        Empty where they have no metric in common.
+        Estimates, empty without a common metric.
 
     Raises:
-        InputError: they have no seed or no image in common, or an experiment's runs differ in their images.
+        InputError: There is no common seed or image, or an experiment's runs differ in their images.
     """
     _check_same_images(runs)
     _check_same_images(reference_runs)
@@ -139,21 +139,22 @@ def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estim
     differences = {key: values for key, values in differences.items() if len(values[0].ids)}
     if not differences:
         names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
-        raise InputError(f"{names} have no evaluation image in common; compare experiments on the same dataset")
+        raise InputError(f"{names} have no common evaluation image; compare experiments on the same dataset")
     return _estimate(differences)
 
 
 def same_seeds(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[Scores, Scores]]:
-    """
+    """Return the pairs of runs with the same seed.
+
     Raises:
-        InputError: they have no seed in common.
+        InputError: There is no common seed.
     """
-    reference_of = {run.seed: run for run in reference_runs}
-    if pairs := [(run, reference_of[run.seed]) for run in runs if run.seed in reference_of]:
+    by_seed = {run.seed: run for run in reference_runs}
+    if pairs := [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]:
         return pairs
     names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
     own, other = ([run.seed for run in side] for side in (runs, reference_runs))
-    raise InputError(f"{names} have no seed in common ({own} and {other}); give both at least one seed that is equal")
+    raise InputError(f"{names} have no common seed ({own} and {other}); run both with at least one equal seed")
 
 
 def _keys(run: Scores) -> Iterator[tuple[str, str]]:
@@ -167,20 +168,20 @@ def _check_same_images(runs: list[Scores]) -> None:
             group, metric = min(unshared)
             has, lacks = (first, other) if metric in first.groups.get(group, {}) else (other, first)
             raise InputError(
-                f"{has.run} has {metric} of {group} ({has.groups[group][metric].file}), {lacks.run} has not; "
-                "run both evaluations again"
+                f"{has.run} has {metric} of {group} ({has.groups[group][metric].file}), but {lacks.run} does not; run "
+                "both evaluations again"
             )
         for group, metric in _keys(first):
             one, two = first.groups[group][metric], other.groups[group][metric]
             if not np.array_equal(one.ids, two.ids) or not np.array_equal(one.counts, two.counts):
                 raise InputError(
-                    f"{other.run}: {metric} of {group} in {two.file} is about other images than in {first.run} "
+                    f"{other.run}: {metric} of {group} in {two.file} has other images than in {first.run} "
                     f"({len(two.ids)} and {len(one.ids)}); generate its answers again from the same evaluation split"
                 )
 
 
 def _estimate(values: dict[tuple[str, str], list[PerImage]]) -> Estimates:
-    """Estimates from the values of S seeds."""
+    """Estimate each metric from the values of S seeds."""
     estimates: Estimates = {}
     for (group, metric), seeds in values.items():
         sums = np.stack([seed.sums for seed in seeds])  # (S, U)

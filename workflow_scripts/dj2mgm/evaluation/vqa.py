@@ -1,4 +1,4 @@
-"""Accuracy of short answers: exact match after normalization, overall and per question type."""
+"""Accuracy of short answers: exact match after normalization, overall and by question type."""
 
 from dj2mgm.evaluation.groups import BY_TYPE, Metrics, Rows, estimate_groups
 from dj2mgm.evaluation.intervals import Measurements
@@ -7,9 +7,9 @@ ARTICLES = {"a", "an", "the"}
 
 
 def normalize(answer: str) -> str:
-    """Lower case, single spaces, no final full stop, no articles ("The top left." is "top left").
+    """Normalize to lower case, single spaces, no final full stop, no articles: "The top left." → "top left".
 
-    An answer that is nothing but an article stays, so that option A of a multiple choice is not emptied.
+    An answer that consists of an article only is kept, so that option A of a multiple choice does not become empty.
     """
     words = answer.lower().strip().removesuffix(".").split()
     return " ".join([word for word in words if word not in ARTICLES] or words)
@@ -20,7 +20,7 @@ def is_correct(row: dict) -> bool:
 
 
 def accuracy(rows: Rows) -> Metrics:
-    """1 for right and 0 for wrong: `vqa_accuracy` over all rows (micro average), `vqa_accuracy_<type>` per type."""
+    """Measure `vqa_accuracy` over all rows (micro average) and `vqa_accuracy_<type>` by question type."""
     by_metric: dict[str, Rows] = {"vqa_accuracy": rows}
     for row in sorted(rows, key=lambda row: row["type"]):
         by_metric.setdefault(BY_TYPE + row["type"], []).append(row)
@@ -31,16 +31,20 @@ def accuracy(rows: Rows) -> Metrics:
 
 
 def measure_answers(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
-    """Metrics of every model on own and shuffled images, from `groups.read_pairs(path, ("id", "type", "question"))`."""
+    """Measure every model on own and shuffled images.
+
+    Args:
+        models: Answers from `groups.read_pairs(path, ("id", "type", "question"))`.
+    """
     return {f"{model}/{images}": accuracy(rows) for model, pair in models.items() for images, rows in pair.items()}
 
 
 def evaluate_answers(models: dict[str, dict[str, Rows]]) -> dict:
-    """Estimates and counts of the same models.
+    """Return estimates and counts of the models of `measure_answers`.
 
     Returns:
-        {"questions": questions asked of each model, "groups": {group: estimates}, "counts": {group: {…}}};
-        with no questions, 0 and empty groups.
+        {"questions": number of questions for each model, "groups": {group: estimates}, "counts": {group: {…}}};
+        without questions, 0 and empty groups.
     """
     counts = {
         f"{model}/{images}": {"answers": len(rows), "empty": sum(not row["prediction"].strip() for row in rows)}

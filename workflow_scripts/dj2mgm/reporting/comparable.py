@@ -3,8 +3,8 @@
 All differences between experiments are taken here, and the pages' sentences say why others are not.
 """
 
-from dj2mgm.evaluation.groups import SECOND, is_of_task
-from dj2mgm.evaluation.seeds import Estimates, Scores, paired_difference, with_metrics
+from dj2mgm.evaluation.groups import SECOND, is_task_metric
+from dj2mgm.evaluation.seeds import Estimates, Scores, paired_difference, select_metrics
 from dj2mgm.reporting.drawing import listed
 from dj2mgm.reporting.experiment import Experiment
 
@@ -13,7 +13,7 @@ JUDGED = ("clip_score", "ref_clip_score")  # what both judges measure
 
 def obstacle(metric: str, *experiments: Experiment) -> str:
     """What keeps a metric of these experiments from being compared, in words; empty where nothing does."""
-    if is_of_task(metric):
+    if is_task_metric(metric):
         return ""  # all are asked the same
     if metric.removeprefix(SECOND) in JUDGED:
         return differing_data(*experiments) or differing_judges(int(metric.startswith(SECOND)), *experiments)
@@ -58,7 +58,7 @@ def alike(experiment: Experiment, reference: Experiment) -> tuple[list[Scores], 
     """The runs of both, with the metrics that can be compared."""
     measured = {metric for metrics in experiment.groups.values() for metric in metrics}
     chosen = {metric for metric in measured if not obstacle(metric, experiment, reference)}
-    own, others = ([with_metrics(run, chosen) for run in one.scores] for one in (experiment, reference))
+    own, others = ([select_metrics(run, chosen) for run in one.scores] for one in (experiment, reference))
     return own, others
 
 

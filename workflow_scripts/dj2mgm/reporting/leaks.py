@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from dj2mgm.evaluation.leaked import HELD_OUT, leaked_ids
-from dj2mgm.evaluation.seeds import aggregate, leave_out
+from dj2mgm.evaluation.leaked import HELD_OUT, read_leaked_ids
+from dj2mgm.evaluation.seeds import aggregate, drop_images
 from dj2mgm.files import read_json
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, figure, interval
 from dj2mgm.reporting.drawing import grouped
@@ -62,7 +62,7 @@ def leaks_parts(experiments: list[Experiment], page: str | Path) -> Iterator[Lea
             by_folder.setdefault(experiment.leaks, []).append((index, experiment))
     for folder, group in by_folder.items():
         file = folder / "leaks.jsonl"
-        leaked, summary = leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
+        leaked, summary = read_leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
         found = any(counts["leaked"] or counts.get("leaked_texts") for counts in summary.values())
         yield LeaksPart(
             group[0][1].dataset.name,
@@ -92,7 +92,7 @@ def _treatment(experiment: Experiment) -> str:
 
 def _scores(index: int, experiment: Experiment, leaked: set[str]) -> Iterator[Score]:
     """Headline metrics on the images themselves."""
-    rest = aggregate([leave_out(run, leaked) for run in experiment.scores])
+    rest = aggregate([drop_images(run, leaked) for run in experiment.scores])
     for group, label in GROUP_LABELS.items():
         if group.endswith("/own"):
             for metric in HEADLINES:

@@ -4,7 +4,7 @@ as tables."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dj2mgm.evaluation.groups import SECOND, is_of_task, is_share
+from dj2mgm.evaluation.groups import SECOND, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.reporting.comparable import obstacle, obstacles
@@ -256,6 +256,6 @@ def _cell(group: str, metric: str, difference: Estimate | None) -> Cell | None:
     if difference is None:
         return None
     # of a metric of lmms-eval, nothing here says whether more is better
-    judged = group.endswith("/own") and not is_of_task(metric)
+    judged = group.endswith("/own") and not is_task_metric(metric)
     shown = VERDICTS[verdict(metric, difference)] if judged else ""
     return Cell(gain(metric, difference["mean"]), interval(metric, difference, gain), shown)

@@ -1,13 +1,13 @@
-"""MMBench: its table, its prompt, its accuracy, circular where the file rotates the options, and its submission.
+"""MMBench: its table, prompt, (circular) accuracy and submission.
 
-Its file is a tab-separated table, one question with up to four options a row, the image in it as base64:
+Its file is a tab-separated table with one question with up to four options per row, and the image as base64:
 
     index  question  hint  A  B  C  D  answer  category  image  source  l2-category  comment  split
 
-`hint`, `C`, `D`, `answer`, `source`, `l2-category`, `comment` and `split` may be missing. Where an image repeats, its
-cell holds the index of the row that has it. Asked again with its options rotated, a question has its index plus a
-million for each turn. Under CircularEval (Liu et al. 2023, arXiv:2307.06281) it is answered right only if every
-rotation is: a model that always says A gets nothing.
+`hint`, `C`, `D`, `answer`, `source`, `l2-category`, `comment` and `split` may be missing. The cell of a repeated image
+contains the index of the row with the image. A question with rotated options has the question's index plus a million
+for each rotation. Under CircularEval (Liu et al. 2023, arXiv:2307.06281) a question is answered right only if all its
+rotations are, so a model that always answers A scores 0.
 """
 
 import base64
@@ -35,21 +35,22 @@ VARIANTS = ("circular", "single")  # options rotated or not
 REQUIRED = ("index", "question", "A", "B", "category", "image")
 LETTERS = "ABCD"
 INSTRUCTION = "Answer with the option's letter from the given choices directly."  # LLaVA's single-prediction prompt
-LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)  # with which an answer begins
+LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)  # at the start of an answer
 ROTATION_STEP = 1_000_000
 MAX_LINE = 2**28  # characters; an image is one cell
-LONGEST_REFERENCE = 64  # characters; what is longer is an image, as in OpenCompass's own reader
+LONGEST_REFERENCE = 64  # characters; a longer cell is an image, as in OpenCompass's own reader
 COLUMNS = ("index", "question", *LETTERS, "prediction", "answer", "split")  # of a submission
 
 
 def read(questions: str | Path) -> Iterator[dict]:
-    """Yield questions with their truth, every image decoded once.
+    """Yield questions with their ground truth, every image decoded once.
 
-    {"variant", "id", "index": its number, "image": bytes of the file, "image_id": the first row's id that has them,
+    {"variant", "id", "index": its number, "image": bytes of the file, "image_id": id of the first row with the image,
     "prompt", "question", "options": {letter: text}, "answer": letter or None, "category", "l2_category", "split"}
 
     Raises:
-        InputError: names the file, the row (from 1, without the header) and the remedy.
+        InputError: The table is not valid. The message names the file, the row (from 1, without the header) and the
+            remedy.
     """
     path, rows = Path(questions), []
     ids = UniqueIds(path)
@@ -58,7 +59,7 @@ def read(questions: str | Path) -> Iterator[dict]:
         ids.add(row["id"], number)
         rows.append(row)
     if not rows:
-        raise InputError(f"{path} holds no questions")
+        raise InputError(f"{path} contains no questions; download the file again")
     variant = "circular" if any(row["index"] >= ROTATION_STEP for row in rows) else "single"
     images = {row["id"]: row["image"] for row in rows}
     first: dict[bytes, str] = {}
@@ -69,12 +70,12 @@ def read(questions: str | Path) -> Iterator[dict]:
         if isinstance(row["image"], str):
             row["image"] = images.get(row["image"])
             if not isinstance(row["image"], bytes):
-                raise InputError(f"{where}: 'image' names a row that has no image of its own; download the file again")
+                raise InputError(f"{where}: 'image' names a row without an image of its own; download the file again")
         yield {"variant": variant, "image_id": first.setdefault(row["image"], row["id"])} | row
 
 
 def question(row: dict) -> int:
-    """Its number, which its rotations share."""
+    """Return a question's number, which its rotations share."""
     return row["index"] % ROTATION_STEP
 
 
@@ -84,12 +85,12 @@ def text(row: dict) -> tuple[str, list[str]]:
 
 
 def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Numbered rows by column; a missing cell is empty."""
+    """Yield numbered rows by column; a missing cell is empty."""
     csv.field_size_limit(MAX_LINE)
     number = 0
     try:
         with open_input(path, newline="") as file:
-            lines = iter(partial(file.readline, MAX_LINE), "")  # the rest of a longer one lacks cells
+            lines = iter(partial(file.readline, MAX_LINE), "")  # the parts of a longer line lack cells
             table = csv.DictReader(lines, dialect="excel-tab", strict=True)
             if missing := [name for name in REQUIRED if name not in (table.fieldnames or ())]:
                 raise InputError(
@@ -97,7 +98,9 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 )
             for number, cells in enumerate(table, start=1):
                 if None in cells or None in cells.values():
-                    raise InputError(f"{path}, row {number}: not as many cells as the header; download the file again")
+                    raise InputError(
+                        f"{path}, row {number}: the number of cells differs from the header's; download the file again"
+                    )
                 yield number, {name: "" if cell.strip().lower() == "nan" else cell for name, cell in cells.items()}
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{path}, row {number + 1}: not a tab-separated table in UTF-8 ({error})") from None
@@ -110,9 +113,7 @@ def _parse_row(cells: dict[str, str], where: str) -> dict:
         raise InputError(f"{where}: 'question' is empty")
     options = {letter: cells[letter] for letter in LETTERS if cells.get(letter)}
     if list(options) != list(LETTERS[: len(options)]) or len(options) < 2:
-        raise InputError(
-            f"{where}: there must be two to four options, without a gap; found {', '.join(options) or 'none'}"
-        )
+        raise InputError(f"{where}: expected two to four options without a gap, found {', '.join(options) or 'none'}")
     answer = cells.get("answer") or None
     if answer is not None and answer not in options:
         raise InputError(f"{where}: 'answer' must be one of the options {', '.join(options)}, found {answer!r}")
@@ -140,7 +141,7 @@ def _parse_row(cells: dict[str, str], where: str) -> dict:
 
 
 def _parse_image(cell: str, where: str) -> bytes | str:
-    """The image file's bytes, or the id of the row that has them."""
+    """Return the image file's bytes, or the id of the row with the image."""
     if len(cell) <= LONGEST_REFERENCE and cell.isdecimal():
         return str(int(cell))
     try:
@@ -148,13 +149,13 @@ def _parse_image(cell: str, where: str) -> bytes | str:
         load_image(image)
     except (binascii.Error, BadImage) as error:
         raise InputError(
-            f"{where}: 'image' is not a whole image in base64 ({error}); download the file again"
+            f"{where}: 'image' is not a complete image in base64 ({error}); download the file again"
         ) from None
     return image
 
 
 def chosen_option(prediction: str, options: dict[str, str]) -> str | None:
-    """The letter that an answer names ("B", "B.", "(B)", "B. a cat") or whose text it repeats; None: unreadable."""
+    """Return the letter that an answer names ("B", "B.", "(B)", "B. a cat") or whose text it repeats, or None."""
     text = prediction.strip()
     match = LETTER.match(text)
     if match and match[1] in options:
@@ -164,10 +165,9 @@ def chosen_option(prediction: str, options: dict[str, str]) -> str | None:
 
 
 def measure(rows: Rows) -> Metrics:
-    """Accuracy in per cent: `score` of all questions, `category/<name>` and `l2_category/<name>` of some; questions
-    about one image belong together.
+    """Compute the accuracy in percent, grouped by image; {} if the right answers are withheld.
 
-    {} where the answers are withheld.
+    `score` is over all questions, `category/<name>` and `l2_category/<name>` over those of a category.
     """
     if rows[0]["answer"] is None:
         return {}
@@ -191,17 +191,17 @@ def measure(rows: Rows) -> Metrics:
 
 
 def count(rows: Rows) -> dict[str, int]:
-    """`unreadable`: answers that name no option."""
+    """Count as `unreadable` the answers that name no option."""
     return {"unreadable": sum(chosen_option(row["prediction"], row["options"]) is None for row in rows)}
 
 
 def write_submission(rows: Rows, path: Path) -> None:
-    """A row for each question: index, question, A to D, the prediction word for word, answer, split."""
+    """Write a row for each question: index, question, A to D, the unchanged prediction, answer, split."""
     with replace_file(path, "wb") as file:
-        workbook_of(rows).save(file)
+        build_workbook(rows).save(file)
 
 
-def workbook_of(rows: Rows) -> Workbook:
+def build_workbook(rows: Rows) -> Workbook:
     workbook = Workbook()
     workbook.active.append(COLUMNS)
     for row in rows:
@@ -215,5 +215,5 @@ def workbook_of(rows: Rows) -> Workbook:
 
 
 def _printable(value: object) -> object:
-    """Without the control characters that no spreadsheet can hold, which a model may say."""
+    """Remove the control characters of an answer that a spreadsheet cannot contain."""
     return ILLEGAL_CHARACTERS_RE.sub("", value) if isinstance(value, str) else value

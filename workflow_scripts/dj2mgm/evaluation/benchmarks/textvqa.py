@@ -1,10 +1,10 @@
-"""TextVQA: its validation questions as LLaVA asks them, and VQA accuracy against the answers of ten people.
+r"""TextVQA: validation questions with LLaVA's prompts, and VQA accuracy against the answers of ten annotators.
 
-`questions` is LLaVA's llava_textvqa_val_v051_ocr.jsonl, a question a line; `question_id` is the image's, the OCR line
-may be missing:
+`questions` is LLaVA's llava_textvqa_val_v051_ocr.jsonl with one question per line. Its `question_id` is the image's id,
+and the OCR line may be missing:
 
     {"question_id": "003a8ae2ef43b901", "image": "003a8ae2ef43b901.jpg", "text": "What is the brand of this camera?
-     \\nReference OCR token: DAKOTA, DIGITAL\\nAnswer the question using a single word or phrase."}
+     \nReference OCR token: DAKOTA, DIGITAL\nAnswer the question using a single word or phrase."}
 
 `answers` is TextVQA's own TextVQA_0.5.1_val.json:
 
@@ -26,21 +26,22 @@ from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 
 FILES = ("questions", "answers", "images")
-VARIANTS = ("ocr_tokens", "no_ocr_tokens")  # whether prompts list what an OCR system has read
+VARIANTS = ("ocr_tokens", "no_ocr_tokens")  # prompts with or without the tokens that an OCR system read
 
 OCR_LINE = "Reference OCR token"
 ANSWERS = 10
 
-Key = tuple[str, str]  # image id and question in lower case: what the two files have in common
+Key = tuple[str, str]  # image id and question in lower case, which occur in both files
 
 
 def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iterator[dict]:
-    """Yield questions with their truth, every image opened once.
+    """Yield questions with their ground truth, every image opened once.
 
     {"variant", "id": TextVQA's question id, "image_id", "image": path, "prompt", "answers": ten texts}
 
     Raises:
-        InputError: names the file, the row (from 1) and the remedy; the two files must hold the same questions.
+        InputError: A file is not valid, or the two files have different questions. The message names the file, the row
+            (from 1) and the remedy.
     """
     truth = _read_answers(Path(answers))
     variant, seen, paths = None, {}, {}
@@ -52,10 +53,12 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
         question, own_variant = _parse_prompt(row["text"], where)
         variant = variant or own_variant
         if own_variant != variant:
-            raise InputError(f"{where} is of the variant {own_variant}, row 1 of {variant}; ask all with OCR or none")
+            raise InputError(
+                f"{where} has the variant {own_variant}, but row 1 has {variant}; use OCR tokens in all prompts or none"
+            )
         key = row["question_id"], question
         if (first := seen.setdefault(key, number)) != number:
-            raise InputError(f"{where} asks the same as row {first}; delete one of them")
+            raise InputError(f"{where} repeats the question of row {first}; delete one of them")
         if key not in truth:
             raise InputError(f"{where}: {answers} has no answers to {question!r} about the image {key[0]}")
         if row["image"] not in paths:
@@ -79,13 +82,13 @@ def text(row: dict) -> tuple[str, list[str]]:
 
 
 def _parse_prompt(text: str, where: str) -> tuple[str, str]:
-    """The question alone, in lower case, and the prompt's variant."""
+    """Return a prompt's question in lower case, and the prompt's variant."""
     check_no_control(text, where)
     lines = text.split("\n")
     has_ocr = len(lines) == 3 and lines[1].startswith(OCR_LINE)
     if not has_ocr and len(lines) != 2:
         raise InputError(
-            f"{where}: 'text' must be the question, perhaps a line {OCR_LINE!r}, and the instruction, each on one line"
+            f"{where}: 'text' must be the question, optionally a line {OCR_LINE!r}, and the instruction, one line each"
         )
     return lines[0].strip().lower(), "ocr_tokens" if has_ocr else "no_ocr_tokens"
 
@@ -113,25 +116,27 @@ def _read_answers(path: Path) -> dict[Key, dict]:
             raise InputError(f"{where}: 'question_id' must be a number, found {row.get('question_id')!r}")
         given = row.get("answers")
         if not isinstance(given, list) or len(given) != ANSWERS or not all(isinstance(text, str) for text in given):
-            raise InputError(f"{where}: 'answers' must hold {ANSWERS} texts; the test split has none, take validation")
+            raise InputError(
+                f"{where}: 'answers' must contain {ANSWERS} strings; the test split has none, use the validation split"
+            )
         key = row["image_id"], row["question"].strip().lower()
         if key in truth:
-            raise InputError(f"{where}: {row['question']!r} about the image {key[0]} was asked before; delete one row")
+            raise InputError(f"{where} repeats the question {row['question']!r} about {key[0]}; delete one row")
         truth[key] = row
     return truth
 
 
-# Both sides of a comparison are normalized as EvalAI's server does it, oddities included, since every published figure
-# rests on them.
+# Answers and predictions are normalized as EvalAI's server does it, including its peculiarities, because all published
+# figures were computed so.
 
 ARTICLES = {"a", "an", "the"}
 NUMBERS = {
     word: str(number) for number, word in enumerate("zero one two three four five six seven eight nine ten".split())
 }
 NUMBERS |= {"none": "0"}
-MARKS = ';/[]"{}()=+\\_-><@`!'  # commas and question marks go before these
-FULL_STOP = re.compile(r"\.(?!\d)")  # not the point of 0.5
-# Words that are known without one of their apostrophes ("couldnt've") and get it back.
+MARKS = ';/[]"{}()=+\\_-><@`!'  # commas and question marks are removed before these
+FULL_STOP = re.compile(r"\.(?!\d)")  # excludes the point of 0.5
+# Contractions, whose missing apostrophes ("couldnt've") are restored.
 CONTRACTIONS = """
     'ow's'at 'twas ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't
     haven't he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've
@@ -150,14 +155,14 @@ REPAIRED = {
 
 
 def normalize(answer: str) -> str:
-    """Lower case, digits for small numbers, no articles and hardly any punctuation ("The two cats." is "2 cats")."""
+    """Normalize to lower case, digits, no articles and little punctuation: "The two cats." → "2 cats"."""
     text = answer.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
     words = [NUMBERS.get(word, word) for word in _without_marks(text).split()]
     return " ".join(REPAIRED.get(word, word) for word in words if word not in ARTICLES)
 
 
 def _without_marks(text: str) -> str:
-    """A mark that stands beside a space anywhere in the text goes; one inside words becomes a space."""
+    """Remove marks that occur next to a space anywhere in the text; replace other marks by a space."""
     text = re.sub(r"[\n\t]", " ", text)
     left = text
     for mark in MARKS:
@@ -166,16 +171,16 @@ def _without_marks(text: str) -> str:
 
 
 def vqa_accuracy(prediction: str, answers: list[str]) -> float:
-    """min(1, 0.3 n) for n of ten answers equal to the prediction.
+    """Return min(1, 0.3 n) for n of ten answers equal to the prediction.
 
-    It is the mean over the ten subsets of nine answers of min(1, n / 3), n counted within the subset: the definition of
-    Antol et al. 2015 (VQA), which TextVQA (Singh et al. 2019) takes over.
+    This is the mean of min(1, n / 3) over the ten subsets of nine answers, with n counted within the subset, as defined
+    by Antol et al. 2015 (VQA) and used by TextVQA (Singh et al. 2019).
     """
-    said = normalize(prediction)
-    return min(1.0, 3 * sum(normalize(answer) == said for answer in answers) / 10)
+    predicted = normalize(prediction)
+    return min(1.0, 3 * sum(normalize(answer) == predicted for answer in answers) / 10)
 
 
 def measure(rows: Rows) -> Metrics:
-    """`score`: VQA accuracy in per cent, of answers.jsonl's rows; questions about one image belong together."""
+    """Compute `score`, the VQA accuracy in percent of the rows of answers.jsonl, grouped by image."""
     scores = [100 * vqa_accuracy(row["prediction"], row["answers"]) for row in rows]
     return {"score": Measurements.of(scores, [row["image_id"] for row in rows])}

@@ -1,6 +1,6 @@
-"""Other people's tools that evaluate models, and how this workflow's models take part in them.
+"""Adapters to evaluation tools of others.
 
-lmms_tasks    tasks of lmms-eval, as questions and metrics: what the rules of `snakemake evaluate` use
+lmms_tasks    tasks of lmms-eval as questions and metrics, for the rules of `snakemake evaluate`
 lmms_model    `--model dj2mgm` of lmms-eval's own command
-vlmevalkit    a model of VLMEvalKit
+vlmevalkit    this workflow's models in VLMEvalKit
 """

@@ -1,4 +1,4 @@
-"""What goes from a tool to a model and back: images as files, and answers as tools count them."""
+"""Exchange with evaluation tools: images as files, and answers cut as the tools cut them."""
 
 import hashlib
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ from PIL import Image
 from dj2mgm.data.images import as_rgb
 from dj2mgm.files import FIX, read_json
 
-BLANK_LINE = "\n\n"  # the `until` that lmms-eval gives to tasks that name none
-# Types of models whose class in lmms-eval 0.7.3 cuts answers at the texts of `until`, and which of these it leaves out.
-# The classes of all other types return answers whole, as do the classes for models without one of their own. Where
-# lmms-eval has two classes of a model, it takes the one in `models/chat`, and so does this table.
+BLANK_LINE = "\n\n"  # the default `until` of lmms-eval
+# Model types whose class in lmms-eval 0.7.3 cuts answers at the texts of `until`, and the texts that it ignores. The
+# classes of all other types, and lmms-eval's general classes, return answers uncut. If lmms-eval has two classes for a
+# model, it uses the one in `models/chat`, and so does this table.
 CUTTING_CLASSES: dict[str, frozenset[str]] = {
     "gemma3": frozenset({BLANK_LINE}),
     "gemma4": frozenset({BLANK_LINE}),
@@ -23,21 +23,21 @@ CUTTING_CLASSES: dict[str, frozenset[str]] = {
 
 
 def save_once(image: Image.Image, folder: Path) -> Path:
-    """The file of an image, whose name says what it shows: an image that is asked about again is there already."""
+    """Save an image under a hash of its content, so that each image is written once, and return the file."""
     image = as_rgb(image)
-    shown = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest()[:32]
-    file = folder / f"{shown}.png"
+    digest = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest()[:32]
+    file = folder / f"{digest}.png"
     if not file.exists():
         image.save(file, compress_level=1)
     return file
 
 
-def texts_that_end(model: Path, until: Iterable[str] | str | None) -> list[str]:
+def find_stop_texts(model: Path, until: Iterable[str] | str | None) -> list[str]:
     """Return the texts at which lmms-eval's own class of a model cuts its answers.
 
     Args:
         model: Folder of a whole model.
-        until: What the task names, or lmms-eval's default for it.
+        until: The task's `until`, or lmms-eval's default.
     """
     left_out = CUTTING_CLASSES.get(read_json(model / "config.json", remedy=FIX).get("model_type"))
     if left_out is None:
@@ -46,8 +46,8 @@ def texts_that_end(model: Path, until: Iterable[str] | str | None) -> list[str]:
     return [text for text in named if text and text not in left_out]
 
 
-def cut(answer: str, until: Iterable[str]) -> str:
-    """Return an answer up to the first of the texts that end it, without blanks around it."""
+def cut_answer(answer: str, until: Iterable[str]) -> str:
+    """Return an answer up to the first of the texts that end it, without surrounding blanks."""
     answer = answer.strip()
     for end in until:
         answer = answer.split(end)[0]

@@ -1,4 +1,4 @@
-"""The entry point of workflow_scripts/dj2mgm-1.dist-info, which lmms-eval loads while it is itself being imported."""
+"""Entry point of workflow_scripts/dj2mgm-1.dist-info, which lmms-eval loads while it is being imported."""
 
 from lmms_eval.models.registry_v2 import ModelManifest
 

@@ -1,4 +1,4 @@
-"""Tasks of lmms-eval with data from local files: what they ask, and what answers are worth by their own metrics."""
+"""Tasks of lmms-eval with data from local files: their questions, and their own metrics of the answers."""
 
 import inspect
 import os
@@ -23,28 +23,29 @@ from dj2mgm.control_tokens import find_control
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # before they are imported: nothing is fetched
-MODEL = "dj2mgm"  # by which a task may choose its prompt
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # read on import; nothing is downloaded
+MODEL = "dj2mgm"  # model name, which may select a task's prompt
 Aggregate = Callable[[list], float | None]
 
 
 @dataclass(frozen=True)
 class Values:
-    """What one metric has of each question that it is about, and how the task makes one figure of them."""
+    """Results of one metric for questions, and the task's function that aggregates them to one figure."""
 
     questions: list[int]  # numbers of the questions
-    items: list  # of each: a number, or what the task's own aggregation reads
+    items: list  # for each question, a number or another input of the task's aggregation
     aggregate: Aggregate
 
 
 class LmmsTask:
-    """
+    """Task of lmms-eval with questions about one image each and answers as text.
+
     Args:
-        name: of a task that asks one question about one image, and reads the answer as text.
-        data: folder of its data: a copy of the hub's repository, or what `save_to_disk` of `datasets` wrote.
+        name: Name of the task.
+        data: Folder of its data, a copy of the hub's repository or written by `save_to_disk` of `datasets`.
 
     Raises:
-        InputError: lmms-eval is not there, or has no such task; or the folder does not hold its data.
+        InputError: lmms-eval is not installed or has no such task, or the folder does not contain its data.
     """
 
     def __init__(self, name: str, data: Path):
@@ -58,9 +59,9 @@ class LmmsTask:
         config = _config(name) | {"dataset_path": str(data.resolve()), "dataset_kwargs": {}}
         if (data / "dataset_dict.json").is_file():
             config["dataset_kwargs"] = {"load_from_disk": True}
-        elif not (data / "README.md").is_file():  # which names the parts of a repository
+        elif not (data / "README.md").is_file():  # only it defines the subsets of a repository
             config["dataset_name"] = None
-        ConfigurableTask.download.retry.wait = lambda state: 0  # a file that is not there does not come
+        ConfigurableTask.download.retry.wait = lambda state: 0  # waiting does not help for a missing local file
         try:
             self.task = ConfigurableTask(config=config, model_name=MODEL)
         except (RetryError, KeyError, ValueError, AssertionError, IndexError) as error:
@@ -74,38 +75,38 @@ class LmmsTask:
 
     @property
     def decoding(self) -> dict:
-        """`max_new_tokens`, None where the task leaves it open, and `until`: texts before which an answer ends."""
-        asked = self.task.config.generation_kwargs
-        until = asked.get("until") or []
+        """`max_new_tokens`, None if the task does not set it, and `until`, the texts that end an answer."""
+        settings = self.task.config.generation_kwargs
+        until = settings.get("until") or []
         return {
-            "max_new_tokens": asked.get("max_new_tokens"),
+            "max_new_tokens": settings.get("max_new_tokens"),
             "until": [until] if isinstance(until, str) else list(until),
         }
 
     def questions(self) -> Iterator[tuple[str, Image.Image]]:
-        """Prompt and image of each question, in the order of the data.
+        """Yield prompt and image of each question, in the order of the data.
 
         Raises:
-            InputError: a question is about no image, or several.
+            InputError: A question has no image or several images.
         """
         for number, doc in enumerate(self.task.task_docs):
             visuals = self.task.doc_to_visual(doc) or []
             if len(visuals) != 1 or not isinstance(visuals[0], Image.Image):
                 raise InputError(
-                    f"task {self.name}: question {number} shows {len(visuals)} pictures or videos, and one picture is "
-                    "needed; choose another task"
+                    f"task {self.name}: question {number} has {len(visuals)} images or videos, expected one image; "
+                    "choose another task"
                 )
-            # as lmms-eval asks without examples; the image goes where this workflow's models have it
+            # lmms-eval's prompt without examples; this workflow's models put the image at their own position
             prompt = (self.task.config.description or "") + self.task.doc_to_text(doc)
             prompt = prompt.replace(IMAGE_TOKEN, " ").strip()
             if control := find_control(prompt):
                 raise InputError(
-                    f"task {self.name}: question {number} holds the control token {control}; choose another"
+                    f"task {self.name}: question {number} contains the control token {control}; choose another task"
                 )
             yield prompt, visuals[0]
 
     def values(self, predictions: list[str]) -> dict[str, Values]:
-        """What the task's metrics have of one answer to each question; metrics that only write a file are left out."""
+        """Return the metrics' results for one answer to each question, without metrics that only write a file."""
         from lmms_eval.api.instance import Instance
 
         metadata = {"task": self.name, "repeats": 1}
@@ -116,7 +117,7 @@ class LmmsTask:
         found: dict[str, Values] = {}
         for ensemble in self.task._filters:
             ensemble.apply(instances, self.docs)
-            with _by_itself():
+            with _isolated():
                 scored = [
                     self.task.process_results(dict(doc), [instance.filtered_resps[ensemble.name]])
                     for doc, instance in zip(self.docs, instances, strict=True)
@@ -131,38 +132,39 @@ class LmmsTask:
         return {name: values for name, values in found.items() if _is_number(values.aggregate(values.items))}
 
     def check_metrics(self, images: Sequence[str]) -> None:
-        """
+        """Check that all metrics can be computed without the questions of an image, which intervals require.
+
         Args:
-            images: of each question.
+            images: The image of each question.
 
         Raises:
-            InputError: a metric cannot be computed without the questions of an image, as intervals need it.
+            InputError: A metric cannot be computed.
         """
         for name, values in self.values([""] * len(images)).items():
             shown = [images[question] for question in values.questions]
             rest = [item for item, image in zip(values.items, shown, strict=True) if image != shown[0]]
             try:
                 values.aggregate(rest or values.items)
-            except Exception as error:  # whatever a task's own code raises
+            except Exception as error:  # a task's own code may raise any type
                 raise InputError(
-                    f"task {self.name}: its metric {name} cannot be computed for a part of the questions, as intervals "
-                    f"need it ({type(error).__name__}: {error}); choose another task"
+                    f"task {self.name}: its metric {name} cannot be computed for a part of the questions, which "
+                    f"intervals require ({type(error).__name__}: {error}); choose another task"
                 ) from None
 
     def is_mean(self, metric: str) -> bool:
-        """Whether a metric is the plain mean of one number for each question."""
+        """Return whether a metric is the plain mean of one number per question."""
         from lmms_eval.api.registry import get_aggregation
 
         return self.task.aggregation()[metric.split(",")[0]] is get_aggregation("mean")
 
     def _aggregate(self, metric: str) -> Aggregate | None:
         known = self.task.aggregation().get(metric)
-        return known and partial(_quietly, known)
+        return known and partial(_aggregate_quietly, known)
 
 
 @cache
-def _manager():
-    """It reads the names of all tasks."""
+def _task_manager():
+    """Return lmms-eval's task manager, cached because it reads all tasks."""
     from lmms_eval.tasks import TaskManager
     from loguru import logger
 
@@ -171,42 +173,43 @@ def _manager():
 
 
 def _config(name: str) -> dict:
-    manager = _manager()
+    manager = _task_manager()
     if name not in manager.all_tasks:
         near = get_close_matches(name, manager.all_tasks, n=3)
         raise InputError(
-            f"evaluations: lmms-eval has no task {name!r}" + (f"; near are {', '.join(near)}" if near else "")
+            f"evaluations: lmms-eval has no task {name!r}"
+            + (f"; did you mean {' or '.join(near)}?" if near else "; name one of its tasks")
         )
     if not manager._name_is_task(name):
         raise InputError(f"evaluations: {name} is a group of lmms-eval's tasks; name its tasks instead")
     config = manager._get_config(name)
     if config.get("output_type", "generate_until") != "generate_until":
         raise InputError(
-            f"evaluations: the task {name} is of type {config['output_type']}, and only generate_until can be asked; "
-            "choose another"
+            f"evaluations: the task {name} has the type {config['output_type']}, but only generate_until is supported; "
+            "choose another task"
         )
     return config
 
 
-def _quietly(aggregate: Callable, items: list) -> float | None:
-    """Without what it prints; files that it writes on the way are not kept."""
+def _aggregate_quietly(aggregate: Callable, items: list) -> float | None:
+    """Aggregate without the task's printed output and temporary files."""
     scope = getattr(aggregate, "__globals__", {})
     state = {name: deepcopy(value) for name, value in scope.items() if type(value) in (dict, list, set)}
-    with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _by_itself():
+    with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _isolated():
         more = {"args": Namespace(output_path=folder)} if "args" in inspect.signature(aggregate).parameters else {}
         try:
             return aggregate(items, **more)
-        finally:  # some add up in their module what they are called with
+        finally:  # some tasks collect their inputs in module variables
             scope.update(state)
 
 
 @contextmanager
-def _by_itself() -> Iterator[None]:
-    """A task's own code asks no judge on the internet, nor waits to ask again, and guesses alike each time."""
-    random.seed(0)  # as lmms-eval seeds them
+def _isolated() -> Iterator[None]:
+    """Run a task's own code without network connections, without waiting, and with fixed random seeds."""
+    random.seed(0)  # lmms-eval's seeds
     np.random.seed(1234)
-    alone = {"side_effect": OSError("no connections")}
-    with patch("socket.getaddrinfo", **alone), patch("socket.socket.connect", **alone), patch("time.sleep"):
+    refused = {"side_effect": OSError("no connections")}
+    with patch("socket.getaddrinfo", **refused), patch("socket.socket.connect", **refused), patch("time.sleep"):
         yield
 
 

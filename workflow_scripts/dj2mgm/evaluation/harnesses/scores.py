@@ -1,9 +1,8 @@
-"""Metrics of a task as sums over images, from which means, intervals and differences are taken as everywhere else.
+"""Metrics of a task as sums by image, from which means, intervals and differences are computed as for other metrics.
 
-A task makes one figure of all answers in its own way: an F1, a mean of categories' means. Leaving out one image with
-its questions changes the figure by so much, and the values that are given to the image are those whose plain mean is
-the figure and changes by just as much (the jackknife's pseudo-values, Tukey 1958). For a plain mean they are the values
-themselves.
+A task aggregates all answers to one figure in its own way, such as an F1 or a mean of categories' means. Each image
+gets the jackknife's pseudo-values (Tukey 1958). Their plain mean is the figure, and leaving out an image changes their
+mean as much as it changes the figure. The pseudo-values of a plain mean are the values themselves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,33 +10,34 @@ from collections.abc import Iterator, Sequence
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.harnesses.lmms_tasks import Aggregate, LmmsTask, Values
 
-UNITS = 200  # most that are left out one after another; of more images, several are left out together
+UNITS = 200  # maximum number of units that are left out in turn; of more images, several form a unit
 MODEL = "finetune"
-Sums = dict[str, list[float]]  # by unit: the sum of its values, and their number
+Sums = dict[str, list[float]]  # by unit: sum and number of its values
 
 
 def score_answers(task: LmmsTask, rows: Rows) -> Iterator[dict]:
-    """Rows of scores.jsonl as groups.score_rows writes them; a metric is called <task>/<metric>.
+    """Yield the rows of scores.jsonl, as `groups.score_rows`, with metrics named <task>/<metric>.
 
     Args:
-        rows: of answers.jsonl.
+        task: The task.
+        rows: Rows of answers.jsonl.
     """
     by_images: dict[str, Rows] = {}
     for row in rows:
         by_images.setdefault(row["images"], []).append(row)
     for images, answers in by_images.items():
         answers.sort(key=lambda row: int(row["id"]))
-        shown = [row["image"] for row in answers]
-        of_unit: dict[str, dict[str, list[float]]] = {}
+        image_ids = [row["image"] for row in answers]
+        by_unit: dict[str, dict[str, list[float]]] = {}
         for metric, values in task.values([row["prediction"] for row in answers]).items():
-            for unit, sums in _sums(values, shown, task.is_mean(metric)).items():
-                of_unit.setdefault(unit, {})[f"{task.name}/{metric}"] = sums
-        for unit in sorted(of_unit):
-            yield {"model": MODEL, "images": images, "id": unit, "values": of_unit[unit]}
+            for unit, sums in _sums(values, image_ids, task.is_mean(metric)).items():
+                by_unit.setdefault(unit, {})[f"{task.name}/{metric}"] = sums
+        for unit in sorted(by_unit):
+            yield {"model": MODEL, "images": images, "id": unit, "values": by_unit[unit]}
 
 
-def _sums(values: Values, shown: Sequence[str], is_mean: bool) -> Sums:
-    images = [shown[question] for question in values.questions]
+def _sums(values: Values, image_ids: Sequence[str], is_mean: bool) -> Sums:
+    images = [image_ids[question] for question in values.questions]
     if is_mean:
         sums: Sums = {image: [0.0, 0] for image in images}
         for image, value in zip(images, values.items, strict=True):
@@ -48,21 +48,23 @@ def _sums(values: Values, shown: Sequence[str], is_mean: bool) -> Sums:
 
 
 def pseudo_values(aggregate: Aggregate, items: list, images: Sequence[str]) -> Sums:
-    """
+    """Return the sums of the pseudo-values of each image, or of each of `UNITS` groups of images.
+
     Args:
-        items: of each question, what `aggregate` makes one figure of.
-        images: of each question.
+        aggregate: The task's aggregation.
+        items: Its input for each question.
+        images: The image of each question.
     """
     places = {image: place for place, image in enumerate(dict.fromkeys(images))}
-    together = len(places) > UNITS
-    units = [f"part {places[image] % UNITS:03d}" if together else image for image in images]
+    is_grouped = len(places) > UNITS
+    units = [f"part {places[image] % UNITS:03d}" if is_grouped else image for image in images]
     whole, total = aggregate(items), len(items)
     counts = {unit: units.count(unit) for unit in dict.fromkeys(units)}
     if len(counts) == 1:
         return {unit: [whole * count, count] for unit, count in counts.items()}
     sums = {}
     for unit, count in counts.items():
-        rest = aggregate([item for item, of in zip(items, units, strict=True) if of != unit])
+        rest = aggregate([item for item, other in zip(items, units, strict=True) if other != unit])
         sums[unit] = whole * count - (rest - whole) * (total - count)
-    excess = (sum(sums.values()) - whole * total) / total  # of a figure that is no plain mean
+    excess = (sum(sums.values()) - whole * total) / total  # 0 for a plain mean
     return {unit: [sums[unit] - excess * count, count] for unit, count in counts.items()}

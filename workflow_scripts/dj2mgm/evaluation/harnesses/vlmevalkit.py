@@ -1,4 +1,4 @@
-"""This workflow's models in VLMEvalKit, which workflow_scripts/run_vlmevalkit.py starts."""
+"""This workflow's models in VLMEvalKit, started by workflow_scripts/run_vlmevalkit.py."""
 
 from pathlib import Path
 
@@ -10,12 +10,13 @@ from dj2mgm.generation import load_generator
 
 
 class Dj2mgm(BaseModel):
-    """
+    """Model of this workflow as VLMEvalKit's class.
+
     Args:
-        model: folder of a whole model.
-        finetuned: what a training stage wrote for it; None: the model as it is.
-        template: chat format, for MGM.
-        max_new_tokens: of an answer.
+        model: Folder of a whole model.
+        finetuned: Folder that a training stage wrote for it; None for the model without a stage.
+        template: Chat format for MGM.
+        max_new_tokens: Length at which an answer is cut.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Dj2mgm(BaseModel):
         self.template, self.max_new_tokens = template, max_new_tokens
 
     def generate_inner(self, message: list[dict], dataset: str | None = None) -> str:
-        """The greedy answer to the texts of a message about its first image; without one, to the texts alone."""
+        """Return the greedy answer to the texts of a message and its first image, if it has one."""
         prompt, image = self.message_to_promptimg(message, dataset=dataset)
         prompt = prompt.replace(IMAGE_TOKEN, " ").strip()
         [answer] = self.generator.answer([image], [prompt], self.template, self.max_new_tokens, batch_size=1)
