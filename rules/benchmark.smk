@@ -1,4 +1,4 @@
-# Published benchmarks, from files of the user's own, and the challenge's score.
+# Published benchmarks, from the user's files, and the challenge's score.
 WITH_SUBMISSION = [
     name for name, declared in declarations().items() if declared.has_submission
 ]

@@ -1,4 +1,4 @@
-# What the model says about held-out images, and how good that is beside its controls.
+# Captions and answers of the model about held-out images, and their scores with controls.
 rule generate_answers:
     input:
         model_files,

@@ -1,4 +1,4 @@
-# Tasks of lmms-eval: read once, put to the model of every run, scored by their own metrics.
+# Tasks of lmms-eval: read once, answered by the model of every run, and scored by their own metrics.
 
 
 rule read_evaluation:
@@ -14,7 +14,7 @@ rule read_evaluation:
         "results/evaluations/{task}/read_evaluation.log",
     benchmark:
         "results/evaluations/{task}/read_evaluation.benchmark.tsv"
-    priority: 100  # a task that cannot be asked is refused before anything is trained
+    priority: 100  # an unsupported task fails before a training starts
     conda:
         "../envs/lmms_eval.yaml"
     resources:

@@ -1,5 +1,4 @@
-# The models a run starts from: tiny ones that come with the workflow or are trained here, or folders and hub ids; put
-# together into one folder.
+# Base models: tiny ones, shipped or trained here, or folders and hub ids, assembled into one folder.
 rule unpack_foundation:
     input:
         lambda w: shipped_foundation_files(w.model),

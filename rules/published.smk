@@ -1,15 +1,15 @@
-# What is published of a run, and from which files.
+# Parts of a run that are published, and the files that they are made from.
 from dj2mgm.config.publishing import publish_settings, records_of
 
 
 def publishing(wildcards):
-    """What is published of a run, as text."""
+    """Input function: the published parts of a run as JSON."""
     with user_errors():
         return json.dumps(publish_settings(RUNS, RUNS.at(wildcards.run)))
 
 
 def records(*names):
-    """Input function: the files whose figures a card states, of these folders or all."""
+    """Input function: the files whose figures a card states, in all folders or the named ones."""
 
     def files(wildcards):
         found = records_of(RUNS, RUNS.at(wildcards.run))
@@ -23,8 +23,10 @@ def records(*names):
 
 
 def published(wildcards):
-    """Input function: what `snakemake publish` asks for; a repository that is named is pushed to. Refuses what may not be
-    published before anything runs."""
+    """Input function: the files of `snakemake publish`, with a push to each named repository.
+
+    Settings that may not be published are refused before anything runs.
+    """
     experiment = RUNS.publish["experiment"]
     keys = {"model": "repository", "dataset": "dataset_repository"}
     files = [

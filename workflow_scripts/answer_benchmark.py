@@ -1,12 +1,12 @@
-"""What the fine-tuned model answers to a benchmark's questions, greedily decoded.
+r"""Answer a benchmark's questions with the fine-tuned model, by greedy decoding.
 
-    python workflow_scripts/answer_benchmark.py --config results/baseline/benchmarks/textvqa/config.yaml \\
-        --model results/models/tiny/mgm --finetuned results/baseline/finetune \\
+    python workflow_scripts/answer_benchmark.py --config results/baseline/benchmarks/textvqa/config.yaml \
+        --model results/models/tiny/mgm --finetuned results/baseline/finetune \
         --output-dir results/baseline/benchmarks/textvqa
 
-The configuration holds `benchmark` (its name), `files` (see evaluation/benchmarks/), `template`, `decoding`, `gpus`
-and `cpu_threads`. Writes answers.jsonl: each question with its prompt, truth, `prediction` and `blind_prediction`, the
-answer without the image.
+The configuration contains `benchmark` (its name), `files` (see evaluation/benchmarks/), `template`, `decoding`, `gpus`
+and `cpu_threads`. Writes answers.jsonl with each question's prompt, ground truth, `prediction` and `blind_prediction`,
+the answer without the image.
 """
 
 from io import BytesIO
@@ -31,8 +31,8 @@ def main() -> None:
     prompts = [row["prompt"] for row in rows]
     with generators(args.model, args.finetuned, settings["gpus"]) as generator:
         answered = rows
-        for key, shown in {"prediction": files, "blind_prediction": [None] * len(files)}.items():
-            texts = generator.answer(shown, prompts, settings["template"], **settings["decoding"])
+        for key, inputs in {"prediction": files, "blind_prediction": [None] * len(files)}.items():
+            texts = generator.answer(inputs, prompts, settings["template"], **settings["decoding"])
             texts = Progress(f"answers, {key}".replace("_", " "), len(rows)).follow(texts)
             answered = [row | {key: text} for row, text in zip(answered, texts, strict=True)]
     write_jsonl(args.output_dir / "answers.jsonl", answered)

@@ -1,14 +1,13 @@
-"""What the fine-tuned model answers to the questions of a task, greedily decoded: about each question's own image,
-about another one, and without an image.
+r"""Answer the questions of a task with the fine-tuned model about the own image, another image and no image.
 
-    python workflow_scripts/answer_evaluation.py --config results/baseline/evaluations/pope/config.yaml \\
-        --questions results/evaluations/pope --model results/models/tiny/mgm \\
+    python workflow_scripts/answer_evaluation.py --config results/baseline/evaluations/pope/config.yaml \
+        --questions results/evaluations/pope --model results/models/tiny/mgm \
         --finetuned results/baseline/finetune --output-dir results/baseline/evaluations/pope
 
-`--questions` is what read_evaluation.py wrote. The configuration holds `seed`, `template`, `decoding`, `gpus` and
-`cpu_threads`; the task says how long an answer may be, or else `decoding` does. Answers end where lmms-eval's own class
-of the model ends them (harnesses/exchange.py). Writes answers.jsonl: the rows of questions.jsonl, each with `images`
-(own, shuffled, none) and `prediction`.
+`--questions` is the output folder of read_evaluation.py. The configuration contains `seed`, `template`, `decoding`,
+`gpus` and `cpu_threads`. The task sets the maximum length of an answer, or else `decoding` does. Decoding is greedy,
+and answers are cut where lmms-eval's own class of the model cuts them (harnesses/exchange.py). Writes answers.jsonl
+with the rows of questions.jsonl, each with `images` (own, shuffled, none) and `prediction`.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
@@ -27,19 +26,19 @@ def main() -> None:
     settings = read_yaml(args.config)
     use_cpu_threads(settings["cpu_threads"])
     rows = list(read_jsonl(args.questions / "questions.jsonl", may_be_empty=False))
-    asked = read_json(args.questions / "decoding.json")
-    decoding = settings["decoding"] | ({"max_new_tokens": asked["max_new_tokens"]} if asked["max_new_tokens"] else {})
-    ends = find_stop_texts(args.model, asked["until"])
+    task = read_json(args.questions / "decoding.json")
+    decoding = settings["decoding"] | ({"max_new_tokens": task["max_new_tokens"]} if task["max_new_tokens"] else {})
+    ends = find_stop_texts(args.model, task["until"])
     paths = image_paths(args.questions, rows)
     if len(set(paths)) < 2:
         raise InputError(
             f"{args.questions} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
-    shown = {"own": paths, "shuffled": control_paths(paths, settings["seed"]), NO_IMAGE: [None] * len(rows)}
+    sets = {"own": paths, "shuffled": control_paths(paths, settings["seed"]), NO_IMAGE: [None] * len(rows)}
     prompts = [row["prompt"] for row in rows]
     answered = []
     with generators(args.model, args.finetuned, settings["gpus"]) as generator:
-        for images, files in shown.items():
+        for images, files in sets.items():
             texts = generator.answer(files, prompts, settings["template"], **decoding)
             texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)
             answered += [

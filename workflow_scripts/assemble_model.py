@@ -1,9 +1,9 @@
-"""Puts a language model, a CLIP tower and a ConvNeXt together into one MGM folder for `from_pretrained`.
+r"""Assemble a language model, a CLIP tower and a ConvNeXt to one MGM folder for `from_pretrained`.
 
-    python workflow_scripts/assemble_model.py --config results/models/tiny/config.yaml \\
+    python workflow_scripts/assemble_model.py --config results/models/tiny/config.yaml \
         --output-dir results/models/tiny/mgm
 
-The parts are local folders or hub ids. Projector and mining layers are random until stage 1 has trained them.
+The parts are local folders or hub ids. Projector and mining layers are random until stage 1 trains them.
 """
 
 from dj2mgm.command_line import command_line, path_arguments

@@ -1,12 +1,12 @@
-"""Answers one question about one image.
+r"""Answer one question about one image.
 
     python workflow_scripts/chat.py --model exported/baseline --image photo.jpg --question "What is this?"
-    python workflow_scripts/chat.py --model results/models/tiny/mgm --stage results/baseline/pretrain \\
+    python workflow_scripts/chat.py --model results/models/tiny/mgm --stage results/baseline/pretrain \
         --image photo.jpg --template plain
 
-The model is a merged, assembled or converted folder; with --stage, what `pretrain` or `finetune` wrote is put on top.
-The template is the one in the model's file in config/models: a file in config/chat_templates, or the tokenizer's own.
-The plain one asks nothing and completes a caption.
+The model is a merged, assembled or converted folder; --stage adds the weights that `pretrain` or `finetune` wrote. The
+template is named in the model's file in config/models; it is a file in config/chat_templates, or the tokenizer's own.
+The template `plain` has no question and completes a caption.
 """
 
 import argparse
@@ -32,11 +32,11 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=256)
     args = parser.parse_args()
     if args.max_new_tokens < 1:
-        raise InputError(f"--max-new-tokens {args.max_new_tokens}: an answer has one token at least")
+        raise InputError(f"--max-new-tokens {args.max_new_tokens}: must be at least 1")
     if not args.image.is_file():
         raise InputError(f"--image {args.image}: there is no such file")
     try:
-        load_image(args.image)  # before a model is loaded
+        load_image(args.image)  # checked before the model is loaded
     except BadImage as error:
         raise InputError(f"--image: {error}; name another image") from None
     generator = load_generator(args.model, args.stage)

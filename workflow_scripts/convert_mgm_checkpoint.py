@@ -1,6 +1,6 @@
-"""Weights from and to the software that MGM was published with, and other formats into safetensors.
+r"""Convert weights from and to the published MGM code, and other formats to safetensors.
 
-    python workflow_scripts/convert_mgm_checkpoint.py from-mgm model_zoo/MGM-2B model_zoo/mgm-2b \\
+    python workflow_scripts/convert_mgm_checkpoint.py from-mgm model_zoo/MGM-2B model_zoo/mgm-2b \
         --config config/models/mgm-2b.yaml
     python workflow_scripts/convert_mgm_checkpoint.py to-mgm results/models/mgm-2b/mgm exported/MGM-2B
     python workflow_scripts/convert_mgm_checkpoint.py projector-from-mgm mm_projector.bin results/theirs/pretrain
@@ -8,7 +8,7 @@
     python workflow_scripts/convert_mgm_checkpoint.py convnext downloads/convnext model_zoo/convnext-large-d-320
     python workflow_scripts/convert_mgm_checkpoint.py safetensors downloads/a-model model_zoo/a-model
 
-Weights are read and written shard by shard; every tensor is accounted for. docs/models.md says where folders come from.
+Weights are read and written shard by shard, and every tensor must be known. docs/models.md says where to get folders.
 """
 
 import argparse
@@ -44,17 +44,17 @@ def main() -> None:
             command.add_argument("--config", type=Path, required=True, help="the model's file in config/models")
     args = parser.parse_args()
     if args.output.exists():
-        raise InputError(f"{args.output} is there already; name a new one, or delete it first")
+        raise InputError(f"{args.output} already exists; name a new one, or delete it first")
     if args.conversion == "from-mgm":
         model = read_yaml(args.config)
         if missing := [key for key in PARTS if key not in model]:
             raise InputError(
-                f"{args.config} has no {missing[0]}; name the file of the parts, such as config/models/mgm-2b.yaml"
+                f"{args.config}: {missing[0]} is missing; name a file with all parts, such as config/models/mgm-2b.yaml"
             )
         tensors = from_mgm(args.source, args.output, {key: model[key] for key in PARTS})
     else:
         tensors = CONVERSIONS[args.conversion](args.source, args.output)
-    print(f"{tensors} tensors from {args.source} are in {args.output}")
+    print(f"converted {tensors} tensors from {args.source} to {args.output}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Scores the generated captions: CLIPScore, RefCLIPScore and, where the objects are known, attribute accuracy.
+r"""Score the generated captions with CLIPScore, RefCLIPScore and, for known objects, attribute accuracy.
 
-    python workflow_scripts/evaluate_clip.py --config results/baseline/evaluate_clip/config.yaml \\
-        --model results/models/tiny/mgm --captions results/baseline/generate/captions.jsonl \\
+    python workflow_scripts/evaluate_clip.py --config results/baseline/evaluate_clip/config.yaml \
+        --model results/models/tiny/mgm --captions results/baseline/generate/captions.jsonl \
         --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/evaluate_clip
 
-Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.
+Writes metrics.json, and scores.jsonl with the values of every image.
 
-The configuration holds `clip`, the CLIP or SigLIP that judges (folder or hub id), `second_judge` (the same, or null),
-`selecting` (the CLIPs by which the data was selected), `prompt` (put before every caption: "A photo depicts " in the
-paper), `image_root` and `cpu_threads` (null: all cores this process may use). Of each judge, metrics.json says which of
-`selecting` it is, and whether the model sees with it.
+The configuration contains `clip`, the CLIP or SigLIP that judges (folder or hub id), `second_judge` (the same, or
+null), `selecting` (the CLIPs that selected the data), `prompt` (text before every caption, "A photo depicts " in the
+paper), `image_root` and `cpu_threads` (null for all cores of this process). For each judge, metrics.json lists the
+models of `selecting` with the same image tower, and whether the evaluated model has it, too.
 """
 
 import platform

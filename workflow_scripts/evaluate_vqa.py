@@ -1,12 +1,11 @@
-"""Scores the generated answers: accuracy per question type and overall, beside the shuffled-image control.
+r"""Score the generated answers by accuracy overall and by question type, with the shuffled-image control.
 
-    python workflow_scripts/evaluate_vqa.py --answers results/baseline/generate/answers.jsonl \\
+    python workflow_scripts/evaluate_vqa.py --answers results/baseline/generate/answers.jsonl \
         --output-dir results/baseline/evaluate_vqa
 
-With `--leaks results/datasets/photos/leaks/leaks.jsonl`, metrics.json also has the figures without the questions about
+Writes metrics.json, and scores.jsonl with the values of every image. With
+`--leaks results/datasets/photos/leaks/leaks.jsonl`, metrics.json also contains the figures without questions about
 images that are in the training data.
-
-Writes metrics.json and scores.jsonl, the values of every image that the metrics are means of.
 """
 
 import platform
@@ -31,7 +30,7 @@ def main() -> None:
         }
         rest = {model: pair for model, pair in rest.items() if pair["own"]}
         result["without_leaked"] = evaluate_answers(rest)
-        print(f"{result['without_leaked']['questions']} are about images without a copy in the dataset", flush=True)
+        print(f"{result['without_leaked']['questions']} questions on images without a copy in the dataset", flush=True)
     print(f"{result['questions']} questions", flush=True)
     for group, estimates in result["groups"].items():
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())

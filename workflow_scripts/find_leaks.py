@@ -1,12 +1,11 @@
-"""Finds what models are evaluated on in the training data: images, encoded again or scaled, and benchmarks' questions.
+r"""Find evaluation images, also re-encoded or scaled, and benchmarks' questions in the training data.
 
-    python workflow_scripts/find_leaks.py --config results/datasets/photos/leaks/config.yaml \\
+    python workflow_scripts/find_leaks.py --config results/datasets/photos/leaks/config.yaml \
         --dataset results/datasets/photos --output-dir results/datasets/photos/leaks
 
-Compared are the images of pairs and instructions with those of the held-out split, of the benchmarks whose files are
-configured, and of folders; and texts of instructions with the benchmarks' (evaluation/leaked_texts.py). Writes
-leaks.jsonl (a row for each training image and what it copies, and for each instruction that asks a question) and
-summary.json.
+The images of pairs and instructions are compared with those of the held-out split, of the configured benchmarks and of
+folders, and the texts of instructions with the benchmarks' (evaluation/leaked_texts.py). Writes leaks.jsonl, with a row
+for each copied image and each instruction with a benchmark's question, and summary.json.
 """
 
 import os
@@ -64,7 +63,7 @@ def main() -> None:
 
 
 def images_in(split: str, file: Path) -> Iterator[list[str]]:
-    """Of each row."""
+    """Yield the images of each row."""
     return (row["images"] for row in read_dj_jsonl(file)) if split == "pretrain" else map(images_of, read_llava(file))
 
 

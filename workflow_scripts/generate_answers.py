@@ -1,13 +1,13 @@
-"""What the model says about the held-out images after each stage, and about other images as a control. A model without
-a stage 1 (no --pretrained) is asked before it is fine-tuned, too.
+r"""Generate captions and answers about the held-out images after each stage, and about other images as a control.
 
-    python workflow_scripts/generate_answers.py --config results/baseline/generate/config.yaml \\
-        --model results/models/tiny/mgm --evaluation results/datasets/shapes/evaluation.jsonl \\
-        --pretrained results/baseline/pretrain --finetuned results/baseline/finetune \\
+    python workflow_scripts/generate_answers.py --config results/baseline/generate/config.yaml \
+        --model results/models/tiny/mgm --evaluation results/datasets/shapes/evaluation.jsonl \
+        --pretrained results/baseline/pretrain --finetuned results/baseline/finetune \
         --output-dir results/baseline/generate
 
-Writes captions.jsonl (both stages) and answers.jsonl (all but stage 1); rows say whether the model was shown the row's
-own image or another one (`shuffled`). Rows about one image have its `image_id` in common.
+Without --pretrained, the base model takes the place of stage 1. Writes captions.jsonl (of both) and answers.jsonl (not
+of stage 1). Each row states whether its own image was used or another one (`shuffled`), and rows with the same image
+have the same `image_id`.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
@@ -34,38 +34,36 @@ def main() -> None:
         raise InputError(
             f"{args.evaluation} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
-    shown = {"own": paths, "shuffled": control_paths(paths, settings["seed"])}
-    asked_about = [
-        {"id": row["id"], "image_id": image} for row, image in zip(rows, image_ids(rows, paths), strict=True)
-    ]
+    sets = {"own": paths, "shuffled": control_paths(paths, settings["seed"])}
+    ids = [{"id": row["id"], "image_id": image} for row, image in zip(rows, image_ids(rows, paths), strict=True)]
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
-    asked = [settings["question_prompt"].replace("{question}", question["question"]) for _, question in questions]
+    prompts = [settings["question_prompt"].replace("{question}", question["question"]) for _, question in questions]
 
     decoding = settings["decoding"]
-    # own and other images together: each is encoded once, and one caption of it counts for both
-    shown_rows = [(images, index) for images in shown for index in range(len(rows))]
-    shown_questions = [(images, index, question) for images in shown for index, question in questions]
+    # own and other images in one call, so that each image is encoded once and its caption is used for both
+    all_rows = [(images, index) for images in sets for index in range(len(rows))]
+    all_questions = [(images, index, question) for images in sets for index, question in questions]
 
     captions, answers = [], []
     for stage in (args.pretrained, args.finetuned):
         name = stage.name if stage else "base"
         caption = settings["captions"][name]
         with generators(args.model, stage, settings["gpus"]) as generator:
-            files = [shown[images][index] for images, index in shown_rows]
+            files = [sets[images][index] for images, index in all_rows]
             texts = generator.answer(files, [caption["question"]] * len(files), caption["template"], **decoding)
             texts = Progress(f"captions, {name}", len(files)).follow(texts)
             captions += [
-                asked_about[index] | {"image": rows[index]["image"], "model": name, "images": images, "caption": text}
-                for (images, index), text in zip(shown_rows, texts, strict=True)
+                ids[index] | {"image": rows[index]["image"], "model": name, "images": images, "caption": text}
+                for (images, index), text in zip(all_rows, texts, strict=True)
             ]
-            if stage == args.pretrained and stage:  # it has not learned to answer yet
+            if stage == args.pretrained and stage:  # stage 1 does not train answers
                 continue
-            files = [shown[images][index] for images, index, _ in shown_questions]
-            texts = generator.answer(files, asked * len(shown), settings["template"], **decoding)
+            files = [sets[images][index] for images, index, _ in all_questions]
+            texts = generator.answer(files, prompts * len(sets), settings["template"], **decoding)
             texts = Progress(f"answers, {name}", len(files)).follow(texts)
             answers += [
-                asked_about[index] | {"model": name, "images": images, **question, "prediction": text}
-                for (images, index, question), text in zip(shown_questions, texts, strict=True)
+                ids[index] | {"model": name, "images": images, **question, "prediction": text}
+                for (images, index, question), text in zip(all_questions, texts, strict=True)
             ]
     write_jsonl(args.output_dir / "answers.jsonl", answers)
     write_jsonl(args.output_dir / "captions.jsonl", captions)

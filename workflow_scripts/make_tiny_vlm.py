@@ -1,9 +1,9 @@
-"""Makes a tiny vision-language model of transformers' own classes from the embedded default's parts.
+r"""Make a tiny vision-language model of transformers' own classes from the embedded default's parts.
 
-    python workflow_scripts/make_tiny_vlm.py --config results/models/tiny-llava/config.yaml \\
+    python workflow_scripts/make_tiny_vlm.py --config results/models/tiny-llava/config.yaml \
         --output-dir results/models/tiny-llava/vlm
 
-The configuration names its kind (`tiny`) and the folders of the parts (`language_model`, `vision_tower`).
+The configuration contains its kind (`tiny`) and the folders of the parts (`language_model`, `vision_tower`).
 """
 
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""What a task of lmms-eval asks: each question's prompt, and its image as a file.
+r"""Read a task of lmms-eval: each question's prompt, and its image as a file.
 
-    python workflow_scripts/read_evaluation.py --config results/evaluations/pope/config.yaml \\
+    python workflow_scripts/read_evaluation.py --config results/evaluations/pope/config.yaml \
         --output-dir results/evaluations/pope
 
-The configuration holds `task`, a name of lmms-eval's, and `data`, the folder of its data. Writes images/, decoding.json
-(how many tokens an answer may have, and what ends it) and questions.jsonl.
+The configuration contains `task`, lmms-eval's name of the task, and `data`, the folder of its data. Writes images/,
+decoding.json (maximum length of an answer, and the texts that end it) and questions.jsonl.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
-"""Runs VLMEvalKit on a model of this workflow, which it knows as dj2mgm; further flags go to its run.py.
+r"""Run VLMEvalKit on a model of this workflow under the name dj2mgm; further flags are passed to its run.py.
 
-    python workflow_scripts/run_vlmevalkit.py --kit ../VLMEvalKit --model results/models/tiny/mgm \\
+    python workflow_scripts/run_vlmevalkit.py --kit ../VLMEvalKit --model results/models/tiny/mgm \
         --finetuned results/baseline/finetune --template gemma --data MMStar
 
-`--kit` is a checkout of https://github.com/open-compass/VLMEvalKit, whose requirements are installed where this runs,
-beside those of envs/evaluate.yaml. Several GPUs: `torchrun --nproc-per-node 4 workflow_scripts/run_vlmevalkit.py …`.
+`--kit` is a checkout of https://github.com/open-compass/VLMEvalKit. Its requirements must be installed in addition to
+those of envs/evaluate.yaml. For several GPUs, use `torchrun --nproc-per-node 4 workflow_scripts/run_vlmevalkit.py …`.
 """
 
 import argparse

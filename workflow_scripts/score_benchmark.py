@@ -1,10 +1,10 @@
-"""Scores a benchmark's answers in per cent, by the benchmark's own metric.
+r"""Score a benchmark's answers in percent with the benchmark's own metric.
 
-    python workflow_scripts/score_benchmark.py --answers results/baseline/benchmarks/textvqa/answers.jsonl \\
+    python workflow_scripts/score_benchmark.py --answers results/baseline/benchmarks/textvqa/answers.jsonl \
         --output-dir results/baseline/benchmarks/textvqa
 
-Writes metrics.json: the benchmark, the variant of its prompts, and estimates with 95 % intervals over images, also of
-the answers without the image. Where the benchmark withholds its answers there are no estimates.
+Writes metrics.json with the benchmark, the variant of its prompts, and estimates with 95 % intervals over images, also
+of the answers without the image. There are no estimates if the benchmark withholds its right answers.
 """
 
 import platform
@@ -30,12 +30,12 @@ def main() -> None:
     print(f"{benchmark}, {variant}, {len(rows)} answers", flush=True)
     blind = [row | {"prediction": row["blind_prediction"]} for row in rows]
     without_image = estimate_metrics(measure_answers(benchmark, blind))
-    shown = estimates | ({"score without the image": without_image["score"]} if without_image else {})
-    for name, value in shown.items():
+    printed = estimates | ({"score without the image": without_image["score"]} if without_image else {})
+    for name, value in printed.items():
         interval = "no interval" if value["low"] is None else f"[{value['low']:.2f}, {value['high']:.2f}]"
         print(f"{name:40} {value['mean']:6.2f}  {interval}", flush=True)
     if not estimates:
-        print("the benchmark's answers are withheld: its server scores submission.xlsx", flush=True)
+        print("the benchmark withholds its right answers; its server scores submission.xlsx", flush=True)
     record = {
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
         "inputs": {"answers": sha256_of(paths.answers)},
@@ -49,7 +49,7 @@ def main() -> None:
             "counts": count_answers(benchmark, rest),
             "estimates": estimate_metrics(measure_answers(benchmark, rest)) if rest else {},
         }
-        print(f"{len(rest)} answers are to questions that do not leak, neither by image nor by text", flush=True)
+        print(f"{len(rest)} answers to questions whose image and text are not in the training data", flush=True)
     write_json(paths.output_dir / "metrics.json", scored | record)
 
 

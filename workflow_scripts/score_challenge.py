@@ -1,8 +1,8 @@
-"""Tabulates the challenge's score of every run beside the reference model's.
+"""Tabulate the challenge's score of every run with that of the reference model.
 
     python workflow_scripts/score_challenge.py --config results/challenge/config.yaml --output-dir results/challenge
 
-The configuration is described in reporting/challenge.py. Writes challenge.csv.
+reporting/challenge.py describes the configuration. Writes challenge.csv.
 """
 
 from dj2mgm.command_line import command_line, path_arguments

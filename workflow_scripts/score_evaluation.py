@@ -1,10 +1,10 @@
-"""Scores a task's answers by the task's own metrics, with 95 % intervals and controls.
+r"""Score a task's answers with the task's own metrics, with 95 % intervals and controls.
 
-    python workflow_scripts/score_evaluation.py --config results/evaluations/pope/config.yaml \\
+    python workflow_scripts/score_evaluation.py --config results/evaluations/pope/config.yaml \
         --answers results/baseline/evaluations/pope/answers.jsonl --output-dir results/baseline/evaluations/pope
 
-The configuration is that of read_evaluation.py. Writes scores.jsonl, values by image that the metrics are means of, and
-metrics.json: estimates on own images, on shuffled ones, of their paired difference, and without an image.
+The configuration is that of read_evaluation.py. Writes scores.jsonl with the values of every image, and metrics.json
+with estimates on own images, on shuffled ones, of their paired difference, and without an image.
 """
 
 import platform

@@ -1,6 +1,6 @@
-"""Trains the tiny CLIP and the tiny high-resolution encoder of the embedded default.
+r"""Train the tiny CLIP and the tiny high-resolution ConvNeXt of the embedded default.
 
-    python workflow_scripts/train_clip.py --config results/foundation/tiny/clip.yaml \\
+    python workflow_scripts/train_clip.py --config results/foundation/tiny/clip.yaml \
         --output-dir results/foundation/tiny
 
 Writes clip/ and convnext/, ordinary `from_pretrained` folders.

@@ -1,7 +1,9 @@
-"""Trains the tiny language model of the embedded default: Gemma's architecture, taught to read scenes.
+r"""Train the tiny language model of the embedded default, which has Gemma's architecture, to read scenes.
 
-    python workflow_scripts/train_language_model.py --config results/foundation/tiny/language_model.yaml \\
+    python workflow_scripts/train_language_model.py --config results/foundation/tiny/language_model.yaml \
         --output-dir results/foundation/tiny/language_model
+
+Writes the model and its tokenizer, an ordinary `from_pretrained` folder.
 """
 
 from dj2mgm.command_line import command_line, path_arguments

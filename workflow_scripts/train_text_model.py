@@ -1,10 +1,10 @@
-"""Trains a causal language model on text, as a whole; `train_deepspeed.py` writes its configuration and launches it.
+r"""Train all weights of a causal language model on text; `train_deepspeed.py` writes its configuration and starts it.
 
-    bash workflow_scripts/launch.sh 6 1 workflow_scripts/train_text_model.py \\
-        --config results/presets/7b_mamba/config.yaml --data data/corpus.jsonl --model model_zoo/mamba-7b \\
+    bash workflow_scripts/launch.sh 6 1 workflow_scripts/train_text_model.py \
+        --config results/presets/7b_mamba/config.yaml --data data/corpus.jsonl --model model_zoo/mamba-7b \
         --output-dir results/presets/7b_mamba
 
-Writes model/ (safetensors and tokenizer) and metrics.json; resumes from its own checkpoints.
+Writes model/ (safetensors and tokenizer) and metrics.json, and resumes from its own checkpoints.
 """
 
 import sys
@@ -36,12 +36,12 @@ def main() -> None:
     settings = load_training_settings(args.config)
     if settings.precision in FROZEN:
         raise InputError(
-            f"precision: {settings.precision} is for frozen layers, and a text model is trained as a whole; set bf16"
+            f"precision: {settings.precision} is for frozen layers, but a text model has none in training; set bf16"
         )
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
     hidden_size = load_architecture(args.model.name, args.model, text=True).hidden_size
-    # before the model: transformers then loads it straight into ZeRO-3's partitions
+    # created before the model, so that transformers loads the model directly into ZeRO-3's partitions
     checkpoints = args.output_dir / "checkpoints"
     arguments = training_arguments(settings, checkpoints, hidden_size)
     join_process_group()

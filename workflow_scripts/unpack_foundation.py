@@ -1,9 +1,9 @@
-"""Unpacks the trained tiny models that come with the workflow: weights stored in bfloat16, written in float32.
+"""Unpack the trained tiny models of the repository from bfloat16 to float32.
 
     python workflow_scripts/unpack_foundation.py --input-dir config/foundation/tiny --output-dir results/foundation/tiny
 
-Writes clip/, convnext/ and language_model/, ordinary `from_pretrained` folders. `benchmarks/foundation.py` makes what
-is unpacked here, and compares it with what training gives.
+Writes clip/, convnext/ and language_model/, ordinary `from_pretrained` folders. `benchmarks/foundation.py` trains these
+models and compares them with a new training.
 """
 
 from dj2mgm.command_line import command_line, path_arguments

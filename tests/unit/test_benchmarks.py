@@ -114,7 +114,7 @@ def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path,
     flags = {"answers": tmp_path / "out/answers.jsonl", "leaks": tmp_path / "leaks.jsonl", "output_dir": tmp_path}
     capsys.readouterr()
     run(monkeypatch, score_benchmark, **flags)
-    assert "2 answers are to questions that do not leak, neither by image nor by text" in capsys.readouterr().out
+    assert "2 answers to questions whose image and text are not in the training data" in capsys.readouterr().out
     rest = read_json(tmp_path / "metrics.json")["without_leaked"]
     assert rest["counts"]["answers"] == 2, "the question is left out with all its rotations"
     assert rest["estimates"]["score"]["mean"] == 100 and "category/image_style" not in rest["estimates"]
@@ -306,5 +306,5 @@ def test_every_benchmark_is_a_module_of_whatever_uses_one(script):
 
 
 def test_an_unknown_benchmark_names_the_known_ones():
-    with pytest.raises(InputError, match="there is no benchmark 'vqa'; known are mmbench, textvqa"):
+    with pytest.raises(InputError, match="there is no benchmark 'vqa'; known benchmarks are mmbench, textvqa"):
         list(benchmarks.read_questions("vqa", {}))

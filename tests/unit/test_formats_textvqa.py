@@ -53,7 +53,10 @@ def test_the_variant_says_whether_prompts_hold_ocr_tokens(tmp_path, ocr, variant
         (lambda rows: rows.append(rows[1]), "row 4 repeats the question of row 2"),
         (lambda rows: rows.pop(), "1 of the 3 questions in .* are not asked"),
         (lambda rows: rows[1].update(textvqa_question("im1", "who?")), "row 2: .* has no answers to 'who\\?'"),
-        (lambda rows: rows[1].update(textvqa_question("im1", "how many objects are there?", None)), "row 2 is of the"),
+        (
+            lambda rows: rows[1].update(textvqa_question("im1", "how many objects are there?", None)),
+            "row 2 has",
+        ),
         (lambda rows: rows[2].update(image="../im2.png"), "row 3: image outside"),
         (lambda rows: rows[2].update(image="im3.png"), "row 3: image missing"),
         (lambda rows: rows[2].pop("text"), "row 3: 'text' must be a text"),

@@ -23,7 +23,7 @@ INSTRUCTION = "Answer the question using a single word or phrase."
 @pytest.fixture
 def ask(monkeypatch):
     """From a benchmark's questions (id, image, question, answers) and conversations' turns to the ids that leak."""
-    monkeypatch.setattr(leaked_texts, "text_of", lambda name, row: (row["question"], row["answers"]))
+    monkeypatch.setattr(leaked_texts, "read_text", lambda name, row: (row["question"], row["answers"]))
 
     def found(questions, *turns) -> list[str]:
         references = ReferenceTexts()

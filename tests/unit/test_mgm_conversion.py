@@ -275,7 +275,7 @@ def test_the_script_converts_and_overwrites_nothing(weights, parts, tmp_path, mo
     assert f"{len(weights)} tensors" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         convert_mgm_checkpoint.main()
-    assert "ours is there already" in capsys.readouterr().err
+    assert "ours already exists" in capsys.readouterr().err
 
 
 def test_the_published_configuration_is_that_of_its_gemma(parts, weights, tmp_path):

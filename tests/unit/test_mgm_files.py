@@ -208,7 +208,7 @@ def test_pickled_weights_are_refused_and_their_conversion_is_named(parts, tmp_pa
 
 @pytest.mark.parametrize("part", ["language_model", "vision_tower", "vision_tower_aux"])
 def test_a_folder_that_is_not_there_is_one_sentence_with_its_key(parts, part):
-    with pytest.raises(InputError, match=f"^{part}: there is no folder no/such/folder; docs/models.md"):
+    with pytest.raises(InputError, match=f"^{part}: the folder no/such/folder is missing; docs/models.md"):
         assembled(parts, **{part: "no/such/folder"})
 
 

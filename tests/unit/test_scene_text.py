@@ -6,7 +6,7 @@ from tiny_models import tiny_tokenizer
 
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.data.shapes.dataset import scene_of
-from dj2mgm.foundation.language_model import EMPTY_WORD, board_of, chat_formats, scene_words, training_text
+from dj2mgm.foundation.language_model import EMPTY_WORD, chat_formats, draw_board, scene_words, training_text
 
 
 def examples(count=60):
@@ -33,7 +33,7 @@ def test_answers_are_words_about_the_scene_and_hold_no_board():
 def test_a_board_without_confusion_names_exactly_the_scenes_objects_in_their_quadrants():
     for index in range(50):
         scene = scene_of(0, "test", index)
-        board = board_of(scene, 4, random.Random(0), confusion=0.0)
+        board = draw_board(scene, 4, random.Random(0), confusion=0.0)
         assert {word for word in board if word != EMPTY_WORD} == {f"[{o.color} {o.shape}]" for o in scene.objects}
         for item in scene.objects:
             row, column = 2 * ("bottom" in item.position), 2 * ("right" in item.position)

@@ -180,6 +180,6 @@ def test_runs_of_one_experiment_must_be_about_the_same_images():
     for message in (failure(aggregate, [first, other]), failure(paired_difference, [first], [first, other])):
         assert "baseline with seed 7: score of finetune/own in seed-7/scores.jsonl has other images" in message
     lacking = Scores("baseline", 8, {})
-    assert "baseline with seed 0 has score of finetune/own (scores.jsonl), baseline with seed 8 has not" in failure(
+    assert "baseline with seed 0 has score of finetune/own (scores.jsonl), but baseline with seed 8 does" in failure(
         aggregate, [lacking, first]
     )

@@ -1,1 +1,1 @@
-"""Tiny foundation models, trained on clean scenes, that stand where CLIP, ConvNeXt and Gemma stand in a real run."""
+"""Tiny foundation models, trained on clean scenes, in place of CLIP, ConvNeXt and Gemma."""

@@ -1,4 +1,4 @@
-"""Trains the tiny CLIP and, against the same text tower, the tiny high-resolution ConvNeXt."""
+"""Training of the tiny CLIP and, with the same text tower, of the tiny high-resolution ConvNeXt."""
 
 import time
 from dataclasses import dataclass
@@ -32,12 +32,14 @@ MEAN = STD = (0.5, 0.5, 0.5)  # pixels go from [0, 1] to [-1, 1]
 
 @dataclass(frozen=True)
 class ClipSpec:
+    """Shape of the tiny CLIP and ConvNeXt, and settings of their training."""
+
     seed: int
     pairs: int
     epochs: int
     batch_size: int
     learning_rate: float
-    image_size: int  # px, of the CLIP tower; the high-resolution tower sees IMAGE_SIZE
+    image_size: int  # px, of the CLIP tower; the high-resolution tower's is IMAGE_SIZE
     patch_size: int
     hidden_size: int
     num_layers: int
@@ -71,7 +73,7 @@ def build_convnext(spec: ClipSpec) -> ConvNextModel:
 
 
 def build_processor(tokenizer: CLIPTokenizer, size: int) -> CLIPProcessor:
-    # the PIL backend: no torchvision in any environment of this workflow
+    # the PIL backend, because no environment of this workflow contains torchvision
     images = CLIPImageProcessorPil(
         size={"shortest_edge": size}, crop_size={"height": size, "width": size}, image_mean=MEAN, image_std=STD
     )
@@ -79,21 +81,21 @@ def build_processor(tokenizer: CLIPTokenizer, size: int) -> CLIPProcessor:
 
 
 def clean_pairs(spec: ClipSpec) -> tuple[torch.Tensor, list[str]]:
-    """(pairs, 3, IMAGE_SIZE, IMAGE_SIZE) uint8 images and their captions, from the foundation split."""
+    """Return images (pairs, 3, IMAGE_SIZE, IMAGE_SIZE) uint8 and their captions from the foundation split."""
     scenes = [scene_of(spec.seed, "foundation", index) for index in range(spec.pairs)]
     images = numpy.stack([numpy.asarray(render(scene)) for scene in scenes])
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), [describe(scene) for scene in scenes]
 
 
 def contrastive_loss(image: torch.Tensor, text: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Symmetric InfoNCE over (B, D) features (Radford et al. 2021, arXiv:2103.00020, figure 3)."""
+    """Return the symmetric InfoNCE over features (B, D) (Radford et al. 2021, arXiv:2103.00020, figure 3)."""
     logits = scale * F.normalize(image, dim=-1) @ F.normalize(text, dim=-1).T
     target = torch.arange(len(logits))
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
 def train_clip(spec: ClipSpec, clip_folder: Path, convnext_folder: Path) -> dict:
-    """Train both image towers against one text tower; save two `from_pretrained` folders; return a record."""
+    """Train both image towers with one text tower, save two `from_pretrained` folders, and return a record."""
     start = time.monotonic()
     images, captions = clean_pairs(spec)
     tokenizer = train_clip_tokenizer(captions, TEXT_LENGTH)

@@ -1,8 +1,8 @@
-"""Trains the tiny language model: Gemma's architecture, taught to read scenes.
+"""Training of the tiny language model, which has Gemma's architecture and learns to read scenes.
 
-It reads a board of scene words, then a caption or a conversation. A language model that never met a scene in its
-context does not learn to look at one from a few thousand images; a pretrained LLM has read descriptions of everything.
-The board has one word for each of the CLIP tower's patches: in MGM the projected visual tokens take their place.
+Its training texts are a board of scene words, followed by a caption or a conversation. Without scenes in its context, a
+language model does not learn to use images from a few thousand pairs, while a pretrained LLM knows descriptions of all
+kinds. The board has one word for each patch of the CLIP tower. In MGM the projected visual tokens take their place.
 """
 
 import math
@@ -32,38 +32,41 @@ def scene_words() -> list[str]:
     return [EMPTY_WORD, *(scene_word(color, shape) for color in COLORS for shape in SHAPES)]
 
 
-def board_of(scene: Scene, side: int, rng: random.Random, confusion: float = 0.15) -> list[str]:
-    """side × side scene words in reading order, as an imperfect eye would report them.
+def draw_board(scene: Scene, side: int, rng: random.Random, confusion: float = 0.15) -> list[str]:
+    """Return side × side scene words in reading order, with random errors.
 
-    With probability `confusion` a patch of an object is reported as empty or as another color or shape, so that the
-    model learns to weigh its evidence as it must with projected visual tokens.
+    With probability `confusion` a patch of an object becomes empty or gets another color or shape, so that the model
+    learns to weigh uncertain evidence, as it must with projected visual tokens.
     """
     patch = IMAGE_SIZE / side
     board = []
     for row in range(side):
         for column in range(side):
             center = ((column + 0.5) * patch, (row + 0.5) * patch)
-            seen = [item for item in scene.objects if _reaches(item, center, patch / 2)]
-            board.append(_report(seen[0].color, seen[0].shape, rng, confusion) if seen else EMPTY_WORD)
+            inside = [item for item in scene.objects if _reaches(item, center, patch / 2)]
+            board.append(_report(inside[0].color, inside[0].shape, rng, confusion) if inside else EMPTY_WORD)
     return board
 
 
 def _reaches(item: SceneObject, center: tuple[float, float], half: float) -> bool:
-    """Whether the object's circle, a little shrunk, reaches into the square patch around `center`."""
+    """Return whether 80 % of the object's radius reaches into the square patch around `center`."""
     gaps = (max(0.0, abs(a - b) - half) for a, b in zip(item.center, center, strict=True))
     return sum(gap**2 for gap in gaps) < (0.8 * item.radius) ** 2
 
 
 def chat_formats(tokenizer: GemmaTokenizer) -> dict[str, ChatTemplate]:
-    """The formats of the tiny model's two stages, by name."""
+    """Return the chat formats of the tiny model's two stages by name."""
     return {name: ChatTemplate.of(name, tokenizer) for name in ("plain", "gemma")}
 
 
 def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng: random.Random) -> Segments:
-    """One example as (text, is_answer) segments: a plain caption or a conversation, the board in the image's place.
+    """Return an example as (text, is_answer) segments: a plain caption or a conversation, with the board as image.
 
     Args:
-        formats: of `chat_formats`.
+        scene: The scene.
+        side: Words along one side of the board.
+        formats: Formats from `chat_formats`.
+        rng: Source of random choices.
     """
     if rng.random() < 0.35:
         turns, template = _turn(IMAGE_TOKEN, describe(scene)), "plain"
@@ -74,7 +77,7 @@ def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng
         description = _turn(DESCRIBE, describe(scene))
         turns = description + turns if rng.random() < 0.5 else turns + description
         turns[0]["value"] = f"{IMAGE_TOKEN}\n{turns[0]['value']}"
-    board = "".join(board_of(scene, side, rng))
+    board = "".join(draw_board(scene, side, rng))
     return [(text.replace(IMAGE_TOKEN, board), is_answer) for text, is_answer in formats[template].segments(turns)]
 
 
@@ -102,8 +105,10 @@ IGNORED = -100  # label of positions without loss
 
 @dataclass(frozen=True)
 class LanguageModelSpec:
+    """Shape of the tiny language model, and settings of its training."""
+
     seed: int
-    patches_per_side: int  # of the CLIP tower: the board is this many words wide
+    patches_per_side: int  # of the CLIP tower, and words per side of the board
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -131,10 +136,10 @@ def build_model(spec: LanguageModelSpec, tokenizer: GemmaTokenizer) -> torch.nn.
         intermediate_size=4 * spec.hidden_size,
         num_hidden_layers=spec.num_layers,
         num_attention_heads=spec.num_heads,
-        num_key_value_heads=1,  # as Gemma-2B
+        num_key_value_heads=1,  # as in Gemma-2B
         head_dim=head_dim,
         max_position_embeddings=1024,
-        initializer_range=spec.hidden_size**-0.5,  # the usual 0.02 suits widths of 2500; here attention would not start
+        initializer_range=spec.hidden_size**-0.5,  # with the usual 0.02, for widths of 2500, attention learns nothing
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -143,7 +148,7 @@ def build_model(spec: LanguageModelSpec, tokenizer: GemmaTokenizer) -> torch.nn.
 
 
 def encode_batch(spec: LanguageModelSpec, tokenizer: GemmaTokenizer, step: int) -> dict[str, torch.Tensor]:
-    """One batch of `batch_size` examples, right-padded: input_ids, attention_mask, labels (B, T) int64."""
+    """Return a right-padded batch of `batch_size` examples: input_ids, attention_mask, labels (B, T) int64."""
     rows, formats = [], chat_formats(tokenizer)
     for index in range(step * spec.batch_size, (step + 1) * spec.batch_size):
         scene, rng = scene_of(spec.seed, "foundation", index), random.Random(f"{spec.seed}/text/{index}")
@@ -160,7 +165,7 @@ def encode_batch(spec: LanguageModelSpec, tokenizer: GemmaTokenizer, step: int) 
 
 
 def train_language_model(spec: LanguageModelSpec, folder: Path) -> dict:
-    """Train on fresh examples every step and save model and tokenizer in `folder`; return a record."""
+    """Train on new examples in every step, save model and tokenizer in `folder`, and return a record."""
     start = time.monotonic()
     tokenizer = build_tokenizer(spec.seed)
     model = build_model(spec, tokenizer)

@@ -1,4 +1,4 @@
-"""The parts of a foundation as folders: clip, convnext and language_model."""
+"""Copies of a foundation's parts: the folders clip, convnext and language_model."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def copy_parts(source: Path, target: Path, dtype: torch.dtype = torch.float32) -
 
 
 def copy_part(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Copy a `from_pretrained` folder, its weights as `dtype`; the target is whole or not there."""
+    """Copy a `from_pretrained` folder in one step, with its weights as `dtype`."""
     check_model_folder(source)
     weights = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -1,9 +1,9 @@
-"""Tiny models of transformers' vision-language classes, made of the embedded default's parts.
+"""Tiny models of transformers' vision-language classes, made from the embedded default's parts.
 
-Their language model is the trained one (language_model.py), in the architecture that the class asks for; it computes
-the same. LLaVA has the trained CLIP tower, the others have random ones of their own kind. What connects tower and
-language model is new in all of them. They show that the workflow runs, and what a connector can learn from data; not
-how well the real models see.
+Their language model is the trained one (language_model.py), converted to the architecture of the class with the same
+results. LLaVA has the trained CLIP tower, the others have random towers of their own kind. All have a new connector
+between tower and language model. They show that the workflow runs and what a connector can learn from data, but not the
+quality of the real models.
 """
 
 import math
@@ -17,9 +17,9 @@ from transformers import AutoTokenizer, CLIPModel, GemmaForCausalLM, PreTrainedM
 from dj2mgm.foundation.tokenizers import END_OF_TURN, IMAGE_TOKEN
 from dj2mgm.vlm.processors import without_video
 
-SIDE = 64  # px, that every tower sees; 4 × 4 visual tokens, as many as the language model has read words for
+SIDE = 64  # px, image size of every tower, for 4 × 4 visual tokens, the size of the language model's boards
 HIDDEN, LAYERS, HEADS = 96, 3, 3  # of the random towers
-# as in config/chat_templates/gemma.yaml, with an image before the text
+# config/chat_templates/gemma.yaml with an image before the text
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else 'user') + '\n' }}"
@@ -31,15 +31,16 @@ MEAN = STD = [0.5, 0.5, 0.5]
 
 
 def make_tiny_vlm(kind: str, language_model: Path, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """
+    """Return a tiny model and its processor.
+
     Args:
-        kind: of `KINDS`.
-        language_model: folder of the tiny Gemma.
-        vision_tower: folder of the tiny CLIP.
+        kind: A key of `KINDS`.
+        language_model: Folder of the tiny Gemma.
+        vision_tower: Folder of the tiny CLIP.
     """
     gemma = GemmaForCausalLM.from_pretrained(language_model, dtype=torch.float32)
     special = {"image_token": IMAGE_TOKEN}
-    # of SmolVLM's; the language model has never read them
+    # SmolVLM's tokens, which the language model's training does not contain
     special |= {"fake_image_token": "<mask>", "global_image_token": "<unk>", "end_of_utterance_token": END_OF_TURN}
     tokenizer = AutoTokenizer.from_pretrained(language_model, extra_special_tokens=special)
     model, processor = KINDS[kind](text_config(gemma), tokenizer, vision_tower)
@@ -56,7 +57,7 @@ def make_tiny_vlm(kind: str, language_model: Path, vision_tower: Path) -> tuple[
 
 
 def text_config(gemma: GemmaForCausalLM) -> dict:
-    """Of a LLaMA or Qwen that computes what this Gemma does, given `language_weights`."""
+    """Return the configuration of a LLaMA or Qwen that computes the same as this Gemma with `language_weights`."""
     config = gemma.config
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
     same += ("num_key_value_heads", "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -66,8 +67,11 @@ def text_config(gemma: GemmaForCausalLM) -> dict:
 
 
 def language_weights(gemma: GemmaForCausalLM) -> dict[str, torch.Tensor]:
-    """Gemma scales its word embeddings by √H, and its norms by 1 + w. Layers read what a norm has rescaled: without the
-    first factor everything is the same if what they add is smaller by it."""
+    """Return Gemma's weights for LLaMA's architecture.
+
+    Gemma multiplies embeddings by √H, and scales norms by 1 + w. Layers read normalized inputs, so without the factor
+    √H the model computes the same if the layers' outputs are divided by it.
+    """
     factor = 1 / math.sqrt(gemma.config.hidden_size)
     weights = {}
     for name, tensor in gemma.model.state_dict().items():

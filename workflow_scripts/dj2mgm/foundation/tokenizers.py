@@ -1,6 +1,6 @@
-"""Byte-pair tokenizers for the tiny CLIP and the tiny Gemma, of the same classes as the real ones.
+"""Byte-pair tokenizers for the tiny CLIP and the tiny Gemma, in the classes of the real ones.
 
-Both know every byte, so any caption in any language tokenizes, only less compactly than the scenes they were made for.
+Both contain every byte, so that they tokenize any language, but less compactly than scenes.
 """
 
 import json
@@ -10,12 +10,12 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import CLIPTokenizer, GemmaTokenizer
 
-IMAGE_TOKEN = "<unused0>"  # Gemma's first unused token; stands at the image's positions
+IMAGE_TOKEN = "<unused0>"  # Gemma's first unused token, at the image's positions
 START_OF_TURN, END_OF_TURN = "<start_of_turn>", "<end_of_turn>"
 
 
 def train_clip_tokenizer(corpus: Iterable[str], max_length: int) -> CLIPTokenizer:
-    """CLIP's tokenizer class with merges learned from `corpus` (lower-cased words ending in </w>)."""
+    """Return CLIP's tokenizer class with merges learned from `corpus` (lower-case words ending in </w>)."""
     empty = CLIPTokenizer().backend_tokenizer
     tokenizer = Tokenizer(BPE(end_of_word_suffix="</w>"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = empty.normalizer, empty.pre_tokenizer
@@ -30,7 +30,7 @@ def train_clip_tokenizer(corpus: Iterable[str], max_length: int) -> CLIPTokenize
 
 
 def train_gemma_tokenizer(corpus: Iterable[str], scene_words: Iterable[str]) -> GemmaTokenizer:
-    """Gemma's tokenizer class with merges learned inside the words of `corpus`; `scene_words` stay whole."""
+    """Return Gemma's tokenizer class with merges learned within the words of `corpus`; `scene_words` stay whole."""
     tokenizer = Tokenizer(BPE())
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -51,7 +51,7 @@ def train_gemma_tokenizer(corpus: Iterable[str], scene_words: Iterable[str]) -> 
 
 
 def _with_learned(tokens: list[str], trained: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges: the fixed `tokens` first, then what the trainer learned, in the order it learned it."""
+    """Return vocabulary and merges: the fixed `tokens`, then the learned tokens in the order of their training."""
     model = json.loads(trained.to_str())["model"]
     learned = sorted(model["vocab"], key=model["vocab"].get)
     vocab: dict[str, int] = {}

@@ -100,7 +100,7 @@ def assemble(
 def _load(key: str, part: str, loader, **options):
     """Return `loader.from_pretrained(part)`; raise its errors as an `InputError`."""
     if names_folder(part) and not Path(part).is_dir():
-        raise InputError(f"{key}: there is no folder {part}; docs/models.md says where to get it")
+        raise InputError(f"{key}: the folder {part} is missing; docs/models.md says where to get it")
     check_local_model(part)
     try:
         return loader.from_pretrained(part, **{"trust_remote_code": False} | options)

@@ -65,9 +65,7 @@ def load_parameters(
         weights = load_file(path)
     shapes = full_shapes(parameters)
     if set(weights) != set(shapes) or any(weights[name].shape != shapes[name] for name in shapes):
-        raise InputError(
-            f"{path} does not fit this model, because it was trained with another one; run its stage again"
-        )
+        raise InputError(f"{path} does not fit this model; it was trained with another one, so run its stage again")
     for name, parameter in parameters.items():
         with gathered([parameter]), torch.no_grad():
             parameter.copy_(weights[name])

@@ -140,18 +140,19 @@ FULL_STOP = re.compile(r"\.(?!\d)")  # excludes the point of 0.5
 CONTRACTIONS = """
     'ow's'at 'twas ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't
     haven't he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've
-    must've mustn't needn't not've o'clock oughtn't shan't she'd've should've shouldn't shouldn't've somebody'd've
-    somebody'll somebody's someone'd someone'd've someone'll someone's something'd something'd've something'll
-    that's there'd there'd've there're there's they'd they'd've they'll they're they've wasn't we'd've we've weren't
-    what'll what're what's what've when's where'd where's where've who'd who'd've who'll who's who've why'll why're
-    why's won't would've wouldn't wouldn't've y'all y'all'd've y'all'll you'd you'd've you'll you're you've
+    must've mustn't needn't not've o'clock oughtn't shan't she'd've should've shouldn't shouldn't've
+    somebody'd've somebody'll somebody's someone'd someone'd've someone'll someone's something'd something'd've
+    something'll that's there'd there'd've there're there's they'd they'd've they'll they're they've wasn't we'd've
+    we've weren't what'll what're what's what've when's where'd where's where've who'd who'd've who'll who's who've
+    why'll why're why's won't would've wouldn't wouldn't've y'all y'all'd've y'all'll you'd you'd've you'll
+    you're you've
 """.split()
 REPAIRED = {
     word[:place] + word[place + 1 :]: word
     for word in CONTRACTIONS
     for place, letter in enumerate(word)
     if letter == "'"
-} | {"somebody'd": "somebodyd"}  # the server's table has this one the wrong way round
+} | {"somebody'd": "somebodyd"}  # reversed in the server's table
 
 
 def normalize(answer: str) -> str:
