@@ -21,7 +21,7 @@ from dj2mgm.mgm.weights import projector_parameters
 from dj2mgm.plain_files import copy_plain
 from dj2mgm.vision_language import Family
 from dj2mgm.vlm.family import TransformersVLM
-from dj2mgm.vlm.generation import limits, stop_tokens
+from dj2mgm.vlm.generation import stop_tokens, stopping_criteria
 
 LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter that stock PEFT puts on MGM's language model
 STAGE = "stage"  # folder of what the stage wrote, which this project puts on MGM
@@ -111,7 +111,7 @@ def write_language_model_adapter(adapter: Path, base_model: str | None, folder: 
 def generation_settings(family: TransformersVLM, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
     """Those of the workflow's own answers."""
     encoder = family.encoder("", max_length=sys.maxsize)
-    return GenerationConfig(do_sample=False, **limits(encoder, stop_tokens(model, encoder), max_new_tokens))
+    return GenerationConfig(do_sample=False, **stopping_criteria(encoder, stop_tokens(model, encoder), max_new_tokens))
 
 
 def _adapter(folder: Path) -> tuple[dict[str, torch.Tensor], PeftConfig]:
