@@ -57,7 +57,7 @@ test-slurm: install
 
 lint: install
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint \
-	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture
+	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture && codespell
 
 # beside .venv rather than in it: what it requires would replace PyTorch
 .lmms_eval/installed: requirements-lmms_eval.lock .venv/installed
