@@ -6,7 +6,7 @@ Copied into workflow_scripts/dj2mgm/doctor/host_checks.py; `examine` in workflow
 
 from dj2mgm.doctor.probes import Finding, HostProbe
 
-CORES_FEW = 2  # the data loader decodes images beside training
+CORES_FEW = 2  # the data loader decodes images while the model trains
 
 
 def check_cores(host: HostProbe) -> Finding:
