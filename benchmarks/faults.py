@@ -34,7 +34,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 for library in ("workflow_scripts", "tests", "tests/workflow", "tests/slurm"):
     sys.path.insert(0, str(PROJECT / library))
 
-from cluster_runs import CONFIG, SLURM_PROFILE, ClusterRun, completed, end_at_time_limit, fail_node  # noqa: E402
+from cluster_runs import SLURM_PROFILE, ClusterRun, completed, end_at_time_limit, fail_node  # noqa: E402
 from one_machine_slurm import running_slurm, slurm, wait_until, why_not  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from small_project import Project, copy_project  # noqa: E402
@@ -90,7 +90,7 @@ class Reference:
     def prepare(self) -> None:
         if not self.finished.exists():
             shutil.rmtree(self.project.folder, ignore_errors=True)
-            copy_project(self.project.folder).run(TARGET, config=CONFIG)
+            copy_project(self.project.folder).run(TARGET)
             self.project.folder.rename(self.finished)
 
     def restore(self) -> None:
@@ -139,7 +139,7 @@ def run_trial(reference: Reference, kill: str, trial: int, seconds: dict[str, fl
         run.start()
         commands += 1
     jobs = [job for job in run.all_jobs() if job["JobId"] not in known] if KILLS[kill].on_slurm else []
-    ended_right = run.process.returncode == 0 and not reference.project.job_counts(TARGET, config=CONFIG)
+    ended_right = run.process.returncode == 0 and not reference.project.job_counts(TARGET)
     found = {
         "kill": kill,
         "trial": trial,
