@@ -166,3 +166,13 @@ def test_a_renderer_that_was_killed_is_started_again():
     with pytest.raises(InputError, match="of memory"):
         render("x", [])
     assert render("x", []) == ("x", [])
+
+
+def test_a_killed_renderer_that_left_a_request_unread_is_started_again():
+    render("x", [])
+    renderer = chat_rendering._renderer
+    os.kill(renderer.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, renderer.process.pid, os.WEXITED | os.WNOWAIT)  # nobody reads the pipe from now on
+    with pytest.raises(InputError, match="of memory"):
+        render("x", [])
+    assert render("x", []) == ("x", [])

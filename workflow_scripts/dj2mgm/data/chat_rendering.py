@@ -4,6 +4,7 @@ Each process that renders has one of its own, which ends with it. A template is 
 constant expressions, such as `'a' * 10**10`, when it compiles.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -52,7 +53,8 @@ class _Renderer:
 
     def _end(self) -> str:
         """End the process; return the limit that it has reached."""
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # of a request that it has not read
+            self.process.stdin.close()
         self.process.stdout.close()
         if self.process.wait() == -signal.SIGPROF:
             return f"it takes more than {CPU_S:g} s for one conversation"
