@@ -114,8 +114,8 @@ def main() -> None:
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.data_juicer import forbid_surprises
     from dj2mgm.juicer.recipe import build_operators
-    from dj2mgm.juicer.settings import read_filter_settings
-    from dj2mgm.juicer.stage import FILTERED, run_recipe
+    from dj2mgm.juicer.recipe_settings import read_filter_settings
+    from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 
     logger.remove()
     forbid_surprises()

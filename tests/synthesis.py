@@ -6,8 +6,8 @@ from forked_python import forked_python
 from places import PROJECT
 
 from dj2mgm.files import write_yaml
-from dj2mgm.juicer.settings import CaptionerModel, read_synthesize_settings
-from dj2mgm.juicer.stage import SYNTHESIZED, run_recipe
+from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
+from dj2mgm.juicer.recipe_stage import SYNTHESIZED, run_recipe
 
 OUTPUTS = ("synthesized.jsonl", "stats.jsonl", "dropped.jsonl")
 

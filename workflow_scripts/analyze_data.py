@@ -10,8 +10,8 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.files import write_json
 from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize
 from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
-from dj2mgm.juicer.settings import read_analysis_settings
-from dj2mgm.juicer.stage import configure_log
+from dj2mgm.juicer.recipe_settings import read_analysis_settings
+from dj2mgm.juicer.recipe_stage import configure_log
 from dj2mgm.reporting.analysis_page import write_analysis_page
 
 

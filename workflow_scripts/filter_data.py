@@ -8,8 +8,8 @@ Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
-from dj2mgm.juicer.settings import read_filter_settings
-from dj2mgm.juicer.stage import FILTERED, configure_log, run_recipe
+from dj2mgm.juicer.recipe_settings import read_filter_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, configure_log, run_recipe
 
 
 @command_line

@@ -25,8 +25,8 @@ from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml
 from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
-from dj2mgm.juicer.settings import CaptionerModel, read_synthesize_settings
-from dj2mgm.juicer.stage import SYNTHESIZED, configure_log, run_recipe
+from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
+from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
 
 
 @command_line

@@ -20,10 +20,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.analysis import analyze, summarize
 from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_analysis_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.juicer.restart import WORKING
-from dj2mgm.juicer.settings import StageSettings, read_analysis_settings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
-from dj2mgm.juicer.statistics import as_numbers, limits_of
+from dj2mgm.juicer.statistics import as_numbers, read_limits
 from dj2mgm.reporting.analysis_page import write_analysis_page
 
 ROWS, SHORT = 230, 10
@@ -57,9 +57,9 @@ def data(tmp_path_factory) -> Path:
     return folder / "pretrain.jsonl"
 
 
-def settings(data: Path, process: list) -> StageSettings:
+def settings(data: Path, process: list) -> RecipeSettings:
     root = str(data.parent.resolve())
-    return StageSettings(data.parent.resolve(), 1, process, {"image_integrity_filter": {"image_root": root}})
+    return RecipeSettings(data.parent.resolve(), 1, process, {"image_integrity_filter": {"image_root": root}})
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     arguments = {"batched_image_text_similarity_filter": {"hf_clip": clip}}
     with_clip = settings(data, RECIPE[:1])
-    with_clip = StageSettings(with_clip.image_root, 1, with_clip.process, with_clip.arguments | arguments)
+    with_clip = RecipeSettings(with_clip.image_root, 1, with_clip.process, with_clip.arguments | arguments)
     found = analyze(with_clip, clip, data, tmp_path / "out")
     similarity = found.statistics[-1]
     assert (similarity.name, similarity.of_images) == ("image_text_similarity", True)
@@ -180,7 +180,7 @@ def test_limits_are_those_that_data_juicer_judges_by(step, dropped, kept):
         beyond = [
             limit.drops(as_numbers([value])[0])[0]
             for statistic, value in stats.items()
-            for limit in limits_of(operator, arguments, statistic, alone=len(stats) == 1).values()
+            for limit in read_limits(operator, arguments, statistic, alone=len(stats) == 1).values()
         ]
         assert any(beyond) is not expected
 
@@ -231,7 +231,7 @@ def test_the_page_shows_a_statistic_that_is_the_same_in_all_rows(tmp_path):
 def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
     empty = tmp_path / "pretrain.jsonl"
     empty.touch()
-    with pytest.raises(InputError, match="holds no rows"):
+    with pytest.raises(InputError, match="has no rows"):
         analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
     write_jsonl(empty, [{"id": "a", "text": text_of("a cat"), "images": ["gone.png"]}])
     first = r"none of 1 images can be read \(missing 1\); the first is .*gone.png: .*image_root"
@@ -241,7 +241,7 @@ def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
         analyze(settings(data, [{"image_text_deduplicator": None}]), None, data, tmp_path / "out")
     with pytest.raises(InputError, match="nowhere.*model.clip_score"):
         arguments = {"batched_image_text_similarity_filter": {"hf_clip": "/nowhere/clip"}}
-        broken = StageSettings(data.parent, 1, RECIPE[:1], arguments)
+        broken = RecipeSettings(data.parent, 1, RECIPE[:1], arguments)
         analyze(broken, "/nowhere/clip", data, tmp_path / "out")
     assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(WORKING)]
 

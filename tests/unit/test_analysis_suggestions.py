@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from dj2mgm.juicer.recipe import check_process
-from dj2mgm.juicer.statistics import Limit, Statistic
+from dj2mgm.juicer.statistics import FilterLimit, Statistic
 from dj2mgm.juicer.suggestions import recipe_text, suggest
 
 RNG = np.random.default_rng(0)
@@ -13,13 +13,15 @@ BULK = RNG.integers(1000, 2000, 1000).astype(float)
 WITH_TAIL = np.concatenate([np.full(20, 90.0), BULK])
 
 
-def statistic(values: np.ndarray, limits: list[Limit], arguments: dict | None, operator: str = "image_size_filter"):
+def statistic(
+    values: np.ndarray, limits: list[FilterLimit], arguments: dict | None, operator: str = "image_size_filter"
+):
     return Statistic("image_sizes", operator, values, True, arguments, {limit.side: limit for limit in limits})
 
 
 def test_two_humps_get_a_limit_between_them():
     values = np.concatenate([RNG.normal(0.0, 0.05, 400), RNG.normal(0.3, 0.02, 600)])
-    limits = [Limit("min", "min_score", 0.1, 0.1), Limit("max", "max_score", 1.0, 1.0)]
+    limits = [FilterLimit("min", "min_score", 0.1, 0.1), FilterLimit("max", "max_score", 1.0, 1.0)]
     found = suggest(statistic(values, limits, None, "batched_image_text_similarity_filter"))
     assert 0.15 < found.suggested["min"].value < 0.27 and found.suggested["max"].value == 1.0
     assert "40% of the rows" in found.suggested["min"].reason and "Two humps" in found.remark
@@ -32,32 +34,36 @@ def test_two_humps_get_a_limit_between_them():
     ("argument", "written", "kind"), [(1, 1, int), (1.0, 1.0, float), ("1", "1", str)], ids=["int", "float", "str"]
 )
 def test_a_limit_is_written_in_the_type_that_the_operator_takes(argument, written, kind):
-    found = suggest(statistic(WITH_TAIL, [Limit("min", "min_size", float(argument), written)], {"min_size": written}))
+    found = suggest(
+        statistic(WITH_TAIL, [FilterLimit("min", "min_size", float(argument), written)], {"min_size": written})
+    )
     limit = found.suggested["min"]
     assert 90 < limit.value <= 1000 and type(limit.written) is kind and float(limit.written) == limit.value
     assert limit.drops(WITH_TAIL).sum() == 20
 
 
 def test_a_limit_of_the_recipe_in_the_gap_stays():
-    found = suggest(statistic(WITH_TAIL, [Limit("min", "min_size", 777.0, "777")], {"min_size": "777"}))
+    found = suggest(statistic(WITH_TAIL, [FilterLimit("min", "min_size", 777.0, "777")], {"min_size": "777"}))
     assert found.suggested["min"].written == "777" and "as in the recipe" in found.suggested["min"].reason
 
 
 @pytest.mark.parametrize("arguments", [{"min_size": "1500"}, {}, None], ids=["stated", "default", "not in the recipe"])
 def test_without_a_tail_what_was_chosen_stays_and_a_default_drops_nothing(arguments):
-    found = suggest(statistic(BULK, [Limit("min", "min_size", 1500.0, "1500")], arguments))
+    found = suggest(statistic(BULK, [FilterLimit("min", "min_size", 1500.0, "1500")], arguments))
     kept = found.suggested["min"].drops(BULK).sum() == 0
     assert kept != bool(arguments) and (found.suggested["min"].written == "1500") == bool(arguments)
     assert "no limit" in found.remark
 
 
 def test_a_row_without_a_value_is_kept():
-    assert not Limit("min", "min_size", 5.0, "5").drops(np.array([np.nan])).any()
+    assert not FilterLimit("min", "min_size", 5.0, "5").drops(np.array([np.nan])).any()
 
 
 def test_the_recipe_keeps_the_operators_order_and_other_arguments_and_is_valid():
     found = suggest(
-        statistic(WITH_TAIL, [Limit("min", "min_size", 1.0, "1"), Limit("max", "max_size", 2**40, "1TB")], {})
+        statistic(
+            WITH_TAIL, [FilterLimit("min", "min_size", 1.0, "1"), FilterLimit("max", "max_size", 2**40, "1TB")], {}
+        )
     )
     process = [
         {"fix_unicode_mapper": None},

@@ -12,8 +12,8 @@ from dj2mgm.config.recipe_operators import defaults_of
 from dj2mgm.data.formats import text_of
 from dj2mgm.files import write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import OPERATORS
-from dj2mgm.juicer.settings import StageSettings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.reporting.explorer.results import read_results
 from dj2mgm.reporting.explorer.steps import UNLIMITED
 from dj2mgm.reporting.histograms import LIMITS
@@ -53,7 +53,7 @@ def test_every_limit_that_can_be_moved_drops_what_the_operator_drops(tmp_path, m
     monkeypatch.chdir(tmp_path)
     data = write_data(Path("results/datasets/boats"))
     output = Path("results/boats/filter")
-    summary = run_recipe(StageSettings(data.parent, 1, PROCESS), data, output, FILTERED)
+    summary = run_recipe(RecipeSettings(data.parent, 1, PROCESS), data, output, FILTERED)
     write_yaml(output / "config.yaml", {"image_root": "results/datasets/boats", "recipe": {"process": PROCESS}})
     [pairs] = read_results(Path("results/boats")).tables
     assert [step.dropped for step in pairs.steps] == [operator["dropped"] for operator in summary["operators"]]

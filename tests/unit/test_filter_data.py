@@ -15,8 +15,8 @@ from places import PROJECT
 from dj2mgm.data.shapes.dataset import ShapesSpec, write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml
-from dj2mgm.juicer.settings import StageSettings, read_filter_settings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 
 RECIPE = PROJECT / "config/recipes/baseline.yaml"
 
@@ -41,7 +41,7 @@ def filter_data(folder: Path, settings: object, output: Path) -> subprocess.Comp
 
 def test_the_baseline_recipe_finds_the_planted_faults_and_spares_the_rest(shapes, tmp_path):
     process = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["process"]
-    settings = StageSettings(shapes, 1, process, {"image_integrity_filter": {"image_root": str(shapes)}})
+    settings = RecipeSettings(shapes, 1, process, {"image_integrity_filter": {"image_root": str(shapes)}})
     run_recipe(settings, shapes / "pretrain.jsonl", tmp_path, FILTERED)
     faults = {row["id"]: row["fault"] for row in read_jsonl(shapes / "ground_truth.jsonl")}
     planted = Counter(faults.values())

@@ -24,8 +24,8 @@ from dj2mgm.data.formats import text_of
 from dj2mgm.data.images import FORMATS, MAX_PIXELS, BadImage, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
-from dj2mgm.juicer.settings import StageSettings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.mgm.generation import Generator
 from dj2mgm.reporting.gallery import thumbnail
 
@@ -267,7 +267,7 @@ def decode_as_pillow_does(path: Path) -> None:
 def filter_with(operator: str, root: Path) -> None:
     data = root / "data.jsonl"
     write_jsonl(data, [{"id": "1", "text": text_of("a red circle"), "images": ["a.jpg"]}])
-    run_recipe(StageSettings(root, 1, [{operator: {}}]), data, root / "out", FILTERED)
+    run_recipe(RecipeSettings(root, 1, [{operator: {}}]), data, root / "out", FILTERED)
 
 
 def answer_about(path: Path) -> None:

@@ -26,8 +26,8 @@ from dj2mgm.data.shards import members
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
-from dj2mgm.juicer.settings import StageSettings
-from dj2mgm.juicer.stage import FILTERED, STATS, run_recipe
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, STATS, run_recipe
 from dj2mgm.mgm.generation import Generator
 from dj2mgm.reporting.explorer.server import Explorer
 from dj2mgm.reporting.gallery import thumbnail
@@ -114,7 +114,7 @@ def by_data_juicer(path: Path) -> dict:
     """Stats of Data-Juicer's own filters in the filter stage."""
     write_jsonl(path.parent / "data.jsonl", [{"id": "1", "text": text_of("red"), "images": [path.name]}])
     recipe = [{"image_shape_filter": {}}, {"image_aspect_ratio_filter": {"min_ratio": 0.1, "max_ratio": 9}}]
-    run_recipe(StageSettings(path.parent, 1, recipe), path.parent / "data.jsonl", path.parent / "out", FILTERED)
+    run_recipe(RecipeSettings(path.parent, 1, recipe), path.parent / "data.jsonl", path.parent / "out", FILTERED)
     [stats] = read_jsonl(path.parent / "out" / STATS)
     return stats
 

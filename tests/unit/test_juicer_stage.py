@@ -20,9 +20,9 @@ from dj2mgm.data.formats import text_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, sha256_of, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Filter, Mapper
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.juicer.restart import WORKING, fingerprint
-from dj2mgm.juicer.settings import StageSettings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
 
 CAPTIONS = ["a red circle", "no", "a blue square on a lawn", "x", "a red circle", "three green stars"]
 
@@ -39,7 +39,7 @@ def write_dataset(folder: Path, captions: list[str] = CAPTIONS, **extra) -> Path
 
 def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
     root = data.parent.resolve()
-    settings = StageSettings(root, processes, process, {"image_integrity_filter": {"image_root": str(root)}})
+    settings = RecipeSettings(root, processes, process, {"image_integrity_filter": {"image_root": str(root)}})
     return run_recipe(settings, data, output, FILTERED)
 
 
@@ -168,7 +168,7 @@ def outputs(folder: Path) -> list[Path]:
 def test_what_was_done_before_an_operator_failed_is_not_done_again(tmp_path, register, monkeypatch):
     """A disk that was full for a moment costs one partition."""
     for size in ("PARTITION", "BATCH"):
-        monkeypatch.setattr(f"dj2mgm.juicer.dataset.{size}", 2)
+        monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", 2)
     done = []
 
     class OnceFullMapper(Mapper):
@@ -297,14 +297,14 @@ def test_bad_rows_are_named_before_any_operator_runs(tmp_path, line, message):
 
 def test_an_empty_input_is_an_error(tmp_path):
     (tmp_path / "pretrain.jsonl").touch()
-    with pytest.raises(InputError, match="holds no rows"):
+    with pytest.raises(InputError, match="has no rows"):
         run(tmp_path / "pretrain.jsonl", tmp_path / "out", [LENGTH])
 
 
 SMALL_PARTITION = 1000
 IN_SMALL_PARTITIONS = f"""
 import sys; sys.path.insert(0, sys.argv.pop(1))
-import dj2mgm.juicer.dataset; dj2mgm.juicer.dataset.PARTITION = {SMALL_PARTITION}
+import dj2mgm.juicer.partitions; dj2mgm.juicer.partitions.PARTITION = {SMALL_PARTITION}
 import filter_data; filter_data.main()
 """
 
@@ -429,7 +429,7 @@ def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
     shutil.copytree(PROJECT / "workflow_scripts", scripts, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr("dj2mgm.juicer.engine.__file__", str(scripts / "dj2mgm/juicer/engine.py"))
     monkeypatch.setattr("dj2mgm.code.SCRIPTS", scripts)
-    data, settings = write_dataset(tmp_path), StageSettings(tmp_path, 1, [])
+    data, settings = write_dataset(tmp_path), RecipeSettings(tmp_path, 1, [])
 
     def changed(module: str) -> bool:
         before = fingerprint([LENGTH], settings, data)
@@ -456,7 +456,7 @@ def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same
     model.mkdir()
     monkeypatch.chdir(tmp_path)
     (model / "model.safetensors").write_bytes(b"1")
-    settings = StageSettings(tmp_path, 1, [])
+    settings = RecipeSettings(tmp_path, 1, [])
     words = tmp_path / "words.txt"
     words.write_text("cat")
     process = [

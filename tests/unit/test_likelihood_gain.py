@@ -20,7 +20,7 @@ from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators import likelihood_gain_filter
 from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
-from dj2mgm.juicer.settings import read_synthesize_settings
+from dj2mgm.juicer.recipe_settings import read_synthesize_settings
 from dj2mgm.mgm.family import MGM
 from dj2mgm.mgm.generation import Generator
 

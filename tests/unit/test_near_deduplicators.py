@@ -19,8 +19,8 @@ from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer import copies
 from dj2mgm.juicer.analysis import analyze
 from dj2mgm.juicer.data_juicer import NestedDataset, load_ops
-from dj2mgm.juicer.settings import StageSettings, read_filter_settings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
 FILES = (FILTERED, "stats.jsonl", "dropped.jsonl")
@@ -52,8 +52,8 @@ def data(tmp_path) -> Path:
     return tmp_path / "pairs.jsonl"
 
 
-def settings_of(data: Path, process: list, processes: int = 1) -> StageSettings:
-    return StageSettings(data.parent.resolve(), processes, process)
+def settings_of(data: Path, process: list, processes: int = 1) -> RecipeSettings:
+    return RecipeSettings(data.parent.resolve(), processes, process)
 
 
 def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
@@ -67,7 +67,7 @@ def copies_in(output: Path) -> dict[str, str]:
 @pytest.fixture
 def small_partitions(monkeypatch):
     for size in ("PARTITION", "BATCH"):
-        monkeypatch.setattr(f"dj2mgm.juicer.dataset.{size}", SMALL)
+        monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", SMALL)
 
 
 def test_of_copies_the_largest_stays_and_then_the_first(data, tmp_path):
@@ -171,7 +171,7 @@ def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_pa
     flags = ["--config", tmp_path / "config.yaml", "--data", data, "--output-dir", tmp_path / "ray"]
     code = (
         f"import sys; sys.path.insert(0, {str(PROJECT / 'workflow_scripts')!r})\n"
-        f"import dj2mgm.juicer.dataset as dataset; dataset.PARTITION = dataset.BATCH = {SMALL}\n"
+        f"import dj2mgm.juicer.partitions as dataset; dataset.PARTITION = dataset.BATCH = {SMALL}\n"
         "import filter_data; filter_data.main()\n"
     )
     done = subprocess.run([forked_python(), "-c", code, *flags], capture_output=True, text=True)
@@ -201,7 +201,7 @@ def test_the_clip_that_judges_captions_is_the_default(tmp_path):
 
 def test_an_analysis_notes_copies_and_keeps_them(data, tmp_path):
     process = [{"text_length_filter": {"min_len": 1}}, {NEAR: None}]
-    settings = StageSettings(
+    settings = RecipeSettings(
         data.parent.resolve(), 1, process, {"image_integrity_filter": {"image_root": str(tmp_path)}}
     )
     found = analyze(settings, None, data, tmp_path / "out")

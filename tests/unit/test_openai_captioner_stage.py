@@ -19,9 +19,9 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, read_yaml, write_yaml
 from dj2mgm.juicer import executors
 from dj2mgm.juicer.chain import Chain, ChainStep
-from dj2mgm.juicer.dataset import import_rows, partitions_of
 from dj2mgm.juicer.operators.models import chat_requests
-from dj2mgm.juicer.settings import read_synthesize_settings
+from dj2mgm.juicer.partitions import import_rows, list_partitions
+from dj2mgm.juicer.recipe_settings import read_synthesize_settings
 
 COUNT = 20
 CAPTIONS = [f"picture {number}" for number in range(COUNT)]
@@ -240,7 +240,7 @@ def test_on_ray_a_server_is_asked_by_one_process_all_the_same(project, tmp_path,
         arguments = settings.arguments["low_similarity_recaption_mapper"] | {"min_similarity": 10.0}
         import_rows(project / "data/pairs.jsonl", settings.image_root, tmp_path / "rows")
         chain = Chain([ChainStep(1, {"low_similarity_recaption_mapper": arguments})], tmp_path)
-        [table] = executors._run_on_ray(chain, partitions_of(tmp_path / "rows"))
+        [table] = executors._run_on_ray(chain, list_partitions(tmp_path / "rows"))
     assert table.num_rows == server.requests == COUNT and server.most_in_flight <= 2
     assert "note: low_similarity_recaption_mapper: in this process, not on Ray" in capfd.readouterr().err
     measuring = Chain([ChainStep(1, {"low_similarity_recaption_mapper": arguments}, measures=True)], tmp_path)

@@ -17,8 +17,8 @@ from dj2mgm.config.recipe_operators import refused_operators
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml
-from dj2mgm.juicer.settings import StageSettings, read_filter_settings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 
 CODE = "lambda s: [__import__('os').system('touch ran')]"
 MINHASH, REPEATS = "document_minhash_deduplicator", "remove_repeat_sentences_mapper"
@@ -294,6 +294,8 @@ def test_a_recipe_of_the_filter_stage_asks_no_captioner(project):
 def test_a_default_on_the_hub_is_not_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", lambda *arguments: pytest.fail(f"connects to {arguments[1:]}"))
     prepare(tmp_path, models=False)
-    settings = StageSettings(tmp_path / "work/data", 1, [{"batched_image_text_similarity_filter": {"min_score": -1.0}}])
+    settings = RecipeSettings(
+        tmp_path / "work/data", 1, [{"batched_image_text_similarity_filter": {"min_score": -1.0}}]
+    )
     with pytest.raises(InputError, match="'hf_clip' is missing, and its default, openai/clip.*Name the folder"):
         run_recipe(settings, tmp_path / "work/data/pairs.jsonl", tmp_path / "work/out", FILTERED)

@@ -17,7 +17,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import model_files
 from dj2mgm.juicer.recipe import check_process
-from dj2mgm.juicer.settings import read_filter_settings
+from dj2mgm.juicer.recipe_settings import read_filter_settings
 
 ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 NAMES = sorted(set(OPERATORS.modules))

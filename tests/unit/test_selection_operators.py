@@ -25,8 +25,8 @@ from dj2mgm.juicer.operators.length_balance_filter import LengthBalanceFilter
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
 from dj2mgm.juicer.operators.ngram_balance_filter import find_ngrams
 from dj2mgm.juicer.operators.selection import draw, even_sample
-from dj2mgm.juicer.settings import StageSettings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.streaming import DiskMap
 
 CLUSTERS, LENGTHS, NGRAMS = "cluster_balance_filter", "length_balance_filter", "ngram_balance_filter"
@@ -55,7 +55,7 @@ def colored(tmp_path_factory) -> Path:
 
 def run(data: Path, output: Path, *process: dict) -> list[str]:
     """Ids of the rows that a recipe keeps."""
-    run_recipe(StageSettings(data.parent, 1, list(process)), data, output, FILTERED)
+    run_recipe(RecipeSettings(data.parent, 1, list(process)), data, output, FILTERED)
     return [row["id"] for row in read_jsonl(output / "filtered.jsonl")]
 
 

@@ -19,9 +19,9 @@ from dj2mgm.data.held_out import HeldOut
 from dj2mgm.data.own_data import write_own_data
 from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
 from dj2mgm.files import write_json_list, write_jsonl
-from dj2mgm.juicer.dataset import BATCH
-from dj2mgm.juicer.settings import StageSettings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.partitions import BATCH
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
 
 
@@ -102,7 +102,7 @@ def write_pairs(folder: Path, rows: int) -> Path:
 
 def filtered(data: Path) -> None:
     process = [{"text_length_filter": {"min_len": 1}}, {"image_text_deduplicator": None}]
-    run_recipe(StageSettings(data.parent, 1, process), data, data.parent / "out", FILTERED)
+    run_recipe(RecipeSettings(data.parent, 1, process), data, data.parent / "out", FILTERED)
 
 
 def written(data: Path) -> None:
@@ -126,7 +126,7 @@ def made(data: Path) -> None:
 
 @pytest.mark.parametrize("stage", [made, filtered, written])
 def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path, stage, monkeypatch):
-    monkeypatch.setattr("dj2mgm.juicer.dataset.PARTITION", BATCH)
+    monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION", BATCH)
     monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 10_000)
     highest = {}
     for partitions in (1, 4):

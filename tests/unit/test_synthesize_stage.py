@@ -22,8 +22,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe import build_operators, check_process, complete
-from dj2mgm.juicer.settings import CaptionerModel, read_filter_settings, read_synthesize_settings
-from dj2mgm.juicer.stage import FILTERED, run_recipe
+from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings, read_synthesize_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 
 RECIPE = PROJECT / "config/recipes/dj_synth.yaml"
 CAPTIONS = [f"picture {number} of a {word}" for number, word in enumerate(["cat", "dog", "sea", "road", "tree"] * 4)]
@@ -229,7 +229,7 @@ def base_settings(project: Path) -> dict:
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("model.safetensors", "CLIP folder .*broken has no weights \\(model.safetensors\\); save the whole model"),
+        ("model.safetensors", "CLIP folder .*broken has no weights \\(model.safetensors\\). Save the whole model"),
         ("config.json", "has no config \\(config.json\\)"),
         ("tokenizer.json", "has no tokenizer \\(tokenizer.json\\)"),
         ("processor_config.json", "has no image processor \\(processor_config.json\\)"),

@@ -1,7 +1,7 @@
-"""Measuring a dataset: every statistic of every row, what a recipe's limits would drop, and limits to suggest.
+"""The analysis of a dataset: every statistic of every row, the rows that a recipe would drop, and suggested limits.
 
-The engine that filters runs the recipe's filters and deduplicators, but only to measure and to count. It drops the rows
-whose image cannot be read, and counts them. Mappers and selectors are left out: they would change what is measured.
+The engine runs the recipe's filters and deduplicators, but they only measure and count. Rows whose image cannot be read
+are dropped and counted. Mappers and selectors are not run, since they would change the measured data.
 reporting/analysis_page.py makes the page.
 """
 
@@ -19,40 +19,40 @@ from dj2mgm.data.images import BadImage
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, sha256_of, write_jsonl, write_text
 from dj2mgm.juicer.data_juicer import OP, OPERATORS, Fields, __version__
-from dj2mgm.juicer.dataset import column_values, join_traces, output_stats
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators import declarations
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from dj2mgm.juicer.operators.image_text_deduplicator import NAME as DEDUPLICATOR
+from dj2mgm.juicer.partitions import column_values, join_traces, output_stats
 from dj2mgm.juicer.recipe import check_process, complete
+from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.restart import EmptyResult, fingerprint, working_folder
-from dj2mgm.juicer.settings import SIMILARITY_FILTERS, StageSettings
-from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, limits_of, shares_kept
+from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_limits
 from dj2mgm.juicer.suggestions import recipe_text, suggest
 
 STATS, OVERALL, SUGGESTIONS = "stats.jsonl", "overall.csv", "suggestions.yaml"
 PAGE, SUMMARY = "analysis.html", "summary.json"
 TRACE = "trace.jsonl"  # in the working folder
-PERCENTILES = [0.01, 0.05, 0.95, 0.99]  # beside Data-Juicer's own 25, 50 and 75 %
-EDITS_ROWS = "edits or selects rows; the data are analysed as they are"
-NO_STATISTIC = "computes no statistic that the operators before it have not"
+PERCENTILES = [0.01, 0.05, 0.95, 0.99]  # in addition to Data-Juicer's own 25, 50 and 75 %
+EDITS_ROWS = "edits or selects rows; the analysis does not change the data"
+NO_STATISTIC = "computes no statistic in addition to those of earlier operators"
 
 
 @dataclass
 class Analysis:
-    """A dataset, measured. Columns and statistics are of the rows whose image can be read, in their order."""
+    """The measurements of a dataset. Columns and statistics cover the rows whose image can be read, in their order."""
 
     data: Path
     rows_in: int
-    process: list[dict]  # the recipe's operators, and those that were added for the analysis
+    process: list[dict]  # operators of the recipe and of the analysis
     recipe: set[str]  # names of the recipe's operators
     unreadable: dict[str, str] = field(default_factory=dict)  # reason by id
     texts: list[str] = field(default_factory=list)
     images: list[list[str]] = field(default_factory=list)  # absolute paths
     statistics: list[Statistic] = field(default_factory=list)
-    repeats: dict[str, np.ndarray] = field(default_factory=dict)  # by deduplicator: (N,) bool, an earlier row is equal
-    not_measured: dict[str, str] = field(default_factory=dict)  # operator: why
+    repeats: dict[str, np.ndarray] = field(default_factory=dict)  # (N,) bool by deduplicator: equals an earlier row
+    not_measured: dict[str, str] = field(default_factory=dict)  # reason by operator
 
     @property
     def rows(self) -> int:
@@ -60,27 +60,30 @@ class Analysis:
 
     @property
     def repeated(self) -> np.ndarray:
-        """(N,) bool."""
+        """Rows that any deduplicator would drop, (N,) bool."""
         return np.any(list(self.repeats.values()), axis=0)
 
     def kept(self, limits: str) -> int:
-        """Rows that all `current` or all `suggested` limits keep, together with the deduplicators."""
+        """Return the number of rows that all deduplicators and all `current` or `suggested` limits keep."""
         dropped = [statistic.drops(getattr(statistic, limits)) for statistic in self.statistics]
         return int((~np.any([self.repeated, *dropped], axis=0)).sum())
 
 
-def analyze(settings: StageSettings, clip: str | None, data: Path, output_dir: Path) -> Analysis:
+def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: Path) -> Analysis:
     """Measure `data`; write stats.jsonl, overall.csv and suggestions.yaml into `output_dir`.
 
-    As in the filter stage, the next run goes on after a kill. Ray is not used.
+    As in the filter stage, the next run continues after a kill. Ray is not used.
 
     Args:
-        clip: folder or hub id of the CLIP that judges captions; None for an analysis without it, unless the recipe has
-            a similarity filter of its own.
+        settings: settings of the stage.
+        clip: folder or hub id of the CLIP that rates captions. With None the similarity is measured only if the recipe
+            has a similarity filter.
+        data: jsonl of the rows.
+        output_dir: folder of the outputs.
 
     Raises:
-        InputError: a bad row, a bad recipe, an operator that fails, no image that can be read, or nothing to measure.
-            No output is then left behind, of an earlier run neither.
+        InputError: If a row or the recipe is invalid, an operator fails, no image can be read, or there is nothing to
+            measure. Then there is no output, not even of an earlier run.
     """
     for name in (STATS, OVERALL, SUGGESTIONS, PAGE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
@@ -92,7 +95,7 @@ def analyze(settings: StageSettings, clip: str | None, data: Path, output_dir: P
         _run(engine, clip, data)
         join_traces(engine.folders, len(measured), working / TRACE)
         analysis = Analysis(data, engine.rows_in, process, {name for step in settings.process for name in step})
-        stats = list(_stats_of(engine))
+        stats = list(_read_stats(engine))
         _describe(analysis, engine, stats, list(read_jsonl(working / TRACE)))
         reason = declarations.unreadable_stat(engine.operators[0])
         unreadable = ({"id": identifier, reason: why} for identifier, why in analysis.unreadable.items())
@@ -107,7 +110,7 @@ def _operator(step: dict) -> type[OP]:
 
 
 def _with_needed(process: list[dict], clip: str | None) -> list[dict]:
-    """The recipe with unreadable images taken out first, a count of repeats, and the similarity if there is a CLIP."""
+    """Return the recipe with a check of images first, a deduplicator, and the similarity filter if there is a CLIP."""
     checks = [step for step in process if declarations.unreadable_stat(_operator(step))]
     process = (checks or [{INTEGRITY: None}])[:1] + [step for step in process if step not in checks]
     if not any(declarations.drops_repeats(_operator(step)) for step in process):
@@ -128,24 +131,26 @@ def _run(engine: Engine, clip: str | None, data: Path) -> None:
         reasons = ", ".join(f"{reason} {count}" for reason, count in engine.counts[1]["report"].items())
         [(first, *_)] = next(column_values(engine.folders[0], "images"))
         raise EmptyResult(
-            f"{data}: none of {engine.rows_in} images can be read ({reasons}); the first is {first}: check that "
+            f"{data}: none of {engine.rows_in} images can be read ({reasons}); the first is {first}. Check that "
             "'image_root' is the folder that its image paths are relative to"
         )
 
 
-def _stats_of(engine: Engine) -> Iterator[dict]:
-    """Each row's id and stats, with the ten digits that Data-Juicer's datasets, and so its own analysis, keep."""
+def _read_stats(engine: Engine) -> Iterator[dict]:
+    """Yield each row's id and stats with ten digits, as Data-Juicer's datasets and its own analysis have them."""
     codec = Json()
     for row in output_stats(engine.folders[-1]):
         yield codec.decode_example(codec.encode_example(row))
 
 
 def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list[dict]) -> None:
-    """Fill in what the engine has measured.
+    """Fill in the engine's measurements.
 
     Args:
-        stats: of the rows whose image can be read.
-        trace: of the rows whose image cannot be read, and of repeats.
+        analysis: filled in.
+        engine: a finished engine.
+        stats: stats of the rows whose image can be read.
+        trace: trace with unreadable images and repeats.
     """
     for text, images in column_values(engine.folders[-1], "text", "images"):
         analysis.texts.append(text)
@@ -155,8 +160,8 @@ def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list
     _describe_operators(analysis, engine, stats, trace)
     if not analysis.statistics:
         raise EmptyResult(
-            "there is nothing to analyze: no filter of the recipe computes a number; name a recipe that has some "
-            "(config/recipes/baseline.yaml has), or a CLIP as model.clip_score"
+            "there is nothing to analyze: no filter of the recipe computes a number. Name a recipe with such filters, "
+            "for example config/recipes/baseline.yaml, or a CLIP as model.clip_score"
         )
 
 
@@ -183,8 +188,10 @@ def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns:
     """Fill in the statistics that one filter has computed.
 
     Args:
-        arguments: as the recipe states them.
-        columns: the values of all rows, by statistic.
+        analysis: filled in.
+        operator: the filter.
+        arguments: its arguments in the recipe.
+        columns: values of all rows by statistic.
     """
     stated = arguments if operator._name in analysis.recipe else None
     for name, column in columns.items():
@@ -192,16 +199,18 @@ def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns:
         if numbers is None:
             analysis.not_measured[f"{operator._name}, {name}"] = "is not numeric"
             continue
-        limits = limits_of(operator, arguments, name, alone=len(columns) == 1)
-        limits |= shares_kept(numbers[0], arguments)
+        limits = read_limits(operator, arguments, name, alone=len(columns) == 1)
+        limits |= find_share_limits(numbers[0], arguments)
         analysis.statistics.append(suggest(Statistic(name, operator._name, *numbers, stated, limits)))
 
 
 def _overall(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame:
-    """Data-Juicer's own table: count, mean, deviation, least, percentiles, greatest of every statistic.
+    """Return Data-Juicer's own table with count, mean, deviation, extremes and percentiles of every statistic.
 
     Args:
-        others: keys of a row that are no statistics.
+        stats: stats of all rows.
+        others: keys of a row that are not statistics.
+        working: folder for temporary files.
     """
     stats = [{name: value for name, value in row.items() if name not in others} for row in stats]
     analysis = OverallAnalysis({Fields.stats: stats, Fields.meta: [{}] * len(stats)}, str(working))
@@ -209,27 +218,27 @@ def _overall(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame
 
 
 def suggested_recipe(analysis: Analysis) -> str:
-    """The contents of suggestions.yaml."""
+    """Return the contents of suggestions.yaml."""
     reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(analysis.unreadable.values()).items())
     [check] = analysis.process[0]
     drops = {check: f"drops {len(analysis.unreadable)} of {analysis.rows_in}{f': {reasons}' if reasons else ''}"}
     drops |= {name: f"drops {int(rows.sum())}: equal to an earlier row" for name, rows in analysis.repeats.items()}
-    drops |= {name: f"not measured: {why}" for name, why in analysis.not_measured.items()}
+    drops |= {name: f"not measured: {reason}" for name, reason in analysis.not_measured.items()}
     head = (
         f"Suggested by `snakemake analyze` for {analysis.data}: {analysis.rows_in} rows, "
-        f"of which {analysis.rows} can be read.\n"
-        "Counts are what each limit would drop by itself, of the rows that can be read. All together would keep "
-        f"{analysis.kept('suggested')} rows.\nLook at the examples in analysis.html before you believe a limit."
+        f"{analysis.rows} of them with readable images.\n"
+        "Each count is the number of readable rows that the limit alone would drop. All limits together would keep "
+        f"{analysis.kept('suggested')} rows.\nLook at the examples in analysis.html before you trust a limit."
     )
     return recipe_text(head, analysis.process, analysis.statistics, drops)
 
 
 def summarize(analysis: Analysis, clip: str | None) -> dict:
-    """Counts that add up: rows in = unreadable + analyzed."""
+    """Return the summary; raise RuntimeError unless rows in = unreadable + analyzed."""
     unreadable = Counter(analysis.unreadable.values())
     if analysis.rows_in != analysis.rows + sum(unreadable.values()):
         raise RuntimeError(
-            f"{analysis.rows_in} rows came in, {analysis.rows} and {len(analysis.unreadable)} were accounted for"
+            f"of {analysis.rows_in} rows, {analysis.rows} are readable and {len(analysis.unreadable)} are unreadable"
         )
     return {
         "rows_in": analysis.rows_in,

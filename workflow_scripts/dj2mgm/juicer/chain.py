@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import OP, Fields, Mapper
-from dj2mgm.juicer.dataset import ROWS, recaption_of
 from dj2mgm.juicer.operators import declarations
+from dj2mgm.juicer.partitions import ROWS, read_recaption
 from dj2mgm.juicer.recipe import build_operator, check_ids, check_special_tokens, operator_named, row_named
 
 OUTCOMES = pa.schema(
@@ -145,7 +145,7 @@ class Batch:
             if identifier not in kept:
                 row = self.dropped[identifier] = {key: values[place] for key, values in before.items()}
                 event = {"id": identifier, "event": "dropped", "step": step.number, "operator": step.name}
-                self._note(event | {"stats": row[Fields.stats]} | recaption_of(row[Fields.meta]))
+                self._note(event | {"stats": row[Fields.stats]} | read_recaption(row[Fields.meta]))
 
     def _note_changes(self, step: ChainStep, before: dict, after: dict) -> None:
         texts = dict(zip(before["id"], before["text"], strict=True))

@@ -12,9 +12,9 @@ from dj2mgm.data.near_copies import Copies
 from dj2mgm.files import replace_file, replace_folder
 from dj2mgm.juicer.chain import ChainStep
 from dj2mgm.juicer.data_juicer import OP
-from dj2mgm.juicer.dataset import batches, column_values, counts_of, partitions_of, write_partition
 from dj2mgm.juicer.ledger import Ledger
 from dj2mgm.juicer.operators import declarations
+from dj2mgm.juicer.partitions import batches, column_values, list_partitions, read_counts, write_partition
 from dj2mgm.juicer.recipe import operator_named
 from dj2mgm.streaming import DiskMap
 
@@ -29,7 +29,7 @@ def drop_copies(step: ChainStep, operator: OP, source: Path, target: Path) -> No
     copies = _find(operator, source, target.with_name(f"{target.name}.npz"))
     accounts = _Accounts(step, declarations.hash_key(operator), copies, _ids_of_kept(source, copies))
     first = 0
-    for number, partition in enumerate(partitions_of(source)):
+    for number, partition in enumerate(list_partitions(source)):
         if not (target / partition.name).exists():
             ledger = accounts.of(partition, first)
             if not number:
@@ -38,7 +38,7 @@ def drop_copies(step: ChainStep, operator: OP, source: Path, target: Path) -> No
             with replace_folder(target / partition.name) as folder:
                 write_partition(folder, ledger.kept, ledger.counts, ledger.trace)
             started = perf_counter()
-        first += counts_of(partition)["rows"]
+        first += read_counts(partition)["rows"]
 
 
 def _find(operator: OP, source: Path, file: Path) -> Copies:

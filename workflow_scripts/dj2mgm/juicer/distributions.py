@@ -1,28 +1,28 @@
-"""Thresholds that a distribution itself suggests: where a tail is cut off from the rest, or where two humps meet."""
+"""Thresholds suggested by a distribution: the gap before a separated tail, or the valley between two humps."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-LARGEST_TAIL = 0.05  # of the rows; what holds more is no tail
-SMALLEST_TAIL = 0.001  # of the rows, and at least FEWEST_ROWS; less may be chance
+LARGEST_TAIL = 0.05  # share of the rows; a larger group is not a tail
+SMALLEST_TAIL = 0.001  # share of the rows, and at least FEWEST_ROWS; a smaller group may be chance
 FEWEST_ROWS = 10
-ROWS_IN_GAP = 0.05  # of the tail's rows
-GAP = 0.5  # of the interquartile range
-# where the middle half of the rows has one value, so that its range is no measure:
+ROWS_IN_GAP = 0.05  # share of the tail's rows
+GAP = 0.5  # share of the interquartile range
+# widths of a gap if the interquartile range is 0: a ratio of sizes, or a difference of shares
 GAP_FACTOR = 1.5
 GAP_SHARE = 0.2
 
 BINS = 1000
 ITERATIONS = 500
 EVIDENCE = 10.0  # BIC of one normal − BIC of two: "very strong" (Kass & Raftery 1995)
-DEEPEST = 0.5  # density in the valley, of that of the lower hump
+DEEPEST = 0.5  # largest density in the valley, relative to the lower hump
 
 
 @dataclass(frozen=True)
 class Tail:
-    """Rows at one end of a distribution, with a gap between them and the rest."""
+    """Rows at one end of a distribution, separated from the rest by a gap."""
 
     rows: int
     outermost: float
@@ -35,18 +35,20 @@ class Tail:
 
 
 def is_logarithmic(values: np.ndarray) -> bool:
-    """Whether values are sizes or counts, of which ratios matter; not shares, and not scores that can be negative."""
+    """Return whether values are sizes or counts, whose ratios matter, and not shares or scores."""
     return bool(values.min() >= 0 and values.max() > 1)
 
 
 def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
-    """The tail at the lower or upper end, if it is cut off: 0.1 to 5 % of the rows, and a gap as wide as half the
-    interquartile range (of logarithms, for sizes and counts) that is as good as empty. None where there is no such gap.
+    """Return the tail at the lower or upper end if a gap separates it from the rest, or None.
 
-    Of several gaps the widest counts; where stray rows lie in it, its widest empty part.
+    A tail has 0.1 to 5 % of the rows. The gap is at least half as wide as the interquartile range (of logarithms, for
+    sizes and counts) and nearly empty. Of several gaps the widest is taken, and of a gap with stray rows its widest
+    empty part.
 
     Args:
         values: (N,) finite.
+        upper: whether to look at the upper end.
     """
     sign = -1 if upper else 1
     ordered = np.sort(sign * values)
@@ -70,21 +72,22 @@ def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
 
 
 def _places(ordered: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each value starts and ends: whole numbers are as wide as the step between them, so that it is no gap."""
+    """Return the start and end of each value; a whole number is 1 wide, so that steps between them are not gaps."""
     half = 0.5 if np.all(ordered == np.round(ordered)) else 0.0
     starts, ends = ordered - half, ordered + half
     if not is_logarithmic(sign * ordered):
         return starts, ends
     above_zero = sign * ordered[sign * ordered > 0]
-    lowest = above_zero.min() / 2  # stands for zero, which has no logarithm
+    lowest = above_zero.min() / 2  # replaces zero, which has no logarithm
     return sign * np.log(np.maximum(sign * starts, lowest)), sign * np.log(np.maximum(sign * ends, lowest))
 
 
 def between(tail: Tail, whole: bool) -> float:
-    """A limit in the tail's gap, with as few digits as will do, near the middle (of logarithms, for values above 0).
+    """Return a limit with few digits near the middle of the tail's gap (of logarithms, for values above 0).
 
     Args:
-        whole: whether the values are whole numbers; the limit then is one as well.
+        tail: the tail.
+        whole: whether values, and therefore the limit, are whole numbers.
     """
     a, b = tail.innermost, tail.rest
     middle = math.copysign(math.sqrt(a * b), a) if a * b > 0 else (a + b) / 2
@@ -98,18 +101,18 @@ def between(tail: Tail, whole: bool) -> float:
 
 @dataclass(frozen=True)
 class Valley:
-    """Where a mixture of two normal distributions is thinnest between its humps."""
+    """The minimum of a mixture of two normal distributions between its humps."""
 
     at: float
     humps: tuple[float, float]  # means, the lower one first
-    share: float  # of the lower hump
+    share: float  # share of the rows in the lower hump
 
 
 def valley_between_humps(values: np.ndarray) -> Valley | None:
-    """The valley of the two normals that fit the values best; None if they are one hump.
+    """Return the valley between the two normals that fit the values best, or None if there is one hump.
 
-    They are two if the Bayesian information criterion prefers two normals to one by 10, and if their density falls to
-    half of the lower hump's or less between them: a skewed hump passes the first test, but has no valley.
+    There are two humps if the Bayesian information criterion prefers two normals to one by 10, and if the density
+    between them falls to half of the lower hump's or less. A single skewed hump passes the first test only.
 
     Args:
         values: (N,) finite.
@@ -143,13 +146,20 @@ class _Normals:
     log_likelihood: float = 0.0
 
     def density(self, at: np.ndarray) -> np.ndarray:
-        """(N,) → (N, K), weighted."""
+        """Return the weighted densities (N, K) at (N,) values."""
         exponent = -((at[:, None] - self.means) ** 2) / (2 * self.variances)
         return self.weights * np.exp(exponent) / np.sqrt(2 * np.pi * self.variances)
 
 
 def _fit(at: np.ndarray, rows: np.ndarray, parts: np.ndarray, smallest_variance: float) -> _Normals:
-    """Expectation maximization on a histogram, from the parts (bins, K) of each bin that belong to each normal."""
+    """Fit K normals to a histogram by expectation maximization.
+
+    Args:
+        at: (bins,) centers.
+        rows: (bins,) counts.
+        parts: (bins, K) initial shares of each bin in each normal.
+        smallest_variance: lower limit of the variances.
+    """
     for _ in range(ITERATIONS if parts.shape[1] > 1 else 1):
         mass = parts * rows[:, None]
         total = mass.sum(axis=0) + 1e-12

@@ -1,4 +1,4 @@
-"""The error when a recipe keeps no row: which operator dropped most, what it saw, and which limit keeps how much."""
+"""The error for a recipe that keeps no row: the operator that dropped most, its values, and limits that keep some."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,17 +8,17 @@ import numpy as np
 from dj2mgm.data.images import UnreadableImages
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import OP, Fields
-from dj2mgm.juicer.dataset import column_values
 from dj2mgm.juicer.operators.declarations import decision_of, unreadable_stat
+from dj2mgm.juicer.partitions import column_values
 from dj2mgm.juicer.restart import EmptyResult
-from dj2mgm.juicer.statistics import limits_of
+from dj2mgm.juicer.statistics import read_limits
 
-KEPT_SHARES = (0.1, 0.25, 0.5)  # what the suggested limits would keep, about
+KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep
 DIGITS = 3
 
 
 class ReadTracker(dict):
-    """A row's stats, which remember the names that were read."""
+    """A row's stats that record which names have been read."""
 
     def __init__(self, stats: dict):
         super().__init__(stats)
@@ -30,25 +30,27 @@ class ReadTracker(dict):
 
 
 def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path, rows: Path) -> EmptyResult:
-    """The error to raise.
+    """Return the error to raise.
 
     Args:
-        steps: summaries of the steps that were run; the last one kept no row.
-        trace: the jsonl of dropped rows so far, so of all rows.
+        rows_in: number of rows in the stage's input.
+        steps: summaries of the finished steps, the last of which kept no row.
+        operators: operators of the recipe.
+        trace: jsonl of dropped rows, which are all rows.
         rows: partitions of the stage's input.
     """
     worst = max(steps, key=lambda step: step["dropped"])
     if stat := unreadable_stat(operators[worst["step"] - 1]):
         return EmptyResult(
             f"the recipe kept none of {rows_in} rows; the images of {worst['dropped']} cannot be read "
-            f"({_unreadable(stat, worst['step'], trace, rows)}): correct the paths, or the folder that they are "
+            f"({_unreadable(stat, worst['step'], trace, rows)}). Correct the paths, or the folder that they are "
             "relative to"
         )
     return EmptyResult(
         f"the recipe kept none of {rows_in} rows; {worst['operator']} (step {worst['step']}) dropped most, "
         f"{worst['dropped']} of {worst['rows_in']}"
-        f"{_distribution(operators[worst['step'] - 1], _stats_at(trace, worst['step']))}: "
-        "widen its limits in the recipe, or fix the data it is right about"
+        f"{_distribution(operators[worst['step'] - 1], _stats_at(trace, worst['step']))}. "
+        "Widen its limits in the recipe, or correct the data"
     )
 
 
@@ -64,12 +66,12 @@ def _unreadable(stat: str, step: int, trace: Path, rows: Path) -> UnreadableImag
 
 
 def _stats_at(trace: Path, step: int) -> list[dict]:
-    """The stats of every row that reached a step: all were dropped there or later."""
+    """Return the stats of every row that reached a step; all were dropped there or later."""
     return [row["stats"] for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] >= step]
 
 
 def _distribution(operator: OP, stats: list[dict]) -> str:
-    """` (image_text_similarity: lowest …; min_score 0.1 would keep 12 %, …)` for a filter that judges by one number."""
+    """Return ` (image_text_similarity: lowest …; min_score 0.1 would keep 12 %, …)` for a filter with one statistic."""
     key = _judged_by(operator, stats)
     values = np.array(list(_numbers(stats, key)) if key else [])
     if not len(values):
@@ -80,7 +82,7 @@ def _distribution(operator: OP, stats: list[dict]) -> str:
 
 
 def _judged_by(operator: OP, stats: list[dict]) -> str | None:
-    """The stat that a filter reads to decide; None if it reads several, or the operator is no filter."""
+    """Return the stat by which a filter decides; None if there are several, or if the operator is not a filter."""
     decide = decision_of(operator)
     for row in stats if decide else ():
         tracker = ReadTracker(row)
@@ -100,8 +102,8 @@ def _numbers(stats: list[dict], key: str) -> Iterator[float]:
 
 
 def _limits(operator: OP, statistic: str, values: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Limits that keep more and more, with the share of rows that each keeps, on the side where most were dropped."""
-    limits = limits_of(operator, None, statistic, alone=True).values()
+    """Yield limits that keep increasing shares, with these shares, on the side on which most rows were dropped."""
+    limits = read_limits(operator, None, statistic, alone=True).values()
     dropped = {limit: int(limit.drops(values).sum()) for limit in limits}
     if not any(dropped.values()):
         return

@@ -21,27 +21,27 @@ from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import Chain, ChainStep
 from dj2mgm.juicer.copies import drop_copies
 from dj2mgm.juicer.data_juicer import OP, Fields, NestedDataset
-from dj2mgm.juicer.dataset import (
-    column_values,
-    counts_of,
-    dataset_of,
-    import_rows,
-    iterate,
-    partitions_of,
-    recaption_of,
-    row_count,
-    tables_of,
-    write_partition,
-    write_partitions,
-)
-from dj2mgm.juicer.executors import Run, executor_of
+from dj2mgm.juicer.executors import Run, open_executor
 from dj2mgm.juicer.ledger import Ledger, Repeats, RowStream
 from dj2mgm.juicer.operators import declarations
 from dj2mgm.juicer.operators.declarations import merge_reports
 from dj2mgm.juicer.operators.keep_fraction import set_limits
+from dj2mgm.juicer.partitions import (
+    column_values,
+    count_rows,
+    import_rows,
+    iterate,
+    iterate_tables,
+    list_partitions,
+    load_dataset,
+    read_counts,
+    read_recaption,
+    write_partition,
+    write_partitions,
+)
 from dj2mgm.juicer.recipe import build_operators, check_ids, check_special_tokens, operator_named, row_named
+from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.selected import keep_selected
-from dj2mgm.juicer.settings import StageSettings
 from dj2mgm.messages import Progress, note
 
 
@@ -123,7 +123,7 @@ class Engine:
         counts: of each operator, by its number; see `Ledger`.
     """
 
-    def __init__(self, process: list[dict], settings: StageSettings, working: Path, measures: bool = False):
+    def __init__(self, process: list[dict], settings: RecipeSettings, working: Path, measures: bool = False):
         """
         Args:
             process: complete and checked.
@@ -152,7 +152,7 @@ class Engine:
         self.folders = [self.working / "pass-0"]
         if not self.folders[0].exists():
             import_rows(data, self.settings.image_root, self.folders[0])
-        with executor_of(self.settings, self.working) as run:
+        with open_executor(self.settings, self.working) as run:
             for number, current in enumerate(self.passes, start=1):
                 target = self.working / f"pass-{number}"
                 if current.ending is Ending.ALL_ROWS:
@@ -172,11 +172,11 @@ class Engine:
 
     @property
     def rows_in(self) -> int:
-        return row_count(self.folders[0])
+        return count_rows(self.folders[0])
 
     @property
     def rows_out(self) -> int:
-        return row_count(self.folders[-1])
+        return count_rows(self.folders[-1])
 
     def operator_of(self, step: ChainStep) -> OP:
         return self.operators[step.number - 1]
@@ -185,15 +185,15 @@ class Engine:
         """Run the pass on the partitions that are not yet in `target`."""
         source = self.folders[-1]
         chain = Chain([self._with_limit(step, source) for step in current.steps], self.working)
-        waiting = [partition for partition in partitions_of(source) if not (target / partition.name).exists()]
-        if len(waiting) < len(partitions_of(source)):
-            note(f"going on after {len(partitions_of(source)) - len(waiting)} partitions that were done before")
+        waiting = [partition for partition in list_partitions(source) if not (target / partition.name).exists()]
+        if len(waiting) < len(list_partitions(source)):
+            note(f"going on after {len(list_partitions(source)) - len(waiting)} partitions that were done before")
         repeats = self._repeats_in(target, current.steps[-1]) if current.ending is Ending.REPEATS else None
-        progress = Progress("rows", sum(counts_of(partition)["rows"] for partition in waiting))
+        progress = Progress("rows", sum(read_counts(partition)["rows"] for partition in waiting))
         with closing(chain), closing(run(chain, waiting)) as outcomes:
             rows = RowStream(outcomes)
             for partition in waiting:
-                count = counts_of(partition)["rows"]
+                count = read_counts(partition)["rows"]
                 _write_outcomes(rows.take(count), repeats, target / partition.name)
                 if partition is not waiting[-1]:
                     progress.add(count)
@@ -219,7 +219,7 @@ class Engine:
         if target.exists():
             return
         started = perf_counter()
-        operator, dataset = self.operator_of(step), dataset_of(self.folders[-1], self.working)
+        operator, dataset = self.operator_of(step), load_dataset(self.folders[-1], self.working)
         known = dataset[0][Fields.stats] or {}
         with operator_named(step.name):
             measured, kept = _run_on_dataset(operator, dataset, step.measures)
@@ -230,12 +230,12 @@ class Engine:
         counts = {"statistics": dict.fromkeys(new, len(measured)), "report": declarations.take_report(operator)}
         ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
         with replace_folder(target) as folder:
-            write_partitions(folder, tables_of(measured if step.measures else kept), ledger.counts, ledger.trace)
+            write_partitions(folder, iterate_tables(measured if step.measures else kept), ledger.counts, ledger.trace)
 
     def _summarize(self, current: Pass) -> None:
         """Summarize the operators that the last pass has finished, with a line for each in the log."""
-        for partition in partitions_of(self.folders[-1]):
-            for number, counts in counts_of(partition)["operators"].items():
+        for partition in list_partitions(self.folders[-1]):
+            for number, counts in read_counts(partition)["operators"].items():
                 self.counts[int(number)] = merge_reports(self.counts.get(int(number), {}), counts)
         for step in current.decided:
             rows_in = self.summaries[-1]["rows_out"] if self.summaries else self.rows_in
@@ -304,7 +304,7 @@ def _events(step: ChainStep, before: NestedDataset, measured: NestedDataset, kep
     kind = "repeated" if step.measures else "dropped"
     for identifier, stats, meta in iterate(measured, "id", Fields.stats, Fields.meta):
         if identifier not in remaining:
-            yield {"id": identifier, "event": kind} | place | {"stats": stats or {}} | recaption_of(meta)
+            yield {"id": identifier, "event": kind} | place | {"stats": stats or {}} | read_recaption(meta)
     texts = dict(iterate(before, "id", "text"))
     for identifier, text in iterate(kept, "id", "text"):
         if text != texts[identifier]:

@@ -1,6 +1,6 @@
-"""Where a chain of operators runs: in processes of this machine, or on Ray, here or on a cluster.
+"""Executors of a chain of operators: processes of this machine, or Ray on this machine or a cluster.
 
-Both give the same outcomes in the same order and are never more than a few batches ahead of who takes them.
+Both give the same outcomes in the same order, and are at most a few batches ahead of the caller.
 """
 
 import logging
@@ -17,20 +17,20 @@ import pyarrow as pa
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.data_juicer import MissingPackage, ray_dataset_class
-from dj2mgm.juicer.dataset import batch_places, batches, read_batch
+from dj2mgm.juicer.partitions import batch_places, batches, read_batch
 from dj2mgm.juicer.recipe import missing_package
-from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.messages import note
 from dj2mgm.streaming import map_in_order
 
-OBJECT_STORE = 256 * 2**20  # bytes; batches on their way, some hundred KB each
+OBJECT_STORE = 256 * 2**20  # bytes; for batches of some hundred KB each
 SCRIPTS = Path(__file__).resolve().parents[2]
 Run = Callable[[Chain, list[Path]], Iterator[pa.Table]]  # outcomes of the partitions' rows, in their order
 
 
 @contextmanager
-def executor_of(settings: StageSettings, working: Path) -> Iterator[Run]:
-    """The executor that the recipe names; Ray, where operators are to share several GPUs."""
+def open_executor(settings: RecipeSettings, working: Path) -> Iterator[Run]:
+    """Open the executor of the recipe; Ray, if operators share several GPUs."""
     if settings.on_ray:
         with ray_cluster(settings, working) as run:
             yield run
@@ -44,22 +44,22 @@ def run_locally(chain: Chain, partitions: list[Path], processes: int) -> Iterato
 
 
 @contextmanager
-def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
-    """Data-Juicer's Ray executor on the cluster at `ray_address`, or on one of this machine's own, of `processes` cores
-    or `gpus`, whichever are more.
+def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[Run]:
+    """Open Data-Juicer's Ray executor.
 
-    A cluster's nodes must see this project, its environment and the data at the same paths.
+    It uses the cluster at `ray_address`, or starts a cluster on this machine with as many cores as the larger of
+    `processes` and `gpus`. The nodes of a cluster need this project, its environment and the data at the same paths.
 
     Raises:
-        InputError: Ray is not installed, or there is no cluster at the address.
+        InputError: If Ray is not installed, or if there is no cluster at the address.
     """
     try:
         import ray.data
     except ModuleNotFoundError:
         raise missing_package("of the executor ray", MissingPackage("ray")) from None
-    for name in ("ray", "ray.data"):  # once imported: importing it sets them
+    for name in ("ray", "ray.data"):  # after the import, which sets the levels
         logging.getLogger(name).setLevel(logging.ERROR)
-    environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # the latter tells Data-Juicer where it runs
+    environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # Data-Juicer reads the latter to detect Ray
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
     own = {} if settings.ray_address else _own_cluster(max(settings.processes, settings.gpus), working)
     try:
@@ -73,8 +73,8 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
         )
     except (OSError, ValueError) as error:
         raise InputError(
-            f"recipe.ray_address: no Ray cluster at {settings.ray_address!r} ({error}); start one (ray start --head), "
-            "or leave the key out for one of this machine's own"
+            f"recipe.ray_address: no Ray cluster at {settings.ray_address!r} ({error}). Start one (ray start --head), "
+            "or omit the key to start one on this machine"
         ) from None
     try:
         context = ray.data.DataContext.get_current()
@@ -88,16 +88,16 @@ def ray_cluster(settings: StageSettings, working: Path) -> Iterator[Run]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError or ValueError where nothing listens at a host:port; Ray would try for a quarter of an hour."""
+    """Raise OSError or ValueError if nothing listens at host:port; Ray itself would try for 15 minutes."""
     host, _, port = address.rpartition(":")
     if host:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _own_cluster(cores: int, working: Path) -> dict:
-    # of its agents, which outlive a killed stage for so long and keep its log open
+    # Ray's agents outlive a killed stage for this time and keep its log open
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
     return {
         "num_cpus": cores,
         "include_dashboard": False,
@@ -112,7 +112,7 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
 
     if chain.in_one_process:
         names = ", ".join(step.name for step, _ in chain.steps)
-        note(f"{names}: in this process, not on Ray: requests to a server are counted in one place")
+        note(f"{names}: runs in this process and not on Ray, since one process must count the requests to a server")
         yield from run_locally(chain, partitions, 1)
         return
     places = [place for partition in partitions for place in batch_places(partition)]
@@ -121,10 +121,10 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
     reading = {}
     if chain.use_ray_actor():
         resources = ray.cluster_resources()
-        chain.num_proc, chain.num_gpus = int(resources["CPU"]), None  # an actor takes a core,
-        if chain.use_cuda():  # and here a GPU
+        chain.num_proc, chain.num_gpus = int(resources["CPU"]), None  # an actor takes a core
+        if chain.use_cuda():  # and a GPU
             chain.num_proc, chain.num_gpus = min(chain.num_proc, int(resources["GPU"])), 1
-        reading["num_cpus"] = 0  # the actors may hold all
+        reading["num_cpus"] = 0  # the actors may hold all cores
     items = [{"path": path, "number": number} for path, number in places]
     rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(_read, batch_size=1, **reading)
     dataset = ray_dataset_class()(rows, auto_op_parallelism=False)

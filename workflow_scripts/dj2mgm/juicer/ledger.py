@@ -1,4 +1,4 @@
-"""What became of each row of a partition, and what each operator did: counted once, from the outcomes of a chain."""
+"""The account of a partition: kept rows, the trace, and the counts of each operator, from the outcomes of a chain."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -9,18 +9,19 @@ import pyarrow.compute as pc
 
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.chain import ERROR, OUTCOMES, ChainStep
-from dj2mgm.juicer.dataset import ROWS
 from dj2mgm.juicer.operators.declarations import merge_reports
+from dj2mgm.juicer.partitions import ROWS
 from dj2mgm.streaming import DiskMap
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a deduplicator knows of the rows so far.
+    """The hashes that a deduplicator has seen so far.
 
-    Args:
-        hash_key: the column with a row's hash, of those that operators have added.
-        first: id of the first row, by hash.
+    Attributes:
+        step: the deduplicator's step.
+        hash_key: added column with a row's hash.
+        first: id of the first row by hash.
     """
 
     step: ChainStep
@@ -29,10 +30,10 @@ class Repeats:
 
 
 class Ledger:
-    """A partition's kept rows, its trace, and the counts of each operator, by its number in the recipe.
+    """A partition's kept rows, its trace, and the counts of each operator by its number in the recipe.
 
-    The counts are those of `dropped`, `changed` and `repeated` rows, `seconds`, new `statistics` (rows by name) and the
-    operator's own `report`.
+    Counts are `dropped`, `changed` and `repeated` rows, `seconds`, new `statistics` (rows by name), and the operator's
+    own `report`.
     """
 
     def __init__(self):
@@ -41,10 +42,10 @@ class Ledger:
         self.counts: dict[int, dict] = {}
 
     def add_outcomes(self, outcomes: pa.Table) -> None:
-        """Take in what became of some rows.
+        """Add the outcomes of some rows.
 
         Raises:
-            InputError: an operator failed on them.
+            InputError: If an operator failed on them.
         """
         for reports in map(json.loads, filter(None, outcomes["report"].to_pylist())):
             if ERROR in reports:
@@ -56,7 +57,7 @@ class Ledger:
         self.kept.append(outcomes.filter(pc.invert(outcomes["dropped"])).select(ROWS.names))
 
     def add_repeats(self, repeats: Repeats) -> None:
-        """Find rows whose hash a row before them has, and drop them unless the step only measures."""
+        """Find rows with the hash of an earlier row, and drop them unless the step only measures."""
         step = repeats.step
         for place, table in enumerate(self.kept):
             columns = (table[name].to_pylist() for name in ("id", "stats", "others"))
@@ -72,7 +73,7 @@ class Ledger:
                 self.kept[place] = table.filter(pa.array(first, pa.bool_()))
 
     def add_event(self, event: dict, line: str = "") -> None:
-        """One row of the trace."""
+        """Add one row of the trace."""
         number = event["step"]
         self.trace.setdefault(number, []).append(line or json.dumps(event, ensure_ascii=False))
         self.add_counts(number, {event["event"]: 1})
@@ -81,20 +82,21 @@ class Ledger:
         self.counts[number] = merge_reports(self.counts.get(number, {}), counts)
 
     def share_time(self, seconds: float) -> None:
-        """Scale the operators' seconds, which those of several processes add up to, to those that went by."""
+        """Scale the operators' seconds, which are summed over processes, to the elapsed time."""
         total = sum(counts.get("seconds", 0.0) for counts in self.counts.values())
         for counts in self.counts.values():
             counts["seconds"] = counts.get("seconds", 0.0) * seconds / total if total else 0.0
 
 
 class RowStream:
-    """Tables as one stream of rows, from which any number can be taken."""
+    """A stream of rows made of tables."""
 
     def __init__(self, tables: Iterable[pa.Table]):
         self.tables = iter(tables)
         self.rest = OUTCOMES.empty_table()
 
     def take(self, count: int) -> Iterator[pa.Table]:
+        """Yield the next `count` rows."""
         while count:
             if not len(self.rest):
                 self.rest = next(self.tables)

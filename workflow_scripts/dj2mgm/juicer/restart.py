@@ -1,4 +1,4 @@
-"""The folder in which a stage's work is kept while it runs, and whether a later run may go on there."""
+"""The folder with a stage's unfinished work, and the fingerprint by which a later run may continue there."""
 
 import hashlib
 import json
@@ -13,19 +13,22 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import sha256_of
 from dj2mgm.juicer import data_juicer, engine
 from dj2mgm.juicer.operators.declarations import model_files
-from dj2mgm.juicer.settings import StageSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
 
 WORKING = ".data_juicer-"
 
 
 class EmptyResult(InputError):
-    """The recipe has run to its end, and there is nothing to write."""
+    """The error for a recipe that has run to its end without a row to write."""
 
 
-def fingerprint(process: list[dict], settings: StageSettings, data: Path) -> str:
-    """What a stage's work so far depends on: data, recipe, models, and the code of the engine and of the modules that
-    it uses, operators among them. The executor changes nothing."""
-    files = sorted({*model_files(process), *map(Path, files_named(process))})  # a model's folder is named, too
+def fingerprint(process: list[dict], settings: RecipeSettings, data: Path) -> str:
+    """Return a digest of everything that a stage's unfinished work depends on.
+
+    These are data, recipe, models, and the code of the engine and the modules that it imports, including operators. The
+    executor does not matter.
+    """
+    files = sorted({*model_files(process), *map(Path, files_named(process))})
     code = sha256_of(*modules_of(Path(engine.__file__)))
     read = [sha256_of(file) for file in files]
     parts = [process, str(settings.image_root), sha256_of(data), read, code, data_juicer.__version__]
@@ -34,8 +37,10 @@ def fingerprint(process: list[dict], settings: StageSettings, data: Path) -> str
 
 @contextmanager
 def working_folder(output_dir: Path, fingerprint: str) -> Iterator[Path]:
-    """A folder inside `output_dir`, removed at the end. A run that fails or is killed leaves it for another run with
-    the same fingerprint, which goes on there; folders of other fingerprints are removed first.
+    """Make a folder inside `output_dir`, and remove it at the end.
+
+    A run that fails or is killed leaves it, and the next run with the same fingerprint continues there. Folders of
+    other fingerprints are removed first.
     """
     output_dir = output_dir.resolve()
     working = output_dir / f"{WORKING}{fingerprint[:16]}"
@@ -48,7 +53,7 @@ def working_folder(output_dir: Path, fingerprint: str) -> Iterator[Path]:
         yield working
         finished = True
     except EmptyResult:
-        finished = True  # the images may be what the user fixes now, so the next run must read them again
+        finished = True  # the user may correct the images now, so the next run must read them again
         raise
     finally:
         if finished:

@@ -11,10 +11,10 @@ import pyarrow as pa
 from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import ChainStep
 from dj2mgm.juicer.data_juicer import OP, Fields
-from dj2mgm.juicer.dataset import ROWS, batches, column_values, partitions_of, row_count, write_partition
 from dj2mgm.juicer.ledger import Ledger
 from dj2mgm.juicer.operators import declarations
 from dj2mgm.juicer.operators.selection import Selection
+from dj2mgm.juicer.partitions import ROWS, batches, column_values, count_rows, list_partitions, write_partition
 from dj2mgm.juicer.recipe import operator_named
 
 
@@ -25,7 +25,7 @@ class Rows:
         self.folder = folder
 
     def __len__(self) -> int:
-        return row_count(self.folder)
+        return count_rows(self.folder)
 
     def __iter__(self) -> Iterator[dict]:
         for identifier, text, stats, others in column_values(self.folder, "id", "text", "stats", "others"):
@@ -41,7 +41,7 @@ def keep_selected(step: ChainStep, operator: OP, source: Path, target: Path) -> 
         selection = operator.select(Rows(source))
     first, counts = 0, {"report": declarations.take_report(operator)}
     with replace_folder(target) as folder:
-        for partition in partitions_of(source):
+        for partition in list_partitions(source):
             ledger = Ledger()
             for table in batches(partition):
                 _add(ledger, step, table, selection.part(first, len(table)), declarations.column(operator))

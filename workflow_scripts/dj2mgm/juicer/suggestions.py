@@ -1,7 +1,7 @@
-"""Limits that the data suggest, and a recipe made of them.
+"""Limits suggested by the data, and a recipe with them.
 
-Sizes, lengths and shares get a limit only where a tail is cut off from the other rows. Scores, a model's opinion of
-whether a row is good, get one where their distribution has two humps. Otherwise the recipe's limits stay as they are.
+Sizes, lengths and shares get a limit only if a gap separates a tail from the other rows. Scores, by which a model rates
+a row, get a limit if their distribution has two humps. Otherwise the recipe's limits do not change.
 """
 
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ import yaml
 
 from dj2mgm.data.shares import SIDES
 from dj2mgm.juicer.distributions import Tail, Valley, between, separated_tail, valley_between_humps
-from dj2mgm.juicer.statistics import Limit, Limits, Statistic
+from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 
-SCORE = "score"  # what Data-Juicer calls the limits of a model's opinion: min_score
-SHARES = (0.9, 0.75, 0.5)  # what to keep, where a score suggests no limit
-NO_TAIL = "No tail is cut off from the rest, so the data suggest no limit."
-TWO_HUMPS = "Two humps: the limit is where the mixture of two normal distributions that fits best is thinnest."
+SCORE = "score"  # part of Data-Juicer's names for limits of a model's rating: min_score
+SHARES = (0.9, 0.75, 0.5)  # shares to keep that are shown if a score suggests no limit
+NO_TAIL = "No gap separates a tail from the rest, so the data suggest no limit."
+TWO_HUMPS = "Two humps: the limit is the minimum between them in the best-fitting mixture of two normal distributions."
 
 
 def suggest(statistic: Statistic) -> Statistic:
-    """The statistic, with suggested limits and a remark."""
+    """Return the statistic with suggested limits and a remark."""
     finite, limits = statistic.finite, statistic.limits
     if "min" in limits and limits["min"].argument in SIDES:
         return replace(statistic, suggested={side: _unchanged(limit, statistic) for side, limit in limits.items()})
@@ -39,13 +39,13 @@ def suggest(statistic: Statistic) -> Statistic:
     return replace(statistic, suggested=suggested, remark="" if any(tails.values()) or not limits else NO_TAIL)
 
 
-def _in_valley(limit: Limit, valley: Valley) -> Limit:
+def _in_valley(limit: FilterLimit, valley: Valley) -> FilterLimit:
     low, high = (show(hump) for hump in valley.humps)
     reason = f"the valley between two humps, at {low} ({valley.share:.0%} of the rows) and {high}"
     return _moved(limit, float(f"{valley.at:.3g}"), reason)
 
 
-def _before_tail(limit: Limit, tail: Tail, statistic: Statistic) -> Limit:
+def _before_tail(limit: FilterLimit, tail: Tail, statistic: Statistic) -> FilterLimit:
     first, last = sorted([tail.outermost, tail.innermost])
     group = show(first) if first == last else f"{show(first)} to {show(last)}"
     reason = f"a group of its own: {group}, then none {'down' if tail.upper else 'up'} to {show(tail.rest)}"
@@ -56,8 +56,8 @@ def _before_tail(limit: Limit, tail: Tail, statistic: Statistic) -> Limit:
     return _moved(limit, between(tail, whole), reason)
 
 
-def _unchanged(limit: Limit, statistic: Statistic) -> Limit:
-    """What the recipe states stays; a default that nobody chose gives way where it would drop rows."""
+def _unchanged(limit: FilterLimit, statistic: Statistic) -> FilterLimit:
+    """Keep a limit of the recipe; widen a default that would drop rows."""
     if _stated(limit, statistic):
         return replace(limit, reason="as in the recipe")
     if not limit.drops(statistic.finite).any():
@@ -67,12 +67,12 @@ def _unchanged(limit: Limit, statistic: Statistic) -> Limit:
     return _moved(limit, _rounded(outermost, down=lowest), "wide enough for all rows")
 
 
-def _stated(limit: Limit, statistic: Statistic) -> bool:
+def _stated(limit: FilterLimit, statistic: Statistic) -> bool:
     return statistic.arguments is not None and limit.argument in statistic.arguments
 
 
-def _moved(limit: Limit, value: float, reason: str) -> Limit:
-    """The limit at another value, written in the type that the operator takes; sizes in bytes are texts."""
+def _moved(limit: FilterLimit, value: float, reason: str) -> FilterLimit:
+    """Return the limit with another value, in the type that the operator takes; sizes in bytes are strings."""
     if isinstance(limit.written, str):
         value = float(np.floor(value) if limit.side == "max" else np.ceil(value))
         return replace(limit, value=value, written=str(int(value)), reason=reason)
@@ -81,7 +81,7 @@ def _moved(limit: Limit, value: float, reason: str) -> Limit:
 
 
 def _rounded(value: float, down: bool) -> float:
-    """To two digits, away from the data."""
+    """Round to two digits, away from the data."""
     if value == 0:
         return 0.0
     step = 10.0 ** (np.floor(np.log10(abs(value))) - 1)
@@ -90,30 +90,32 @@ def _rounded(value: float, down: bool) -> float:
 
 def _one_hump(finite: np.ndarray) -> str:
     kept = ", ".join(f"{share:.0%} → {show(float(np.quantile(finite, 1 - share)))}" for share in SHARES)
-    return f"One hump, so the data suggest no limit; choose how much to keep: {kept}."
+    return f"One hump, so the data suggest no limit. Choose a share to keep: {kept}."
 
 
 def show(value: float) -> str:
-    """Whole numbers up to a million in full, others with three digits."""
+    """Return whole numbers below a million in full, and others with three digits."""
     return str(int(value)) if abs(value) < 1e6 and value == int(value) else f"{value:.3g}"
 
 
 def recipe_text(head: str, process: list[dict], statistics: list[Statistic], drops: dict[str, str]) -> str:
-    """A recipe with the suggested limits, ready for config/recipes/, each with what it drops and why.
+    """Return a recipe for config/recipes/ with the suggested limits, each with its dropped rows and its reason.
 
     Args:
-        head: a comment at the top, line by line.
-        process: the operators and their arguments in order.
-        drops: what else to say behind an operator's name.
+        head: comment at the top.
+        process: operators and their arguments in order.
+        statistics: statistics with suggested limits.
+        drops: comments behind the operators' names.
     """
-    of = {name: [s for s in statistics if s.operator == name] for step in process for name in step}
+    by_operator = {name: [s for s in statistics if s.operator == name] for step in process for name in step}
     lines = [f"# {line}".rstrip() for line in head.splitlines()] + ["", "process:"]
     for step in process:
         [(name, arguments)] = step.items()
-        limits: Limits = {limit.argument: limit for s in of[name] for limit in s.suggested.values()}
-        rows = {limit.argument: int(limit.drops(s.finite).sum()) for s in of[name] for limit in s.suggested.values()}
+        found = [(s, limit) for s in by_operator[name] for limit in s.suggested.values()]
+        limits: Limits = {limit.argument: limit for _, limit in found}
+        rows = {limit.argument: int(limit.drops(s.finite).sum()) for s, limit in found}
         lines.append(f"  - {name}:" + (f"  # {drops[name]}" if name in drops else ""))
-        lines += [f"      # {s.name}: {s.remark}" for s in of[name] if s.remark]
+        lines += [f"      # {s.name}: {s.remark}" for s in by_operator[name] if s.remark]
         for argument in dict.fromkeys([*(arguments or {}), *_not_default(limits)]):
             value = limits[argument].written if argument in limits else arguments[argument]
             comment = f"  # drops {rows[argument]}: {limits[argument].reason}" if argument in limits else ""
@@ -127,7 +129,7 @@ def _not_default(limits: Limits) -> Iterator[str]:
 
 
 def _flow(pair: dict) -> str:
-    """`argument: value` on one line."""
+    """Return `argument: value` on one line."""
     [(argument, value)] = pair.items()
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
     return f"{argument}: {text.removesuffix(chr(10)).removesuffix('...').rstrip()}"

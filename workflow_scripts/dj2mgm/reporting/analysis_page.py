@@ -12,7 +12,7 @@ from dj2mgm.data.formats import caption_of
 from dj2mgm.data.images import load_image
 from dj2mgm.files import write_text
 from dj2mgm.juicer.analysis import Analysis, suggested_recipe
-from dj2mgm.juicer.statistics import Limit, Limits, Statistic
+from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import show
 from dj2mgm.reporting.drawing import Bars, Scale, Tick, data_uri, environment, grouped, named_counts, stacked_bars
 from dj2mgm.reporting.histograms import bin_edges
@@ -157,7 +157,7 @@ def _whole(limits: Limits) -> str:
     return "".join(f"{'from' if side == 'min' else 'to'} {end}" for side, end in ends.items())
 
 
-def _text(limit: Limit) -> str:
+def _text(limit: FilterLimit) -> str:
     return "no limit" if limit.unlimited else str(limit.written)
 
 
@@ -170,7 +170,7 @@ def _bars(statistic: Statistic, edges: np.ndarray) -> list[Bars]:
     return stacked_bars({"kept": kept * heights, "here": here * heights}, highest=np.sqrt(total.max()))
 
 
-def _lines(statistic: Statistic) -> Iterator[tuple[Limit, str]]:
+def _lines(statistic: Statistic) -> Iterator[tuple[FilterLimit, str]]:
     yield from ((limit, "current") for limit in statistic.current.values())
     yield from ((limit, "suggested") for limit in statistic.suggested.values())
 

@@ -1,13 +1,13 @@
-"""Rows on disk, in partitions, and as Data-Juicer datasets; from and to the workflow's jsonl.
+"""Rows on disk in partitions, and as Data-Juicer datasets, converted from and to the workflow's jsonl.
 
-A partition is the unit in which a stage's work is done, kept and resumed. `<folder>/<partition>/` holds
+A partition is the unit in which a stage works, keeps results and resumes. `<folder>/<partition>/` contains
 - rows.arrow: rows with the columns `ROWS`, in record batches of at most `BATCH` rows;
-- counts.json: how many rows these are, and the counts of each operator;
+- counts.json: the number of these rows, and the counts of each operator;
 - trace-<operator's number>.jsonl: rows of the trace.
 
-Operators see the columns `id`, `text` and `images` (absolute paths). Anything else in a row, stats of an earlier run
-included (Data-Juicer would not compute them again), travels beside them in one column, and comes out unchanged; the
-record of a new caption comes out with it, and a record that a row came with is called `earlier_recaption`.
+Operators see the columns `id`, `text` and `images` (absolute paths). All other keys of a row are kept in one more
+column and come out unchanged. This includes stats of an earlier run, which Data-Juicer would not compute again. The
+record of a new caption comes out with its row; a record from an earlier run is renamed to `earlier_recaption`.
 """
 
 import json
@@ -32,39 +32,39 @@ ROWS = pa.schema(
         "text": pa.string(),
         "images": pa.list_(pa.string()),  # absolute paths
         "input_row": pa.string(),  # JSON, as it came
-        "stats": pa.string(),  # JSON, as the next two: types of what operators say differ from row to row
+        "stats": pa.string(),  # JSON, like the next two, since the types of operators' values differ between rows
         "meta": pa.string(),
         "others": pa.string(),  # columns that operators have added
     }
 )
-BATCH = 1000  # rows that operators see together
+BATCH = 1000  # rows that operators get together
 PARTITION = 10 * BATCH
 FILE, COUNTS = "rows.arrow", "counts.json"
 
 
-def partitions_of(folder: Path) -> list[Path]:
-    """The partitions in their order."""
+def list_partitions(folder: Path) -> list[Path]:
+    """Return the partitions in their order."""
     return sorted(folder.glob("[0-9]*"))
 
 
-def counts_of(partition: Path) -> dict:
-    """{"rows": rows, "operators": {number: counts}}."""
+def read_counts(partition: Path) -> dict:
+    """Return {"rows": rows, "operators": {number: counts}}."""
     return read_json(partition / COUNTS)
 
 
-def row_count(folder: Path) -> int:
-    return sum(counts_of(partition)["rows"] for partition in partitions_of(folder))
+def count_rows(folder: Path) -> int:
+    return sum(read_counts(partition)["rows"] for partition in list_partitions(folder))
 
 
 def batches(partition: Path) -> Iterator[pa.Table]:
-    """Read, not mapped into memory, where pages that were read would stay."""
+    """Yield the record batches; the file is not mapped into memory, since pages would stay there."""
     with pa.OSFile(str(partition / FILE)) as file, pa.ipc.open_file(file) as reader:
         for number in range(reader.num_record_batches):
             yield pa.Table.from_batches([reader.get_batch(number)])
 
 
 def batch_places(partition: Path) -> Iterator[tuple[str, int]]:
-    """File and number of each batch, for `read_batch`."""
+    """Yield file and number of each batch, for `read_batch`."""
     with pa.OSFile(str(partition / FILE)) as file, pa.ipc.open_file(file) as reader:
         yield from ((str(partition / FILE), number) for number in range(reader.num_record_batches))
 
@@ -75,8 +75,8 @@ def read_batch(path: str, number: int) -> pa.Table:
 
 
 def column_values(folder: Path, *columns: str) -> Iterator[tuple]:
-    """The columns' values, row by row."""
-    for partition in partitions_of(folder):
+    """Yield the columns' values row by row."""
+    for partition in list_partitions(folder):
         for table in batches(partition):
             yield from zip(*(table[column].to_pylist() for column in columns), strict=True)
 
@@ -84,10 +84,12 @@ def column_values(folder: Path, *columns: str) -> Iterator[tuple]:
 def write_partition(
     folder: Path, tables: Iterable[pa.Table], operators: dict[int, dict], trace: dict[int, list]
 ) -> None:
-    """Fill the folder of one partition, in whole batches whatever the tables' sizes.
+    """Fill the folder of one partition, in batches of `BATCH` rows for any sizes of the tables.
 
     Args:
-        operators: counts of each, by number.
+        folder: an empty folder.
+        tables: the rows.
+        operators: counts of each operator by its number.
         trace: rows of the trace, as JSON, by the operator's number.
     """
     rows = pa.concat_tables([ROWS.empty_table(), *tables]).combine_chunks()
@@ -103,25 +105,28 @@ def trace_name(number: int) -> str:
 
 
 def import_rows(data: Path, image_root: Path, folder: Path) -> None:
-    """Validate every row of `data` and write the partitions of `folder`; images get absolute paths.
+    """Validate every row of `data` and write the partitions of `folder`, with absolute paths of images.
 
     Raises:
-        InputError: names the file, the line and the remedy.
+        InputError: If a row is invalid; the message has the file, the line and the remedy.
     """
     with replace_folder(folder) as temporary:
         tables = (_table(rows, image_root) for rows in _cut(read_dj_jsonl(data), BATCH))
         write_partitions(temporary, tables, {}, {})
-        if not counts_of(partitions_of(temporary)[0])["rows"]:
+        if not read_counts(list_partitions(temporary)[0])["rows"]:
             raise InputError(
-                f"{data} holds no rows; check the dataset's paths in config/datasets/ or on the command line"
+                f"{data} has no rows. Check the dataset's paths in config/datasets/ or on the command line"
             )
 
 
 def write_partitions(folder: Path, tables: Iterable[pa.Table], operators: dict, trace: dict) -> None:
-    """Partitions of up to `PARTITION` rows from tables of `BATCH` rows, at least one.
+    """Write tables of `BATCH` rows as at least one partition of up to `PARTITION` rows each.
 
     Args:
-        operators, trace: of all rows; they go to the first partition.
+        folder: an empty folder.
+        tables: the rows.
+        operators: counts for all rows, which go to the first partition.
+        trace: trace of all rows, which goes to the first partition.
     """
     parts = _cut(tables, PARTITION // BATCH)
     (folder / "000000").mkdir()
@@ -153,11 +158,11 @@ def _table(rows: list[dict], image_root: Path) -> pa.Table:
 
 
 def join_traces(folders: list[Path], operators: int, target: Path) -> None:
-    """One trace from those of all partitions of the folders: operator by operator, rows in their order."""
+    """Join the traces of all partitions of the folders, ordered by operator, with rows in their order."""
     with open(target, "wb") as whole:
         for number in range(1, operators + 1):
             for folder in folders:
-                for partition in partitions_of(folder):
+                for partition in list_partitions(folder):
                     part = partition / trace_name(number)
                     if part.is_file():
                         with open(part, "rb") as lines:
@@ -172,22 +177,22 @@ FEATURES = Features(
 
 
 def iterate(dataset: NestedDataset, *columns: str) -> Iterator[tuple]:
-    """Yield the columns' values row by row, without loading the others; None for a column that is not there."""
+    """Yield the columns' values row by row, without loading other columns; missing columns give None."""
     present = [column for column in columns if column in dataset.column_names]
     for batch in dataset.select_columns(present).iter(BATCH):
         yield from zip(*(batch.get(column, [None] * len(batch[present[0]])) for column in columns), strict=True)
 
 
-def recaption_of(meta: dict | None) -> dict:
-    """`{"recaption": record}` of a row that a captioner was asked about, as its operator left it; otherwise empty."""
+def read_recaption(meta: dict | None) -> dict:
+    """Return `{"recaption": record}` for a row that needed a new caption, and an empty dict otherwise."""
     record = (meta or {}).get(RECAPTION)
     if record is None:
         return {}
     return {RECAPTION: {key: value for key, value in record.items() if key != "problem" or value is not None}}
 
 
-def dataset_of(folder: Path, working: Path) -> NestedDataset:
-    """The partitions of `folder` as one dataset, for operators that need all rows; written to `working`."""
+def load_dataset(folder: Path, working: Path) -> NestedDataset:
+    """Return the partitions of `folder` as one dataset in `working`, for operators that need all rows."""
     columns = {Fields.stats: "stats", Fields.meta: "meta"}
     arrow = working / f"{folder.name}.arrow"
     features = Features(FEATURES | {"others": Value("string")} | {column: Json() for column in columns})
@@ -199,8 +204,8 @@ def dataset_of(folder: Path, working: Path) -> NestedDataset:
     return NestedDataset(Dataset.from_file(str(arrow)))
 
 
-def tables_of(dataset: NestedDataset) -> Iterator[pa.Table]:
-    """The rows of a dataset that `dataset_of` gave and an operator has worked on, as partitions hold them."""
+def iterate_tables(dataset: NestedDataset) -> Iterator[pa.Table]:
+    """Yield the rows of a dataset of `load_dataset` as tables for partitions, after an operator has processed it."""
     columns = ("id", "text", "images", INPUT_ROW, Fields.stats, Fields.meta, "others")
     rows = iterate(dataset, *columns)
     while part := list(islice(rows, BATCH)):
@@ -211,27 +216,26 @@ def tables_of(dataset: NestedDataset) -> Iterator[pa.Table]:
 
 
 def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
-    """The rows as they came in, with the text as the operators left it, and `recaption` where it is a new caption.
+    """Yield the input rows with their current text, and with `recaption` if it is a new caption.
 
     Args:
         folder: partitions of a dataset.
+        image_root: folder that the rows' image paths are relative to.
 
     Raises:
-        InputError: an operator has replaced an image; the paths would no longer be those of the dataset.
+        InputError: If an operator has replaced an image, so that paths would not be those of the dataset.
     """
     for identifier, text, images, source, meta in column_values(folder, "id", "text", "images", INPUT_ROW, "meta"):
         row = json.loads(source)
         if images != [absolute_path(image_root, image) for image in row["images"]]:
-            raise InputError(
-                f"the recipe replaced the image of row {identifier!r}; take operators that edit images out"
-            )
-        if RECAPTION in row:  # of an earlier run, whose output is this dataset
+            raise InputError(f"the recipe replaced the image of row {identifier!r}. Remove operators that edit images")
+        if RECAPTION in row:  # from an earlier run, whose output is this dataset
             row[f"earlier_{RECAPTION}"] = row.pop(RECAPTION)
-        record = recaption_of(json.loads(meta))
+        record = read_recaption(json.loads(meta))
         yield row | {"text": text} | (record if record.get(RECAPTION, {}).get("caption") is not None else {})
 
 
 def output_stats(folder: Path) -> Iterator[dict]:
-    """One row per row of the dataset: its id and every stat that the operators computed."""
+    """Yield the id of each row with every stat that the operators have computed."""
     for identifier, stats in column_values(folder, "id", "stats"):
         yield {"id": identifier} | json.loads(stats)

@@ -1,4 +1,4 @@
-"""A recipe's stage: a dataset in; kept rows, their stats, a trace and a summary that adds up out."""
+"""A stage that runs a recipe: from a dataset to kept rows, their stats, a trace, and a summary that adds up."""
 
 import json
 import os
@@ -13,29 +13,32 @@ from dj2mgm.config.recipe_check import check_models_named
 from dj2mgm.data.images import BadImage
 from dj2mgm.files import sha256_of, write_json, write_jsonl
 from dj2mgm.juicer import data_juicer
-from dj2mgm.juicer.dataset import join_traces, output_rows, output_stats
 from dj2mgm.juicer.empty_result import empty_result
 from dj2mgm.juicer.engine import Engine
+from dj2mgm.juicer.partitions import join_traces, output_rows, output_stats
 from dj2mgm.juicer.recipe import check_process, complete
+from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.restart import fingerprint, working_folder
-from dj2mgm.juicer.settings import StageSettings
 from dj2mgm.messages import WARNING
 
 FILTERED, SYNTHESIZED = "filtered.jsonl", "synthesized.jsonl"
 STATS, TRACE, SUMMARY = "stats.jsonl", "dropped.jsonl", "summary.json"
 
 
-def run_recipe(settings: StageSettings, data: Path, output_dir: Path, rows_file: str) -> dict:
+def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file: str) -> dict:
     """Run the recipe on `data` and write the four outputs into `output_dir`; return the summary.
 
-    A folder inside `output_dir` keeps finished partitions while the stage runs. After a kill, the next run goes on
-    there if data, recipe, models and code are still the same; it does not read images again.
+    A folder inside `output_dir` keeps finished partitions while the stage runs. After a kill, the next run continues
+    there if data, recipe, models and code are still the same. It does not read images again.
 
     Args:
-        rows_file: name of the output that holds the kept rows.
+        settings: settings of the stage.
+        data: jsonl of the input rows.
+        output_dir: folder of the outputs.
+        rows_file: name of the output with the kept rows.
 
     Raises:
-        InputError: a bad row, a bad recipe, an operator that fails, or no row kept. No output is then left behind.
+        InputError: If a row or the recipe is invalid, an operator fails, or no row is kept. Then there is no output.
     """
     process = complete(settings.process, settings.arguments)
     check_process(process)
@@ -57,7 +60,10 @@ def run_recipe(settings: StageSettings, data: Path, output_dir: Path, rows_file:
 
 
 def configure_log() -> None:
-    """Loguru's log, also Data-Juicer's: its warnings, and one line for each operator; progress bars in a terminal."""
+    """Configure loguru, which Data-Juicer uses too: show warnings and one line per operator.
+
+    Progress bars are shown in a terminal only.
+    """
     logger.remove()
     levels = {"": "INFO", "data_juicer": "WARNING"}
     logger.add(sys.stderr, format=_line_format, filter=levels)
@@ -66,19 +72,19 @@ def configure_log() -> None:
 
 
 def _line_format(record: dict) -> str:
-    """The workflow's own warnings get the mark with which they are shown in the console too."""
+    """Return the format of a log line; the workflow's own warnings get the mark that shows them in the console too."""
     own_warning = record["level"].name == "WARNING" and not record["name"].startswith("data_juicer")
     return f"{WARNING if own_warning else '{time:HH:mm:ss} {level} '}{{message}}\n{{exception}}"
 
 
 def _count_events(trace: Path) -> Counter:
-    """(step, event) → rows, counted in the finished file."""
+    """Return the number of rows by (step, event), counted in the finished file."""
     with open(trace, encoding="utf-8") as lines:
         return Counter((row["step"], row["event"]) for row in map(json.loads, lines))
 
 
 def _summary(data: Path, rows_in: int, kept: int, steps: list[dict], events: Counter) -> dict:
-    """Counts that add up, or a defect: every row in is kept or is in the trace, dropped by one operator."""
+    """Return the summary; raise RuntimeError unless every input row is kept or dropped by one operator in the trace."""
     broken = Counter()
     expected = rows_in
     for step in steps:

@@ -23,7 +23,7 @@ SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_simila
 
 
 @dataclass(frozen=True)
-class StageSettings:
+class RecipeSettings:
     """Which rows to look at and how."""
 
     image_root: Path  # absolute folder that the rows' image paths are relative to
@@ -47,7 +47,7 @@ class CaptionerModel:
     stage: Path  # output folder of `pretrain` or `finetune`
 
 
-def read_filter_settings(path: str | Path) -> StageSettings:
+def read_filter_settings(path: str | Path) -> RecipeSettings:
     """Read `{image_root, processes, recipe: {process}}`, and perhaps `clip`; `processes: null` means every core that
     this process may use.
 
@@ -55,10 +55,10 @@ def read_filter_settings(path: str | Path) -> StageSettings:
         InputError: names the file, the key and what belongs there.
     """
     values = read_values(path, FILTER_KEYS, {"clip"})
-    return stage_settings(path, values, clip_arguments(values["clip"]) if "clip" in values else {})
+    return make_recipe_settings(path, values, clip_arguments(values["clip"]) if "clip" in values else {})
 
 
-def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> StageSettings:
+def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> RecipeSettings:
     """Read filter's keys and `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}`, and perhaps `writer`;
     `captioner: null` where the recipe names one itself.
 
@@ -82,7 +82,7 @@ def read_synthesize_settings(path: str | Path, output_dir: Path, model: Captione
     if asked := (captioner or {}).get(TRAINED):
         names = ("base_model", "stage", "template", "question")
         arguments |= {LIKELIHOOD_GAIN: {name: asked[name] for name in names}}
-    return stage_settings(path, values, arguments)
+    return make_recipe_settings(path, values, arguments)
 
 
 def read_values(path: str | Path, required: set[str], optional: set[str]) -> dict:
@@ -98,7 +98,7 @@ def read_values(path: str | Path, required: set[str], optional: set[str]) -> dic
     return values
 
 
-def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -> StageSettings:
+def make_recipe_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -> RecipeSettings:
     """What the stages and the analysis share."""
     root, processes = values["image_root"], values["processes"]
     if not isinstance(root, str) or not (Path(root).is_dir() or Path(root).name == SOURCES):
@@ -113,7 +113,7 @@ def stage_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -
     arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
     recipe = values["recipe"]
     where = {key: recipe[key] for key in ("executor", "ray_address") if key in recipe}
-    return StageSettings(
+    return RecipeSettings(
         root, processes, with_types(recipe.get("process")), arguments, **where, gpus=values.get("gpus", 1)
     )
 
@@ -174,7 +174,7 @@ def _check_keys(path: str | Path, values: dict, required: set[str], optional: se
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    recipe: StageSettings
+    recipe: RecipeSettings
     clip: str | None  # folder or hub id
     cpu_threads: int | None  # of PyTorch; None means every core
 
@@ -193,4 +193,4 @@ def read_analysis_settings(path: str | Path) -> AnalysisSettings:
         raise InputError(
             f"{path}: 'cpu_threads' must be a whole number from 1, or null for every core; found {threads!r}"
         )
-    return AnalysisSettings(stage_settings(path, values, clip_arguments(clip) if clip else {}), clip, threads)
+    return AnalysisSettings(make_recipe_settings(path, values, clip_arguments(clip) if clip else {}), clip, threads)
