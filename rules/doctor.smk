@@ -1,4 +1,4 @@
-# Whether this machine can run the workflow, asked in the environment that trains. Prints, and runs whenever it is asked.
+# Checks whether this machine can run the workflow, in the environment that trains. It prints, and runs at every request.
 rule doctor:
     log:
         "results/doctor/doctor.log",
@@ -6,6 +6,6 @@ rule doctor:
     conda:
         "../envs/train.yaml"
     params:
-        config=lambda w: json.dumps(config),  # by a function: braces in it are no wildcards
+        config=lambda w: json.dumps(config),  # a function, so that braces in it are not read as wildcards
     shell:
         f"python {script_path('doctor.py')} --config {{params.config:q}} 2> {{log:q}}"

@@ -1,11 +1,11 @@
-"""Checks whether this machine can run the workflow: driver, CUDA, compilers, GPU, memory, disk, configuration, data.
+"""Check whether this machine can run the workflow: driver, CUDA, compilers, GPU, memory, disk, configuration, data.
 
     python workflow_scripts/doctor.py
     python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh
 
-Each check passes, warns, fails or does not apply, says why, and prints the fix. --fix writes variables
-for the shell, and for each training stage a DeepSpeed configuration that fits; it installs and deletes nothing. The
-exit status is 1 if a check fails.
+Each check passes, warns, fails or is skipped, and prints its reason and a remedy. `--fix` writes variables for the
+shell and, for each training stage, a DeepSpeed configuration that fits; it installs and deletes nothing. The exit
+status is 1 if a check fails.
 """
 
 import argparse
@@ -31,7 +31,7 @@ COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
 def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
-    """Probe the machine once, then judge."""
+    """Probe the machine once and run all checks."""
     driver, cuda, host = probe_driver(), probe_cuda(), probe_host(Path("results"))
     if end_stray and (ended := end_orphans(driver.processes)):
         print(f"ended {', '.join(map(str, ended))}", file=sys.stderr)
@@ -44,7 +44,7 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
     machine = read_free_memory(len(driver.gpus))
     if fix:
         write_environment(variables(cuda, torch and torch.cuda))
-        print(f"wrote {PATH}: source it before `snakemake`", file=sys.stderr)
+        print(f"wrote {PATH}; source it before `snakemake`", file=sys.stderr)
         for sentence in plan_checks.write_configs_that_fit(runs, machine) if runs else ():
             print(sentence, file=sys.stderr)
     return [
@@ -85,10 +85,10 @@ def show(findings: list[Finding]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=json.loads, default={}, help="what --config of snakemake sets, as JSON")
+    parser.add_argument("--config", type=json.loads, default={}, help="the values of snakemake's --config, as JSON")
     parser.add_argument("--json", action="store_true", help="print a list of findings")
     parser.add_argument("--fix", action="store_true", help=f"write {PATH} and DeepSpeed configurations")
-    parser.add_argument("--end-stray", action="store_true", help="end processes of yours left behind on a GPU")
+    parser.add_argument("--end-stray", action="store_true", help="end your orphaned processes on a GPU")
     args = parser.parse_args()
     findings = examine(args.config, args.fix, args.end_stray)
     if args.json:

@@ -1,4 +1,4 @@
-"""The doctor's judgements, on faked probes (of GPUs, drivers and limits that are not here); its probes, for real."""
+"""Findings of the doctor for faked probes (GPUs, drivers, limits), and its probes on this machine."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def found(probe: TorchProbe) -> Outcome:
 BROKEN = Outcome(None, "ImportError: libcudart.so.12: cannot open shared object file\nexit status 1")
 BUILD = (PROJECT / "tests/fixtures/logs/cpu_adam-could-not-be-built.log").read_text(encoding="utf-8")
 
-# name: (finding, status, what the reason and the remedy say)
+# name: (finding, status, text in the reason and the remedy)
 FINDINGS = {
     "driver": (gpu_checks.check_driver(DRIVER), "pass", "550.54.15, for CUDA up to 12.4: NVIDIA GeForce RTX 4090"),
     "no card": (gpu_checks.check_driver(NO_GPU), "skip", "everything runs on the CPU"),
@@ -89,14 +89,18 @@ FINDINGS = {
     "torch for a newer driver": (
         gpu_checks.check_torch(found(replace(TORCH, cuda="13.0")), DRIVER),
         "fail",
-        "needs a driver for CUDA 13.0; 550.54.15 is for 12.4",
+        "needs a driver for CUDA 13.0; 550.54.15 supports 12.4",
     ),
     "torch that sees no GPU": (
         gpu_checks.check_torch(found(replace(TORCH, gpus=0)), DRIVER),
         "fail",
         "CUDA_VISIBLE_DEVICES",
     ),
-    "toolkit": (gpu_checks.check_toolkit(CUDA, TORCH, DRIVER), "pass", "nvcc 12.4 in /usr/local/cuda, as torch's"),
+    "toolkit": (
+        gpu_checks.check_toolkit(CUDA, TORCH, DRIVER),
+        "pass",
+        "nvcc 12.4 in /usr/local/cuda, the same version as torch's",
+    ),
     "toolkit of another minor version": (
         gpu_checks.check_toolkit(CudaProbe(None, Toolkit("/usr/local/cuda", "12.1"), ()), TORCH, DRIVER),
         "pass",
@@ -105,14 +109,14 @@ FINDINGS = {
     "toolkit 11.5 against torch 12.4": (
         gpu_checks.check_toolkit(CudaProbe(None, OLD, ()), TORCH, DRIVER),
         "fail",
-        "nvcc 11.5 in /usr does not match torch's CUDA 12.4: DeepSpeed refuses to compile → install the CUDA 12.4",
+        "nvcc 11.5 in /usr does not match torch's CUDA 12.4; DeepSpeed refuses to compile → install the CUDA 12.4",
     ),
     "toolkit 11.5 first, 12.4 elsewhere": (
         gpu_checks.check_toolkit(CudaProbe(None, OLD, (CUDA.used,)), TORCH, DRIVER),
         "fail",
         "→ python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh",
     ),
-    "no toolkit": (gpu_checks.check_toolkit(CudaProbe(None, None, ()), TORCH, DRIVER), "fail", "there is no nvcc"),
+    "no toolkit": (gpu_checks.check_toolkit(CudaProbe(None, None, ()), TORCH, DRIVER), "fail", "nvcc is missing"),
     "CUDA_HOME without nvcc": (
         gpu_checks.check_toolkit(CudaProbe("/opt/gone", None, ()), TORCH, DRIVER),
         "fail",
@@ -134,7 +138,7 @@ FINDINGS = {
         "fail",
         "set finetune.precision and pretrain.precision: bf16",
     ),
-    "FP8 that nobody asks for": (gpu_checks.check_fp8(CPU_TORCH, ()), "skip", ""),
+    "FP8 that no stage needs": (gpu_checks.check_fp8(CPU_TORCH, ()), "skip", ""),
     "NCCL": (gpu_checks.check_nccl(TORCH), "pass", "2.21.5"),
     "NCCL that fails": (
         gpu_checks.check_nccl(replace(TORCH, nccl_error="DistBackendError: unhandled system error")),
@@ -145,7 +149,7 @@ FINDINGS = {
     "no flash-attn": (
         gpu_checks.check_flash_attention(replace(TORCH, flash_attention=None, flash_attention_error="No module")),
         "warn",
-        "training works without it: No module → bash envs/train.post-deploy.sh",
+        "training works without it (No module) → bash envs/train.post-deploy.sh",
     ),
     "no locks": (gpu_checks.check_locks([]), "pass", ""),
     "a stale lock": (
@@ -160,22 +164,22 @@ FINDINGS = {
         "fail",
         "ValueError: strange → python workflow_scripts/compile_extensions.py",
     ),
-    "CPUAdam behind a lock": (gpu_checks.check_extension(None), "skip", "locks come first"),
-    "nobody on the GPU": (gpu_checks.check_gpu_processes(DRIVER), "pass", ""),
+    "CPUAdam behind a lock": (gpu_checks.check_extension(None), "skip", "because of the build locks"),
+    "no process on the GPU": (gpu_checks.check_gpu_processes(DRIVER), "pass", ""),
     "a stray on the GPU": (
         gpu_checks.check_gpu_processes(replace(DRIVER, processes=(RANK,))),
         "warn",
-        "GPU 0: 4711 (python -u workflow_scripts/finetune.py, left behind) holds 5.0 GiB → python",
+        "GPU 0: 4711 (python -u workflow_scripts/finetune.py, orphaned) holds 5.0 GiB → python",
     ),
     "memory": (host_checks.check_memory(HOST, True), "pass", "60.0 GiB of 64.0 GiB"),
     "little memory": (host_checks.check_memory(replace(HOST, available=6 * GIB), True), "warn", "LoRA"),
     "little memory without a GPU": (host_checks.check_memory(replace(HOST, available=6 * GIB), False), "pass", ""),
     "no memory": (host_checks.check_memory(replace(HOST, available=GIB), False), "fail", "embedded default"),
-    "swap": (host_checks.check_swap(HOST, True), "pass", "64.0 GiB beside 64.0 GiB"),
+    "swap": (host_checks.check_swap(HOST, True), "pass", "64.0 GiB in addition to 64.0 GiB"),
     "no swap": (
         host_checks.check_swap(replace(HOST, swap=0), True),
         "warn",
-        "need 67.0 GiB, and the kernel would end that → sudo fallocate",
+        "needs 67.0 GiB, and the kernel would kill it → sudo fallocate",
     ),
     "no swap without a GPU": (host_checks.check_swap(replace(HOST, swap=0), False), "pass", ""),
     "no limits": (host_checks.check_cgroup(HOST), "pass", "no limits"),
@@ -187,7 +191,7 @@ FINDINGS = {
     "a limit that has struck": (
         host_checks.check_cgroup(replace(HOST, cgroup=CgroupLimits(16 * GIB, None, 2))),
         "warn",
-        "2 process(es) were ended for memory",
+        "2 process(es) were killed here",
     ),
     "a narrow limit": (
         host_checks.check_cgroup(replace(HOST, cgroup=CgroupLimits(GIB, None, 0))),
@@ -200,9 +204,9 @@ FINDINGS = {
         "fail",
         "has 64 MiB free; 4 loader_workers",
     ),
-    "small /dev/shm that nobody uses": (host_checks.check_shared_memory(replace(HOST, shared=None), 0), "warn", ""),
+    "small /dev/shm that no stage uses": (host_checks.check_shared_memory(replace(HOST, shared=None), 0), "warn", ""),
     "disk": (host_checks.check_disk(HOST), "pass", "500.0 GiB"),
-    "little disk": (host_checks.check_disk(replace(HOST, disk=20 * GIB)), "warn", "2B weights"),
+    "little disk": (host_checks.check_disk(replace(HOST, disk=20 * GIB)), "warn", "2B model"),
     "no disk": (host_checks.check_disk(replace(HOST, disk=GIB)), "fail", "→ du -sh"),
     "ulimits": (host_checks.check_ulimits(HOST), "pass", "65536 open files"),
     "few open files": (host_checks.check_ulimits(replace(HOST, open_files=256)), "fail", "→ ulimit -n 1024"),
@@ -216,14 +220,14 @@ FINDINGS = {
 
 
 @pytest.mark.parametrize("case", FINDINGS)
-def test_a_faked_probe_is_judged(case):
+def test_findings_of_faked_probes(case):
     finding, status, words = FINDINGS[case]
     assert finding.status == status
     assert words in f"{finding.reason} → {finding.remedy}"
-    assert bool(finding.remedy) == (status in ("warn", "fail")), "what is wrong has a remedy, what is right needs none"
+    assert bool(finding.remedy) == (status in ("warn", "fail")), "only warnings and failures have a remedy"
 
 
-def test_every_check_is_shown_passing_and_failing_above():
+def test_every_check_has_a_passing_and_a_failing_case():
     checks = {name for module in (gpu_checks, host_checks) for name in vars(module) if name.startswith("check_")}
     source = Path(__file__).read_text(encoding="utf-8")
     assert all(source.count(f"checks.{name}(") >= 2 for name in checks)
@@ -234,7 +238,7 @@ def test_every_check_is_shown_passing_and_failing_above():
     assert all("pass" in statuses and statuses & {"warn", "fail"} for statuses in shown.values())
 
 
-# the user's own data, for real
+# data in real files
 
 
 @pytest.fixture
@@ -246,12 +250,12 @@ def photos(tmp_path) -> dict:
     return {"pretrain": {"file": str(tmp_path / "captions.jsonl"), "images": str(tmp_path)}}
 
 
-def test_a_dataset_whose_images_are_all_there_passes(photos):
+def test_dataset_with_all_images_passes(photos):
     finding = project_checks.check_dataset("dataset photos", photos)
-    assert (finding.status, finding.reason) == ("pass", "1 images in pretrain, all there")
+    assert (finding.status, finding.reason) == ("pass", "1 images in pretrain; all exist")
 
 
-def test_a_missing_image_fails_where_nothing_would_drop_it(photos, tmp_path):
+def test_missing_image_fails_if_no_stage_drops_it(photos, tmp_path):
     (tmp_path / "images/1.jpg").unlink()
     finding = project_checks.check_dataset("dataset photos", photos)
     assert finding.status == "warn" and str(tmp_path / "images/1.jpg") in finding.reason
@@ -262,13 +266,13 @@ def test_a_missing_image_fails_where_nothing_would_drop_it(photos, tmp_path):
     assert finding.status == "fail" and "../outside.jpg leaves the image folder" in finding.reason
 
 
-def test_a_dataset_that_cannot_be_read_fails_with_file_and_line(photos):
+def test_unreadable_dataset_fails_with_file_and_line(photos):
     Path(photos["pretrain"]["file"]).write_text('{"id": "1"}\n')
     finding = project_checks.check_dataset("dataset photos", photos)
     assert finding.status == "fail" and "captions.jsonl, line 1: key 'text' is missing" in finding.reason
 
 
-def test_the_projects_configuration_passes_and_a_wrong_key_fails(monkeypatch):
+def test_own_configuration_passes_and_wrong_key_fails(monkeypatch):
     monkeypatch.chdir(PROJECT)
     runs, finding = project_checks.read_runs({})
     assert finding.status == "pass" and "baseline" in finding.reason
@@ -281,14 +285,14 @@ def test_the_projects_configuration_passes_and_a_wrong_key_fails(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "folder"), [("mgm-2b", "model_zoo/gemma-2b-it"), ("mgm-2b-released", "model_zoo/mgm-2b")]
 )
-def test_a_model_not_downloaded_fails_and_the_remedy_says_where(monkeypatch, model, folder):
+def test_missing_model_fails_with_a_remedy(monkeypatch, model, folder):
     monkeypatch.chdir(PROJECT)
     runs, _ = project_checks.read_runs({"model": model})
     [finding] = project_checks.check_models(runs)
     assert finding.status == "fail" and folder in finding.reason and "docs/models.md" in finding.remedy
 
 
-COMMIT = "0" * 40  # of a hub's repository
+COMMIT = "0" * 40  # of a repository on the hub
 
 
 @pytest.mark.parametrize(
@@ -301,11 +305,11 @@ COMMIT = "0" * 40  # of a hub's repository
         ("results/foundation/x/clip", True),
     ],
 )
-def test_a_hub_id_is_told_from_a_folder(part, local):
+def test_hub_id_is_distinguished_from_folder(part, local):
     assert names_folder(part) == local
 
 
-def test_a_hub_id_is_its_folder_in_the_hubs_cache(monkeypatch, tmp_path):
+def test_hub_id_resolves_to_folder_in_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     snapshot = tmp_path / "models--Qwen--Qwen3-VL-2B-Instruct/snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -320,7 +324,7 @@ def test_a_hub_id_is_its_folder_in_the_hubs_cache(monkeypatch, tmp_path):
 # the environment file
 
 
-def test_the_environment_points_to_the_toolkit_that_fits_torch():
+def test_environment_points_to_matching_toolkit():
     values = variables(CudaProbe("/usr", OLD, (CUDA.used,)), "12.4")
     assert values == {
         "CUDA_HOME": "/usr/local/cuda",
@@ -330,21 +334,21 @@ def test_the_environment_points_to_the_toolkit_that_fits_torch():
     }
 
 
-def test_the_check_is_skipped_only_between_compatible_versions():
+def test_cuda_check_is_skipped_only_for_compatible_versions():
     assert variables(CudaProbe(None, Toolkit("/opt/cuda", "12.9"), ()), "12.4")["DS_SKIP_CUDA_CHECK"] == "1"
     only_old = variables(CudaProbe(None, OLD, ()), "12.4")
     assert only_old["DS_SKIP_CUDA_CHECK"] == "0" and "CUDA_HOME" not in only_old
     assert "CUDA_HOME" not in variables(CUDA, None)
 
 
-def test_a_shell_that_sources_the_environment_has_its_values(tmp_path):
+def test_shell_reads_environment_file(tmp_path):
     path = tmp_path / "with space" / "environment.sh"
     write_environment({"CUDA_HOME": "/opt/cuda 12", "DS_BUILD_OPS": "0"}, path)
     command = ["bash", "-c", 'source "$0" && printenv CUDA_HOME DS_BUILD_OPS', str(path)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "/opt/cuda 12\n0\n"
 
 
-# the memory plan, on machines that are made up
+# the memory plan on invented machines
 
 
 @pytest.fixture
@@ -368,13 +372,13 @@ def mgm_2b(monkeypatch):
     ],
     ids=["room", "small card", "small host"],
 )
-def test_mgm_2bs_plan_is_judged_by_gpu_and_host_memory(mgm_2b, machine, status, reason):
+def test_plan_of_mgm_2b_on_three_machines(mgm_2b, machine, status, reason):
     finding = plan_checks.check_plan(mgm_2b, "finetune", machine)
     assert finding.status == status and re.search(reason, finding.reason)
     assert (finding.status == "pass") == (not finding.remedy)
 
 
-def test_a_model_that_is_still_to_be_trained_has_no_plan_yet(monkeypatch, tmp_path):
+def test_untrained_model_has_no_plan(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(PROJECT / "config", "config")
     runs, _ = project_checks.read_runs({})
@@ -383,7 +387,7 @@ def test_a_model_that_is_still_to_be_trained_has_no_plan_yet(monkeypatch, tmp_pa
 
 @pytest.fixture
 def tiny_runs(monkeypatch, tmp_path):
-    """The project's configuration with a tiny model, whose plan takes a tenth of the time."""
+    """Read the project's configuration with a tiny model, which is planned in a tenth of the time."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(PROJECT / "config", "config")
     mgm_config().save_pretrained("mgm")
@@ -392,7 +396,7 @@ def tiny_runs(monkeypatch, tmp_path):
     return project_checks.read_runs({"model": "tiny_mgm"})[0]
 
 
-def test_fix_writes_configurations_that_fit_and_deepspeed_accepts(tiny_runs, tmp_path):
+def test_fix_writes_valid_deepspeed_configurations(tiny_runs, tmp_path):
     pretrain, finetune = plan_checks.write_configs_that_fit(tiny_runs, Machine(1, 23.63, 62.6), tmp_path)
     assert f"wrote {tmp_path / 'deepspeed_pretrain.json'}: " in pretrain
     [name, micro] = re.search(r"set finetune's deepspeed: (\w+), micro_batch_size: (\d+)", finetune).groups()
@@ -404,7 +408,7 @@ def test_fix_writes_configurations_that_fit_and_deepspeed_accepts(tiny_runs, tmp
     assert DeepSpeedConfig(filled).train_batch_size == 128
 
 
-def test_fix_says_where_no_configuration_fits(tiny_runs, tmp_path):
+def test_fix_reports_that_no_configuration_fits(tiny_runs, tmp_path):
     said = list(plan_checks.write_configs_that_fit(tiny_runs, Machine(1, 0.01, 62.6), tmp_path / "none"))
     assert [sentence.split(":")[0] for sentence in said] == [
         f"no DeepSpeed configuration fits {stage}" for stage in ("pretrain", "finetune")
@@ -412,12 +416,12 @@ def test_fix_says_where_no_configuration_fits(tiny_runs, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-# stray processes, for real: an orphan of this user, ended only when asked for
+# real orphaned processes of this user
 
 
 @pytest.fixture
 def orphan():
-    """A process whose parent has ended."""
+    """Start a process with a parent that has ended."""
     start = "nohup sleep 60 > /dev/null 2>&1 & echo $!"
     pid = int(subprocess.run(["bash", "-c", start], capture_output=True, text=True, check=True).stdout)
     yield pid
@@ -425,7 +429,7 @@ def orphan():
         psutil.Process(pid).kill()
 
 
-def test_an_orphan_of_mine_is_stray_and_a_child_is_not(orphan):
+def test_orphan_is_ended_and_child_is_not(orphan):
     deadline = time.monotonic() + 5
     while (process := describe_process(0, orphan, None)).command != "sleep 60" and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -441,7 +445,7 @@ def test_an_orphan_of_mine_is_stray_and_a_child_is_not(orphan):
     assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
 
 
-def test_processes_of_others_or_unseen_are_never_ended(orphan):
+def test_foreign_and_invisible_processes_are_never_ended(orphan):
     foreign = GpuProcess(0, orphan, GIB, "python", mine=False, orphan=True)
     adopted = GpuProcess(0, orphan, GIB, "python", mine=True, orphan=False)
     assert end_orphans((foreign, adopted)) == []
@@ -450,17 +454,17 @@ def test_processes_of_others_or_unseen_are_never_ended(orphan):
     assert (gone.command, gone.mine) == ("", False)
 
 
-# the probes, for real
+# the probes on this machine
 
 
-def test_this_machine_s_probes_answer():
+def test_probes_of_this_machine_answer():
     driver, cuda, host = probe_driver(), probe_cuda(), probe_host(Path("results/not/there"))
     assert driver.gpus or driver.error
     assert cuda.used is None or find_toolkit(cuda.used.home) == cuda.used
     assert host.memory >= host.available > 0 and host.disk > 0 and host.cores > 0
 
 
-def test_a_toolkit_is_known_by_what_its_nvcc_says(tmp_path):
+def test_toolkit_version_is_read_from_nvcc(tmp_path):
     assert find_toolkit(str(tmp_path)) is None
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
@@ -469,7 +473,7 @@ def test_a_toolkit_is_known_by_what_its_nvcc_says(tmp_path):
     assert find_toolkit(str(tmp_path)) == Toolkit(str(tmp_path), "11.5")
 
 
-def test_cuda_home_comes_before_the_path_as_in_torch(tmp_path, monkeypatch):
+def test_cuda_home_precedes_path_as_in_torch(tmp_path, monkeypatch):
     for version in ("11.5", "12.4"):
         nvcc = tmp_path / version / "bin" / "nvcc"
         nvcc.parent.mkdir(parents=True)
@@ -492,7 +496,7 @@ def test_cards_are_counted_without_a_driver(tmp_path):
     assert count_cards(tmp_path) == 1
 
 
-def test_a_probe_that_hangs_or_crashes_says_so(tmp_path, monkeypatch):
+def test_hanging_and_crashing_probes_are_reported(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time; print('Using torch_extensions', flush=True); time.sleep(60)")
     (tmp_path / "crashes.py").write_text("import os, sys; print('abc', file=sys.stderr); os.abort()")
     monkeypatch.setattr("dj2mgm.doctor.probes.SCRIPTS", tmp_path)
@@ -507,7 +511,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
 
 
-def test_the_doctor_prints_json_and_its_status_tells_of_failures():
+def test_doctor_prints_json_and_exits_with_1_on_failure():
     done = doctor("--json", "--config", '{"modle": "tiny"}')
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == 1 and findings["configuration"]["status"] == "fail"

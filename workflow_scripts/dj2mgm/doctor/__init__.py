@@ -1,1 +1,1 @@
-"""Whether this machine can train: what it has, what fits it, and what to change."""
+"""Checks whether this machine can train, with a remedy for each problem."""

@@ -1,11 +1,14 @@
-"""Compiles, if need be, and loads DeepSpeed's CPU optimizer. `python -m dj2mgm.doctor.extension_probe`."""
+"""Compile (if needed) and load DeepSpeed's CPU optimizer; print the seconds that it took as JSON.
+
+python -m dj2mgm.doctor.extension_probe
+"""
 
 import json
 import time
 
 
 def load_cpu_adam() -> float:
-    """Seconds that it took."""
+    """Return the seconds that loading took."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     start = time.monotonic()

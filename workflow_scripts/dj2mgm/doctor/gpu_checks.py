@@ -1,4 +1,4 @@
-"""Driver, CUDA toolkit, torch and DeepSpeed: is each there, do they fit each other, do they work?"""
+"""Checks of driver, CUDA toolkit, torch and DeepSpeed: present, compatible with each other, working."""
 
 import shlex
 from collections.abc import Collection
@@ -24,54 +24,54 @@ def check_driver(driver: DriverProbe) -> Finding:
         gpus = ", ".join(f"{gpu.name} ({gib(gpu.free)} of {gib(gpu.total)} free)" for gpu in driver.gpus)
         return Finding(name, "pass", f"{driver.version}, for CUDA up to {driver.cuda}: {gpus}")
     if not driver.cards:
-        return Finding(name, "skip", "no NVIDIA GPU: everything runs on the CPU")
+        return Finding(name, "skip", "no NVIDIA GPU; everything runs on the CPU")
     remedy = "reboot, or install the driver: sudo ubuntu-drivers install   # or your distribution's way"
-    return Finding(name, "fail", f"there is an NVIDIA card, but the driver does not answer: {driver.error}", remedy)
+    return Finding(name, "fail", f"an NVIDIA card is present, but its driver does not answer: {driver.error}", remedy)
 
 
 def check_torch(torch: Outcome, driver: DriverProbe) -> Finding:
     name = "torch"
     if torch.values is None:
-        return Finding(name, "fail", f"torch cannot be used: {_last_words(torch.printed)}", "make install")
+        return Finding(name, "fail", f"torch cannot be imported: {_last_lines(torch.printed)}", "make install")
     probe = TorchProbe(**torch.values)
     if not driver.gpus:
         return Finding(name, "pass", f"{probe.version}, on the CPU")
     if probe.cuda is None:
-        return Finding(name, "fail", f"{probe.version} is a CPU build, and there is a GPU", PINNED)
+        return Finding(name, "fail", f"{probe.version} is a CPU build, but this machine has a GPU", PINNED)
     if _major(probe.cuda) > _major(driver.cuda):
-        reason = f"{probe.version} needs a driver for CUDA {probe.cuda}; {driver.version} is for {driver.cuda}"
+        reason = f"{probe.version} needs a driver for CUDA {probe.cuda}; {driver.version} supports {driver.cuda}"
         return Finding(name, "fail", reason, f"update the driver, or: {PINNED}")
     if not probe.gpus:
         return Finding(
-            name, "fail", f"{probe.version} sees no GPU", "unset CUDA_VISIBLE_DEVICES   # or name a GPU in it"
+            name, "fail", f"{probe.version} sees no GPU", "unset CUDA_VISIBLE_DEVICES   # or list a GPU in it"
         )
     return Finding(name, "pass", f"{probe.version}, built with CUDA {probe.cuda}, sees {probe.gpus} GPU(s)")
 
 
 def check_toolkit(cuda: CudaProbe, torch: TorchProbe | None, driver: DriverProbe) -> Finding:
-    """nvcc and CUDA_HOME, and whether DeepSpeed may compile with them for this torch."""
+    """Check nvcc and CUDA_HOME, and whether DeepSpeed can compile with them for this torch."""
     name = "CUDA toolkit"
     if not driver.gpus or torch is None or torch.cuda is None:
         return Finding(name, "skip", "torch uses no GPU")
     matching = matching_toolkit(cuda, torch.cuda)
     remedy = FIX if matching else f"install the CUDA {torch.cuda} toolkit, then: {FIX}   # or: {PINNED}"
     if cuda.used is None:
-        where = f"CUDA_HOME={cuda.variable} has no nvcc" if cuda.variable else "there is no nvcc"
-        return Finding(name, "fail", f"{where}: DeepSpeed cannot compile its optimizer for the GPU", remedy)
-    ended = f"nvcc {cuda.used.version} in {cuda.used.home}"
+        problem = f"CUDA_HOME={cuda.variable} has no nvcc" if cuda.variable else "nvcc is missing"
+        return Finding(name, "fail", f"{problem}; DeepSpeed cannot compile its optimizer for the GPU", remedy)
+    toolkit = f"nvcc {cuda.used.version} in {cuda.used.home}"
     if cuda.used.version == torch.cuda:
-        return Finding(name, "pass", f"{ended}, as torch's")
+        return Finding(name, "pass", f"{toolkit}, the same version as torch's")
     if _major(cuda.used.version) == _major(torch.cuda):
-        return Finding(name, "pass", f"{ended}, compatible with torch's {torch.cuda}")
-    reason = f"{ended} does not match torch's CUDA {torch.cuda}: DeepSpeed refuses to compile"
+        return Finding(name, "pass", f"{toolkit}, compatible with torch's {torch.cuda}")
+    reason = f"{toolkit} does not match torch's CUDA {torch.cuda}; DeepSpeed refuses to compile"
     return Finding(name, "fail", reason, remedy)
 
 
-def matching_toolkit(cuda: CudaProbe, wanted: str) -> Toolkit | None:
-    """The toolkit of this version, or else one of the same major version, preferably the one that is used anyway."""
+def matching_toolkit(cuda: CudaProbe, version: str) -> Toolkit | None:
+    """Return the toolkit of this version, else one of the same major version, preferably the one in use."""
     toolkits = [toolkit for toolkit in (cuda.used, *cuda.others) if toolkit]
-    same = [toolkit for toolkit in toolkits if toolkit.version == wanted]
-    near = [toolkit for toolkit in toolkits if _major(toolkit.version) == _major(wanted)]
+    same = [toolkit for toolkit in toolkits if toolkit.version == version]
+    near = [toolkit for toolkit in toolkits if _major(toolkit.version) == _major(version)]
     return next(iter(same + near), None)
 
 
@@ -81,7 +81,7 @@ def check_matmul(torch: TorchProbe | None) -> Finding:
         return Finding(name, "skip", "torch uses no GPU")
     if torch.matmul_error:
         return Finding(name, "fail", torch.matmul_error, "unset LD_LIBRARY_PATH; sudo dmesg | grep -i xid")
-    return Finding(name, "pass", "multiplies matrices in float32 and bfloat16 as the CPU does")
+    return Finding(name, "pass", "multiplies matrices in float32 and bfloat16 with the CPU's results")
 
 
 def check_bf16(torch: TorchProbe | None) -> Finding:
@@ -89,12 +89,13 @@ def check_bf16(torch: TorchProbe | None) -> Finding:
     if torch is None or not torch.gpus:
         return Finding(name, "skip", "torch uses no GPU")
     if not torch.bf16:
-        return Finding(name, "warn", "this GPU has no bf16", "set precision: fp32 in pretrain and finetune")
+        return Finding(name, "warn", "this GPU does not support bf16", "set precision: fp32 in pretrain and finetune")
     return Finding(name, "pass", "supported")
 
 
 def check_fp8(torch: TorchProbe | None, stages: Collection[str]) -> Finding:
-    """
+    """Check that the GPU computes in FP8 if a stage needs it.
+
     Args:
         stages: the training stages with `precision: fp8`.
     """
@@ -103,7 +104,7 @@ def check_fp8(torch: TorchProbe | None, stages: Collection[str]) -> Finding:
         return Finding(name, "skip", "no stage has precision: fp8")
     if torch is None or not torch.fp8:
         keys = " and ".join(f"{stage}.precision" for stage in sorted(stages))
-        reason = "there is no GPU here that computes in FP8 (Ada, Hopper, Blackwell)"
+        reason = "this machine has no GPU that computes in FP8 (Ada, Hopper or Blackwell)"
         return Finding(name, "fail", reason, f"set {keys}: bf16")
     return Finding(name, "pass", "supported")
 
@@ -114,7 +115,7 @@ def check_nccl(torch: TorchProbe | None) -> Finding:
         return Finding(name, "skip", "torch uses no GPU")
     if torch.nccl_error:
         return Finding(name, "fail", torch.nccl_error, "NCCL_DEBUG=INFO python workflow_scripts/doctor.py")
-    return Finding(name, "pass", f"{torch.nccl} reduces on one GPU")
+    return Finding(name, "pass", f"{torch.nccl} all-reduces on one GPU")
 
 
 def check_flash_attention(torch: TorchProbe | None) -> Finding:
@@ -123,29 +124,29 @@ def check_flash_attention(torch: TorchProbe | None) -> Finding:
         return Finding(name, "skip", "torch uses no GPU")
     if torch.flash_attention:
         return Finding(name, "pass", torch.flash_attention)
-    reason = f"training works without it: {torch.flash_attention_error}"
+    reason = f"training works without it ({torch.flash_attention_error})"
     return Finding(name, "warn", reason, "bash envs/train.post-deploy.sh")
 
 
 def check_locks(locks: list[Path]) -> Finding:
     name = "build locks"
     if not locks:
-        return Finding(name, "pass", "none left behind")
-    reason = f"a build that was killed left {', '.join(map(str, locks))}"
-    return Finding(name, "warn", reason, f"{COMPILE}   # removes it; training stages do so too")
+        return Finding(name, "pass", "none are stale")
+    reason = f"a killed build left {', '.join(map(str, locks))}"
+    return Finding(name, "warn", reason, f"{COMPILE}   # removes them, as training stages do")
 
 
 def check_extension(extension: Outcome | None) -> Finding:
-    """None: it was not tried, because a lock stands in the way."""
+    """Check DeepSpeed's CPU optimizer; `extension` is None if a build lock prevented loading it."""
     name = "DeepSpeed CPUAdam"
     if extension is None:
-        return Finding(name, "skip", "the build locks come first")
+        return Finding(name, "skip", "not loaded, because of the build locks")
     if extension.values is not None:
         return Finding(name, "pass", f"loads in {extension.values['seconds']:.1f} s")
     diagnosis = find_cause(StageLog(Path("doctor"), extension.printed))
     if diagnosis:
         return Finding(name, "fail", diagnosis.explanation.cause, diagnosis.explanation.remedy)
-    return Finding(name, "fail", _last_words(extension.printed), f"{COMPILE}   # shows all that the compiler says")
+    return Finding(name, "fail", _last_lines(extension.printed), f"{COMPILE}   # shows the compiler's full output")
 
 
 def check_gpu_processes(driver: DriverProbe) -> Finding:
@@ -153,42 +154,43 @@ def check_gpu_processes(driver: DriverProbe) -> Finding:
     if not driver.gpus:
         return Finding(name, "skip", "no NVIDIA GPU")
     if not driver.processes:
-        return Finding(name, "pass", "nobody else holds GPU memory")
-    lines = []
+        return Finding(name, "pass", "no other process holds GPU memory")
+    holders = []
     for process in driver.processes:
         held = gib(process.held) if process.held is not None else "memory"
-        whose = "left behind" if process.mine and process.orphan else "yours" if process.mine else "somebody else's"
-        lines.append(
-            f"GPU {process.gpu}: {process.pid} ({process.command[:60] or 'not visible'}, {whose}) holds {held}"
+        owner = "orphaned" if process.mine and process.orphan else "yours" if process.mine else "another user's"
+        holders.append(
+            f"GPU {process.gpu}: {process.pid} ({process.command[:60] or 'not visible'}, {owner}) holds {held}"
         )
-    remedy = "python workflow_scripts/doctor.py --end-orphan   # ends those left behind; wait for the others"
-    return Finding(name, "warn", "; ".join(lines), remedy)
+    remedy = "python workflow_scripts/doctor.py --end-stray   # ends orphaned ones; wait for the others"
+    return Finding(name, "warn", "; ".join(holders), remedy)
 
 
 def _major(version: str) -> int:
     return int(version.split(".")[0])
 
 
-def _last_words(printed: str) -> str:
+def _last_lines(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     return " / ".join(lines[-2:])
 
 
-# The variables that a shell needs before `snakemake`, where the machine's own do not fit.
+# Environment variables that a shell needs before `snakemake` if this machine's own do not fit.
 
 PATH = Path("results/doctor/environment.sh")
 
 
 def variables(cuda: CudaProbe, torch_cuda: str | None) -> dict[str, str]:
-    """
+    """Return the environment variables that make DeepSpeed compile for this torch.
+
     Args:
-        torch_cuda: the version that torch was built with; None: a CPU build.
+        torch_cuda: the CUDA version that torch was built with; None for a CPU build.
     """
     toolkit = matching_toolkit(cuda, torch_cuda) if torch_cuda else None
-    # CUDA promises compatibility within one major version, but DeepSpeed knows only pairs of versions older than itself
+    # CUDA is compatible within a major version, but DeepSpeed knows only the pairs of versions older than itself
     compatible = toolkit is not None and toolkit.version != torch_cuda
     return ({"CUDA_HOME": toolkit.home} if toolkit else {}) | {
-        "DS_BUILD_OPS": "0",  # compile what is used, when it is used
+        "DS_BUILD_OPS": "0",  # compile each extension at its first use
         "DS_SKIP_CUDA_CHECK": str(int(compatible)),
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
@@ -199,7 +201,7 @@ def write_environment(values: dict[str, str], path: Path = PATH) -> None:
     write_text(path, f"# source {path}   # before `snakemake`; written by doctor.py --fix\n{''.join(lines)}")
 
 
-# Processes that were left behind on a GPU: the user's own, whose parent has ended.
+# Orphaned processes on a GPU: the user's own, with a parent that has ended.
 
 GRACE_S = 10
 
@@ -209,7 +211,7 @@ def orphans(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
 
 
 def end_orphans(processes: tuple[GpuProcess, ...]) -> list[int]:
-    """Ask each to end, and make those end that have not after GRACE_S seconds; return their process ids."""
+    """Terminate each orphan, kill it after GRACE_S seconds, and return the process ids."""
     ended = []
     for pid in {orphan.pid for orphan in orphans(processes)}:
         try:

@@ -1,4 +1,4 @@
-"""Whether the training stages fit this machine, by the memory plan, before anything is made or loaded."""
+"""Checks by the memory plan whether the training stages fit this machine, before anything is made or loaded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +17,13 @@ from dj2mgm.training.memory_plan import build_workload_at, choose_plan, plan_fro
 from dj2mgm.training.settings import TrainingSettings, training_settings
 
 FOLDER = Path("results/doctor")
-REMEDY = "snakemake plan names what fits; auto in deepspeed, micro_batch_size and activation_checkpointing takes it"
+REMEDY = (
+    "`snakemake plan` lists what fits; `auto` in deepspeed, micro_batch_size and activation_checkpointing selects it"
+)
 
 
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
-    """One finding for each training stage of the reference, at the longest conversations that it lets through."""
+    """Yield a finding for each training stage of the reference, at the longest conversations that it accepts."""
     run = runs.first(REFERENCE)
     for stage in run.trains:
         yield check_plan(run, stage, machine)
@@ -34,7 +36,7 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
     except PlanningError as error:
         return Finding(name, "skip", str(error))
     except InputError as error:
-        return Finding(name, "fail", str(error), "correct what it names")
+        return Finding(name, "fail", str(error), "correct that setting")
     try:
         settings = choose_plan(settings, workload, machine)
         prediction = predict(workload, plan_from_settings(settings, workload), machine)
@@ -50,8 +52,10 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
 
 
 def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) -> Iterator[str]:
-    """For each training stage of the reference, the fastest DeepSpeed configuration that fits, at its global batch;
-    sentences that say what was written, or why nothing was."""
+    """Write the fastest DeepSpeed configuration that fits for each training stage of the reference.
+
+    The global batch size stays. Yield a sentence about each file written, or the reason why none was.
+    """
     run = runs.first(REFERENCE)
     for stage in run.trains:
         settings = training_settings(run.settings[stage])
@@ -67,7 +71,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
         found = list_candidates(workload, machine, configs, settings.global_batch_size)
         best = find_fastest(found)
         if best is None:
-            yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` says what would help"
+            yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` shows what would help"
             continue
         plan, interval = best.plan, best.plan.checkpointing_interval
         sizes = {
@@ -85,10 +89,10 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
 
 
 def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Workload:
-    """What the stage trains, on the longest conversations that its settings let through.
+    """Return the stage's workload on the longest conversations that its settings accept.
 
     Raises:
-        InputError: nothing says yet what the model looks like.
+        PlanningError: the model's architecture is not known yet, or `max_length` leaves no room for text.
     """
     architecture = find_architecture(run.config["model"]["name"])
     tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
@@ -96,7 +100,7 @@ def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Worklo
     answers = length - architecture.image_tokens
     if answers <= 0:
         raise PlanningError(
-            f"{stage}.max_length {length} leaves no room beside the {architecture.image_tokens} tokens of an image of "
-            f"{DEFAULT_IMAGE_SIZE[0]}×{DEFAULT_IMAGE_SIZE[1]} pixels; raise it, unless all images are smaller"
+            f"{stage}.max_length {length} leaves no room for text after the {architecture.image_tokens} tokens of an "
+            f"image of {DEFAULT_IMAGE_SIZE[0]}×{DEFAULT_IMAGE_SIZE[1]} pixels; raise it, unless all images are smaller"
         )
     return build_workload_at(tuning, settings, architecture, length, answers, projector="pretrain" in run.trains)

@@ -1,4 +1,4 @@
-"""What this machine has: memory, disk, limits, CUDA toolkits, the NVIDIA driver and its GPUs."""
+"""Probes of this machine: memory, disk, limits, CUDA toolkits, the NVIDIA driver and its GPUs."""
 
 import json
 import os
@@ -21,21 +21,25 @@ from dj2mgm.memory.cgroups import CgroupLimits, read_limits
 
 @dataclass(frozen=True)
 class Finding:
+    """Result of one check."""
+
     name: str
-    status: Literal["pass", "warn", "fail", "skip"]  # skip: does not apply here
+    status: Literal["pass", "warn", "fail", "skip"]  # skip: the check does not apply
     reason: str
-    remedy: str = ""  # the command that fixes it, or what to do
+    remedy: str = ""  # the command that fixes the problem, or an instruction
 
 
-# Probes that may crash, hang or spoil a process's CUDA state run in a process of their own.
+# A probe that may crash, hang or spoil the CUDA state of its process runs in a process of its own.
 
 SCRIPTS = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    values: dict | None  # what the probe found; None: it failed
-    printed: str  # everything else that it printed
+    """Result of a probe that ran in its own process."""
+
+    values: dict | None  # None: the probe failed
+    printed: str  # its remaining output
 
 
 def run_probe(module: str, limit_s: float) -> Outcome:
@@ -58,22 +62,22 @@ def _text(output: bytes | None) -> str:
     return (output or b"").decode("utf-8", errors="replace")
 
 
-# Memory, disk and limits of this machine and of this process in it.
+# Memory, disk and limits of this machine and of this process.
 
 SHARED = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
 class HostProbe:
-    """Sizes in bytes; a limit that is None does not exist."""
+    """Memory, disk and limits, in bytes; a limit of None does not exist."""
 
     memory: int
     available: int
     swap: int
-    cores: int  # that this process may run on
+    cores: int  # available to this process
     cgroup: CgroupLimits
-    shared: int | None  # free in /dev/shm; None: there is none
-    disk: int  # free where results are written
+    shared: int | None  # free in /dev/shm; None: it does not exist
+    disk: int  # free in the folder of results
     open_files: int | None
     processes: int | None
     address_space: int | None
@@ -101,7 +105,7 @@ def _soft_limit(kind: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-# CUDA toolkits on this machine: the one that torch and DeepSpeed compile with, and what else there is.
+# CUDA toolkits on this machine: the one that torch and DeepSpeed compile with, and others.
 
 PLACES = ("/usr/local", "/opt")
 SYSTEM = "/usr/local/cuda"
@@ -109,14 +113,18 @@ SYSTEM = "/usr/local/cuda"
 
 @dataclass(frozen=True)
 class Toolkit:
+    """CUDA toolkit in a folder."""
+
     home: str
     version: str  # of nvcc, as "12.4"
 
 
 @dataclass(frozen=True)
 class CudaProbe:
-    variable: str | None  # CUDA_HOME, or CUDA_PATH, as it is set
-    used: Toolkit | None  # None: nvcc is not where torch looks for it
+    """CUDA toolkits that were found."""
+
+    variable: str | None  # value of CUDA_HOME or CUDA_PATH
+    used: Toolkit | None  # None: torch would find no nvcc
     others: tuple[Toolkit, ...]
 
 
@@ -124,7 +132,7 @@ def probe_cuda() -> CudaProbe:
     variable = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = shutil.which("nvcc")
     on_path = str(Path(nvcc).parents[1]) if nvcc else SYSTEM
-    used = find_toolkit(variable or on_path)  # torch.utils.cpp_extension looks in this order
+    used = find_toolkit(variable or on_path)  # the search order of torch.utils.cpp_extension
     homes = {on_path, SYSTEM, sys.prefix, os.environ.get("CONDA_PREFIX", sys.prefix)}
     homes |= {str(path) for place in PLACES for path in Path(place).glob("cuda*")}
     others = {toolkit.version: toolkit for home in sorted(homes) if (toolkit := find_toolkit(home)) and toolkit != used}
@@ -132,7 +140,7 @@ def probe_cuda() -> CudaProbe:
 
 
 def find_toolkit(home: str) -> Toolkit | None:
-    """None where there is no nvcc that runs."""
+    """Return the toolkit in `home`; None without an nvcc that runs."""
     try:
         command = [Path(home) / "bin" / "nvcc", "--version"]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -142,7 +150,7 @@ def find_toolkit(home: str) -> Toolkit | None:
     return Toolkit(home, release[1]) if release else None
 
 
-# The NVIDIA driver, its GPUs and who uses them, from the driver's own library (NVML).
+# The NVIDIA driver, its GPUs and their processes, read through the driver's library (NVML).
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
@@ -150,6 +158,8 @@ DISPLAY_CLASSES = ("0x0300", "0x0302")
 
 @dataclass(frozen=True)
 class Gpu:
+    """GPU and its memory."""
+
     index: int
     name: str
     total: int  # bytes
@@ -158,22 +168,24 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """`command` and `mine` are empty and False where the process cannot be seen from here, as from in a container."""
+    """Process on a GPU; `command` is empty and `mine` False if it is not visible, as from inside a container."""
 
     gpu: int
     pid: int
-    held: int | None  # bytes of GPU memory; None: the driver does not say
+    held: int | None  # bytes of GPU memory; None: the driver does not report it
     command: str
     mine: bool
-    orphan: bool  # whoever started it has ended
+    orphan: bool  # its parent has ended
 
 
 @dataclass(frozen=True)
 class DriverProbe:
-    cards: int  # NVIDIA cards in this machine, with or without a driver
+    """NVIDIA driver, its GPUs and their processes."""
+
+    cards: int  # number of NVIDIA cards, with or without a driver
     error: str | None = None  # why the driver did not answer
     version: str = ""
-    cuda: str = ""  # the newest CUDA that it can run, as "12.4"
+    cuda: str = ""  # newest CUDA version that the driver supports, as "12.4"
     gpus: tuple[Gpu, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
 

@@ -1,4 +1,4 @@
-"""The user's part: configuration, data and models, before any stage runs."""
+"""Checks of the user's configuration, data and models, before any stage runs."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -12,7 +12,7 @@ from dj2mgm.doctor.probes import Finding
 from dj2mgm.errors import InputError
 
 MODEL_PARTS = ("language_model", "vision_tower", "vision_tower_aux", "assembled", "transformers", "clip_score")
-NAMED = 3  # bad paths that are named; the rest is counted
+NAMED = 3  # bad paths named in a message; the others are only counted
 READERS = {
     "pretrain": lambda file: (row["images"][0] for row in read_pairs(file)),
     "finetune": lambda file: chain.from_iterable(map(images_of, read_llava(file, number_ids=True))),
@@ -21,14 +21,14 @@ READERS = {
 
 
 def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
-    """The configuration, if it is valid, and whether it is."""
+    """Return the configuration (None if it is invalid) and a finding about it."""
     name = "configuration"
     try:
         runs = Runs(command_line)
     except InputError as error:
         return None, Finding(name, "fail", str(error), "correct that file or key")
     if runs.refused:
-        return runs, Finding(name, "warn", "; ".join(map(str, runs.refused.values())), "fix what these say")
+        return runs, Finding(name, "warn", "; ".join(map(str, runs.refused.values())), "correct these files")
     return runs, Finding(name, "pass", f"{len(runs.names)} experiments: {', '.join(runs.names)}")
 
 
@@ -38,29 +38,30 @@ def stages_in_fp8(runs: Runs | None) -> set[str]:
 
 
 def loader_workers(runs: Runs | None) -> int:
-    """The most data loader processes of any stage."""
+    """Return the largest number of data loader processes of any stage."""
     if runs is None:
         return 0
     return max(run.settings[stage]["loader_workers"] for run in runs for stage in run.trains)
 
 
 def check_data(runs: Runs) -> Iterator[Finding]:
-    """One finding for each dataset: every row read, every image there."""
+    """Yield a finding for each dataset, after reading every row and locating every image."""
     datasets = {run.dataset["name"]: run.dataset["settings"] for run in runs}
     for dataset, settings in datasets.items():
         name = f"dataset {dataset}"
         if settings.get("generator"):
-            yield Finding(name, "skip", "the workflow draws it")
+            yield Finding(name, "skip", "the workflow generates it")
         elif sources := settings.get("sources"):
-            yield Finding(name, "pass", f"{len(sources)} sources, which make_dataset reads and checks")
+            yield Finding(name, "pass", f"{len(sources)} sources; make_dataset reads and checks them")
         else:
             yield check_dataset(name, {split: settings[split] for split in READERS if split in settings})
 
 
 def check_dataset(name: str, splits: dict[str, dict]) -> Finding:
-    """
+    """Read every row of a dataset and locate every image.
+
     Args:
-        splits: {file, images} of `pretrain`, and perhaps of `finetune` and `evaluation`.
+        splits: `{file, images}` of `pretrain` and, if present, of `finetune` and `evaluation`.
     """
     counts, bad = [], {}
     for split, files in splits.items():
@@ -77,29 +78,27 @@ def check_dataset(name: str, splits: dict[str, dict]) -> Finding:
         if len(every) > len(bad["pretrain"]):
             return Finding(name, "fail", reason, "correct the paths, or delete the rows")
         return Finding(name, "warn", reason, "correct the paths; the filter stage drops such rows and counts them")
-    return Finding(name, "pass", f"{', '.join(counts)}, all there")
+    return Finding(name, "pass", f"{', '.join(counts)}; all exist")
 
 
 def check_models(runs: Runs) -> Iterator[Finding]:
-    """One finding for each model: its parts are folders, or will be fetched or trained."""
+    """Yield a finding for each model: its folders exist, or the workflow fetches or trains them."""
     for model in {run.config["model"]["name"]: run.config["model"] for run in runs}.values():
         name = f"model {model['name']}"
         if "foundation" in model:
-            yield Finding(name, "skip", "the workflow makes it")
+            yield Finding(name, "skip", "the workflow trains it")
             continue
         parts = {model[part] for part in MODEL_PARTS if part in model}
-        whole = {model.get("assembled"), model.get("transformers")}  # which the workflow does not fetch
+        whole = {model.get("assembled"), model.get("transformers")}  # never fetched by the workflow
         missing = sorted(part for part in parts if (names_folder(part) or part in whole) and not Path(part).is_dir())
         if missing:
-            reason = f"there is no folder {', '.join(missing)}"
+            reason = f"missing folders: {', '.join(missing)}"
             yield Finding(
-                name, "fail", reason, f"docs/models.md, or other folders in config/models/{model['name']}.yaml"
+                name, "fail", reason, f"see docs/models.md, or change the folders in config/models/{model['name']}.yaml"
             )
         else:
             fetched = sorted(part for part in parts if not Path(part).is_dir())
-            yield Finding(
-                name, "pass", f"to be fetched: {', '.join(fetched)}" if fetched else "all its folders are there"
-            )
+            yield Finding(name, "pass", f"to be fetched: {', '.join(fetched)}" if fetched else "all its folders exist")
 
 
 def _bad_image(root: str, image: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""Asks torch what it was built with and has it multiply and communicate once. `python -m dj2mgm.doctor.torch_probe`."""
+"""Report how torch was built, multiply matrices and communicate once; print the result as JSON.
+
+python -m dj2mgm.doctor.torch_probe
+"""
 
 import importlib
 import json
@@ -10,11 +13,11 @@ from dj2mgm.config.training import FP8_CAPABILITY
 
 @dataclass(frozen=True)
 class TorchProbe:
-    """Where an error is None, what it speaks of worked; on a machine without a GPU nothing was tried."""
+    """State of torch on this machine; an error is None if its test passed or, without a GPU, did not run."""
 
     version: str
-    cuda: str | None  # that torch was built with, as "12.4"; None: a CPU build
-    gpus: int  # that torch can use
+    cuda: str | None  # version that torch was built with, as "12.4"; None: a CPU build
+    gpus: int  # number of GPUs that torch can use
     bf16: bool
     fp8: bool
     matmul_error: str | None
@@ -25,12 +28,12 @@ class TorchProbe:
 
 
 def probe_torch() -> TorchProbe:
-    import torch  # here, so that whoever wants the class alone does not load it
+    import torch  # imported here, so that TorchProbe can be used without loading torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     flash_attention, flash_attention_error = None, None
     try:
-        flash_attention = importlib.import_module("flash_attn").__version__  # optional, so in no environment's list
+        flash_attention = importlib.import_module("flash_attn").__version__  # optional, so not in any environment file
     except ImportError as error:
         flash_attention_error = str(error)
     return TorchProbe(
@@ -48,7 +51,7 @@ def probe_torch() -> TorchProbe:
 
 
 def _multiply() -> None:
-    """A product on every GPU, in float32 and bfloat16, compared with the CPU's."""
+    """Multiply matrices on every GPU in float32 and bfloat16, and compare with the CPU's result."""
     import torch
 
     left, right = torch.randn(512, 512), torch.randn(512, 512)
@@ -58,7 +61,7 @@ def _multiply() -> None:
             product = (left.to(f"cuda:{index}", dtype) @ right.to(f"cuda:{index}", dtype)).float().cpu()
             error = ((product - expected).norm() / expected.norm()).item()
             if not error < 0.02:  # bfloat16 has 8 bits; NaN fails too
-                raise RuntimeError(f"GPU {index}: a product in {dtype} is off by {error:.0%}")
+                raise RuntimeError(f"GPU {index}: a matrix product in {dtype} differs from the CPU's by {error:.0%}")
 
 
 def _communicate() -> None:
@@ -77,7 +80,7 @@ def _communicate() -> None:
 def _error(attempt: Callable[[], None]) -> str | None:
     try:
         attempt()
-    except Exception as error:  # whatever it is, it is what the user must see
+    except Exception as error:  # any error is a finding
         return f"{type(error).__name__}: {error}"
     return None
 
