@@ -1,11 +1,9 @@
-"""Says why a stage failed, from its log: cause, evidence, remedy.
+"""Explain from a stage's log why it failed: cause, evidence, remedy.
 
     python workflow_scripts/diagnose.py results/baseline/finetune/finetune.log
 
-Of a stage that finished successfully it says so.
-
-Rules call it with the exit status of a command that failed: the diagnosis is then added to the log too, and the status
-is passed on.
+A stage that finished successfully is reported as healthy. Rules pass the exit status of a failed command: the diagnosis
+is then appended to the log too, and the script exits with that status.
 """
 
 import argparse
@@ -13,7 +11,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from dj2mgm.diagnosis.diagnosis import find_cause, healthy, mistake_with_cause, no_failure, stated_mistake, unknown
+from dj2mgm.diagnosis.diagnosis import (
+    explain_input_error,
+    find_cause,
+    find_input_error,
+    report_no_failure,
+    report_success,
+    report_unknown,
+)
 from dj2mgm.diagnosis.signature import read_log
 
 
@@ -23,16 +28,22 @@ def main() -> None:
     parser.add_argument("--exit-status", type=int, help="of the command that wrote the log")
     args = parser.parse_args()
     if args.exit_status is None and not args.log.is_file():
-        parser.error(f"{args.log} does not exist; a stage's log lies beside its results")
+        parser.error(f"{args.log} does not exist; a stage's log is in the folder of its results")
     log = read_log(args.log, args.exit_status)
     if args.exit_status is None:
-        said = healthy(log) or mistake_with_cause(log) or find_cause(log) or no_failure(log) or unknown(log)
-        print(said, end="")
+        report = (
+            report_success(log)
+            or explain_input_error(log)
+            or find_cause(log)
+            or report_no_failure(log)
+            or report_unknown(log)
+        )
+        print(report, end="")
         return
-    if not stated_mistake(log):
-        diagnosis = f"\n{find_cause(log) or unknown(log)}"
+    if not find_input_error(log):
+        diagnosis = f"\n{find_cause(log) or report_unknown(log)}"
         print(diagnosis, end="", flush=True)
-        with suppress(OSError), open(args.log, "a", encoding="utf-8") as file:  # the disk may be what is at fault
+        with suppress(OSError), open(args.log, "a", encoding="utf-8") as file:  # the disk may be the fault
             file.write(diagnosis)
     sys.exit(args.exit_status)
 

@@ -1,5 +1,7 @@
-"""Failures found in logs. The logs in tests/fixtures/logs look as they do on real machines; a near miss is a log that
-shares words with a failure and is another one, or none."""
+"""Diagnoses of the logs in tests/fixtures/logs, which look as on real machines.
+
+A near miss is a log that shares words with a failure and is a different failure, or none.
+"""
 
 import os
 import re
@@ -37,7 +39,7 @@ def logged(name: str) -> str:
 
 
 @every_signature
-def test_a_failure_is_found_in_a_log_of_it(signature):
+def test_failure_is_found_in_its_log(signature):
     diagnosis = find_cause(read_log(LOGS / f"{anchor(signature.title)}.log"))
     assert diagnosis.signature.title == signature.title
     lines = [line.split(":")[0].strip() for line in str(diagnosis).splitlines() if re.match(r"  \w", line)]
@@ -47,26 +49,26 @@ def test_a_failure_is_found_in_a_log_of_it(signature):
 
 
 @every_signature
-def test_a_near_miss_is_not_taken_for_the_failure(signature):
+def test_near_miss_is_not_taken_for_the_failure(signature):
     diagnosis = find_cause(read_log(LOGS / f"{anchor(signature.title)}.near-miss.log"))
     assert diagnosis is None or diagnosis.signature.title != signature.title
 
 
 @every_signature
-def test_a_failure_has_a_section_in_the_guide(signature):
+def test_failure_has_a_section_in_the_guide(signature):
     guide = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     assert f"\n## {signature.title}\n" in guide
 
 
-def test_titles_and_logs_belong_together_one_to_one():
+def test_each_title_has_one_pair_of_logs():
     names = {anchor(signature.title) for signature in SIGNATURES}
     assert len(names) == len(SIGNATURES)
     expected = {f"{name}{kind}.log" for name in names for kind in ("", ".near-miss")}
     assert {path.name for path in LOGS.glob("*.log")} == expected
 
 
-def test_no_other_failure_is_seen_in_a_near_miss_but_where_it_is_one():
-    """An out-of-memory error that is not due to fragments, and a worker that ended without filling shared memory."""
+def test_near_misses_are_diagnosed_as_other_failures_or_none():
+    """The two exceptions are out of memory without fragments, and a worker that ended with room in shared memory."""
     seen = {path.name: find_cause(read_log(path)) for path in LOGS.glob("*.near-miss.log")}
     known = {name: diagnosis.signature.title for name, diagnosis in seen.items() if diagnosis}
     assert known == {
@@ -86,51 +88,50 @@ def test_no_other_failure_is_seen_in_a_near_miss_but_where_it_is_one():
         ("waiting-on-a-stale-build-lock", "stopped-from-outside"),
     ],
 )
-def test_the_first_cause_is_named_and_not_what_it_drags_behind_it(tmp_path, first, then):
+def test_first_failure_in_a_log_is_the_cause(tmp_path, first, then):
     [expected] = [signature.title for signature in SIGNATURES if anchor(signature.title) == first]
     assert title(logged(first) + logged(then), tmp_path) == expected
 
 
 @pytest.mark.parametrize("symptom", ["killed-with-signal-9", "nccl-time-out", "the-loss-is-not-a-number"])
-def test_a_symptom_that_comes_first_still_gives_way_to_a_cause(tmp_path, symptom):
+def test_cause_precedes_earlier_symptom(tmp_path, symptom):
     assert title(logged(symptom) + logged("the-disk-is-full"), tmp_path) == "The disk is full"
 
 
-def test_the_clean_up_of_an_optimizer_that_did_not_load_gives_way_even_when_it_is_printed_first(tmp_path):
+def test_cause_precedes_earlier_clean_up_of_optimizer(tmp_path):
     text = logged("deepspeedcpuadam-has-no-attribute-ds_opt_adam") + logged("cuda-toolkit-and-torch-do-not-match")
     assert title(text, tmp_path) == "CUDA toolkit and torch do not match"
 
 
-def test_a_build_that_failed_is_explained_by_the_compilers_first_error():
+def test_failed_build_is_explained_by_first_compiler_error():
     explanation = find_cause(read_log(LOGS / "cpu_adam-could-not-be-built.log")).explanation
     assert "/usr/bin/ld: cannot find -lcurand" in explanation.cause
     assert "CUDA toolkit" in explanation.remedy
 
 
-def test_the_evidence_is_the_line_itself_with_its_number():
+def test_evidence_is_the_line_with_its_number():
     diagnosis = str(find_cause(read_log(LOGS / "killed-with-signal-9.log")))
     assert "  evidence: line 7: [2026-03-02 10:16:27,885] [ERROR]" in diagnosis
 
 
-def test_colours_and_overwritten_progress_bars_hide_nothing(tmp_path):
+def test_colors_and_progress_bars_hide_nothing(tmp_path):
     text = "\r 3%|▎ | 1/40\r 5%|▌ | 2/40\x1b[31mOSError: [Errno 28] No space left on device: 'a.pt'\x1b[0m\n"
     assert title(text, tmp_path) == "The disk is full"
 
 
-# what is computed from the numbers in a log
+# numbers in a log
 
 
-def test_500_mib_is_named_as_gemmas_logits_for_1024_tokens():
+def test_500_mib_are_logits_of_gemma_for_1024_tokens():
     assert 1024 * 256000 * 2 == 500 * MIB
     explanation = find_cause(read_log(LOGS / "cuda-out-of-memory.log")).explanation
     assert (
-        "500.00 MiB is the size of the logits of 1024 tokens: 1024 × 256000 words (Gemma's vocabulary)"
-        in explanation.cause
+        "500.00 MiB is the size of the logits of 1024 tokens: 1024 × 256000 (Gemma's vocabulary)" in explanation.cause
     )
     assert "0.3 GiB of 23.7 GiB were free" in explanation.cause
 
 
-def test_logits_are_named_from_the_model_and_the_settings_of_the_stage(tmp_path, monkeypatch):
+def test_logits_are_recognized_by_model_and_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stage, model = tmp_path / "results/baseline/finetune", tmp_path / "results/models/mgm-2b/mgm"
     stage.mkdir(parents=True)
@@ -142,7 +143,7 @@ def test_logits_are_named_from_the_model_and_the_settings_of_the_stage(tmp_path,
     )  # 3 × 341 × 151936 × 2, in blocks of 2 MiB
     (stage / "finetune.log").write_text(text)
     explanation = find_cause(read_log(stage / "finetune.log")).explanation
-    assert "1023 × 151936 words (this model's vocabulary) × 2 bytes (bf16)" in explanation.cause
+    assert "1023 × 151936 (this model's vocabulary) × 2 bytes (bf16)" in explanation.cause
     assert "Now finetune.micro_batch_size is 3, max_length 341" in explanation.remedy
 
 
@@ -154,11 +155,11 @@ def test_logits_are_named_from_the_model_and_the_settings_of_the_stage(tmp_path,
         (500 * MIB, TrainingStage("finetune", vocabulary=50272)),  # another model
     ],
 )
-def test_a_tensor_whose_size_says_nothing_is_not_named(wanted, stage):
+def test_tensor_of_ambiguous_size_is_not_named(wanted, stage):
     assert name_tensor(wanted, stage) is None
 
 
-def test_others_on_the_same_gpu_are_named(tmp_path):
+def test_other_processes_on_the_gpu_are_reported(tmp_path):
     text = logged("cuda-out-of-memory").replace(
         "Including non-PyTorch memory, this",
         "Process 608946 has 14.91 GiB memory in use. Including non-PyTorch memory, this",
@@ -181,14 +182,14 @@ file-rss:0kB, shmem-rss:0kB, UID:0
 """
 
 
-def test_the_kernels_records_say_who_was_killed_when_and_with_how_much_memory():
+def test_kernel_records_give_process_time_and_memory():
     full, limited = parse_kernel_log(KERNEL_LOG, booted=1000.0)
     assert (full.pid, full.name, full.held, full.by_limit) == (13266, "python", 61 * GIB, False)
     assert full.time == pytest.approx(1062.0001)
     assert (limited.pid, limited.held, limited.by_limit) == (77, 8 * GIB, True)
 
 
-def test_a_kill_is_explained_by_need_against_what_there_was():
+def test_kill_is_explained_with_held_and_total_memory():
     full, limited = parse_kernel_log(KERNEL_LOG, booted=0)
     no_limit = CgroupLimits(None, None, None)
     cause = describe_kill([full], no_limit, 64 * GIB).cause
@@ -197,10 +198,10 @@ def test_a_kill_is_explained_by_need_against_what_there_was():
     cause = describe_kill([limited], CgroupLimits(8 * GIB, None, 1), 64 * GIB).cause
     assert "job's memory limit was reached" in cause and "may use 8.0 GiB" in cause
     cause = describe_kill(None, CgroupLimits(8 * GIB, None, 2), 64 * GIB).cause
-    assert "memory limit of 8.0 GiB was reached: it has ended 2 process(es)" in cause
+    assert "memory limit of 8.0 GiB was reached; it has ended 2 process(es)" in cause
 
 
-def test_a_kill_is_shown_beside_the_last_memory_that_the_stage_recorded(tmp_path):
+def test_kill_is_shown_with_last_memory_reading(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     rows = "attempt,time,seconds,phase,job_gib,host_gib\n1,2026-03-02T10:16:20,38.0,loading,61.2,63.1\n1,2026-03"
     (tmp_path / "checkpoints/memory.csv").write_text(rows)
@@ -209,14 +210,14 @@ def test_a_kill_is_shown_beside_the_last_memory_that_the_stage_recorded(tmp_path
     assert "(phase loading) the job held 61.2 GiB and the whole machine 63.1 GiB" in cause
 
 
-def test_a_kill_without_records_is_not_blamed_on_memory():
+def test_kill_without_records_is_not_blamed_on_memory():
     for kills, reason in ((None, "may not be read"), ([], "holds no record")):
         explanation = describe_kill(kills, CgroupLimits(None, None, None), 64 * GIB)
         assert reason in explanation.cause and "was full" not in explanation.cause
         assert "dmesg" in explanation.remedy
 
 
-def test_reading_this_machines_kernel_log_gives_kills_or_says_that_it_may_not():
+def test_kernel_log_of_this_machine():
     kills = read_kernel_kills()
     assert kills is None or all(kill.pid > 0 for kill in kills)
     assert read_kernel_kills(Path("/nowhere")) is None
@@ -227,7 +228,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_limits_of_version_2_are_the_narrowest_on_the_way_up(tmp_path):
+def test_limits_of_cgroups_v2_are_the_narrowest_of_all_parents(tmp_path):
     write(tmp_path / "proc", "0::/jobs/one\n")
     write(tmp_path / "jobs/memory.max", f"{8 * GIB}\n")
     write(tmp_path / "jobs/one/memory.max", "max\n")
@@ -236,7 +237,7 @@ def test_limits_of_version_2_are_the_narrowest_on_the_way_up(tmp_path):
     assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(8 * GIB, 1.5, 1)
 
 
-def test_limits_of_version_1_are_read_in_a_container_that_shows_the_hosts_path(tmp_path):
+def test_limits_of_cgroups_v1_in_a_container(tmp_path):
     write(tmp_path / "proc", "4:memory:/docker/0123\n1:cpu:/docker/0123\n0::/\n")
     write(tmp_path / "memory/memory.limit_in_bytes", f"{4 * GIB}\n")
     write(tmp_path / "memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
@@ -245,7 +246,7 @@ def test_limits_of_version_1_are_read_in_a_container_that_shows_the_hosts_path(t
     assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(4 * GIB, 2.0, 3)
 
 
-def test_no_limit_is_no_limit(tmp_path):
+def test_unlimited_control_groups(tmp_path):
     write(tmp_path / "proc", "4:memory:/\n1:cpu:/\n0::/\n")
     write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")
     write(tmp_path / "cpu/cpu.cfs_quota_us", "-1\n")
@@ -254,7 +255,7 @@ def test_no_limit_is_no_limit(tmp_path):
     assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(None, None, None)
 
 
-# real failures, and the command itself
+# real failures, and the script
 
 FAILURES = {
     "The disk is full": "print('x' * 2**20, file=open('/dev/full', 'w'))",
@@ -273,7 +274,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("expected", FAILURES)
-def test_a_real_failure_is_diagnosed_from_what_python_printed(tmp_path, expected):
+def test_real_failure_is_diagnosed_from_output_of_python(tmp_path, expected):
     script = tmp_path / "stage.py"
     script.write_text(FAILURES[expected])
     command = [sys.executable, str(script), str(SCRIPTS)]
@@ -303,7 +304,7 @@ os.unlink("gone")
 libc.open_by_handle_at(folder, handle, 0)
 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "gone")
 """
-SYSTEM_FAILURES = [  # what limits and faults of the system really print
+SYSTEM_FAILURES = [  # real messages of limits and faults of the system
     (
         "A file is too large",
         LIMIT.format("FSIZE", 1000, 1000) + "file = open('a', 'w')\nfile.write('x' * 5000)\nfile.flush()",
@@ -347,13 +348,13 @@ def run_stage(folder: Path, code: str, *prefix: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize(("expected", "code"), SYSTEM_FAILURES, ids=range(len(SYSTEM_FAILURES)))
-def test_a_limit_or_fault_of_the_system_is_diagnosed_from_its_real_message(tmp_path, expected, code):
+def test_real_message_of_system_failure_is_diagnosed(tmp_path, expected, code):
     done = run_stage(tmp_path, code)
     assert done.returncode and title(done.stderr, tmp_path) == expected, done.stderr[-500:]
 
 
-def test_a_read_only_file_system_is_diagnosed_from_its_real_message(tmp_path):
-    """Mounted in a namespace of its own, which ends with the process."""
+def test_real_message_of_read_only_file_system_is_diagnosed(tmp_path):
+    """The file system is mounted in a namespace that ends with the process."""
     mount = "import os\nos.mkdir('m')\nassert not os.system('mount -t tmpfs -o ro none m')\n"
     done = run_stage(tmp_path, mount + "open('m/metrics.jsonl', 'w')", "unshare", "-Urm")
     if "unshare" in done.stderr or "AssertionError" in done.stderr:
@@ -365,21 +366,21 @@ def test_a_read_only_file_system_is_diagnosed_from_its_real_message(tmp_path):
     assert diagnosis.explanation.cause.startswith("m/metrics.jsonl could not be written")
 
 
-def test_a_stale_file_handle_is_diagnosed_from_its_real_message(tmp_path):
+def test_real_message_of_stale_file_handle_is_diagnosed(tmp_path):
     done = run_stage(tmp_path, STALE)
     if "Operation not permitted" in done.stderr or "not supported" in done.stderr:
         pytest.skip("this user may not open files by their handles")
     assert title(done.stderr, tmp_path) == "Stale file handle", done.stderr[-500:]
 
 
-def test_a_checkpoint_that_torch_could_not_write_is_a_full_disk(tmp_path):
+def test_unwritten_checkpoint_of_torch_is_a_full_disk(tmp_path):
     torch = pytest.importorskip("torch")
     with pytest.raises(RuntimeError) as error:
         torch.save(torch.zeros(2**20), "/dev/full")
     assert title(f"RuntimeError: {error.value}", tmp_path) == "The disk is full"
 
 
-def test_a_tensor_that_torch_has_no_memory_for_is_memory_that_is_used_up(tmp_path):
+def test_tensor_too_large_for_torch_is_used_up_memory(tmp_path):
     torch = pytest.importorskip("torch")
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**50)
@@ -391,7 +392,7 @@ def diagnose(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_by_hand_a_diagnosis_is_printed_and_the_log_stays_as_it_is(tmp_path):
+def test_diagnosis_by_hand_leaves_the_log_unchanged(tmp_path):
     log = tmp_path / "finetune.log"
     log.write_text(logged("cuda-out-of-memory"))
     done = diagnose(log)
@@ -399,24 +400,24 @@ def test_by_hand_a_diagnosis_is_printed_and_the_log_stays_as_it_is(tmp_path):
     assert log.read_text() == logged("cuda-out-of-memory")
 
 
-def test_for_a_rule_the_diagnosis_ends_the_log_once_and_the_exit_status_is_passed_on(tmp_path):
+def test_diagnosis_of_a_rule_is_appended_to_the_log(tmp_path):
     log = tmp_path / "finetune.log"
     log.write_text(logged("cuda-out-of-memory"))
     for _ in range(2):
         done = diagnose(log, "--exit-status", 7)
         assert done.returncode == 7 and "diagnosis: CUDA out of memory" in done.stdout
     assert log.read_text() == logged("cuda-out-of-memory") + done.stdout * 2
-    assert "line 9:" in done.stdout  # of the error, not of the diagnosis before
+    assert "line 9:" in done.stdout  # the error's line, not that of the earlier diagnosis
 
 
-def test_a_process_that_was_killed_before_it_said_anything_is_known_by_its_exit_status(tmp_path):
+def test_silent_kill_is_recognized_by_exit_status(tmp_path):
     log = tmp_path / "filter_data.log"
     log.write_text("")
     done = diagnose(log, "--exit-status", 137)
     assert done.returncode == 137 and "diagnosis: Killed with signal 9" in done.stdout
 
 
-def test_a_mistake_that_a_stage_stated_itself_is_left_as_it_is(tmp_path):
+def test_input_error_is_not_diagnosed_again(tmp_path):
     log = tmp_path / "make_dataset.log"
     log.write_text("error: captions.jsonl, line 5: key 'text' is missing; a row needs id, text and images\n")
     before = log.read_text()
@@ -425,7 +426,7 @@ def test_a_mistake_that_a_stage_stated_itself_is_left_as_it_is(tmp_path):
     assert (done.returncode, done.stdout, log.read_text()) == (2, "", before)
 
 
-def test_a_training_that_diverged_is_explained_beside_its_own_sentence(tmp_path):
+def test_diverged_training_is_explained_after_its_own_sentence(tmp_path):
     sentence = str(diverged("pretrain", 3, "the loss is nan", 1e12))
     log = tmp_path / "pretrain.log"
     log.write_text(f"progress: steps: 2 of 8, loss 6.5\nerror: {sentence}\n")
@@ -437,21 +438,21 @@ def test_a_training_that_diverged_is_explained_beside_its_own_sentence(tmp_path)
 HEALTHY = "progress: steps: 8 of 8, loss 2.1\nnote: 0 rows dropped\n"
 
 
-def test_of_a_stage_that_finished_it_is_said_that_it_is_healthy(tmp_path):
-    """Its benchmark file is newer; whatever else is in the log did no harm."""
+def test_finished_stage_is_healthy(tmp_path):
+    """The benchmark file is newer, so other messages in the log did no harm."""
     log, benchmark = tmp_path / "pretrain.log", tmp_path / "pretrain.benchmark.tsv"
     log.write_text(f"UserWarning: an Error in another library\n{HEALTHY}")
     benchmark.write_text("s\n1.0\n")
     done = diagnose(log)
     assert done.returncode == 0 and done.stdout.startswith("diagnosis: healthy\n")
     assert "the stage finished successfully at " in done.stdout
-    os.utime(benchmark, (0, 0))  # of an earlier run
+    os.utime(benchmark, (0, 0))  # from an earlier run
     assert "diagnosis: not known" in diagnose(log).stdout
     log.write_text(logged("the-disk-is-full"))
     assert "diagnosis: The disk is full" in diagnose(log).stdout
 
 
-def test_a_log_without_a_failure_is_not_taken_for_one(tmp_path):
+def test_log_without_failure(tmp_path):
     log = tmp_path / "pretrain.log"
     for text in (HEALTHY, ""):
         log.write_text(text)
@@ -459,7 +460,7 @@ def test_a_log_without_a_failure_is_not_taken_for_one(tmp_path):
         assert done.stdout.startswith("diagnosis: no failure found\n") and "run the same command again" in done.stdout
 
 
-def test_what_is_not_known_stays_unknown_and_the_last_lines_are_shown(tmp_path):
+def test_unknown_failure_shows_the_last_lines(tmp_path):
     log = tmp_path / "pretrain.log"
     log.write_text("".join(f"line {number}\n" for number in range(50)) + "KeyError: 'lm_head.weight'\n")
     done = diagnose(log)
@@ -469,13 +470,13 @@ def test_what_is_not_known_stays_unknown_and_the_last_lines_are_shown(tmp_path):
     assert "docs/troubleshooting.md" in done.stdout
 
 
-def test_a_log_that_does_not_exist_is_refused_by_hand_in_one_sentence(tmp_path):
+def test_missing_log_is_refused(tmp_path):
     done = diagnose(tmp_path / "nothing.log")
     assert done.returncode == 2 and "nothing.log does not exist" in done.stderr
 
 
-def test_a_diagnosis_needs_only_what_every_environment_has():
-    """It runs in the environment of the rule that failed."""
+def test_diagnosis_needs_only_packages_of_every_environment():
+    """Diagnoses run in the environment of the failed rule."""
     environments = [path.read_text(encoding="utf-8") for path in (PROJECT / "envs").glob("*.yaml")]
     assert environments and all("pyyaml==" in text for text in environments)
     own = {path.stem for path in SCRIPTS.iterdir()}

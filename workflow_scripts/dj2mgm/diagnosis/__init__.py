@@ -1,1 +1,1 @@
-"""Why a stage failed (signatures of failures, found in its log), and whether this machine can run one (checks)."""
+"""Finds the cause of a failed stage in its log, by signatures of known failures."""

@@ -1,4 +1,4 @@
-"""A stage's log as text, and what a known failure looks like in it."""
+"""Log of a stage as plain text, and signatures of known failures."""
 
 import re
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-# A stage's log as text that patterns can be matched against.
+# A stage's log as plain text, for pattern matching.
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 HEADING = "diagnosis: "
@@ -14,11 +14,13 @@ HEADING = "diagnosis: "
 
 @dataclass(frozen=True)
 class StageLog:
+    """Log of a stage without terminal control sequences."""
+
     path: Path
     text: str  # plain lines: no colors, no overwritten progress bars, no earlier diagnosis
 
-    def line_of(self, position: int) -> int:
-        """The number, from 1, of the line that holds this character."""
+    def line_number(self, position: int) -> int:
+        """Return the number of the line that holds this character, counted from 1."""
         return self.text.count("\n", 0, position) + 1
 
     def last_lines(self, count: int) -> list[str]:
@@ -26,10 +28,12 @@ class StageLog:
 
 
 def read_log(path: Path, exit_status: int | None = None) -> StageLog:
-    """
+    """Return a log without colors, progress bars and earlier diagnoses.
+
     Args:
-        exit_status: of the command that wrote the log. It becomes the last line, because the shell's word that a
-            command was killed is in no log.
+        path: the log; it may be missing.
+        exit_status: exit status of the command that wrote the log. It is appended as the last line, because no log
+            contains the shell's message that a command was killed.
     """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     text = ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
@@ -39,24 +43,26 @@ def read_log(path: Path, exit_status: int | None = None) -> StageLog:
     return StageLog(path, text)
 
 
-# What a known failure looks like in a log, and what is to be said about it.
+# Signatures of known failures and their explanations.
 
 
 class Explanation(NamedTuple):
+    """Cause and remedy of a failure."""
+
     cause: str
     remedy: str
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A place in a log where a signature's pattern matched."""
+    """Match of a signature's pattern in a log."""
 
     log: StageLog
     match: re.Match
 
     @property
     def line(self) -> str:
-        """The whole line, or lines, of the match."""
+        """Complete line or lines of the match."""
         text, start = self.log.text, self.log.text.rfind("\n", 0, self.match.start()) + 1
         end = text.find("\n", self.match.end())
         return text[start : end if end >= 0 else None]
@@ -68,16 +74,16 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Signature:
-    """One failure. `title` is also its section in docs/troubleshooting.md."""
+    """Known failure; `title` is also its section in docs/troubleshooting.md."""
 
     title: str
-    pattern: str  # searched in the whole log; ^ and $ are those of a line
-    explain: Callable[[Evidence], Explanation | None]  # None: on a closer look it is something else
-    symptom: bool = False  # a consequence of other failures: it counts only where nothing else is found
+    pattern: str  # searched in the whole log; ^ and $ match at lines
+    explain: Callable[[Evidence], Explanation | None]  # None: the match is not this failure
+    symptom: bool = False  # a consequence of other failures; counts only without another match
 
 
 def fixed_explanation(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
-    """The same words each time; {name} stands for a named group of the pattern."""
+    """Return a function that fills named groups of the pattern into fixed texts."""
 
     def explain(evidence: Evidence) -> Explanation:
         groups = evidence.match.groupdict(default="")

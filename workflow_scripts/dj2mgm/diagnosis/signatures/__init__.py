@@ -1,4 +1,4 @@
-"""Every failure that the workflow knows, by family. docs/troubleshooting.md has a section for each."""
+"""Known failures by family; docs/troubleshooting.md has a section for each."""
 
 from dj2mgm.diagnosis.signatures import cuda, files, gpu_memory, signals, system
 

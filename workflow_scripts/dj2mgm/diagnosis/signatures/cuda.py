@@ -1,5 +1,4 @@
-"""cuBLAS, mismatched CUDA versions, NCCL; DeepSpeed's configuration, and the extensions that it compiles at first
-use."""
+"""Failures of cuBLAS, CUDA versions and NCCL, of DeepSpeed's configuration and of its compiled extensions."""
 
 import re
 
@@ -13,10 +12,10 @@ DOCTOR = "python workflow_scripts/doctor.py"
 def explain_mismatch(evidence: Evidence) -> Explanation:
     toolkit, torch = re.findall(r"\d+\.\d+", evidence.match[0])[:2]
     return Explanation(
-        f"the CUDA toolkit found first (nvcc {toolkit}) is not of the version that torch was built with ({torch}), "
-        "so that DeepSpeed cannot compile for it",
-        "use the pinned environment (`--sdm conda` brings nvcc 12.4 and torch built for it), or install the CUDA "
-        f"{torch} toolkit and let `{DOCTOR} --fix` point CUDA_HOME to it",
+        f"the first CUDA toolkit on the path (nvcc {toolkit}) differs from torch's CUDA version ({torch}), "
+        "so DeepSpeed cannot compile for it",
+        "use the pinned environment (`--sdm conda` provides nvcc 12.4 and a matching torch), or install the CUDA "
+        f"{torch} toolkit and let `{DOCTOR} --fix` set CUDA_HOME",
     )
 
 
@@ -32,13 +31,11 @@ CUDA_SIGNATURES = (
         "CUBLAS_STATUS_EXECUTION_FAILED",
         r"CUBLAS_STATUS_EXECUTION_FAILED(?: when calling `(?P<call>\w+))?",
         fixed_explanation(
-            "the GPU could not run a matrix multiplication ({call}). Either an earlier kernel failed (GPU errors "
-            "are reported late), or the cuBLAS that was loaded is not the one that torch was built with, or the "
-            "GPU itself fails",
-            f"run `{DOCTOR}`, which multiplies two matrices alone. If that fails too: `unset LD_LIBRARY_PATH`, so "
-            "that torch loads its own cuBLAS, and look for Xid errors with `sudo dmesg | grep -i xid`. If it "
-            "passes: run the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the kernel that "
-            "failed",
+            "a matrix multiplication on the GPU failed ({call}). Either an earlier kernel failed (GPU errors are "
+            "reported late), or the loaded cuBLAS is not the one that torch was built with, or the GPU is faulty",
+            f"run `{DOCTOR}`, which only multiplies two matrices. If that fails too, `unset LD_LIBRARY_PATH`, so that "
+            "torch loads its own cuBLAS, and search for Xid errors with `sudo dmesg | grep -i xid`. If it passes, run "
+            "the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the failing kernel",
         ),
     ),
     Signature(
@@ -46,41 +43,40 @@ CUDA_SIGNATURES = (
         r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=(?P<operation>\w+)"
         r".*?Timeout\(ms\)=(?P<limit>\d+)",
         fixed_explanation(
-            "the processes of this job waited {limit} ms for each other in {operation}: one of them had stopped, "
-            "hung or was in another step",
-            "look for an error of another rank above this line: that is the first one. If there is none, run again "
-            "with NCCL_DEBUG=INFO; where the GPUs cannot reach each other directly, NCCL_P2P_DISABLE=1 helps",
+            "the processes of this job waited {limit} ms for each other in {operation}; one of them had stopped, hung "
+            "or was in another step",
+            "look for an error of another rank above this line, which is the first error. If there is none, run again "
+            "with NCCL_DEBUG=INFO. If the GPUs cannot reach each other directly, set NCCL_P2P_DISABLE=1",
         ),
         symptom=True,
     ),
 )
 
 
-# DeepSpeed's configuration, and the extensions that it compiles at first use.
+# DeepSpeed's configuration, and the extensions that it compiles at their first use.
 
-DOCTOR = "python workflow_scripts/doctor.py"
 COMPILER_ERROR = re.compile(r"^.*(?:\berror: |cannot find -l|undefined reference|Killed signal|No space left).*$", re.M)
-REMEDIES = (  # by what the compiler said
+REMEDIES = (  # by the compiler's message
     (r"Python\.h", "install Python's headers (Debian: `apt-get install python3.11-dev`)"),
     (
         r"cannot find -lcu|cuda\w*\.h|curand",
         f"install the CUDA toolkit that torch was built with; `{DOCTOR} --fix` finds it",
     ),
-    (r"unsupported GNU version", "use a host compiler that this nvcc takes (CUDA 12.4: up to GCC 13)"),
-    (r"Killed signal", "compiling in parallel took too much memory: set MAX_JOBS=1"),
+    (r"unsupported GNU version", "use a host compiler that this nvcc supports (CUDA 12.4: up to GCC 13)"),
+    (r"Killed signal", "compiling in parallel took too much memory; set MAX_JOBS=1"),
     (r"No space left", "free space on the disk of ~/.cache/torch_extensions and /tmp"),
 )
 
 
 def explain_build(evidence: Evidence) -> Explanation:
-    """The compiler's first error is the cause; torch's own message only says that there was one."""
+    """Explain a failed build by the compiler's first error, which torch's own message does not repeat."""
     start = max(evidence.before.rfind("Building extension module cpu_adam"), 0)
     error = COMPILER_ERROR.search(evidence.log.text, start)
-    words = f": {error[0].strip()}" if error else ""
-    remedies = [remedy for pattern, remedy in REMEDIES if re.search(pattern, words)]
+    message = f": {error[0].strip()}" if error else ""
+    remedies = [remedy for pattern, remedy in REMEDIES if re.search(pattern, message)]
     return Explanation(
-        f"DeepSpeed's CPU optimizer (cpu_adam), which offloading uses, could not be compiled{words}",
-        f"{(remedies or ['fix what the compiler complains of'])[0]}; then run `{DOCTOR}`, which compiles it alone",
+        f"DeepSpeed's CPU optimizer (cpu_adam), which offloading uses, could not be compiled{message}",
+        f"{(remedies or ['fix the compiler error'])[0]}; then run `{DOCTOR}`, which only compiles this extension",
     )
 
 
@@ -90,10 +86,9 @@ DEEPSPEED_SIGNATURES = (
         r"stage3_prefetch_bucket_size\s*\n.*Input should be a valid integer, got a number with a fractional part"
         r".*input_value=(?P<value>[\d.]+)",
         fixed_explanation(
-            "the DeepSpeed configuration gives stage3_prefetch_bucket_size the fraction {value}: transformers makes "
-            "0.9 · hidden_size² of `auto`, and DeepSpeed takes whole numbers only",
-            "write the number without its fraction into the config/deepspeed file; this workflow's own stages round "
-            "`auto` themselves",
+            "the DeepSpeed configuration sets stage3_prefetch_bucket_size to {value}, which is not an integer: "
+            "transformers replaces `auto` by 0.9 · hidden_size², and DeepSpeed accepts integers only",
+            "write an integer into the config/deepspeed file; this workflow's own stages round the value of `auto`",
         ),
     ),
     Signature(
@@ -106,9 +101,9 @@ DEEPSPEED_SIGNATURES = (
         "DeepSpeedCPUAdam has no attribute ds_opt_adam",
         r"'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",
         fixed_explanation(
-            "DeepSpeed's CPU optimizer could not be loaded; this message is only what its clean-up says "
-            "afterwards, and the log does not hold the reason",
-            f"run `{DOCTOR}`, which loads it alone and shows the compiler's or CUDA's own message",
+            "DeepSpeed's CPU optimizer could not be loaded; this message comes from its clean-up, and the log does not "
+            "contain the reason",
+            f"run `{DOCTOR}`, which only loads this extension and shows the compiler's or CUDA's own message",
         ),
         symptom=True,
     ),
@@ -116,10 +111,10 @@ DEEPSPEED_SIGNATURES = (
         "Waiting on a stale build lock",
         r"file_baton\.py\", line \d+, in wait|Waited on lock file \"(?P<lock>[^\"]+)\"",
         fixed_explanation(
-            "the process was waiting for another one to finish compiling an extension. One that was killed while it "
-            "compiled leaves its lock behind, on which everybody then waits for ever",
+            "the process waited for another one to finish compiling an extension. A process that was killed while "
+            "compiling leaves its lock behind, and all others then wait forever",
             "if nothing is compiling, delete the `lock` files below ~/.cache/torch_extensions (or "
-            f"TORCH_EXTENSIONS_DIR); `{DOCTOR}` lists those that nobody holds",
+            f"TORCH_EXTENSIONS_DIR); `{DOCTOR}` lists the stale ones",
         ),
     ),
 )

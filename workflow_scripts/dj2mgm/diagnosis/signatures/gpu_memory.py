@@ -1,4 +1,4 @@
-"""CUDA out of memory: what was asked for, what was there, who had it, and which tensor it was."""
+"""Failures for lack of GPU memory: the request, the free memory, its other users, and the tensor."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature
 from dj2mgm.memory.memory_csv import gib, parse_size
 
 SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"
-ASKED = rf"CUDA out of memory\. Tried to allocate (?P<wanted>{SIZE})(?P<rest>.*)"
+REQUEST = rf"CUDA out of memory\. Tried to allocate (?P<requested>{SIZE})(?P<rest>.*)"
 NUMBERS = {
     "total": rf"total capac\w+ of ({SIZE})",
     "free": rf"of which ({SIZE}) is free",
@@ -21,22 +21,22 @@ NUMBERS = {
     "unallocated": rf"({SIZE}) is reserved by PyTorch but unallocated",
 }
 OTHERS = rf"Process \d+ has ({SIZE}) memory in use"
-MUCH = 2**30  # bytes that other processes must hold to be worth naming
+MUCH = 2**30  # bytes; other processes that hold less are not mentioned
 
 BLOCK = 2 * 2**20  # PyTorch rounds large requests up to a multiple of this
 VOCABULARIES = {"Gemma's": 256000, "Qwen2.5's": 151936}
-PLAIN_LENGTH = 256  # tokens: a batch's number of tokens is taken for one only if it is a multiple of this
+PLAIN_LENGTH = 256  # tokens; other numbers of tokens than its multiples are taken for chance
 LESS = (
-    "halve micro_batch_size and double gradient_accumulation_steps (the global batch stays), lower max_length, set "
-    "activation_checkpointing: true, or deepspeed: zero3_offload"
+    "halve micro_batch_size and double gradient_accumulation_steps (the global batch size stays), lower max_length, "
+    "set activation_checkpointing: true, or deepspeed: zero3_offload"
 )
 
-FEWER_ANSWERS = "set evaluate.batch_size to a number, such as 16; auto takes up to 256 questions at a time"
+FEWER_ANSWERS = "set evaluate.batch_size to a number, such as 16; auto batches up to 256 questions"
 
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """What the log's stage was training, as far as the files beside the log and the command in it say."""
+    """Settings of the stage that wrote the log, read from the files next to the log and the command in it."""
 
     name: str
     micro_batch_size: int | None = None
@@ -45,27 +45,27 @@ class TrainingStage:
 
 
 def explain_fragments(evidence: Evidence) -> Explanation | None:
-    wanted, numbers = _read(evidence)
-    if numbers.get("unallocated", 0) < wanted:
+    requested, numbers = _parse_request(evidence)
+    if numbers.get("unallocated", 0) < requested:
         return None
     return Explanation(
-        f"the GPU's memory is in pieces: {evidence.match['wanted']} were asked for in one, and PyTorch had "
-        f"{gib(numbers['unallocated'])} reserved but unused in smaller ones",
-        "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (also in what "
-        "`python workflow_scripts/doctor.py --fix` writes), then run the same command again",
+        f"the GPU's memory is fragmented: {evidence.match['requested']} were requested as one block, and PyTorch had "
+        f"{gib(numbers['unallocated'])} reserved but unused in smaller blocks",
+        "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`python workflow_scripts/doctor.py --fix` writes "
+        "it to a file), then run the same command again",
     )
 
 
 def explain_out_of_memory(evidence: Evidence) -> Explanation:
-    wanted, numbers = _read(evidence)
-    cause = f"the GPU was full: {evidence.match['wanted']} were asked for"
+    requested, numbers = _parse_request(evidence)
+    cause = f"the GPU was full: {evidence.match['requested']} were requested"
     if "total" in numbers and "free" in numbers:
         cause += f", {gib(numbers['free'])} of {gib(numbers['total'])} were free"
     if "allocated" in numbers:
         cause += f", and this process's tensors held {gib(numbers['allocated'])}"
     stage = read_stage(evidence)
-    if tensor := name_tensor(wanted, stage):
-        cause += f". {evidence.match['wanted']} is {tensor}"
+    if tensor := name_tensor(requested, stage):
+        cause += f". {evidence.match['requested']} is {tensor}"
     remedy = FEWER_ANSWERS if "greedy_search.py" in evidence.before else LESS
     others = sum(map(parse_size, re.findall(OTHERS, evidence.match["rest"])))
     if "own" in numbers and others > MUCH:
@@ -77,29 +77,28 @@ def explain_out_of_memory(evidence: Evidence) -> Explanation:
 
 
 def explain_no_room_for_cublas(evidence: Evidence) -> Explanation:
-    return Explanation("the GPU was full: cuBLAS asked the driver for memory of its own, and there was none", LESS)
+    return Explanation("the GPU was full when cuBLAS requested memory for itself", LESS)
 
 
-def name_tensor(wanted: int, stage: TrainingStage) -> str | None:
-    """The logits, if `wanted` bytes are tokens × vocabulary × bytes for a number of tokens that batches have.
+def name_tensor(requested: int, stage: TrainingStage) -> str | None:
+    """Return a description of the logits if the request has their size: tokens × vocabulary × bytes per number.
 
-    Requests are rounded up to BLOCK, so that several numbers of tokens fit; only a full batch or a multiple of
-    PLAIN_LENGTH counts as more than chance.
+    Requests are rounded up to BLOCK, so several numbers of tokens fit; only a full batch or a multiple of PLAIN_LENGTH
+    is taken as a match.
     """
     vocabularies = {"this model's": stage.vocabulary} if stage.vocabulary else VOCABULARIES
     full_batch = (stage.micro_batch_size or 0) * (stage.max_length or 0)
     for width, precision in ((2, "bf16"), (4, "fp32")):
-        for model, words in vocabularies.items():
-            fitting = range((wanted - BLOCK) // (words * width) + 1, wanted // (words * width) + 1)
-            for tokens in fitting:
+        for model, size in vocabularies.items():
+            for tokens in range((requested - BLOCK) // (size * width) + 1, requested // (size * width) + 1):
                 if tokens > 0 and (tokens == full_batch or tokens % PLAIN_LENGTH == 0):
-                    factors = f"{tokens} × {words} words ({model} vocabulary) × {width} bytes ({precision})"
+                    factors = f"{tokens} × {size} ({model} vocabulary) × {width} bytes ({precision})"
                     return f"the size of the logits of {tokens} tokens: {factors}"
     return None
 
 
 def read_stage(evidence: Evidence) -> TrainingStage:
-    """From config.yaml beside the log, and from config.json of the model that the command in the log names."""
+    """Read config.yaml next to the log, and config.json of the model named by the command in the log."""
     path, vocabulary = evidence.log.path, None
     if model := re.search(r"--model['\",\s=]+(?P<folder>[^'\",\s]+)", evidence.log.text):
         config = _load(Path(model["folder"]) / "config.json", json.loads)
@@ -113,7 +112,7 @@ def read_stage(evidence: Evidence) -> TrainingStage:
 
 
 def _load(path: Path, parse) -> dict:
-    """What can be read; nothing otherwise, because a diagnosis must not fail itself."""
+    """Return the file's values, or {} if it cannot be read, because a diagnosis must not fail itself."""
     try:
         values = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -121,14 +120,14 @@ def _load(path: Path, parse) -> dict:
     return values if isinstance(values, dict) else {}
 
 
-def _read(evidence: Evidence) -> tuple[int, dict[str, int]]:
-    """Bytes asked for, and the numbers that PyTorch's message gives beside them."""
+def _parse_request(evidence: Evidence) -> tuple[int, dict[str, int]]:
+    """Return the requested bytes and the other numbers of PyTorch's message."""
     matches = {name: re.search(pattern, evidence.match["rest"]) for name, pattern in NUMBERS.items()}
-    return parse_size(evidence.match["wanted"]), {name: parse_size(m[1]) for name, m in matches.items() if m}
+    return parse_size(evidence.match["requested"]), {name: parse_size(m[1]) for name, m in matches.items() if m}
 
 
 SIGNATURES = (
-    Signature("GPU memory is fragmented", ASKED, explain_fragments),
-    Signature("CUDA out of memory", ASKED, explain_out_of_memory),
+    Signature("GPU memory is fragmented", REQUEST, explain_fragments),
+    Signature("CUDA out of memory", REQUEST, explain_out_of_memory),
     Signature("cuBLAS found no GPU memory", r"CUBLAS_STATUS_ALLOC_FAILED", explain_no_room_for_cublas),
 )
