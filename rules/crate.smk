@@ -1,4 +1,4 @@
-# How the figures of a page came about, as an RO-Crate; and the run of a crate, made again.
+# Writes the provenance of a page's figures as an RO-Crate, and reproduces the run of a crate.
 rule write_crate:
     input:
         lambda w: page_files(pages.experiments_on(RUNS, w.page)),
@@ -21,7 +21,7 @@ rule write_crate:
         stage_command("write_crate.py", "--config {input.config:q} --output {output:q}")
 
 
-# Prints, and runs whenever it is asked. Its Snakemake has a folder of its own, and so a lock of its own.
+# Prints, and runs at every request. Its Snakemake works in a folder of its own, and so has a lock of its own.
 rule reproduce:
     log:
         "results/reproduced/reproduce.log",

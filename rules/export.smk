@@ -1,4 +1,4 @@
-# The pairs that an experiment trains on, as a dataset for others: `snakemake export --config format=webdataset`.
+# Exports the pairs that an experiment trains on as a dataset: `snakemake export --config format=webdataset`.
 rule export_data:
     input:
         pairs=pairs,

@@ -1,4 +1,4 @@
-# A model and its pairs for others, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
+# Publishes a model and its pairs, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
 rule publish_model:
     input:
         model_files,
@@ -57,11 +57,11 @@ rule publish_dataset:
         )
 
 
-# where Snakemake runs: nodes of a cluster may reach no hub
+# a local rule, because the nodes of a cluster may not reach the hub
 rule push_model:
     input:
         card="results/published/{run}/model/README.md",
-        other="results/published/{run}/dataset/README.md",  # nothing is pushed before all is there
+        other="results/published/{run}/dataset/README.md",  # nothing is pushed before everything is complete
         config="results/published/{run}/config.yaml",
         code=code("push_to_hub.py"),
     output:

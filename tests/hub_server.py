@@ -1,9 +1,9 @@
-"""As much of the Hugging Face hub as pushing needs, in this process: it remembers commits, and fails if told to.
+"""Server with the parts of the Hugging Face hub that pushing needs; it stores commits, and fails on request.
 
 with HubServer() as hub: ...   # HF_ENDPOINT=hub.url, HF_TOKEN=hub_server.TOKEN, HF_HUB_DISABLE_XET=1
 
-The protocol is that of huggingface_hub 2.4: /api/repos/create, preupload, Git LFS's batch with basic transfers, and a
-commit as one request of ndjson lines.
+It follows the protocol of huggingface_hub 2.4: /api/repos/create, preupload, Git LFS's batch with basic transfers, and
+a commit as one request of ndjson lines.
 """
 
 import base64
@@ -16,21 +16,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 TOKEN = "hf_" + "a1B2c3D4" * 4
-LARGE = (".safetensors", ".parquet")  # files that the hub wants by LFS
+LARGE = (".safetensors", ".parquet")  # files stored by LFS
 
 
 @dataclass
 class Repository:
     private: bool
     files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b""})
-    commits: list[str] = field(default_factory=list)  # their subjects
+    commits: list[str] = field(default_factory=list)  # subjects
 
 
 class HubServer(ThreadingHTTPServer):
-    """
+    """HTTP server on a free port of this machine.
+
     Attributes:
-        repositories: by kind and name, such as `models/me/mine`.
-        fails: path and number of the request → the status to answer with, or None.
+        repositories: repositories by kind and name, such as `models/me/mine`.
+        fails: function of path and number of a request; it returns the status of a failure, or None.
     """
 
     daemon_threads = True
@@ -63,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self._answer()
 
-    do_POST = do_PUT = do_GET
+    do_POST = do_PUT = do_GET  # noqa: N815 (names of BaseHTTPRequestHandler)
 
     def _answer(self):
         path = urlsplit(self.path).path
@@ -134,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, {"transfer": "basic", "objects": objects})
 
     def _commit(self, repository: Repository, name: str, lines: list[dict]):
-        """All of it or, where a large file was not uploaded, nothing."""
+        """Apply a commit, or nothing if a large file was not uploaded."""
         files = dict(repository.files)
         for line in lines:
             value = line["value"]
@@ -154,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @staticmethod
     def _oid(repository: Repository, path: str) -> str | None:
-        """Git's, or of a large file its content's."""
+        """Return Git's object id, or the content's SHA-256 for a large file."""
         content = repository.files.get(path)
         if content is None:
             return None
@@ -179,4 +180,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_):
-        """Nothing."""
+        """Print nothing."""

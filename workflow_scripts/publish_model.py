@@ -1,18 +1,18 @@
-"""Writes a trained model as stock libraries load it, with a card whose numbers are checked against the record.
+r"""Write a trained model in the format of stock libraries, with a card checked against the record.
 
     python workflow_scripts/publish_model.py --config results/published/dj_synth/config.yaml \\
         --model=results/models/tiny/mgm --stage results/dj_synth/finetune --output-dir results/published/dj_synth/model
 
-The folder is complete or not there at all.
+The folder is complete or missing.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.families import family_of
 from dj2mgm.files import read_yaml, replace_folder
-from dj2mgm.publishing.check import check_card
+from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.model_card import model_card
-from dj2mgm.publishing.records import Records, copy_records, room_on_disk
-from dj2mgm.publishing.weights import write_adapter, write_merged
+from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
+from dj2mgm.publishing.stock_weights import write_adapter, write_merged
 
 
 @command_line
@@ -21,16 +21,16 @@ def main() -> None:
     settings = read_yaml(args.config)
     family = family_of(args.model)
     tokens = settings["max_new_tokens"]
-    with room_on_disk(args.output_dir), replace_folder(args.output_dir) as folder:
+    with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:
         copy_records(settings["records"], folder, "model", settings)
         if settings["weights"] == "merged":
             write_merged(family, args.stage, tokens, folder)
         else:
             write_adapter(family, args.stage, settings["adapter_base"], tokens, folder)
         adapter, chat = (args.stage / "adapter").is_dir(), bool(getattr(family.processor, "chat_template", None))
-        model_card(settings, Records(folder), adapter, chat).save(folder / "README.md")
+        model_card(settings, RunRecord(folder), adapter, chat).save(folder / "README.md")
         count = check_card(folder, settings["records"])
-    print(f"{args.output_dir}: {count} figures of its card are those of the record", flush=True)
+    print(f"{args.output_dir}: {count} figures of its card agree with the record", flush=True)
 
 
 if __name__ == "__main__":

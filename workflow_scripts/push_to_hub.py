@@ -1,10 +1,10 @@
-"""Pushes a published folder to the Hugging Face hub in one commit, after its card was checked against the run's record.
+r"""Push a published folder to the Hugging Face hub in one commit, after checking its card against the run's record.
 
     python workflow_scripts/push_to_hub.py --config results/published/dj_synth/config.yaml \\
         --folder results/published/dj_synth/model --kind model --repository me/my-model --private \\
         --output results/published/dj_synth/model.pushed.json
 
-The token is taken from HF_TOKEN, or from `hf auth login`.
+The token comes from HF_TOKEN or from `hf auth login`.
 """
 
 import argparse
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dj2mgm.command_line import command_line
 from dj2mgm.files import read_yaml, write_json
-from dj2mgm.publishing.check import check_card
+from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.hub import push
-from dj2mgm.publishing.records import of_dataset
+from dj2mgm.publishing.run_record import select_dataset_records
 
 
 @command_line
@@ -24,10 +24,10 @@ def main() -> None:
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--kind", choices=("model", "dataset"), required=True)
     parser.add_argument("--repository", required=True, help="owner/name")
-    parser.add_argument("--private", action="store_true", help="if the repository does not exist yet")
+    parser.add_argument("--private", action="store_true", help="create a new repository as private")
     args = parser.parse_args()
     records = read_yaml(args.config)["records"]
-    check_card(args.folder, records if args.kind == "model" else of_dataset(records))
+    check_card(args.folder, records if args.kind == "model" else select_dataset_records(records))
     commit = push(args.folder, args.kind, args.repository, args.private)
     write_json(args.output, {"repository": args.repository, "commit": commit})
     print(f"pushed: {commit}", flush=True)

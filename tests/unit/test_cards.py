@@ -1,4 +1,4 @@
-"""Cards of published models and datasets: each number in them is the record's, and a changed one is found."""
+"""Cards of published models and datasets: each number agrees with the record, and a changed number is found."""
 
 import contextlib
 import json
@@ -22,9 +22,15 @@ from dj2mgm.data.card import dataset_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml, write_yaml
-from dj2mgm.publishing.check import _says, check_card
+from dj2mgm.publishing.card_check import _states, check_card
 from dj2mgm.publishing.model_card import model_card
-from dj2mgm.publishing.records import Records, copy_records, of_dataset, room_on_disk, show
+from dj2mgm.publishing.run_record import (
+    RunRecord,
+    copy_records,
+    format_value,
+    reporting_full_disk,
+    select_dataset_records,
+)
 from dj2mgm.reporting.comparison import compare, write_table
 from dj2mgm.reporting.experiment import load_experiments
 
@@ -33,7 +39,7 @@ OWN = "/dj_synth/finetune~1own"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The results of two experiments with two seeds, and the settings of what is published of the second."""
+    """Write the results of two experiments with two seeds; return the settings of publishing the second."""
     root = tmp_path_factory.mktemp("results")
     page = write_results(root)
     write_table(compare(load_experiments(page)), root / "comparison.csv")
@@ -52,11 +58,11 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def published(finished, tmp_path):
     copy_records(finished["records"], tmp_path, "model", finished)
-    model_card(finished, Records(tmp_path), adapter=True, chat=True).save(tmp_path / "README.md")
+    model_card(finished, RunRecord(tmp_path), adapter=True, chat=True).save(tmp_path / "README.md")
     return tmp_path
 
 
-def test_a_cards_figures_are_those_of_the_record_and_its_metadata_are_the_hubs(published, finished):
+def test_card_agrees_with_record_and_metadata_are_valid(published, finished):
     assert check_card(published, finished["records"]) > 50
     data = ModelCard.load(published / "README.md").data
     assert (data.license, data.pipeline_tag) == ("apache-2.0", "image-text-to-text")
@@ -89,14 +95,14 @@ def tamper(folder, pattern: str, new: str) -> None:
         (
             rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")',
             r"[99.9 %](\1",
-            "states 99.9 %, and records/comparison.csv",
+            "states 99.9 %, but records/comparison.csv",
         ),
         (rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")', r"[good](\1", "states good"),
-        (r'\[\d+\]\((records/filter/summary.json "/operators/0/dropped")', r"[1](\1", "states 1, and records/filter"),
+        (r'\[\d+\]\((records/filter/summary.json "/operators/0/dropped")', r"[1](\1", "states 1, but records/filter"),
         (r'\[16\]\((records/finetune/config.yaml "/lora/r")', r"[16.4](\1", "states 16.4"),
         (r'"/lora/r"', '"/lora/rank"', "has no /lora/rank"),
-        (r"## Limits\n", "## Limits\n\nIt is right in 97 % of all cases.\n", "the number 97 names no record"),
-        (r"(- type: vqa_accuracy\n +value: )[\d.]+", r"\g<1>0.9876", "metadata say that vqa_accuracy is 0.9876"),
+        (r"## Limits\n", "## Limits\n\nIt is right in 97 % of all cases.\n", "the number 97 has no record"),
+        (r"(- type: vqa_accuracy\n +value: )[\d.]+", r"\g<1>0.9876", "metadata state 0.9876 for vqa_accuracy"),
         (r"(value: [\d.]+\n +args:\n +record: )\S+", r"\1records/none.json", "has no"),
         *(
             (r'\[16\]\((records/finetune/config.yaml "/lora/r")', rf"[{text}](\1", f"states {text}")
@@ -106,50 +112,50 @@ def tamper(folder, pattern: str, new: str) -> None:
             (rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")', rf"[{text} %](\1", f"states {text} %")
             for text in ("1E4", "0E9", "NaN", "sNaN", "-Infinity")
         ),
-        (r"args:\n +record: \S+\n +place: \S+\n", "args: foo\n", "names no record and place in args"),
-        (r"args:\n +record: \S+\n +place: \S+\n", "args: [1]\n", "names no record and place in args"),
-        (r"args:\n +record: \S+\n +place: \S+\n", "more: 1\n", "names no record and place in args"),
+        (r"args:\n +record: \S+\n +place: \S+\n", "args: foo\n", "have no record and place"),
+        (r"args:\n +record: \S+\n +place: \S+\n", "args: [1]\n", "have no record and place"),
+        (r"args:\n +record: \S+\n +place: \S+\n", "more: 1\n", "have no record and place"),
         (r"model-index:\n", "model-index: 5\nothers:\n", "README.md is damaged"),
         (r"- type: vqa_accuracy\n", "- kind: vqa_accuracy\n", "README.md is damaged"),
         (r"license: ", "license: : ", "README.md is damaged"),
     ],
 )
-def test_a_changed_number_is_found_and_named(published, finished, pattern, new, said):
+def test_changed_number_is_found_and_named(published, finished, pattern, new, said):
     tamper(published, pattern, new)
     with pytest.raises(InputError, match=re.escape(said)):
         check_card(published, finished["records"])
 
 
-def test_prose_may_be_changed_and_names_may_hold_digits(published, finished):
+def test_prose_may_change_and_names_may_contain_digits(published, finished):
     tamper(published, r"## Limits\n", "## Limits\n\nNot for CLIP2 or `v1.5`.\n")
     assert check_card(published, finished["records"])
 
 
-def test_a_record_that_is_not_the_runs_any_more_is_found(published, finished):
+def test_outdated_record_is_found(published, finished):
     (published / "records/comparison.csv").write_text("experiment\n")
-    with pytest.raises(InputError, match="comparison.csv is not what .* says now; publish again"):
+    with pytest.raises(InputError, match="comparison.csv differs from .*; publish again"):
         check_card(published, finished["records"])
 
 
-def test_a_file_that_is_no_record_of_the_run_backs_no_figure(published, finished):
+def test_foreign_file_among_the_records_is_refused(published, finished):
     (published / "records/benchmarks.json").write_text('{"mmbench": 0.999}')
     tamper(published, r"## Limits\n", '## Limits\n\n[99.9 %](records/benchmarks.json "/mmbench")\n')
-    with pytest.raises(InputError, match="records/benchmarks.json is no record of this run; delete it"):
+    with pytest.raises(InputError, match="records/benchmarks.json is not a record of this run; delete it"):
         check_card(published, finished["records"])
 
 
-def test_a_card_that_is_gone_is_one_sentence(published, finished):
+def test_missing_card_is_one_sentence(published, finished):
     (published / "README.md").unlink()
-    with pytest.raises(InputError, match="README.md is not there; delete the folder and publish again"):
+    with pytest.raises(InputError, match="README.md is missing; delete the folder and publish again"):
         check_card(published, finished["records"])
 
 
-def test_small_numbers_are_stated_as_they_are_shown():
-    assert _says(show(0.00001234), 0.00001234) and show(0.00001234) == "1.234e-05"
-    assert _says("nan", math.nan) and not _says("1e-05", 0.00001234) and not _says("1.5", math.nan)
+def test_small_numbers_are_stated_as_shown():
+    assert _states(format_value(0.00001234), 0.00001234) and format_value(0.00001234) == "1.234e-05"
+    assert _states("nan", math.nan) and not _states("1e-05", 0.00001234) and not _states("1.5", math.nan)
 
 
-def test_a_dataset_loads_with_stock_datasets_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):
+def test_published_dataset_loads_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):
     write_export(tmp_path / "exported")
     write_yaml(tmp_path / "config.yaml", finished)
     flags = ["--config", "config.yaml", "--exported", "exported", "--output-dir", "out/dataset"]
@@ -161,10 +167,10 @@ def test_a_dataset_loads_with_stock_datasets_and_its_card_is_checked(finished, t
     assert rows["caption"] == ["a", "b"] and rows["image"][0].size == (8, 8)
     card = DatasetCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0" and "`score`" in card.text
-    assert check_card(folder, of_dataset(finished["records"])) > 10
+    assert check_card(folder, select_dataset_records(finished["records"])) > 10
     tamper(folder, r"\[\d+\]\(records/dataset", "[7](records/dataset")
     with pytest.raises(InputError, match="states 7"):
-        check_card(folder, of_dataset(finished["records"]))
+        check_card(folder, select_dataset_records(finished["records"]))
 
 
 def write_export(exported) -> None:
@@ -177,7 +183,7 @@ def write_export(exported) -> None:
 
 @pytest.fixture
 def describe(tmp_path, monkeypatch):
-    """A dataset's file, and what it states."""
+    """Return a function that writes a dataset's file and resolves it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").touch()
 
@@ -188,7 +194,7 @@ def describe(tmp_path, monkeypatch):
     return write
 
 
-def test_a_source_without_a_license_is_named_with_its_key(describe):
+def test_source_without_license_is_named_with_its_key(describe):
     one, two = ({"format": "data_juicer", "path": "a.jsonl"} for _ in "12")
     with pytest.raises(InputError, match=r"and two has none; state sources\.two\.license"):
         check_licenses(describe(sources={"one": one | {"license": "mit"}, "two": two}))
@@ -201,7 +207,7 @@ def test_a_source_without_a_license_is_named_with_its_key(describe):
 @pytest.mark.parametrize(
     ("folder", "name"), [("my phötos (2)", "my_ph_tos_2"), ("写真", "my_data"), ("photos", "photos")]
 )
-def test_a_folder_without_a_license_can_be_given_one_as_the_sentence_says(describe, tmp_path, folder, name):
+def test_remedy_for_folder_without_license_works(describe, tmp_path, folder, name):
     (tmp_path / folder).mkdir()
     (tmp_path / "a.jsonl").rename(tmp_path / folder / "a.jsonl")
     said = rf"pretrain has none; describe the folder in config/datasets/{name}\.yaml with pretrain\.license .*: {name}$"
@@ -212,7 +218,7 @@ def test_a_folder_without_a_license_can_be_given_one_as_the_sentence_says(descri
     check_licenses(resolve_dataset(name))
 
 
-def test_a_license_is_no_part_of_what_a_stage_is_handed(describe):
+def test_license_is_not_in_the_settings_of_stages(describe):
     source, split = {"format": "data_juicer", "path": "a.jsonl"}, {"file": "a.jsonl", "images": "."}
     for keys, licensed in (
         ({"pretrain": split}, {"pretrain": split | {"license": "mit"}}),
@@ -222,7 +228,7 @@ def test_a_license_is_no_part_of_what_a_stage_is_handed(describe):
         assert bare["settings"] == full["settings"] and "mit" in full["licenses"].values()
 
 
-def test_a_card_states_the_hubs_word_for_a_license_or_others_by_name():
+def test_card_uses_license_identifiers_of_the_hub():
     assert card_license("CC-BY-4.0") == {"license": "cc-by-4.0"}
     assert card_license("MIT", "cc0-1.0") == {"license": "other", "license_name": "cc0-1.0, MIT"}
     assert card_license("My own terms") == {"license": "other", "license_name": "My own terms"}
@@ -235,7 +241,7 @@ def test_a_card_states_the_hubs_word_for_a_license_or_others_by_name():
         ({}, {"weights": "adapter"}, "publish.weights: nobody can load an adapter without its base model"),
     ],
 )
-def test_what_cannot_be_published_is_refused_before_anything_runs(model, publish, said):
+def test_unpublishable_run_is_refused_early(model, publish, said):
     runs = Runs({"publish": publish})
     run = runs.first("dj_synth")
     run.config["model"] |= model
@@ -243,11 +249,11 @@ def test_what_cannot_be_published_is_refused_before_anything_runs(model, publish
         publish_settings(runs, run)
 
 
-def test_a_full_disk_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match="does not fit on the disk; make room"):
-        with room_on_disk(tmp_path), open("/dev/full", "w") as file:
+def test_full_disk_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="does not fit on the disk; free space"):
+        with reporting_full_disk(tmp_path), open("/dev/full", "w") as file:
             file.write("a" * 10**6)
-    with pytest.raises(PermissionError), room_on_disk(tmp_path):
+    with pytest.raises(PermissionError), reporting_full_disk(tmp_path):
         raise PermissionError(13, "not allowed")
 
 
@@ -263,8 +269,8 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     ],
     ids=["brackets", "titles", "places", "fences", "ticks", "digits"],
 )
-def test_the_check_of_a_card_reads_each_character_once(tmp_path, text):
-    """Quadratic patterns took three seconds for 20 000 brackets, and half a minute for these."""
+def test_card_check_takes_linear_time(tmp_path, text):
+    """Quadratic patterns took three seconds for 20 000 brackets, and half a minute for these inputs."""
     (tmp_path / "README.md").write_text(f"---\nlicense: mit\n---\n\n{text}\n")
     (tmp_path / "records").mkdir()
     started = time.monotonic()
@@ -273,19 +279,19 @@ def test_the_check_of_a_card_reads_each_character_once(tmp_path, text):
     assert time.monotonic() - started < 2
 
 
-def test_a_fence_that_does_not_end_hides_no_number(tmp_path):
+def test_unclosed_fence_hides_no_number(tmp_path):
     (tmp_path / "records").mkdir()
     card = tmp_path / "README.md"
     card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText `2` x\n")
     assert check_card(tmp_path, {}) == 0
     card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText\n```\nscore 3\n")
-    with pytest.raises(InputError, match="line 10: the number 3 names no record"):
+    with pytest.raises(InputError, match="line 10: the number 3 has no record"):
         check_card(tmp_path, {})
 
 
-def test_a_card_of_any_size_is_not_read(tmp_path):
+def test_huge_card_is_not_read(tmp_path):
     (tmp_path / "records").mkdir()
     with open(tmp_path / "README.md", "wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(InputError, match="README.md has .* bytes, and a card has at most"):
+    with pytest.raises(InputError, match="README.md has .* bytes; a card may have at most"):
         check_card(tmp_path, {})

@@ -1,4 +1,4 @@
-"""Pushing to a hub that is a server of this test: one commit or none, one sentence for each failure, no token shown."""
+"""Pushes to a hub server in this test: one commit or none, one sentence for each failure, no token in the output."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from places import PROJECT
 
 from dj2mgm.files import write_json, write_yaml
 from dj2mgm.library_messages import SWITCHES
-from dj2mgm.publishing.records import MARK
+from dj2mgm.publishing.run_record import MARKER
 
 CARD = '---\nlicense: mit\n---\n\n# `mine`\n\n[5](records/dataset/summary.json "/pretrain") rows\n'
 KEY = "models/me/mine"
@@ -24,7 +24,7 @@ def folder(tmp_path):
     write_yaml(tmp_path / "config.yaml", {"records": {"dataset/summary.json": "results/summary.json"}})
     folder = tmp_path / "published/mine/model"
     write_json(folder / "records/dataset/summary.json", {"pretrain": 5})
-    write_json(folder / "records" / MARK, {"published_by": "dj2mgm"})
+    write_json(folder / "records" / MARKER, {"published_by": "dj2mgm"})
     (folder / "README.md").write_text(CARD, encoding="utf-8")
     for name in ("model.safetensors", "adapter_model.safetensors"):
         (folder / name).write_bytes(name.encode() * 1000)
@@ -45,12 +45,12 @@ def push(folder, tmp_path):
             capture_output=True,
             text=True,
         )
-        said = done.stdout + done.stderr
-        assert TOKEN not in said and "Traceback" not in said, said
+        output = done.stdout + done.stderr
+        assert TOKEN not in output and "Traceback" not in output, output
         kept = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
         assert not any(TOKEN.encode() in content for content in kept)
         assert (done.returncode == 0) == (tmp_path / "pushed.json").exists()
-        return done.returncode, said
+        return done.returncode, output
 
     return run
 
@@ -59,50 +59,52 @@ def files_of(folder) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def held(hub: HubServer) -> dict[str, bytes]:
+def stored(hub: HubServer) -> dict[str, bytes]:
     return {name: content for name, content in hub.repositories[KEY].files.items() if name != ".gitattributes"}
 
 
-def test_a_folder_is_pushed_whole_in_one_commit_to_a_private_repository(push, folder, tmp_path):
+def test_folder_is_pushed_in_one_commit_to_a_private_repository(push, folder, tmp_path):
     with HubServer() as hub:
-        status, said = push(hub.url)
-        assert status == 0, said
-        assert held(hub) == files_of(folder)
+        status, output = push(hub.url)
+        assert status == 0, output
+        assert stored(hub) == files_of(folder)
         assert hub.repositories[KEY].private and hub.repositories[KEY].commits == ["Publish mine"]
         assert json.loads((tmp_path / "pushed.json").read_text())["repository"] == "me/mine"
 
 
-def test_a_second_push_commits_what_has_changed_and_takes_away_what_is_gone(push, folder, tmp_path):
+def test_second_push_commits_changes_and_removals(push, folder, tmp_path):
     with HubServer() as hub:
         assert push(hub.url)[0] == 0
         assert push(hub.url)[0] == 0 and len(hub.repositories[KEY].commits) == 1, "nothing new is no commit"
         (folder / "adapter_model.safetensors").unlink()
         (folder / "model.safetensors").write_bytes(b"other" * 1000)
         assert push(hub.url)[0] == 0
-        assert held(hub) == files_of(folder) and len(hub.repositories[KEY].commits) == 2
+        assert stored(hub) == files_of(folder) and len(hub.repositories[KEY].commits) == 2
 
 
 @pytest.mark.parametrize("failing", ["/store/", "/commit/main", "/preupload/main", "/objects/batch"])
-def test_an_upload_that_fails_commits_nothing_and_the_same_command_finishes(push, folder, failing, tmp_path):
+def test_failed_upload_commits_nothing_and_can_be_repeated(push, folder, failing, tmp_path):
     def fail(path: str, number: int) -> int | None:
-        started = sum("/store/" in asked for asked in hub.asked)  # of two large files
+        started = sum("/store/" in asked for asked in hub.asked)  # uploads of two large files
         return 418 if failing in path and (failing != "/store/" or started > 1) else None
 
     with HubServer() as hub:
         hub.fails = fail
-        status, said = push(hub.url)
-        assert status == 2 and "(status 418: planned failure" in said and "run the same command again" in said
-        assert held(hub) == {} and hub.repositories[KEY].commits == []
+        status, output = push(hub.url)
+        assert status == 2 and "(status 418: planned failure" in output and "run the same command again" in output
+        assert stored(hub) == {} and hub.repositories[KEY].commits == []
         hub.fails = lambda path, number: None
         assert push(hub.url)[0] == 0
-        assert held(hub) == files_of(folder) and len(hub.repositories[KEY].commits) == 1
+        assert stored(hub) == files_of(folder) and len(hub.repositories[KEY].commits) == 1
 
 
-def test_without_a_token_one_sentence_says_how_to_push(push, tmp_path):
+def test_missing_token_is_one_sentence(push, tmp_path):
     with HubServer() as hub:
-        status, said = push(hub.url, token=None)
+        status, output = push(hub.url, token=None)
         assert (
-            status == 2 and "published/mine/model is ready" in said and "set HF_TOKEN, or run `hf auth login`" in said
+            status == 2
+            and "published/mine/model is ready" in output
+            and "set HF_TOKEN, or run `hf auth login`" in output
         )
         assert hub.asked == []
 
@@ -110,24 +112,24 @@ def test_without_a_token_one_sentence_says_how_to_push(push, tmp_path):
 def test_each_failure_of_the_hub_is_one_sentence(push, folder):
     with HubServer() as hub:
         failures = [
-            (dict(token="hf_wrong"), "the hub does not accept the token"),
+            (dict(token="hf_wrong"), "the hub rejects the token"),
             (dict(repository="you/mine"), "the token may not write to you/mine (You don't have the rights"),
-            (dict(HF_HUB_OFFLINE="1"), "cannot be pushed to while HF_HUB_OFFLINE is set"),
+            (dict(HF_HUB_OFFLINE="1"), "cannot be reached while HF_HUB_OFFLINE is set"),
         ]
         for given, sentence in failures:
-            status, said = push(hub.url, **given)
-            assert status == 2 and sentence in said and len(said.strip().splitlines()) == 1, said
+            status, output = push(hub.url, **given)
+            assert status == 2 and sentence in output and len(output.strip().splitlines()) == 1, output
         hub.fails = lambda path, number: 507 if path.startswith("/store/") else None
-        status, said = push(hub.url)
-        assert status == 2 and "the hub has no room for me/mine" in said
-    status, said = push(hub.url)  # it is down now
-    assert status == 2 and "the hub cannot be reached" in said and len(said.strip().splitlines()) == 1, said
+        status, output = push(hub.url)
+        assert status == 2 and "the hub has no room for me/mine" in output
+    status, output = push(hub.url)  # after the server has stopped
+    assert status == 2 and "the hub cannot be reached" in output and len(output.strip().splitlines()) == 1, output
 
 
 ENCODED = "".join(f"%{ord(c):02x}" for c in TOKEN)
 
 
-def test_a_hub_that_repeats_the_token_gets_it_shown_nowhere(push, folder, tmp_path, monkeypatch):
+def test_token_repeated_by_the_hub_is_masked(push, folder, tmp_path, monkeypatch):
     def warn(handler) -> None:
         handler.send_header("X-HF-Warning", f"token; {TOKEN}")
         BaseHTTPRequestHandler.end_headers(handler)
@@ -137,36 +139,38 @@ def test_a_hub_that_repeats_the_token_gets_it_shown_nowhere(push, folder, tmp_pa
         refusal = {"error": f"\x1b[31m{ENCODED} and {TOKEN} may not"}
         with monkeypatch.context() as patch:
             patch.setattr(hub.RequestHandlerClass, "_api", lambda self, *_: self._send(403, refusal))
-            status, said = push(hub.url)
-        assert status == 2 and "<token> and <token> may not" in said and ENCODED not in said and "\x1b" not in said
+            status, output = push(hub.url)
+        assert (
+            status == 2 and "<token> and <token> may not" in output and ENCODED not in output and "\x1b" not in output
+        )
         answer = {"commitUrl": f"{hub.url}/me/mine/commit/\x1b[2J{TOKEN}/{ENCODED}", "commitOid": "1" * 40}
         monkeypatch.setattr(hub.RequestHandlerClass, "_commit", lambda self, *_: self._send(200, answer))
-        status, said = push(hub.url)
-        assert status == 0, said
-        assert "\\x1b[2J<token>/<token>" in said and "\x1b" not in said
-        assert json.loads((tmp_path / "pushed.json").read_text())["commit"] in said
+        status, output = push(hub.url)
+        assert status == 0, output
+        assert "\\x1b[2J<token>/<token>" in output and "\x1b" not in output
+        assert json.loads((tmp_path / "pushed.json").read_text())["commit"] in output
 
 
 @pytest.mark.parametrize(("ask", "answer"), [("_commit", {}), ("_commit", []), ("_api", [1]), ("_api", "x")])
-def test_an_answer_of_another_shape_is_one_sentence(push, folder, monkeypatch, ask, answer):
+def test_answer_of_unknown_form_is_one_sentence(push, folder, monkeypatch, ask, answer):
     with HubServer() as hub:
         monkeypatch.setattr(hub.RequestHandlerClass, ask, lambda self, *_: self._send(200, answer))
-        status, said = push(hub.url)
-    assert status == 2 and len(said.strip().splitlines()) == 1, said
-    assert "the repository holds all of the folder or what it held before; run the same command again" in said
+        status, output = push(hub.url)
+    assert status == 2 and len(output.strip().splitlines()) == 1, output
+    assert "the repository is complete or unchanged; run the same command again" in output
 
 
-def test_somebody_elses_files_are_never_overwritten(push, folder):
+def test_foreign_files_are_never_overwritten(push, folder):
     with HubServer() as hub:
         hub.repositories[KEY] = Repository(False, {".gitattributes": b"", "README.md": b"my thesis"})
-        status, said = push(hub.url)
-        assert status == 2 and "is there already, and what it holds was not published from here" in said
-        assert held(hub) == {"README.md": b"my thesis"}
+        status, output = push(hub.url)
+        assert status == 2 and "already exists, and its files were not published from here" in output
+        assert stored(hub) == {"README.md": b"my thesis"}
 
 
-def test_a_card_that_says_something_else_than_its_record_is_not_pushed(push, folder):
+def test_card_that_contradicts_its_record_is_not_pushed(push, folder):
     (folder / "README.md").write_text(CARD.replace("[5]", "[6]"), encoding="utf-8")
     with HubServer() as hub:
-        status, said = push(hub.url)
-        assert status == 2 and "states 6, and records/dataset/summary.json /pretrain is 5" in said
+        status, output = push(hub.url)
+        assert status == 2 and "states 6, but records/dataset/summary.json /pretrain is 5" in output
         assert hub.asked == []

@@ -21,7 +21,7 @@ from dj2mgm.foundation.parts import copy_part
 from dj2mgm.mgm.conversion.parts import to_safetensors
 from dj2mgm.model_folders import LARGEST_CONFIG, check_config, check_model_folder
 from dj2mgm.plain_files import check_tree, copy_plain
-from dj2mgm.publishing.records import copy_records
+from dj2mgm.publishing.run_record import copy_records
 from dj2mgm.vlm.folder import folder_errors
 
 SECRET = "hf_decoyDECOYdecoy"

@@ -1,4 +1,4 @@
-"""Published models answer as the workflow's own in a process that knows nothing of it."""
+"""Published models give the workflow's own answers in a process without this project."""
 
 import subprocess
 import sys
@@ -17,15 +17,15 @@ from dj2mgm.errors import InputError
 from dj2mgm.families import family_of
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
 from dj2mgm.publishing.usage import how_to_use
-from dj2mgm.publishing.weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
 
 QUESTION, TOKENS = "What is shown in the picture?", 12
 SETTINGS = {"mgm": False, "question": QUESTION, "adapter_base": None, "weights": "merged"}
 
 
 def train(base: Path, stage: Path, connector: bool = True) -> None:
-    """What fine-tuning would leave, with weights that say something else than the base's."""
+    """Write the output of a fine-tuning, with weights that differ from the base model's."""
     found = family_of(base)
     model = found.load(torch.float32, "eager")
     wrapped = wrap_with_lora(model, LORA, found.parts(model).decoder, projector=connector)
@@ -40,7 +40,7 @@ def train(base: Path, stage: Path, connector: bool = True) -> None:
 
 
 def answer_alone(folder: Path, settings: dict) -> str:
-    """What the code in the card prints, in a process of its own that cannot find this project."""
+    """Return the output of the card's code in a process that cannot import this project."""
     lines = how_to_use(settings, adapter=True, chat=settings.get("chat", True))
     code = "\n".join(lines).split("```python\n")[1].split("```")[0]
     check = "import sys; assert not any('workflow_scripts' in path for path in sys.path)\n"
@@ -61,7 +61,7 @@ def family(request, tmp_path) -> str:
 
 @pytest.fixture
 def own_answer(family, tmp_path) -> str:
-    """The workflow's."""
+    """Return the answer of the workflow itself."""
     image = save_image(tmp_path / "photo.jpg", (200, 30, 90), (48, 40))
     generator = family_of(tmp_path / "base").generator(tmp_path / "stage", "cpu")
     [answer] = generator.answer([image], [QUESTION], "", TOKENS, 1)
@@ -70,7 +70,7 @@ def own_answer(family, tmp_path) -> str:
     return answer
 
 
-def test_a_merged_model_answers_in_stock_transformers_as_in_the_workflow(own_answer, tmp_path):
+def test_merged_model_gives_the_same_answer_in_transformers(own_answer, tmp_path):
     folder = tmp_path / "merged"
     write_merged(family_of(tmp_path / "base"), tmp_path / "stage", TOKENS, folder)
     (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
@@ -78,14 +78,14 @@ def test_a_merged_model_answers_in_stock_transformers_as_in_the_workflow(own_ans
 
 
 @pytest.mark.parametrize("family", ["llava"], indirect=True)
-def test_an_adapter_with_its_connector_answers_under_stock_peft_as_in_the_workflow(own_answer, tmp_path):
+def test_adapter_with_connector_gives_the_same_answer_in_peft(own_answer, tmp_path):
     base, folder = tmp_path / "base", tmp_path / "adapter"
     write_adapter(family_of(base), tmp_path / "stage", str(base), TOKENS, folder)
     (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
     assert answer_alone(folder, SETTINGS | {"weights": "adapter"}) == own_answer
 
 
-def test_a_connector_of_several_modules_is_loaded_by_stock_peft(tmp_path):
+def test_connector_of_several_modules_loads_in_peft(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path / "base")
     train(tmp_path / "base", tmp_path / "stage")
     write_adapter(family_of(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
@@ -96,16 +96,16 @@ def test_a_connector_of_several_modules_is_loaded_by_stock_peft(tmp_path):
     torch.testing.assert_close(merged, trained, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_no_module_is_refused_in_an_adapter(tmp_path):
+def test_adapter_refuses_parameter_outside_modules(tmp_path):
     save_tiny_family("llava_onevision", tmp_path / "base")
     train(tmp_path / "base", tmp_path / "stage")
-    with pytest.raises(InputError, match="image_newline is trained, which an adapter of PEFT cannot hold; choose"):
+    with pytest.raises(InputError, match="image_newline is trained, but an adapter of PEFT cannot hold it; choose"):
         write_adapter(family_of(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
 
 
 @pytest.fixture
 def mgm(tmp_path) -> Path:
-    """An MGM, its language model as a folder of its own, and a stage."""
+    """Save an MGM, its separate language model, and a stage."""
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "base")
     tiny_processor().save_pretrained(tmp_path / "base")
@@ -117,7 +117,7 @@ def mgm(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("weights", ["merged", "adapter"])
-def test_the_adapter_of_mgms_language_model_loads_in_stock_peft(mgm, weights):
+def test_adapter_of_mgms_language_model_loads_in_peft(mgm, weights):
     base, stage, folder = mgm / "base", mgm / "stage", mgm / weights
     if weights == "merged":
         write_merged(family_of(base), stage, TOKENS, folder)
@@ -131,7 +131,7 @@ def test_the_adapter_of_mgms_language_model_loads_in_stock_peft(mgm, weights):
     wanted = trained(input_ids=ids).logits
     torch.testing.assert_close(tuned(ids).logits, wanted, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(before, wanted, atol=1e-2)
-    # and the whole of it in this project
+    # and the complete model in this project
     whole = (
         family_of(folder).trained(None, "auto")
         if weights == "merged"

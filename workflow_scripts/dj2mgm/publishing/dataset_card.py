@@ -1,10 +1,10 @@
-"""The card of published pairs, from the record of their run and the export's own card."""
+"""Card of published image–caption pairs, from the record of their run and the card of the export."""
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from dj2mgm.config.licenses import card_license
-from dj2mgm.publishing.records import FOLDER, Records
-from dj2mgm.publishing.sections import code, command, flow, recipes, section, sources
+from dj2mgm.publishing.run_record import FOLDER, RunRecord
+from dj2mgm.publishing.sections import code, command, recipes, row_counts, section, sources
 
 USE = """```python
 from datasets import load_dataset
@@ -13,11 +13,13 @@ rows = load_dataset(".", split="train")  # this folder, or the name of this repo
 ```"""
 
 
-def dataset_card(settings: dict, records: Records, exported: DatasetCard) -> DatasetCard:
-    """
+def dataset_card(settings: dict, records: RunRecord, exported: DatasetCard) -> DatasetCard:
+    """Return the card of a published dataset.
+
     Args:
-        settings: config/publishing.py.
-        exported: of the same pairs (data/card.py).
+        settings: see config/publishing.py.
+        records: the record of the run.
+        exported: the card of the export of the same pairs (data/card.py).
     """
     data = DatasetCardData(
         **card_license(*(license for name, license in settings["licenses"].items() if _has_pairs(name, records))),
@@ -29,34 +31,35 @@ def dataset_card(settings: dict, records: Records, exported: DatasetCard) -> Dat
     last = next(stage for stage in ("synthesize", "filter") if f"{stage}/summary.json" in records.files)
     count = records.figure(f"{last}/summary.json", "rows_kept")
     rewritten = [
-        "- Where `original_caption` is not empty, a model has written the caption; it may state what is not there.",
+        "- If `original_caption` is not empty, a model wrote the caption; it may mention things that are not in the "
+        "image.",
     ]
     lines = [
         f"# {code(settings['dataset'])}, {code(settings['experiment'])}",
         "",
-        f"{count} image–caption pairs, as dj2mgm left them. Every number is a link to its place in `{FOLDER}/`.",
+        f"{count} image–caption pairs, processed by dj2mgm. Every number is a link to its place in `{FOLDER}/`.",
         "",
         *section("Use", [USE]),
-        *section("Where the pairs come from", sources(records, settings["licenses"], settings["dataset"])),
-        *section("What became of them", flow(records, trained_on=False)),
-        *section("Columns", [_section(exported.text, "Columns")]),
+        *section("Sources", sources(records, settings["licenses"], settings["dataset"])),
+        *section("Processing", row_counts(records, trained_on=False)),
+        *section("Columns", [_find_section(exported.text, "Columns")]),
         *section("How to reproduce", command(settings), recipes(settings)),
         *section(
             "Limits",
-            ["- Images and captions are others' work where a source is; its license holds.", *rewritten],
+            ["- Images and captions of a source remain under its license.", *rewritten],
         ),
     ]
     return DatasetCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines))
 
 
-def _has_pairs(name: str, records: Records) -> bool:
-    """Whether a source, or a split, is of the pairs; instructions are not published."""
+def _has_pairs(name: str, records: RunRecord) -> bool:
+    """Return whether a source or split contributes to the published pairs; instructions are not published."""
     read = records.files["dataset/summary.json"].get("sources", {})
     return (read[name]["split"] if name in read else name) != "finetune"
 
 
-def _section(text: str, title: str) -> str:
-    """The text below a title."""
+def _find_section(text: str, title: str) -> str:
+    """Return the text below a title."""
     return next(
         (part.partition("\n")[2].strip() for part in text.split("\n## ")[1:] if part.startswith(f"{title}\n")), ""
     )

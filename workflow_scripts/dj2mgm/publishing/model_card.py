@@ -1,4 +1,4 @@
-"""The card of a trained model, from the record of its run."""
+"""Card of a trained model, from the record of its run."""
 
 import re
 
@@ -7,17 +7,17 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from dj2mgm.config.licenses import card_license
 from dj2mgm.evaluation.groups import is_share
 from dj2mgm.publishing import usage
-from dj2mgm.publishing.records import FOLDER, Records, pointer
-from dj2mgm.publishing.sections import code, command, flow, recipes, section, sources
+from dj2mgm.publishing.run_record import FOLDER, RunRecord, pointer
+from dj2mgm.publishing.sections import code, command, recipes, row_counts, section, sources
 
-OWN = "finetune/own"  # the group of scores that are the fine-tuned model's, on the images that it was asked about
+OWN = "finetune/own"  # the fine-tuned model's own scores, each question with its own image
 TABLE = "comparison.csv"
 COUNTS = ("n", "seeds")
-SETTINGS = (  # of a stage's config.yaml, and of its metrics.json
+SETTINGS = (  # file of a stage, path of the value, label
     ("config.yaml", ("learning_rate",), "learning rate"),
     ("config.yaml", ("lr_scheduler",), "schedule"),
     ("config.yaml", ("epochs",), "epochs"),
-    ("config.yaml", ("max_length",), "most tokens of a sample"),
+    ("config.yaml", ("max_length",), "maximum length of a sample in tokens"),
     ("config.yaml", ("lora", "r"), "LoRA rank"),
     ("config.yaml", ("lora", "alpha"), "LoRA alpha"),
     ("config.yaml", ("lora", "dropout"), "LoRA dropout"),
@@ -25,7 +25,7 @@ SETTINGS = (  # of a stage's config.yaml, and of its metrics.json
     ("metrics.json", ("engine", "optimizer"), "optimizer"),
     ("metrics.json", ("engine", "zero_stage"), "ZeRO stage"),
     ("metrics.json", ("engine", "bf16"), "bf16"),
-    ("metrics.json", ("samples",), "samples, each time they were seen"),
+    ("metrics.json", ("samples",), "samples seen"),
     ("metrics.json", ("steps",), "steps"),
     ("metrics.json", ("trained_parameters",), "trained parameters"),
     ("metrics.json", ("loss_first",), "first loss"),
@@ -34,10 +34,12 @@ SETTINGS = (  # of a stage's config.yaml, and of its metrics.json
 )
 
 
-def model_card(settings: dict, records: Records, adapter: bool, chat: bool) -> ModelCard:
-    """
+def model_card(settings: dict, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
+    """Return the card of a published model.
+
     Args:
-        settings: config/publishing.py.
+        settings: see config/publishing.py.
+        records: the record of the run.
         adapter: whether LoRA was trained.
         chat: whether the processor has a chat template.
     """
@@ -48,7 +50,7 @@ def model_card(settings: dict, records: Records, adapter: bool, chat: bool) -> M
         pipeline_tag="image-text-to-text",
         tags=["dj2mgm", *(["lora"] if adapter else [])],
         model_name=settings["experiment"],
-        eval_results=scores(settings, records),
+        eval_results=eval_results(settings, records),
     )
     lines = [
         f"# {code(settings['experiment'])}",
@@ -59,7 +61,9 @@ def model_card(settings: dict, records: Records, adapter: bool, chat: bool) -> M
         "",
         *section("Use", usage.how_to_use(settings, adapter, chat)),
         *section("Base models and license", _bases(settings)),
-        *section("Data", sources(records, settings["licenses"], settings["dataset"]), flow(records, trained_on=True)),
+        *section(
+            "Data", sources(records, settings["licenses"], settings["dataset"]), row_counts(records, trained_on=True)
+        ),
         *section("Training", _training(records)),
         *section("Scores", _scores(settings, records)),
         *section("How to reproduce", _reproduce(settings, records), recipes(settings)),
@@ -68,8 +72,8 @@ def model_card(settings: dict, records: Records, adapter: bool, chat: bool) -> M
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines))
 
 
-def scores(settings: dict, records: Records) -> list[EvalResult]:
-    """Each with its place in the record, in the metadata's `args`."""
+def eval_results(settings: dict, records: RunRecord) -> list[EvalResult]:
+    """Return the scores for the metadata, each with its place in the record as `args`."""
     kind = re.sub(r"[^A-Za-z0-9_.-]+", "-", settings["dataset"]).strip("-.") or "dataset"
     found = records.files[TABLE][settings["experiment"]].get(OWN, {})
     return [
@@ -91,13 +95,13 @@ def scores(settings: dict, records: Records) -> list[EvalResult]:
 def _bases(settings: dict) -> list[str]:
     bases = ", ".join(map(code, settings["base_models"]))
     return [
-        f"Trained from {bases}." if bases else "It is not made from a model of the hub.",
+        f"Trained from {bases}." if bases else "It was not trained from a model on the hub.",
         "",
-        f"License: {code(settings['license'])}. The licenses of base models and data hold, too.",
+        f"License: {code(settings['license'])}. The licenses of base models and data also apply.",
     ]
 
 
-def _training(records: Records) -> list[str]:
+def _training(records: RunRecord) -> list[str]:
     stages = [stage for stage in ("pretrain", "finetune") if f"{stage}/metrics.json" in records.files]
     lines = [f"| | {' | '.join(stages)} |", f"|---{'|---' * len(stages)}|"]
     for file, path, label in SETTINGS:
@@ -109,7 +113,7 @@ def _training(records: Records) -> list[str]:
     return lines
 
 
-def _has(records: Records, stage: str, file: str, path: tuple[str, ...]) -> bool:
+def _has(records: RunRecord, stage: str, file: str, path: tuple[str, ...]) -> bool:
     value = records.files[f"{stage}/{file}"]
     for key in path:
         if not isinstance(value, dict) or key not in value:
@@ -118,11 +122,11 @@ def _has(records: Records, stage: str, file: str, path: tuple[str, ...]) -> bool
     return value is not None
 
 
-def _scores(settings: dict, records: Records) -> list[str]:
+def _scores(settings: dict, records: RunRecord) -> list[str]:
     experiment = settings["experiment"]
     lines = [
-        "On held-out images, with `95 %` intervals. Differences to the baseline are taken image by image. Controls, "
-        f"such as the same model shown other images, are in [{TABLE}]({FOLDER}/{TABLE}).",
+        "On held-out images, with `95 %` intervals. Differences from the baseline are paired by image. Controls, such "
+        f"as the same model with other images, are in [{TABLE}]({FOLDER}/{TABLE}).",
         "",
         "| metric | value | interval | difference | interval | values per seed | seeds |",
         "|---|---|---|---|---|---|---|",
@@ -139,20 +143,20 @@ def _scores(settings: dict, records: Records) -> list[str]:
     return lines
 
 
-def _reproduce(settings: dict, records: Records) -> list[str]:
+def _reproduce(settings: dict, records: RunRecord) -> list[str]:
     versions = records.files["finetune/metrics.json"].get("versions", {})
     shown = [f"{name} {records.figure('finetune/metrics.json', 'versions', name)}" for name in versions]
     return [*command(settings), "", f"Trained with {', '.join(shown)}." if shown else ""]
 
 
-def _limits(settings: dict, records: Records) -> list[str]:
+def _limits(settings: dict, records: RunRecord) -> list[str]:
     seed = records.figure("finetune/metrics.json", "seed")
     lines = [
-        f"- The weights are those of seed {seed}; scores are means over all seeds. One seed's interval covers "
-        "the choice of images, not the noise of training.",
-        "- It was measured on held-out images of its own dataset only. What it says about others is not known.",
-        "- It may state what is not there. Nothing was done against harmful or biased answers.",
+        f"- The weights are from seed {seed}; scores are means over all seeds. With one seed, the interval covers the "
+        "choice of images, not the noise of training.",
+        "- The scores are for held-out images of its own dataset only; they may not hold for other datasets.",
+        "- It may mention things that are not in the image. It was not trained against harmful or biased answers.",
     ]
     if settings["made_here"]:
-        lines.append("- It is a tiny model that shows how the workflow runs. It is of no use for photos.")
+        lines.append("- It is a tiny model that demonstrates the workflow. It is not useful for photos.")
     return lines

@@ -1,17 +1,22 @@
-"""What the cards of a model and of a dataset both say: where the rows come from, what became of them, and how to repeat
-it. Numbers are figures of the record (records.py)."""
+"""Sections that the cards of models and datasets share: sources, processing, reproduction.
+
+Numbers are figures of the run's record (run_record.py).
+"""
 
 import yaml
 
-from dj2mgm.publishing.records import Records
+from dj2mgm.publishing.run_record import RunRecord
 
 MARKS = str.maketrans({"|": "\\|", "`": "'"})
 
 
-def sources(records: Records, licenses: dict[str, str | None], dataset: str) -> list[str]:
-    """
+def sources(records: RunRecord, licenses: dict[str, str | None], dataset: str) -> list[str]:
+    """Return the table of sources.
+
     Args:
-        licenses: by source, or by split.
+        records: the record of the run.
+        licenses: licenses by source or by split.
+        dataset: name of the dataset.
     """
     lines = [f"The dataset is {code(dataset)}.", "", "| source | rows | license |", "|---|---|---|"]
     read = records.files["dataset/summary.json"].get("sources", {})
@@ -22,13 +27,15 @@ def sources(records: Records, licenses: dict[str, str | None], dataset: str) -> 
     return lines
 
 
-def flow(records: Records, trained_on: bool) -> list[str]:
-    """
+def row_counts(records: RunRecord, trained_on: bool) -> list[str]:
+    """Return the table of rows in, dropped, rewritten and kept for each operator.
+
     Args:
-        trained_on: whether the files that a model was trained on are shown too.
+        records: the record of the run.
+        trained_on: whether to add the training files.
     """
     lines = ["| step | rows in | dropped | rewritten | kept |", "|---|---|---|---|---|"]
-    for stage, number, step in records.steps():
+    for stage, number, step in records.operators():
         counts = [
             records.figure(f"{stage}/summary.json", "operators", number, key) if key in step else ""
             for key in ("rows_in", "dropped", "changed", "rows_out")
@@ -71,7 +78,7 @@ def command(settings: dict) -> list[str]:
 
 
 def code(text: str) -> str:
-    """A name that somebody else has chosen, which may hold digits and marks."""
+    """Return a name as inline code; names are untrusted and may contain digits and Markdown marks."""
     return f"`{' '.join(text.split()).translate(MARKS)}`"
 
 

@@ -1,6 +1,6 @@
-"""How to load what is published: with stock libraries as far as they know the model, and honestly where they do not."""
+"""Instructions to load a published model with stock libraries, as far as they support it."""
 
-from dj2mgm.publishing.weights import LANGUAGE_MODEL, STAGE
+from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE
 
 IMPORTS = """from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.image_utils import load_image"""
@@ -22,20 +22,20 @@ print(processor.decode(answer[inputs["input_ids"].shape[1]:], skip_special_token
 
 
 def library(settings: dict) -> str:
-    """Which of the hub's libraries loads the folder."""
+    """Return the hub's name of the library that loads the folder."""
     if settings["weights"] == "adapter":
         return "peft"
     return "dj2mgm" if settings["mgm"] else "transformers"
 
 
 def how_to_use(settings: dict, adapter: bool, chat: bool) -> list[str]:
-    return _of_mgm(settings, adapter) if settings["mgm"] else _of_transformers(settings, chat)
+    return _use_mgm(settings, adapter) if settings["mgm"] else _use_transformers(settings, chat)
 
 
-def _of_transformers(settings: dict, chat: bool) -> list[str]:
+def _use_transformers(settings: dict, chat: bool) -> list[str]:
     load, with_peft = (ADAPTED, " with PEFT") if settings["weights"] == "adapter" else (MERGED, "")
     return [
-        f"Transformers loads it{with_peft}; no code that comes with it runs.",
+        f"Transformers loads it{with_peft}, without running code from this repository.",
         "",
         "```python",
         IMPORTS,
@@ -43,20 +43,20 @@ def _of_transformers(settings: dict, chat: bool) -> list[str]:
         'FOLDER = "."  # this folder, or the name of this repository',
         f"QUESTION = {settings['question'] or 'Describe the image.'!r}",
         load,
-        "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # pixels as in its training",
-        'image = load_image("photo.jpg")  # turned by its EXIF orientation, as in its training',
+        "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # the same pixels as in training",
+        'image = load_image("photo.jpg")  # turned by its EXIF orientation, as in training',
         CHAT if chat else PREFIX,
         ANSWER,
         "```",
     ]
 
 
-def _of_mgm(settings: dict, adapter: bool) -> list[str]:
-    """MGM has no class in transformers."""
+def _use_mgm(settings: dict, adapter: bool) -> list[str]:
+    """Return the instructions for MGM, which has no class in transformers."""
     merged = settings["weights"] == "merged"
     lines = [
-        "**Transformers has no class for this model (MGM), and code that comes with a repository is not needed and not "
-        "there.** To ask it about images, take this project, dj2mgm:",
+        "**Transformers has no class for this model (MGM), and this repository contains no code.** Use the project "
+        "dj2mgm to ask it about images:",
         "",
         "```bash",
     ]
@@ -74,7 +74,7 @@ def _of_mgm(settings: dict, adapter: bool) -> list[str]:
         base = settings["adapter_base"] or "LANGUAGE_MODEL"
         lines += [
             "",
-            "Stock transformers and PEFT load what fine-tuning has changed in the language model, which alone sees no "
+            "Stock transformers and PEFT load the fine-tuned changes to the language model, which alone sees no "
             "images:",
             "",
             "```python",

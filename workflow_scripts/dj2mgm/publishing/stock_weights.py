@@ -1,6 +1,6 @@
-"""Trained weights as stock libraries load them: a whole model of transformers, or an adapter of PEFT.
+"""Trained weights in the formats of stock libraries: a complete model of transformers, or an adapter of PEFT.
 
-MGM has no class in transformers. Its whole folder needs this project; the adapter of its language model does not.
+MGM has no class in transformers. Its complete folder needs this project; the adapter of its language model does not.
 """
 
 import re
@@ -23,18 +23,21 @@ from dj2mgm.vision_language import Family
 from dj2mgm.vlm.family import TransformersVLM
 from dj2mgm.vlm.generation import stop_tokens, stopping_criteria
 
-LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter that stock PEFT puts on MGM's language model
-STAGE = "stage"  # folder of what the stage wrote, which this project puts on MGM
-WITHIN = "model.language_model."  # names of MGM's language model, which on its own is called `model.`
+LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
+STAGE = "stage"  # folder of the stage's output, for this project
+WITHIN = "model.language_model."  # prefix of MGM's language model, which is `model.` in a separate language model
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-PREFIX = "base_model.model."  # that PEFT puts before names
+PREFIX = "base_model.model."  # PEFT's prefix of names
 
 
 def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path) -> None:
-    """A whole model.
+    """Write a complete model.
 
     Args:
-        stage: what fine-tuning wrote.
+        family: the base model.
+        stage: the folder of fine-tuning.
+        max_new_tokens: limit of an answer.
+        folder: the published folder.
     """
     model = family.trained(stage, dtype="auto")
     family.save_processor(folder)
@@ -47,10 +50,14 @@ def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path)
 
 
 def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
-    """An adapter in PEFT's format, for the base model that it names; of MGM, for its language model.
+    """Write an adapter in PEFT's format for a base model; for MGM, an adapter of its language model.
 
     Args:
-        base_model: hub id.
+        family: the base model.
+        stage: the folder of fine-tuning.
+        base_model: hub id of the base model.
+        max_new_tokens: limit of an answer.
+        folder: the published folder.
     """
     if isinstance(family, MGM):
         write_language_model_adapter(stage / "adapter", base_model, folder)
@@ -58,11 +65,11 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
         for name in (*(f"adapter/{name}" for name in ADAPTER), "projector.safetensors"):
             copy_plain(stage / name, stage, folder / STAGE / name)
         return
-    weights, config = _adapter(stage / "adapter")
+    weights, config = _load_adapter(stage / "adapter")
     with torch.device("meta"):
         shapes = AutoModelForImageTextToText.from_config(family.config, trust_remote_code=False)
     if (stage / "projector.safetensors").is_file():
-        modules, connector = whole_modules(shapes, load_file(stage / "projector.safetensors"))
+        modules, connector = connector_modules(shapes, load_file(stage / "projector.safetensors"))
         config.modules_to_save = modules
         weights |= {f"{PREFIX}{name}": tensor for name, tensor in connector.items()}
     _save_adapter(weights, config, base_model, folder)
@@ -72,14 +79,15 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
     generation_settings(family, shapes, max_new_tokens).save_pretrained(folder)
 
 
-def whole_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
-    """The modules that connect towers and language model, and their trained weights, by names in the whole model.
+def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
+    """Return the modules that connect towers and language model, and their trained weights by full names.
 
     Args:
-        projector: by names inside of what holds them (mgm/weights.py).
+        model: the complete model.
+        projector: weights by names inside their parent module (mgm/weights.py).
 
     Raises:
-        InputError: one is no module, which PEFT cannot replace.
+        InputError: a trained parameter is not in a module that PEFT can replace.
     """
     shorts = {id(parameter): name for name, parameter in projector_parameters(model).items()}
     connector, modules = {}, {}
@@ -88,11 +96,11 @@ def whole_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) ->
         if short := shorts.get(id(parameter)):
             first, *within = short.split(".")
             module = name.removesuffix(short) + first
-            if isinstance(known.get(module), ModuleList):  # PEFT replaces what is in a list, and not the list
+            if isinstance(known.get(module), ModuleList):  # PEFT replaces the modules of a list, not the list
                 module += f".{within[0]}"
             if module not in known:
                 raise InputError(
-                    f"publish.weights: {module} is trained, which an adapter of PEFT cannot hold; choose merged"
+                    f"publish.weights: {module} is trained, but an adapter of PEFT cannot hold it; choose merged"
                 )
             modules[module] = None
             connector[name] = projector[short]
@@ -100,8 +108,8 @@ def whole_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) ->
 
 
 def write_language_model_adapter(adapter: Path, base_model: str | None, folder: Path) -> None:
-    """MGM's LoRA under the names that its language model has on its own."""
-    weights, config = _adapter(adapter)
+    """Write MGM's LoRA under the names of the separate language model."""
+    weights, config = _load_adapter(adapter)
     weights = {name.replace(WITHIN, "model.", 1): tensor for name, tensor in weights.items()}
     projections = re.search(r"\(([^()]*)\)$", config.target_modules)[1]
     config.target_modules = [name.replace("\\", "") for name in projections.split("|")]
@@ -109,12 +117,12 @@ def write_language_model_adapter(adapter: Path, base_model: str | None, folder: 
 
 
 def generation_settings(family: TransformersVLM, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
-    """Those of the workflow's own answers."""
+    """Return the generation settings of the workflow's own answers."""
     encoder = family.encoder("", max_length=sys.maxsize)
     return GenerationConfig(do_sample=False, **stopping_criteria(encoder, stop_tokens(model, encoder), max_new_tokens))
 
 
-def _adapter(folder: Path) -> tuple[dict[str, torch.Tensor], PeftConfig]:
+def _load_adapter(folder: Path) -> tuple[dict[str, torch.Tensor], PeftConfig]:
     with readable(folder, SafetensorError, OSError):
         return load_file(folder / ADAPTER[1]), PeftConfig.from_pretrained(folder)
 

@@ -1,6 +1,6 @@
-"""The record of a run beside a card, and figures that name their place in it.
+"""Record of a run in the folder of a card, and figures that state their place in it.
 
-A figure in a card is a Markdown link whose title is the place of its value, a JSON pointer (RFC 6901):
+A figure in a card is a Markdown link with the place of its value as title, a JSON pointer (RFC 6901):
 `[75.5 %](records/comparison.csv "/dj_synth/finetune~1own/vqa_accuracy/value")`.
 """
 
@@ -18,20 +18,20 @@ from dj2mgm.files import read_json, read_yaml, write_json
 from dj2mgm.plain_files import copy_plain
 
 FOLDER = "records"
-MARK = "experiment.json"  # what says that a repository was published from here
+MARKER = "experiment.json"  # marks a repository that was published from here
 LARGEST_RECORD = 1 << 30  # bytes
-UNITS = {"%": 100, "points": 100}  # by what a share is multiplied
+UNITS = {"%": 100, "points": 100}  # factors of a share
 
 
-class Records:
-    """The files in a card's `records/`."""
+class RunRecord:
+    """Files in the `records/` folder of a card."""
 
     def __init__(self, folder: Path):
         self.folder = folder / FOLDER
 
     @cached_property
     def files(self) -> dict[str, dict]:
-        """Contents by name; a table is `{experiment: {group: {metric: row}}}`."""
+        """Contents by file name; a table is `{experiment: {group: {metric: row}}}`."""
         found = {}
         for path in sorted(self.folder.rglob("*.*")):
             read = {".json": read_json, ".yaml": read_yaml, ".csv": _read_table}.get(path.suffix)
@@ -40,9 +40,11 @@ class Records:
         return found
 
     def value(self, file: str, place: str) -> object:
-        """
+        """Return the value at a place.
+
         Args:
-            place: a JSON pointer.
+            file: name in `records/`.
+            place: JSON pointer.
 
         Raises:
             InputError: the record has no such file or place.
@@ -57,45 +59,47 @@ class Records:
         return value
 
     def figure(self, file: str, *path: object, unit: str = "") -> str:
-        """The value there, as a link to it; `unit` is one of `UNITS` for a share."""
+        """Return the value at a path as a link to it; `unit` is one of `UNITS` for a share."""
         place = pointer(*path)
-        return f'[{show(self.value(file, place), unit)}]({FOLDER}/{file} "{place}")'
+        return f'[{format_value(self.value(file, place), unit)}]({FOLDER}/{file} "{place}")'
 
-    def steps(self) -> Iterator[tuple[str, int, dict]]:
-        """Of filters and synthesis: stage, number and counts of each operator, in the order in which rows pass."""
+    def operators(self) -> Iterator[tuple[str, int, dict]]:
+        """Yield stage, number and counts of each operator of filter and synthesis, in the order of processing."""
         for stage in ("filter", "synthesize"):
             if summary := self.files.get(f"{stage}/summary.json"):
                 yield from ((stage, number, step) for number, step in enumerate(summary["operators"]))
 
 
 def copy_records(records: dict[str, str], folder: Path, kind: str, settings: dict) -> None:
-    """
+    """Copy the run's files below `folder`, with a marker.
+
     Args:
-        records: paths by the names that they get.
+        records: paths by their names in the copy.
+        folder: the published folder.
         kind: `model` or `dataset`.
-        settings: config/publishing.py.
+        settings: see config/publishing.py.
     """
     for name, path in records.items():
         target = folder / FOLDER / name
         target.parent.mkdir(parents=True, exist_ok=True)
         copy_plain(Path(path), Path(path).parent, target, LARGEST_RECORD)
     about = {key: settings[key] for key in ("experiment", "seed", "model", "dataset")}
-    write_json(folder / FOLDER / MARK, {"published_by": "dj2mgm", "kind": kind} | about)
+    write_json(folder / FOLDER / MARKER, {"published_by": "dj2mgm", "kind": kind} | about)
 
 
-def of_dataset(records: dict[str, str]) -> dict[str, str]:
-    """Those that say what became of the pairs."""
+def select_dataset_records(records: dict[str, str]) -> dict[str, str]:
+    """Return the records that describe the processing of the pairs."""
     return {name: path for name, path in records.items() if name.split("/")[0] in ("dataset", "filter", "synthesize")}
 
 
 @contextmanager
-def room_on_disk(folder: Path) -> Iterator[None]:
-    """Around what writes a folder: a full disk becomes one sentence."""
+def reporting_full_disk(folder: Path) -> Iterator[None]:
+    """Turn a full disk into one sentence about `folder`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise InputError(f"{folder} does not fit on the disk; make room, and run the same command again") from None
+            raise InputError(f"{folder} does not fit on the disk; free space, and run the same command again") from None
         raise
 
 
@@ -103,7 +107,7 @@ def pointer(*path: object) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
-def show(value: object, unit: str = "") -> str:
+def format_value(value: object, unit: str = "") -> str:
     if value is None or value == "":
         return "–"
     if isinstance(value, bool):
@@ -114,7 +118,7 @@ def show(value: object, unit: str = "") -> str:
 
 
 def _read_table(path: Path) -> dict:
-    """comparison.csv, with numbers where there are any."""
+    """Read comparison.csv, with numbers as numbers."""
     table: dict[str, dict[str, dict[str, dict]]] = {}
     with open(path, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
