@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from loop import gpu_of  # noqa: E402
 from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
 
-from dj2mgm.mgm.generation import Generator  # noqa: E402
+from dj2mgm.mgm.mgm_generator import MGMGenerator  # noqa: E402
 
 ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
 QUESTION_WORDS = (5, 16)
@@ -46,7 +46,7 @@ def timed(name: str, count: int, run: Callable[[], object]) -> None:
 
 
 def measure(folder: Path, count: int) -> None:
-    random, generator = np.random.default_rng(0), Generator(folder / "mgm", None)
+    random, generator = np.random.default_rng(0), MGMGenerator(folder / "mgm", None)
     distinct = []  # as many files as questions, so that each has an image of its own
     for number in range(count):
         path = folder / "images" / f"copy-{number}.jpg"

@@ -138,7 +138,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     """This process's part of one training stage of this workflow."""
     import torch
 
-    import dj2mgm.mgm.family
+    import dj2mgm.mgm.mgm_family
     import dj2mgm.training.stage
     import finetune
     import pretrain
@@ -154,7 +154,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     if configuration.plain:
         from plain_mgm import PlainMGM
 
-        dj2mgm.mgm.family.MGMForConditionalGeneration = PlainMGM
+        dj2mgm.mgm.mgm_family.MGMForConditionalGeneration = PlainMGM
         dj2mgm.training.stage.gather_whole_layers = lambda model, parts: None
     dj2mgm.training.stage.sha256_of = lambda *paths: ""  # of six gigabytes, which take longer than the steps
     dj2mgm.training.stage.StageTrainer._save_checkpoint = lambda *_: None

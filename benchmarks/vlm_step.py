@@ -38,11 +38,11 @@ from random_mgm import instruction_lengths, write_conversations  # noqa: E402
 from random_vlm import SHAPES  # noqa: E402
 
 from dj2mgm.config.runs import REFERENCE, Runs  # noqa: E402
-from dj2mgm.families import family_of  # noqa: E402
+from dj2mgm.families import load_family  # noqa: E402
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_yaml  # noqa: E402
 from dj2mgm.training.batches import StepBatches  # noqa: E402
 from dj2mgm.training.datasets import ConversationDataset  # noqa: E402
-from dj2mgm.vlm.family import supports_sdpa  # noqa: E402
+from dj2mgm.vlm.vlm_family import supports_sdpa  # noqa: E402
 
 STEPS = 14
 ROWS = ("auto", "auto_fp8", "peer_4", "peer_8", "peer_8_recomputed", "peer_16_recomputed")
@@ -111,7 +111,7 @@ def train_as_peers_do(row: str, folder: Path, liger: bool) -> None:
     settings, output = read_yaml(folder / row / "config.yaml"), folder / row
     micro_batch, lora = int(re.search(r"\d+", row)[0]), settings["lora"]
     dataset = ConversationDataset(
-        folder / "data.jsonl", family_of(folder / "model").encoder("", settings["max_length"])
+        folder / "data.jsonl", load_family(folder / "model").encoder("", settings["max_length"])
     )
     order = StepBatches(dataset.lengths, 1, settings["global_batch_size"], settings["seed"])._order(0)
     attention = "sdpa" if supports_sdpa(T.AutoConfig.from_pretrained(folder / "model")) else "eager"

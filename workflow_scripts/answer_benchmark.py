@@ -15,7 +15,7 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.files import read_yaml, write_jsonl
-from dj2mgm.generation import generators
+from dj2mgm.generators import open_generator
 from dj2mgm.messages import Progress
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     files = [BytesIO(image) if isinstance(image, bytes) else image for image in images]
 
     prompts = [row["prompt"] for row in rows]
-    with generators(args.model, args.finetuned, settings["gpus"]) as generator:
+    with open_generator(args.model, args.finetuned, settings["gpus"]) as generator:
         answered = rows
         for key, inputs in {"prediction": files, "blind_prediction": [None] * len(files)}.items():
             texts = generator.answer(inputs, prompts, settings["template"], **settings["decoding"])

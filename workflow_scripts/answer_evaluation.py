@@ -16,7 +16,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
 from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl
-from dj2mgm.generation import generators
+from dj2mgm.generators import open_generator
 from dj2mgm.messages import Progress
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     sets = {"own": paths, "shuffled": control_paths(paths, settings["seed"]), NO_IMAGE: [None] * len(rows)}
     prompts = [row["prompt"] for row in rows]
     answered = []
-    with generators(args.model, args.finetuned, settings["gpus"]) as generator:
+    with open_generator(args.model, args.finetuned, settings["gpus"]) as generator:
         for images, files in sets.items():
             texts = generator.answer(files, prompts, settings["template"], **decoding)
             texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)

@@ -18,7 +18,7 @@ with project_imports():
     from dj2mgm.config.chat_templates import chat_template_names
     from dj2mgm.data.images import BadImage, load_image
     from dj2mgm.errors import InputError
-    from dj2mgm.generation import load_generator
+    from dj2mgm.generators import load_generator
 
 
 @command_line

@@ -20,7 +20,12 @@ with project_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.files import read_yaml
     from dj2mgm.mgm.conversion.checkpoint import from_mgm, to_mgm
-    from dj2mgm.mgm.conversion.parts import convnext_from_openclip, projector_from_mgm, projector_to_mgm, to_safetensors
+    from dj2mgm.mgm.conversion.components import (
+        convnext_from_openclip,
+        projector_from_mgm,
+        projector_to_mgm,
+        to_safetensors,
+    )
 
 PARTS = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token")
 CONVERSIONS = {

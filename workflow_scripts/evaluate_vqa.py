@@ -14,7 +14,7 @@ import numpy
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.evaluation.groups import Rows, read_pairs, score_rows
-from dj2mgm.evaluation.leaked import HELD_OUT, read_leaked_ids
+from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.vqa import evaluate_answers, measure_answers
 from dj2mgm.files import sha256_of, write_json, write_jsonl
 

@@ -28,8 +28,8 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_folder
 from dj2mgm.mgm.lora import wrap_with_lora
-from dj2mgm.mgm.weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
-from dj2mgm.mgm.weights import language_parameters, load_projector, projector_parameters
+from dj2mgm.mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
+from dj2mgm.mgm.trained_weights import language_parameters, load_projector, projector_parameters
 from dj2mgm.training.settings import LoraSettings, load_training_settings
 from dj2mgm.training.stage import held_out_of, run_stage
 from dj2mgm.training.trained_weights import save_projector, save_weights

@@ -16,7 +16,7 @@ from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_ids, image_paths
 from dj2mgm.files import read_yaml, write_jsonl
-from dj2mgm.generation import generators
+from dj2mgm.generators import open_generator
 from dj2mgm.messages import Progress
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     for stage in (args.pretrained, args.finetuned):
         name = stage.name if stage else "base"
         caption = settings["captions"][name]
-        with generators(args.model, stage, settings["gpus"]) as generator:
+        with open_generator(args.model, stage, settings["gpus"]) as generator:
             files = [sets[images][index] for images, index in all_rows]
             texts = generator.answer(files, [caption["question"]] * len(files), caption["template"], **decoding)
             texts = Progress(f"captions, {name}", len(files)).follow(texts)

@@ -10,7 +10,7 @@ from dj2mgm.command_line import command_line, path_arguments, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError
-    from dj2mgm.families import family_of
+    from dj2mgm.families import load_family
     from dj2mgm.files import replace_folder
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     args = path_arguments(__doc__, "--model", "--stage", "--output-dir")
     if args.output_dir.exists():
         raise InputError(f"{args.output_dir} is there already; name a new folder, or delete it first")
-    family = family_of(args.model)
+    family = load_family(args.model)
     model = family.trained(args.stage, dtype="auto")
     with replace_folder(args.output_dir) as folder:
         model.save_pretrained(folder)

@@ -18,7 +18,7 @@ from torch import nn
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
-from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.training.settings import load_training_settings
 from dj2mgm.training.stage import held_out_of, run_stage
 from dj2mgm.training.trained_weights import save_projector

@@ -7,7 +7,7 @@ The folder is complete or missing.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.families import family_of
+from dj2mgm.families import load_family
 from dj2mgm.files import read_yaml, replace_folder
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.model_card import model_card
@@ -19,7 +19,7 @@ from dj2mgm.publishing.stock_weights import write_adapter, write_merged
 def main() -> None:
     args = path_arguments(__doc__, "--config", "--model", "--stage", "--output-dir")
     settings = read_yaml(args.config)
-    family = family_of(args.model)
+    family = load_family(args.model)
     tokens = settings["max_new_tokens"]
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:
         copy_records(settings["records"], folder, "model", settings)

@@ -36,11 +36,13 @@ def main() -> None:
     try:
         from vlmeval.config import supported_VLM
 
-        from dj2mgm.evaluation.harnesses.vlmevalkit import Dj2mgm
+        from dj2mgm.evaluation.harnesses.vlmevalkit import VLMEvalKitModel
     except ImportError as error:
         raise InputError(f"VLMEvalKit cannot be imported ({error}); install its requirements first") from None
     folders = {"model": args.model, "finetuned": args.finetuned}
-    supported_VLM[NAME] = partial(Dj2mgm, **folders, template=args.template, max_new_tokens=args.max_new_tokens)
+    supported_VLM[NAME] = partial(
+        VLMEvalKitModel, **folders, template=args.template, max_new_tokens=args.max_new_tokens
+    )
     sys.argv = [str(args.kit / "run.py"), "--model", NAME, "--data", *args.data, *others]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -15,7 +15,7 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import count_answers, drop_questions, measure_answers
 from dj2mgm.evaluation.groups import estimate_metrics
-from dj2mgm.evaluation.leaked import read_leaked_ids
+from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.files import read_jsonl, sha256_of, write_json
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
-from dj2mgm.evaluation.harnesses.scores import score_answers
+from dj2mgm.evaluation.harnesses.task_scores import score_answers
 from dj2mgm.evaluation.seeds import aggregate, read_scores
 from dj2mgm.files import read_jsonl, read_yaml, sha256_of, write_json, write_jsonl
 

@@ -7,7 +7,7 @@ models and compares them with a new training.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.foundation.parts import copy_parts
+from dj2mgm.foundation.copying import copy_parts
 
 
 @command_line

@@ -26,7 +26,7 @@ from dj2mgm.evaluation import benchmarks
 from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
 from dj2mgm.evaluation.benchmarks.textvqa import vqa_accuracy
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.mgm.generation import Generator
+from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.training.trained_weights import gather, save_projector
 
 
@@ -64,7 +64,7 @@ def score(monkeypatch, folder: Path) -> dict:
 def test_textvqa_from_files_to_score(monkeypatch, model, tmp_path):
     files = write_textvqa(tmp_path / "data")
     rows = answer(monkeypatch, model, "textvqa", files, tmp_path / "out")
-    generator = Generator(*model)
+    generator = MGMGenerator(*model)
     images = [Path(files["images"]) / f"{row['image_id']}.png" for row in rows]
     expected = generator.answer(images, [row["prompt"] for row in rows], "gemma", 5, 1)
     assert [row["prediction"] for row in rows] == list(expected)

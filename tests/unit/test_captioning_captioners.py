@@ -20,7 +20,7 @@ from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
 from dj2mgm.juicer.operators.models.caption_store import CaptionStore
 from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
-from dj2mgm.mgm.generation import Generator
+from dj2mgm.mgm.mgm_generator import MGMGenerator
 
 COUNT = 11
 
@@ -62,7 +62,7 @@ def test_the_mapper_says_what_the_model_says(mgm, images):
     [operator] = load_ops([mgm])
     samples = {"text": ["a", "b", "c"], "images": [images[:1], [], images[1:2]], Fields.meta: [{}, {}, {}]}
     found = operator.process(samples)
-    generator = Generator(Path(arguments["base_model"]), Path(arguments["stage"]))
+    generator = MGMGenerator(Path(arguments["base_model"]), Path(arguments["stage"]))
     said = list(generator.candidates([images[0], images[1]], "", "plain", 3, 5, batch_size=2))
     assert found["text"] == [text_of(said[0][0][0]), "b", text_of(said[1][0][0])]
     for row, expected in ((0, said[0]), (1, []), (2, said[1])):

@@ -17,7 +17,7 @@ from dj2mgm.data import chat_rendering, chat_template_process
 from dj2mgm.data.chat_rendering import render
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
-from dj2mgm.families import family_of
+from dj2mgm.families import load_family
 
 MESSAGES = [
     {"role": "user", "content": "Wo ist der „Apfel“? 🍎\n{{ 7 * 7 }} <b>"},
@@ -64,7 +64,7 @@ def test_the_shipped_templates_are_rendered_as_transformers_renders_them(name):
 @pytest.mark.parametrize("family", [family for family in BUILDERS if family != "paligemma"])
 def test_a_processors_template_gives_what_its_own_method_gives(tmp_path, family):
     save_tiny_family(family, tmp_path)
-    encoder = family_of(tmp_path).encoder("", 512)
+    encoder = load_family(tmp_path).encoder("", 512)
     content = [{"type": "image"}, {"type": "text", "text": "What is shown?"}]
     messages = [{"role": "user", "content": content}]
     messages += [{"role": "assistant", "content": [{"type": "text", "text": "A boat."}]}]
@@ -137,7 +137,7 @@ def test_a_hostile_template_of_a_model_is_refused_with_its_folder(tmp_path, shor
     save_tiny_family("qwen3_vl", tmp_path / "model")
     (tmp_path / "model/chat_template.jinja").write_text(LOOPS)
     with pytest.raises(InputError, match="model: its chat template cannot be rendered .it takes more than"):
-        family_of(tmp_path / "model").encoder("", 512)
+        load_family(tmp_path / "model").encoder("", 512)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{{ 'a' * 10**10 }}"
     with pytest.raises(InputError, match="template tokenizer: it cannot be rendered .it takes more than .* of memory"):

@@ -16,10 +16,10 @@ from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json
 from dj2mgm.memory.memory_csv import read_rows
-from dj2mgm.mgm.family import MGM
-from dj2mgm.mgm.generation import load_trained
 from dj2mgm.mgm.lora import wrap_with_lora
-from dj2mgm.mgm.weights import load_projector, projector_parameters
+from dj2mgm.mgm.mgm_family import MGMFamily
+from dj2mgm.mgm.mgm_generator import load_trained
+from dj2mgm.mgm.trained_weights import load_projector, projector_parameters
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.training.settings import LoraSettings
 
@@ -107,7 +107,7 @@ def trained(tmp_path_factory):
     projector = {name: tensor.detach().clone() for name, tensor in projector_parameters(model).items()}
     (folder / "finetune").mkdir()
     save_file(projector, folder / "finetune/projector.safetensors")
-    wrap_with_lora(model, LoraSettings(2, 4, 0.0, ["q_proj"]), MGM.parts(model).decoder).save_pretrained(
+    wrap_with_lora(model, LoraSettings(2, 4, 0.0, ["q_proj"]), MGMFamily.parts(model).decoder).save_pretrained(
         folder / "finetune/adapter"
     )
     return folder

@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
     def fake(*_):
         yield Fake()
 
-    monkeypatch.setattr(generate_answers, "generators", fake)
+    monkeypatch.setattr(generate_answers, "open_generator", fake)
     for number in range(IMAGES):
         save_image(tmp_path / f"{number}.png", (60 * number, 0, 0))
         shutil.copy(tmp_path / f"{number}.png", tmp_path / f"{number}copy.png")

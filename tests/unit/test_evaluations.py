@@ -25,7 +25,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
-from dj2mgm.evaluation.harnesses.scores import UNITS, pseudo_values
+from dj2mgm.evaluation.harnesses.task_scores import UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.training.trained_weights import gather, save_projector

@@ -35,13 +35,13 @@ from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.data.shards import digest_of, members, read_file
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
-from dj2mgm.generation import generators
+from dj2mgm.generators import open_generator
 from dj2mgm.mgm import generation, greedy_search
 from dj2mgm.mgm.assemble import assemble
 from dj2mgm.mgm.beam_search import beam_search
-from dj2mgm.mgm.family import MGM
-from dj2mgm.mgm.generation import Generator
-from dj2mgm.questions import batches_of, in_order
+from dj2mgm.mgm.mgm_family import MGMFamily
+from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.questions import batch_questions, restore_order
 from dj2mgm.training.settings import LoraSettings
 from dj2mgm.training.trained_weights import gather, save_projector
 from finetune import add_lora, save_adapter_and_projector
@@ -126,7 +126,7 @@ def trained(tmp_path_factory):
     tiny_processor().save_pretrained(root / "base")
     randomize(base.model.projector, seed=4)
     save_projector(base, gather(projector_of(base)), root / "pretrain")
-    wrapped = add_lora(base, MGM.parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
+    wrapped = add_lora(base, MGMFamily.parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
     moved = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
@@ -146,8 +146,8 @@ def test_a_fine_tuned_stage_is_loaded_as_it_was_trained(trained):
         "pixel_values": pixels(1)
     }
     with torch.inference_mode():
-        loaded = Generator(root / "base", root / "finetune").model(**inputs).logits
-        before = Generator(root / "base", root / "pretrain").model(**inputs).logits
+        loaded = MGMGenerator(root / "base", root / "finetune").model(**inputs).logits
+        before = MGMGenerator(root / "base", root / "pretrain").model(**inputs).logits
         torch.testing.assert_close(loaded, wrapped(**inputs).logits, rtol=1e-3, atol=1e-3)
     assert (loaded - before).abs().max() > 0.1
 
@@ -162,7 +162,7 @@ def test_the_stages_files_are_small_and_safe(trained):
 @pytest.mark.parametrize(("stage", "template"), [("pretrain", "plain"), ("finetune", "gemma")])
 def test_answers_do_not_depend_on_the_batch_they_came_in(trained, tmp_path, stage, template):
     root, _ = trained
-    generator = Generator(root / "base", root / stage)
+    generator = MGMGenerator(root / "base", root / stage)
     colors = [(200, 30, 30), (20, 40, 200), (30, 200, 40)]
     images = [save_image(tmp_path / f"{index}.png", color) for index, color in enumerate(colors)]
     questions = [""] * 3 if template == "plain" else ["How many?", "", "What color is the circle?"]
@@ -176,7 +176,7 @@ def test_answers_do_not_depend_on_the_batch_they_came_in(trained, tmp_path, stag
 
 
 def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monkeypatch):
-    generator, encoded = Generator(trained[0] / "base", trained[0] / "finetune"), []
+    generator, encoded = MGMGenerator(trained[0] / "base", trained[0] / "finetune"), []
     encode = generator.model.model.get_image_features
     monkeypatch.setattr(
         generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
@@ -199,7 +199,7 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
 
 def test_batches_to_caption_are_encoded_as_given_without_gradients(trained, tmp_path, monkeypatch):
     """A repeated image fills a batch: the batch's size moves the last bits of what is said about the others."""
-    generator, encoded = Generator(trained[0] / "base", trained[0] / "pretrain"), []
+    generator, encoded = MGMGenerator(trained[0] / "base", trained[0] / "pretrain"), []
     encode = generator.model.model.get_image_features
 
     def observed(pixels):
@@ -216,7 +216,7 @@ def test_batches_to_caption_are_encoded_as_given_without_gradients(trained, tmp_
 
 def test_without_an_image_the_language_model_answers_the_text_alone(trained):
     """As it reads a conversation without an image in training; batches of any size say the same."""
-    generator = Generator(trained[0] / "base", trained[0] / "finetune")
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "finetune")
     asked = ["How many?", "What color is it?", "two"]
     chat = ChatTemplate.of("gemma", generator.processor.tokenizer)
     expected = []
@@ -242,7 +242,7 @@ def test_without_an_image_the_language_model_answers_the_text_alone(trained):
 
 def test_no_images_no_answers(trained):
     root, _ = trained
-    generator = Generator(root / "base", root / "pretrain")
+    generator = MGMGenerator(root / "base", root / "pretrain")
     assert list(generator.answer([], [], template="plain", max_new_tokens=4, batch_size=2)) == []
 
 
@@ -253,7 +253,7 @@ def color_images(folder, count: int) -> list:
 @pytest.fixture
 def asked(trained, tmp_path):
     """A model, six images and their prompts, and stop tokens that the model does say: its second and third."""
-    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor = generator.processor
     inputs = processor.prompts([ChatTemplate.of("plain", processor.tokenizer).prompt("")] * 6)
     inputs["pixel_values"] = processor.pixels([load_image(path) for path in color_images(tmp_path, 6)])
@@ -275,7 +275,7 @@ def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, a
     monkeypatch.setattr(greedy_search, "TOKENS_AT_ONCE", at_once)
     monkeypatch.setattr(greedy_search, "RECORDED", 1)
     monkeypatch.setattr(greedy_search, "_can_be_recorded", lambda model, cache: recorded)  # as on a GPU
-    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor, chat = generator.processor, ChatTemplate.of(template, generator.processor.tokenizer)
     about = [0, 1, 1, 2, 0, 3]
     asked = (
@@ -307,7 +307,7 @@ def test_where_attention_slides_answers_do_not_depend_on_their_batch(tmp_path):
     assert model.config.text_config.sliding_window < NUM_IMAGE_TOKENS + 8
     model.save_pretrained(tmp_path / "mgm")
     tiny_processor().save_pretrained(tmp_path / "mgm")
-    generator = Generator(tmp_path / "mgm", None, "cpu")
+    generator = MGMGenerator(tmp_path / "mgm", None, "cpu")
     images = [color_images(tmp_path, 3)[number] for number in (0, 1, 1, 2, 0, 2)]
     asked = ["How many?", "", "What color is the circle?", "Where?", "a b c", "How many are there?"]
     one, many = (list(generator.answer(images, asked, "gemma", 9, batch_size=size)) for size in (1, 6))
@@ -319,7 +319,7 @@ def test_where_attention_slides_answers_do_not_depend_on_their_batch(tmp_path):
 )
 def test_batches_are_as_large_as_the_gpu_has_memory_for(free, size, trained, monkeypatch):
     """At the shape of MGM-2B; of what is free, 2 GiB are for visual tokens, and half of the rest for a batch."""
-    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     shape = {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256_000}
     text = SimpleNamespace(**shape)
     generator.model = SimpleNamespace(dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: text))
@@ -336,12 +336,12 @@ def test_batches_keep_questions_about_an_image_together_and_lose_none(size):
     rng = random.Random(size)
     images = [f"{rng.randrange(6)}.png" for _ in range(20)]
     questions = ["?" * rng.randrange(4) for _ in images]
-    numbers, batches = batches_of(images, questions, size)
+    numbers, batches = batch_questions(images, questions, size)
     answers = [
         [f"{batch.images[place]} {question}" for place, question in zip(batch.about, batch.questions, strict=True)]
         for batch in batches
     ]
-    assert list(in_order(numbers, answers)) == [f"{i} {q}" for i, q in zip(images, questions, strict=True)]
+    assert list(restore_order(numbers, answers)) == [f"{i} {q}" for i, q in zip(images, questions, strict=True)]
     said = [answer for batch in answers for answer in batch]
     assert len(said) == len(set(said)), "what is asked twice is answered once"
     assert all(len(batch.questions) == size for batch in batches[:-1]) and len(batches[-1].questions) <= size
@@ -397,7 +397,7 @@ def test_a_log_likelihood_is_the_sum_over_tokens_and_their_end(asked):
 
 
 def test_one_beam_is_greedy(trained, tmp_path):
-    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     images = color_images(tmp_path, 3)
     answers = list(generator.answer(images, [""] * 3, "plain", max_new_tokens=6, batch_size=3))
     candidates = generator.candidates(images, "", "plain", num_beams=1, max_new_tokens=6, batch_size=3)
@@ -405,7 +405,7 @@ def test_one_beam_is_greedy(trained, tmp_path):
 
 
 def test_candidates_differ_and_do_not_depend_on_the_batch(trained, tmp_path):
-    generator = Generator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     images = color_images(tmp_path, 5)
     arguments = {"question": "", "template": "plain", "num_beams": 4, "max_new_tokens": 6}
     together = [[text for text, _ in row] for row in generator.candidates(images, batch_size=5, **arguments)]
@@ -425,7 +425,7 @@ def test_a_merged_folder_answers_as_base_and_stage_do(trained, tmp_path, monkeyp
     stage, output = root / "finetune", tmp_path / "merged"
     run(monkeypatch, merge_adapter, "--model", root / "base", "--stage", stage, "--output-dir", output)
     assert not [path for path in output.rglob("*") if "adapter" in path.name or path.suffix in (".bin", ".pt")]
-    together, merged = Generator(root / "base", stage), Generator(output, None)
+    together, merged = MGMGenerator(root / "base", stage), MGMGenerator(output, None)
     inputs = tiny_processor().prompts([ChatTemplate.of("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
         "pixel_values": pixels(1)
     }
@@ -435,7 +435,9 @@ def test_a_merged_folder_answers_as_base_and_stage_do(trained, tmp_path, monkeyp
     images = [save_image(tmp_path / f"{index}.png", (90 * index, 200, 30)) for index in range(3)]
     asked = (images, ["How many?", "What color?", ""], "gemma", 12, 2)
     answers = list(merged.answer(*asked))
-    assert answers == list(together.answer(*asked)) != list(Generator(root / "base", root / "pretrain").answer(*asked))
+    assert (
+        answers == list(together.answer(*asked)) != list(MGMGenerator(root / "base", root / "pretrain").answer(*asked))
+    )
     plain = AutoModelForImageTextToText.from_pretrained(output)
     assert plain.state_dict().keys() == tiny_mgm().state_dict().keys()
 
@@ -461,7 +463,7 @@ def test_one_question_about_one_image_is_answered(trained, tmp_path, monkeypatch
     for flags, stage, template, question in cases:
         shared = ("--model", root / "base", "--image", image, "--max-new-tokens", 6)
         run(monkeypatch, chat, *shared, *flags, *(("--question", question) if question else ()))
-        [expected] = Generator(root / "base", stage).answer([image], [question], template, 6, 1)
+        [expected] = MGMGenerator(root / "base", stage).answer([image], [question], template, 6, 1)
         assert capsys.readouterr().out == f"{expected}\n"
 
 
@@ -502,7 +504,7 @@ def test_qwen_is_assembled_with_its_own_tokenizer_and_format(tmp_path):
     prompt = ChatTemplate.of("chatml", tokenizer).prompt("How many?")
     ids = processor.encode([(prompt, False)])["input_ids"]
     assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")  # Qwen has no beginning-of-sequence token
-    generator = Generator(tmp_path / "mgm", None)
+    generator = MGMGenerator(tmp_path / "mgm", None)
     assert generator.processor.encode([(prompt, False)])["input_ids"] == ids
     assert len(list(generator.answer([save_image(tmp_path / "a.png")], ["How many?"], "chatml", 5, 1))) == 1
 
@@ -519,13 +521,13 @@ def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
     questions = ["what is it?", "where?", "how many of them are there?", "why?", "who?", "", "which colour is it?"]
     answers = []
     for processes in (1, 2):  # batches of three: 3 batches, which 2 processes cannot share evenly
-        with generators(tmp_path / "mgm", tmp_path / "stage", processes) as generator:
+        with open_generator(tmp_path / "mgm", tmp_path / "stage", processes) as generator:
             answers.append(list(generator.answer(images, questions, "gemma", max_new_tokens=6, batch_size=3)))
     assert answers[0] == answers[1] and len(answers[0]) == 7
 
 
 def test_two_processes_answer_no_question_with_nothing(tmp_path):
-    with generators(tmp_path, tmp_path, 2) as generator:
+    with open_generator(tmp_path, tmp_path, 2) as generator:
         assert list(generator.answer([], [], "gemma", max_new_tokens=6, batch_size=2)) == []
 
 
@@ -535,7 +537,7 @@ def test_processes_end_when_what_started_them_is_killed(tmp_path, method):
     script = tmp_path / "parent.py"
     script.write_text(
         "import multiprocessing, threading, time\n"
-        "from dj2mgm.generation import _end_with_parent\n"
+        "from dj2mgm.generators import _end_with_parent\n"
         "def work():\n"
         "    threading.Thread(target=_end_with_parent, daemon=True).start()\n"
         "    time.sleep(600)\n"

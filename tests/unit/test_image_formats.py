@@ -26,7 +26,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.mgm.generation import Generator
+from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.gallery import thumbnail
 
 LOSSLESS = {"PNG": {}, "TIFF": {}, "BMP": {}, "PPM": {}, "GIF": {}, "WEBP": {"lossless": True, "exact": True}}
@@ -271,7 +271,7 @@ def filter_with(operator: str, root: Path) -> None:
 
 
 def answer_about(path: Path) -> None:
-    generator = Generator.__new__(Generator)  # its model is not needed for this
+    generator = MGMGenerator.__new__(MGMGenerator)  # its model is not needed for this
     generator.processor, generator.device = tiny_processor(), torch.device("cpu")
     list(generator._decoded([path]))
 

@@ -28,7 +28,7 @@ from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, STATS, run_recipe
-from dj2mgm.mgm.generation import Generator
+from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.server import Explorer
 from dj2mgm.reporting.gallery import thumbnail
 
@@ -120,7 +120,7 @@ def by_data_juicer(path: Path) -> dict:
 
 
 def for_the_model(path: Path) -> list:
-    generator = Generator.__new__(Generator)  # its model is not needed for this
+    generator = MGMGenerator.__new__(MGMGenerator)  # its model is not needed for this
     generator.processor, generator.device = tiny_processor(), torch.device("cpu")
     return [pixels.tolist() for pixels in generator._decoded([path])]
 

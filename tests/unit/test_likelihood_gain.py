@@ -21,8 +21,8 @@ from dj2mgm.juicer.data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators import likelihood_gain_filter
 from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
 from dj2mgm.juicer.recipe_settings import read_synthesize_settings
-from dj2mgm.mgm.family import MGM
-from dj2mgm.mgm.generation import Generator
+from dj2mgm.mgm.mgm_family import MGMFamily
+from dj2mgm.mgm.mgm_generator import MGMGenerator
 
 NAME = "likelihood_gain_filter"
 
@@ -79,7 +79,7 @@ def test_the_gain_is_the_mutual_information_per_token():
 def test_likelihoods_of_answers_are_what_training_would_lose(project):
     images = [str(project / "data/images" / f"{number}.png") for number in range(3)]
     asked = [(0, "a cat"), (2, "picture 3 of a sea"), (1, "a cat"), (0, "dog")]
-    generator, family = Generator(project / "base", project / "pretrain", "cpu"), MGM(project / "base")
+    generator, family = MGMGenerator(project / "base", project / "pretrain", "cpu"), MGMFamily(project / "base")
     values = generator.log_likelihoods(images, asked, "What is it?", "gemma")
     encoder, model = family.encoder("gemma", 512), generator.model
     for (image, answer), each in zip(asked, values, strict=True):
@@ -90,7 +90,7 @@ def test_likelihoods_of_answers_are_what_training_would_lose(project):
 
 
 def test_images_are_encoded_once_whatever_is_asked_about_them(project, monkeypatch):
-    generator, encoded = Generator(project / "base", project / "pretrain", "cpu"), []
+    generator, encoded = MGMGenerator(project / "base", project / "pretrain", "cpu"), []
     encode = generator.model.model.get_image_features
     monkeypatch.setattr(
         generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)

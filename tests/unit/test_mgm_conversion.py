@@ -17,9 +17,14 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
 from dj2mgm.mgm.conversion.checkpoint import LAST_NORM, from_mgm, to_mgm
-from dj2mgm.mgm.conversion.parts import convnext_from_openclip, projector_from_mgm, projector_to_mgm, to_safetensors
+from dj2mgm.mgm.conversion.components import (
+    convnext_from_openclip,
+    projector_from_mgm,
+    projector_to_mgm,
+    to_safetensors,
+)
 from dj2mgm.mgm.conversion.tensors import INDEX, MGM, Shard, rename, reverse
-from dj2mgm.mgm.weights import load_projector
+from dj2mgm.mgm.trained_weights import load_projector
 
 
 def write_checkpoint(folder, weights: dict[str, torch.Tensor], shards: int = 1, pickled: bool = False) -> None:

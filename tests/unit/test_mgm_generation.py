@@ -12,8 +12,8 @@ from tiny_models import (
 
 from dj2mgm.data.formats import conversation
 from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.mgm.family import MGMEncoder
-from dj2mgm.mgm.generation import Generator
+from dj2mgm.mgm.mgm_family import MGMEncoder
+from dj2mgm.mgm.mgm_generator import MGMGenerator
 
 STEPS = 8
 
@@ -133,5 +133,5 @@ def test_learned_answers_are_generated(tmp_path, template, make_processor):
         optimizer.step()
     model.save_pretrained(tmp_path / "mgm")
     processor.save_pretrained(tmp_path / "mgm")
-    generator = Generator(tmp_path / "mgm", None, "cpu")
+    generator = MGMGenerator(tmp_path / "mgm", None, "cpu")
     assert list(generator.answer(images, ["Q?"] * 4, template, max_new_tokens=8, batch_size=4)) == HARD

@@ -11,7 +11,7 @@ from tiny_models import pixels, tiny_mgm, training_batch
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 from plain_mgm import PlainMGM  # noqa: E402
 
-from dj2mgm.mgm.family import MGM  # noqa: E402
+from dj2mgm.mgm.mgm_family import MGMFamily  # noqa: E402
 from dj2mgm.training.model import compile_layers  # noqa: E402
 from pretrain import train_projector_only  # noqa: E402
 
@@ -39,7 +39,7 @@ def losses_of_training(model, steps: int) -> list[float]:
 def trainable(model, stage_1: bool):
     torch.manual_seed(0)
     if stage_1:
-        return train_projector_only(model.train(), MGM.parts(model))
+        return train_projector_only(model.train(), MGMFamily.parts(model))
     model.requires_grad_(True)
     for tower in (model.model.vision_tower, model.model.vision_tower_aux):
         tower.requires_grad_(False)
@@ -74,5 +74,5 @@ def test_recomputed_and_compiled_layers_have_the_losses_of_the_plain_model(every
     plain = losses_of_training(trainable(plain_twin(model), stage_1=True), steps=4)
     model = trainable(model, stage_1=True)
     model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every_n_layers)
-    compile_layers(MGM.parts(model))
+    compile_layers(MGMFamily.parts(model))
     assert losses_of_training(model, steps=4) == pytest.approx(plain, rel=1e-4)

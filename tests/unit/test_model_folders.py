@@ -16,13 +16,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from dj2mgm.config.clips import check_named_models
 from dj2mgm.errors import InputError
-from dj2mgm.families import family_of
-from dj2mgm.foundation.parts import copy_part
-from dj2mgm.mgm.conversion.parts import to_safetensors
+from dj2mgm.families import load_family
+from dj2mgm.foundation.copying import copy_part
+from dj2mgm.mgm.conversion.components import to_safetensors
 from dj2mgm.model_folders import LARGEST_CONFIG, check_config, check_model_folder
 from dj2mgm.plain_files import check_tree, copy_plain
 from dj2mgm.publishing.run_record import copy_records
-from dj2mgm.vlm.folder import folder_errors
+from dj2mgm.vlm.folder_checks import folder_errors
 
 SECRET = "hf_decoyDECOYdecoy"
 
@@ -73,7 +73,7 @@ def test_a_model_that_a_recipe_names_is_checked(base, secret):
 def test_links_out_of_a_model_folder_are_refused(base, secret, tmp_path, name):
     link(base / name, secret)
     for use in (
-        lambda out: family_of(base).save_processor(out),
+        lambda out: load_family(base).save_processor(out),
         lambda out: copy_part(base, out, torch.float32),
         lambda out: to_safetensors(base, out),
     ):
@@ -128,15 +128,15 @@ def test_the_links_of_a_hub_cache_are_followed_within_the_repository_only(base, 
     for number, path in enumerate(sorted(base.iterdir())):
         shutil.move(path, blobs / str(number))
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
-    family_of(snapshot).save_processor(tmp_path / "out")
+    load_family(snapshot).save_processor(tmp_path / "out")
     assert (tmp_path / "out/tokenizer.json").is_file() and not (tmp_path / "out/tokenizer.json").is_symlink()
     link(snapshot / "vocab.txt", Path("../../../secret.json"))
     with pytest.raises(InputError, match="vocab.txt is a link out of its folder"):
-        family_of(snapshot)
+        load_family(snapshot)
     (blobs / "chained").symlink_to(secret)
     link(snapshot / "vocab.txt", Path("../../blobs/chained"))
     with pytest.raises(InputError, match="vocab.txt is a link out of its folder"):
-        family_of(snapshot)
+        load_family(snapshot)
 
 
 def test_a_link_to_the_whole_folder_is_the_users_own(base, tmp_path):
@@ -190,7 +190,7 @@ def test_numbers_that_no_model_has_are_refused_with_file_and_key(base, file, pla
     owner[key] = value
     path.write_text(json.dumps(values))
     with pytest.raises(InputError, match=f"{file}: {place} is {value}; models have at most"):
-        family_of(base)
+        load_family(base)
 
 
 NESTED = ["[" * 3000 + "]" * 3000, '{"a": ' * 900 + "1" + "}" * 900, '{"a": 1' + "0" * 5000 + "}"]
@@ -200,7 +200,7 @@ NESTED = ["[" * 3000 + "]" * 3000, '{"a": ' * 900 + "1" + "}" * 900, '{"a": 1' +
 def test_nested_and_endless_numbers_are_refused(base, text):
     (base / "config.json").write_text(text)
     with pytest.raises(InputError, match="config.json"):
-        family_of(base)
+        load_family(base)
 
 
 def test_models_of_transformers_are_within_the_limits(tmp_path):

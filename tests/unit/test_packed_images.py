@@ -7,7 +7,7 @@ from tiny_families import save_tiny_family
 from transformers import AutoModelForImageTextToText
 
 from dj2mgm.data.formats import conversation
-from dj2mgm.families import family_of
+from dj2mgm.families import load_family
 from dj2mgm.vlm.packed_images import PREFIX
 
 SIZES = [(48, 40), (90, 60), (33, 77)]
@@ -23,7 +23,7 @@ def folder(request, tmp_path_factory):
 @pytest.fixture
 def batch(folder, tmp_path):
     """Conversations about images of several sizes, padded."""
-    encoder, items = family_of(folder).encoder("", 512), []
+    encoder, items = load_family(folder).encoder("", 512), []
     for number, size in enumerate(SIZES):
         path = tmp_path / f"{number}.png"
         Image.effect_noise(size, 90).convert("RGB").save(path)
@@ -32,7 +32,7 @@ def batch(folder, tmp_path):
 
 
 def test_losses_and_gradients_are_those_of_the_stock_model(folder, batch):
-    found, device = family_of(folder), torch.device("cpu")
+    found, device = load_family(folder), torch.device("cpu")
     ours = found.load(torch.float32, "sdpa")
     loss = ours(**found.inputs(batch, device)).loss
     loss.backward()
@@ -51,7 +51,7 @@ def test_losses_and_gradients_are_those_of_the_stock_model(folder, batch):
 
 def test_the_tower_computes_nothing_from_the_grid_of_patches(folder, batch):
     """Otherwise the host would wait for the GPU; a grid without values fails every computation."""
-    found = family_of(folder)
+    found = load_family(folder)
     model = found.load(torch.float32, "sdpa")
     tower = model.get_encoder(modality="image")
     tower.register_forward_pre_hook(
@@ -65,7 +65,7 @@ def test_the_tower_computes_nothing_from_the_grid_of_patches(folder, batch):
 
 
 def test_arguments_of_one_batch_do_not_reach_the_next(folder, batch):
-    found = family_of(folder)
+    found = load_family(folder)
     model = found.load(torch.float32, "sdpa")
     inputs = found.inputs(batch, torch.device("cpu"))
     first = model(**inputs).loss

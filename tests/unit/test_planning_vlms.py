@@ -12,7 +12,7 @@ from dj2mgm.config.runs import Runs
 from dj2mgm.data.formats import conversation
 from dj2mgm.doctor.plan_checks import workload_at_most
 from dj2mgm.errors import InputError
-from dj2mgm.families import family_of
+from dj2mgm.families import load_family
 from dj2mgm.files import write_jsonl
 from dj2mgm.memory.architecture import PlanningError, VLMArchitecture, load_architecture
 from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
@@ -21,7 +21,7 @@ from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.memory_plan import build_architecture
 from dj2mgm.training.settings import training_settings
-from dj2mgm.vlm.family import supports_sdpa
+from dj2mgm.vlm.vlm_family import supports_sdpa
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
 BATCH, ANSWERS = 3, 12
@@ -41,7 +41,7 @@ def planned(folder: Path, tuning: str = "lora", **more) -> Workload:
 
 def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
     """Peak bytes and FLOPs of the same step on the CPU."""
-    family = family_of(folder)
+    family = load_family(folder)
     model = family.load(torch.float32, "eager")
     wrapped = wrap_with_lora(model, LORA, family.parts(model).decoder, projector=False).train()
     model.set_attn_implementation("eager")
@@ -74,7 +74,7 @@ def test_larger_batches_and_less_recomputation_need_more(folders, family):
 @pytest.mark.parametrize("family", BUILDERS)
 def test_parameters_are_those_that_are_loaded(folders, family):
     workload = planned(folders[family], "stage1")
-    loaded = family_of(folders[family]).load(torch.float32, "eager")
+    loaded = load_family(folders[family]).load(torch.float32, "eager")
     assert isinstance(workload.architecture, VLMArchitecture)
     shapes = {name: parameter.shape for name, parameter in build_model(workload).named_parameters()}
     assert shapes == {name: parameter.shape for name, parameter in loaded.named_parameters()}
@@ -124,7 +124,7 @@ def test_a_stage_is_planned_with_its_largest_images_and_one_of_texts_with_a_blan
     small, large = (str(save_image(tmp_path / f"{side}.png", (9, 9, 9), (side, side))) for side in (40, 150))
     long = conversation("1", small, "What?", "blue " * 200)
     rows = [long, conversation("2", large, "What?", "blue"), conversation("3", small, "What?", "red")]
-    family, planned_for = family_of(folders["qwen3_vl"]), []
+    family, planned_for = load_family(folders["qwen3_vl"]), []
     for chosen in (rows, [long], [{"id": "4", "conversations": rows[2]["conversations"]}]):
         if "image" not in chosen[0]:
             chosen[0]["conversations"][0]["value"] = "What?"

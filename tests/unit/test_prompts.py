@@ -11,7 +11,7 @@ from dj2mgm.data.formats import conversation
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
-from dj2mgm.mgm.family import MGMEncoder
+from dj2mgm.mgm.mgm_family import MGMEncoder
 from dj2mgm.mgm.processing_mgm import MGMProcessor
 from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.vision_language import IGNORED

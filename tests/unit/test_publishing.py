@@ -14,9 +14,9 @@ from tiny_models import save_image, tiny_mgm, tiny_processor
 from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 from dj2mgm.errors import InputError
-from dj2mgm.families import family_of
+from dj2mgm.families import load_family
 from dj2mgm.mgm.lora import wrap_with_lora
-from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
 from dj2mgm.publishing.usage import how_to_use
 
@@ -26,7 +26,7 @@ SETTINGS = {"mgm": False, "question": QUESTION, "adapter_base": None, "weights":
 
 def train(base: Path, stage: Path, connector: bool = True) -> None:
     """Write the output of a fine-tuning, with weights that differ from the base model's."""
-    found = family_of(base)
+    found = load_family(base)
     model = found.load(torch.float32, "eager")
     wrapped = wrap_with_lora(model, LORA, found.parts(model).decoder, projector=connector)
     trained = {name: parameter for name, parameter in wrapped.named_parameters() if "lora_" in name}
@@ -63,16 +63,16 @@ def family(request, tmp_path) -> str:
 def own_answer(family, tmp_path) -> str:
     """Return the answer of the workflow itself."""
     image = save_image(tmp_path / "photo.jpg", (200, 30, 90), (48, 40))
-    generator = family_of(tmp_path / "base").generator(tmp_path / "stage", "cpu")
+    generator = load_family(tmp_path / "base").generator(tmp_path / "stage", "cpu")
     [answer] = generator.answer([image], [QUESTION], "", TOKENS, 1)
-    [before] = family_of(tmp_path / "base").generator(None, "cpu").answer([image], [QUESTION], "", TOKENS, 1)
+    [before] = load_family(tmp_path / "base").generator(None, "cpu").answer([image], [QUESTION], "", TOKENS, 1)
     assert answer != before and answer
     return answer
 
 
 def test_merged_model_gives_the_same_answer_in_transformers(own_answer, tmp_path):
     folder = tmp_path / "merged"
-    write_merged(family_of(tmp_path / "base"), tmp_path / "stage", TOKENS, folder)
+    write_merged(load_family(tmp_path / "base"), tmp_path / "stage", TOKENS, folder)
     (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
     assert answer_alone(folder, SETTINGS) == own_answer
 
@@ -80,7 +80,7 @@ def test_merged_model_gives_the_same_answer_in_transformers(own_answer, tmp_path
 @pytest.mark.parametrize("family", ["llava"], indirect=True)
 def test_adapter_with_connector_gives_the_same_answer_in_peft(own_answer, tmp_path):
     base, folder = tmp_path / "base", tmp_path / "adapter"
-    write_adapter(family_of(base), tmp_path / "stage", str(base), TOKENS, folder)
+    write_adapter(load_family(base), tmp_path / "stage", str(base), TOKENS, folder)
     (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
     assert answer_alone(folder, SETTINGS | {"weights": "adapter"}) == own_answer
 
@@ -88,10 +88,10 @@ def test_adapter_with_connector_gives_the_same_answer_in_peft(own_answer, tmp_pa
 def test_connector_of_several_modules_loads_in_peft(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path / "base")
     train(tmp_path / "base", tmp_path / "stage")
-    write_adapter(family_of(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
+    write_adapter(load_family(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
     base = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32)
     merged = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
-    trained = family_of(tmp_path / "base").trained(tmp_path / "stage", torch.float32).state_dict()
+    trained = load_family(tmp_path / "base").trained(tmp_path / "stage", torch.float32).state_dict()
     assert any("deepstack_merger_list" in name for name in merged)
     torch.testing.assert_close(merged, trained, rtol=1e-5, atol=1e-5)
 
@@ -100,7 +100,7 @@ def test_adapter_refuses_parameter_outside_modules(tmp_path):
     save_tiny_family("llava_onevision", tmp_path / "base")
     train(tmp_path / "base", tmp_path / "stage")
     with pytest.raises(InputError, match="image_newline is trained, but an adapter of PEFT cannot hold it; choose"):
-        write_adapter(family_of(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
+        write_adapter(load_family(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
 
 
 @pytest.fixture
@@ -120,10 +120,10 @@ def mgm(tmp_path) -> Path:
 def test_adapter_of_mgms_language_model_loads_in_peft(mgm, weights):
     base, stage, folder = mgm / "base", mgm / "stage", mgm / weights
     if weights == "merged":
-        write_merged(family_of(base), stage, TOKENS, folder)
+        write_merged(load_family(base), stage, TOKENS, folder)
     else:
-        write_adapter(family_of(base), stage, "me/language-model", TOKENS, folder)
-    trained = family_of(base).trained(stage, torch.float32)
+        write_adapter(load_family(base), stage, "me/language-model", TOKENS, folder)
+    trained = load_family(base).trained(stage, torch.float32)
     stock = GemmaForCausalLM.from_pretrained(mgm / "language")
     ids = torch.arange(5, 15)[None]
     before = stock(ids).logits
@@ -133,9 +133,9 @@ def test_adapter_of_mgms_language_model_loads_in_peft(mgm, weights):
     assert not torch.allclose(before, wanted, atol=1e-2)
     # and the complete model in this project
     whole = (
-        family_of(folder).trained(None, "auto")
+        load_family(folder).trained(None, "auto")
         if weights == "merged"
-        else family_of(base).trained(folder / STAGE, "auto")
+        else load_family(base).trained(folder / STAGE, "auto")
     )
     again = dict(whole.named_parameters())
     assert all(torch.equal(again[name], parameter) for name, parameter in trained.named_parameters())

@@ -13,9 +13,9 @@ from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import STAGES, model_settings
 from dj2mgm.errors import InputError
-from dj2mgm.families import family_of
+from dj2mgm.families import load_family
 from dj2mgm.files import write_yaml
-from dj2mgm.foundation.parts import copy_parts
+from dj2mgm.foundation.copying import copy_parts
 from dj2mgm.foundation.tiny_vlms import KINDS
 
 
@@ -50,7 +50,7 @@ def test_their_language_model_says_what_the_trained_gemma_says(made, parts):
 
 
 def test_an_image_takes_as_many_tokens_as_words_were_read_for_one(made, tmp_path):
-    family = family_of(made)
+    family = load_family(made)
     encoder, path = family.encoder("", 256), save_image(tmp_path / "a.png", (9, 9, 9), (128, 128))
     turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a red circle"}]
     item = encoder.item({"id": "1", "image": str(path), "conversations": turns})

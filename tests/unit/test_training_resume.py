@@ -14,7 +14,7 @@ from tiny_models import mgm_config, randomize, save_image, save_parts, tiny_proc
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.mgm.trained_weights import projector_parameters
 
 sys.path.append(str(PROJECT / "benchmarks"))
 from chain import training_settings  # noqa: E402

@@ -11,7 +11,7 @@ from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.generation import load_generator
+from dj2mgm.generators import load_generator
 from dj2mgm.training.scoring import fitting
 
 WORDS = "red circle at the top left two".split()

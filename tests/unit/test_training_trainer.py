@@ -9,13 +9,13 @@ from transformers.masking_utils import create_causal_mask
 
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMProcessor
-from dj2mgm.mgm.family import MGM
+from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.training.progress import ProgressLines
 from dj2mgm.training.trainer import StageTrainer
 
 
-def mgm(processor: MGMProcessor) -> MGM:
-    family = object.__new__(MGM)
+def mgm(processor: MGMProcessor) -> MGMFamily:
+    family = object.__new__(MGMFamily)
     family.processor = processor
     return family
 

@@ -7,10 +7,10 @@ from tiny_models import randomize, tiny_mgm
 
 from dj2mgm.config.training import PROJECTIONS
 from dj2mgm.errors import InputError
-from dj2mgm.mgm.family import MGM
-from dj2mgm.mgm.generation import load_trained
 from dj2mgm.mgm.lora import find_projections, wrap_with_lora
-from dj2mgm.mgm.weights import full_shapes, load_projector, projector_parameters
+from dj2mgm.mgm.mgm_family import MGMFamily
+from dj2mgm.mgm.mgm_generator import load_trained
+from dj2mgm.mgm.trained_weights import full_shapes, load_projector, projector_parameters
 from dj2mgm.training.settings import LoraSettings
 from dj2mgm.training.trained_weights import BrokenWeights, check_weights, gather, save_projector, save_weights
 from finetune import (
@@ -74,7 +74,7 @@ def test_lora_that_never_moved_is_refused():
 def test_a_fresh_lora_adapter_is_one_that_never_moved(tmp_path):
     model = tiny_mgm()
     save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGM.parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     with pytest.raises(BrokenWeights, match="every lora_B matrix is zero"):
         check_weights(gather(trained), full_shapes(trained), steps=2)
@@ -87,7 +87,8 @@ def test_projector_parameters_keep_their_names_whatever_wraps_the_model(tmp_path
     assert set(projector_parameters(model)) == NAMES == set(projector_parameters(model.model))
     save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
     assert (
-        set(projector_parameters(add_lora(model, MGM.parts(model), LORA, tmp_path / "projector.safetensors"))) == NAMES
+        set(projector_parameters(add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")))
+        == NAMES
     )
 
 
@@ -96,7 +97,7 @@ def test_stage_1_trains_exactly_projector_and_mining_from_the_seed(tmp_path):
     for _ in range(2):
         model = tiny_mgm()
         torch.manual_seed(7)
-        models.append(train_projector_only(model, MGM.parts(model)))
+        models.append(train_projector_only(model, MGMFamily.parts(model)))
     trained = {name for name, p in models[0].named_parameters() if p.requires_grad}
     assert trained == {f"model.{name}" for name in NAMES}
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -112,7 +113,7 @@ def test_stage_1_trains_exactly_projector_and_mining_from_the_seed(tmp_path):
 def test_stage_2_trains_lora_in_the_language_model_and_the_projector_and_nothing_else(tmp_path):
     model = tiny_mgm()
     save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGM.parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
     lora = {name for name in trained if "lora_" in name}
     assert all(any(name.endswith(part) for part in NAMES) for name in trained - lora)
@@ -124,7 +125,7 @@ def test_stage_2_trains_lora_in_the_language_model_and_the_projector_and_nothing
 def test_an_adapter_takes_the_place_of_a_language_model_that_was_trained_before(tmp_path):
     model = tiny_mgm()
     save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGM.parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     (tmp_path / "finetune").mkdir()
     (tmp_path / "finetune/language_model.safetensors").touch()
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
@@ -136,7 +137,7 @@ def test_a_full_fine_tune_trains_language_model_and_projector_and_comes_back_fro
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "base")
     save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
-    model = train_language_model(model, MGM.parts(model), tmp_path / "projector.safetensors")
+    model = train_language_model(model, MGMFamily.parts(model), tmp_path / "projector.safetensors")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name for name, _ in model.named_parameters()} - set(trained)
     assert frozen and all(name.startswith(("model.vision_tower.", "model.vision_tower_aux.")) for name in frozen)
@@ -194,9 +195,11 @@ def test_gathered_weights_are_copies():
 @pytest.mark.parametrize("family", ["gemma", "qwen"])
 def test_projections_are_those_that_settings_know_without_the_model(family):
     model = tiny_mgm(family)
-    assert set(find_projections(MGM.parts(model).decoder)) == set(PROJECTIONS[model.config.text_config.model_type])
+    assert set(find_projections(MGMFamily.parts(model).decoder)) == set(
+        PROJECTIONS[model.config.text_config.model_type]
+    )
     with pytest.raises(InputError, match="no projection 'q_porj'; known are q_proj, k_proj"):
-        wrap_with_lora(model, replace(LORA, targets=["q_proj", "q_porj"]), MGM.parts(model).decoder)
+        wrap_with_lora(model, replace(LORA, targets=["q_proj", "q_porj"]), MGMFamily.parts(model).decoder)
 
 
 def test_after_one_step_whose_rate_may_be_zero_loras_b_may_be_zero():

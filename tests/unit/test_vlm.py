@@ -21,10 +21,10 @@ from dj2mgm.config.training import read_deepspeed
 from dj2mgm.data.formats import conversation, images_of
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.families import family_of
+from dj2mgm.families import load_family
 from dj2mgm.files import read_json, write_jsonl, write_yaml
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
-from dj2mgm.mgm.weights import language_parameters
+from dj2mgm.mgm.trained_weights import language_parameters
 from dj2mgm.training.datasets import Collator, ConversationDataset
 from dj2mgm.training.held_out import read_held_out
 from dj2mgm.training.model import compile_layers
@@ -32,8 +32,8 @@ from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
-from dj2mgm.vlm.family import compute_loss_in_parts
-from dj2mgm.vlm.generation import Generator
+from dj2mgm.vlm.vlm_family import compute_loss_in_parts
+from dj2mgm.vlm.vlm_generator import TransformersGenerator
 from finetune import train_language_model
 from pretrain import train_projector_only
 
@@ -73,7 +73,7 @@ def rows_of(data: Path) -> list[dict]:
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_labels_are_the_answers_and_lengths_are_known_without_decoding(folders, data, family):
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     items, decode = [dataset[number] for number in range(3)], found.processor.tokenizer.decode
     assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
@@ -91,7 +91,7 @@ def test_labels_are_the_answers_and_lengths_are_known_without_decoding(folders, 
 @pytest.mark.parametrize("answer", ["a", "A", "s", "o", "I", "", " yes.\n", "the user says: model"])
 @pytest.mark.parametrize("family", CHATTING)
 def test_labels_of_answers_that_the_template_holds_too_are_theirs_alone(folders, family, answer):
-    encoder = family_of(folders[family]).encoder("", 512)
+    encoder = load_family(folders[family]).encoder("", 512)
     turns = [{"from": "human", "value": f"Which {answer}?"}, {"from": "gpt", "value": answer}]
     labels = [label for label in encoder.item({"id": "1", "conversations": turns})["labels"] if label != IGNORED]
     assert encoder.tokenizer.decode(labels).strip() == answer.strip() + ENDS[family]
@@ -99,7 +99,7 @@ def test_labels_of_answers_that_the_template_holds_too_are_theirs_alone(folders,
 
 @pytest.mark.parametrize("family", CHATTING)
 def test_a_batch_without_an_image_gets_a_blank_one_that_changes_no_loss(folders, data, family):
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     model = train_projector_only(found.load(torch.float32, "eager"), found.parts(found.load(torch.float32, "eager")))
     batch = dataset.encoder.batch([dataset[2]], len(dataset[2]["input_ids"]))
@@ -127,7 +127,7 @@ def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int
 @pytest.mark.parametrize("family", BUILDERS)
 def test_five_steps_of_lora_have_the_losses_of_transformers_and_peft(folders, data, family):
     """Padded together and with the loss in parts, against row by row with the model's own loss."""
-    found, rows = family_of(folders[family]), rows_of(data[family])
+    found, rows = load_family(folders[family]), rows_of(data[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     model = found.load(torch.float32, "eager")
     own = wrap_with_lora(model, LORA, found.parts(model).decoder, projector=False).train()
@@ -170,7 +170,7 @@ def test_several_images_stand_where_the_conversation_shows_them(folders, tmp_pat
     several = {"id": "1", "image": paths, "conversations": [*turns, *more]}
     rows = [several, conversation("2", paths[1], "What is shown?", "a red circle")]
     write_jsonl(tmp_path / "data.jsonl", rows)
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     dataset = ConversationDataset(tmp_path / "data.jsonl", found.encoder("", 2048))
     items = [dataset[0], dataset[1]]
     assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
@@ -185,7 +185,7 @@ def test_several_images_stand_where_the_conversation_shows_them(folders, tmp_pat
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_with_labels_or_without_the_model_is_transformers(folders, data, family):
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[0]])
     inputs = {name: value for name, value in batch.items() if name not in ("labels", "answer_positions")}
@@ -198,7 +198,7 @@ def test_with_labels_or_without_the_model_is_transformers(folders, data, family)
 @pytest.mark.parametrize("family", BUILDERS)
 def test_stage_1_trains_all_that_connects_towers_and_language_model(folders, data, family):
     """Whatever is neither a layer of a tower, what stands before and behind these, nor of the language model."""
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     model = found.load(torch.float32, "eager")
     parts = found.parts(model)
     model = train_projector_only(model, parts)
@@ -244,7 +244,7 @@ def test_a_killed_fine_tune_resumes_and_its_adapter_is_pefts(folders, data, fork
     assert ended.ok and "resuming from step 2" in ended.printed, ended.printed[-3000:]
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
-    dataset = ConversationDataset(data[family], family_of(folders[family]).encoder("", 512))
+    dataset = ConversationDataset(data[family], load_family(folders[family]).encoder("", 512))
     with torch.no_grad():  # a step has all rows, each in a micro batch of its own: one loss over all of their tokens
         parts = [plain_loss(stock, dataset.encoder, row, dataset[n]) for n, row in enumerate(rows_of(data[family]))]
     first = read_json(tmp_path / "killed/metrics.json")["loss_first"]
@@ -259,7 +259,7 @@ def test_a_killed_fine_tune_resumes_and_its_adapter_is_pefts(folders, data, fork
 
 
 def test_layers_are_compiled_once_for_batches_of_any_size(folders, data):
-    found, alike = family_of(folders["qwen3_vl"]), []
+    found, alike = load_family(folders["qwen3_vl"]), []
     dataset = ConversationDataset(data["qwen3_vl"], found.encoder("", 512))
     for compiled in (False, True):
         model = found.load(torch.float32, "sdpa")
@@ -296,11 +296,11 @@ def test_what_a_model_without_a_chat_format_cannot_learn_is_refused_with_the_row
     ):
         [found] = [each for each in rows_of(data["llava"]) if each["id"] == row]
         with pytest.raises(InputError, match=message):
-            family_of(folders["paligemma"]).encoder("", 512).tokens(found)
+            load_family(folders["paligemma"]).encoder("", 512).tokens(found)
 
 
 def test_words_that_a_tokenizer_adds_are_no_control_tokens(folders):
-    encoder = family_of(folders["qwen2_5_vl"]).encoder("", 512)
+    encoder = load_family(folders["qwen2_5_vl"]).encoder("", 512)
     encoder.tokenizer.add_tokens(["\n", "<b>", "dog"])
     assert not {"\n", "<b>", "dog"} & set(encoder._find_control_tokens())
     assert {"<|im_end|>", "<|im_start|>", "<|image_pad|>"} <= set(encoder._find_control_tokens())
@@ -315,17 +315,17 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(folders, data, tmp_path
     for file in ("chat_template.jinja", "chat_template.json"):
         (bare / file).unlink(missing_ok=True)
     with pytest.raises(InputError, match="has no chat template"):
-        family_of(bare)
+        load_family(bare)
     with pytest.raises(InputError, match="row 1: its image lies beyond max_length 8; raise it"):
-        ConversationDataset(data["llava"], family_of(folders["llava"]).encoder("", 8))
+        ConversationDataset(data["llava"], load_family(folders["llava"]).encoder("", 8))
     (tmp_path / "a.png").write_text("no image")
     write_jsonl(tmp_path / "bad.jsonl", [conversation("7", str(tmp_path / "a.png"), "What?", "a")])
     with pytest.raises(InputError, match="row 7: undecodable: .*a.png.*; replace the image, or delete the row"):
-        ConversationDataset(tmp_path / "bad.jsonl", family_of(folders["llava"]).encoder("", 512))
+        ConversationDataset(tmp_path / "bad.jsonl", load_family(folders["llava"]).encoder("", 512))
     said = conversation("9", rows_of(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
     write_jsonl(tmp_path / "control.jsonl", [said])
     with pytest.raises(InputError, match=r"holds the control token <\|im_start\|>"):
-        ConversationDataset(tmp_path / "control.jsonl", family_of(folders["qwen3_vl"]).encoder("", 512))
+        ConversationDataset(tmp_path / "control.jsonl", load_family(folders["qwen3_vl"]).encoder("", 512))
 
 
 def edit_json(path: Path, **changes) -> None:
@@ -385,13 +385,13 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_sentence(fault, tmp_path):
     save_tiny_family("llava", tmp_path)
     spoil(tmp_path)
     with pytest.raises(InputError, match=message):
-        family = family_of(tmp_path)
+        family = load_family(tmp_path)
         family.encoder("", 512)
         family.load(torch.float32, "eager")
 
 
 def test_what_cannot_be_asked_is_refused_in_a_sentence(folders):
-    encoder = family_of(folders["qwen2_5_vl"]).encoder("", 512)
+    encoder = load_family(folders["qwen2_5_vl"]).encoder("", 512)
     with pytest.raises(InputError, match=r"contains the control token <\|image_pad\|>; remove the token"):
         encoder.prompts(["<|image_pad|>"], ["What is <|image_pad|>?"])
     with pytest.raises(InputError, match="an image of .*1, 5000.* pixels cannot be processed: .*; delete its rows"):
@@ -410,7 +410,7 @@ def as_the_processor_asks(processor, image: Image.Image, question: str):
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_a_question_is_put_as_the_processor_puts_it(folders, tmp_path, family):
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     encoder, picture = found.encoder("", 512), Image.new("RGB", SIZES[1])
     prompt = encoder.prompts([encoder.process_image(picture)[1]], ["What is shown?"])
     asked = as_the_processor_asks(found.processor, picture, "What is shown?")
@@ -423,7 +423,7 @@ def test_a_question_is_put_as_the_processor_puts_it(folders, tmp_path, family):
 def test_answers_of_a_batch_are_those_of_generate_one_by_one(folders, tmp_path, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
     about, asked = [0, 1, 1, 2], ["What is shown?", "Which color is it?", "", "How many shapes are there?"]
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     generator = found.generator(None, "cpu")
     answers = list(generator.answer([paths[n] for n in about], asked, "", max_new_tokens=6, batch_size=4))
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
@@ -439,7 +439,7 @@ def test_an_image_is_encoded_once_and_answers_are_those_of_an_encoding_for_each(
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES[:2])]
     about, asked = [0, 1, 0, 1, 0], ["What is shown?", "Which color is it?", "How many?", "", "Where is the dog?"]
     images, looked = [paths[n] for n in about], []
-    generator = family_of(folders[family]).generator(None, "cpu")
+    generator = load_family(folders[family]).generator(None, "cpu")
     look = generator.encoder.process_image
     monkeypatch.setattr(generator.encoder, "process_image", lambda image: looked.append(image) or look(image))
     answers = list(generator.answer(images, asked, "", max_new_tokens=6, batch_size=2))
@@ -447,14 +447,14 @@ def test_an_image_is_encoded_once_and_answers_are_those_of_an_encoding_for_each(
     assert len(looked) == len(paths)
 
     monkeypatch.setattr(type(generator.model), "_supports_mm_encoder_outputs", lambda self: False)
-    each = family_of(folders[family]).generator(None, "cpu")
+    each = load_family(folders[family]).generator(None, "cpu")
     assert list(each.answer(images, asked, "", max_new_tokens=6, batch_size=2)) == answers
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_without_an_image_are_those_of_generate_to_the_text_alone(folders, family):
     asked = ["Which color is it?", "How many shapes are there?"]
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     generator, tokenizer = found.generator(None, "cpu"), found.processor.tokenizer
     answers = list(generator.answer([None, None], asked, "", max_new_tokens=6, batch_size=2))
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
@@ -473,7 +473,7 @@ def test_answers_without_an_image_are_those_of_generate_to_the_text_alone(folder
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_end_with_what_ends_an_answer_in_training(folders, family):
-    generator = family_of(folders[family]).generator(None, "cpu")
+    generator = load_family(folders[family]).generator(None, "cpu")
     tokens = generator.encoder.tokenizer.convert_ids_to_tokens(generator.stops)
     assert ENDS[family] in tokens and len(tokens) < 4
 
@@ -481,7 +481,7 @@ def test_answers_end_with_what_ends_an_answer_in_training(folders, family):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
     """Of their tokens, computed anew from the model's logits."""
-    found = family_of(folders["qwen2_5_vl"])
+    found = load_family(folders["qwen2_5_vl"])
     generator, path = found.generator(None, "cpu"), save_image(tmp_path / "a.png", (9, 200, 90), (48, 40))
     [candidates] = generator.candidates([path], "What is shown?", "", beams, max_new_tokens=4, batch_size=2)
     inputs = as_the_processor_asks(found.processor, Image.open(path), "What is shown?")
@@ -499,7 +499,7 @@ def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
 
 
 def test_a_captions_likelihood_does_not_depend_on_longer_captions_beside_it(folders, tmp_path):
-    generator = family_of(folders["qwen2_5_vl"]).generator(None, "cpu")
+    generator = load_family(folders["qwen2_5_vl"]).generator(None, "cpu")
     torch.manual_seed(0)
     for parameter in generator.model.parameters():  # so that captions differ
         parameter.data += 0.2 * torch.randn_like(parameter)
@@ -518,7 +518,7 @@ def test_a_captions_likelihood_does_not_depend_on_longer_captions_beside_it(fold
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_are_trained_behind_what_stands_before_them_when_the_model_is_asked(folders, tmp_path, family):
-    encoder = family_of(folders[family]).encoder("", 512)
+    encoder = load_family(folders[family]).encoder("", 512)
     row = conversation("1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle")
     item = encoder.item(row)
     begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
@@ -532,7 +532,7 @@ HARD = ["3", "5", '"a"', "(b)"]  # of these no tokenizer makes one token with th
 @pytest.mark.parametrize("family", BUILDERS)
 def test_learned_answers_are_generated(folders, tmp_path, family):
     """Every token between the prompt and the end of an answer has to be learned, whatever stands before an answer."""
-    found, asked = family_of(folders[family]), ["What is shown?", "Which color?", "How many shapes?", "Which one?"]
+    found, asked = load_family(folders[family]), ["What is shown?", "Which color?", "How many shapes?", "Which one?"]
     encoder = found.encoder("", 512)
     images = [str(save_image(tmp_path / f"{n}.png", (60 * n, 30, 90), (40, 40))) for n in range(len(HARD))]
     rows = [conversation(str(n), *given) for n, given in enumerate(zip(images, asked, HARD, strict=True))]
@@ -547,7 +547,7 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
         optimizer.step()
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
     stock.load_state_dict(model.state_dict())
-    generator = Generator(stock, encoder)
+    generator = TransformersGenerator(stock, encoder)
     assert list(generator.answer(images, asked, "", max_new_tokens=8, batch_size=4)) == HARD
     values = generator.log_likelihoods(images, list(enumerate(HARD)), "What is shown?", "")
     assert [len(each) for each in values] == [len(item["labels"]) - item["labels"].count(IGNORED) for item in items]
@@ -570,7 +570,7 @@ def test_tokens_before_an_answer_are_those_of_the_prompt_even_where_a_tokenizer_
         "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'LEAD' }}{% endif %}"
     )
     (tmp_path / "model/chat_template.jinja").write_text(template.replace("LEAD", LEADS[lead].replace("\n", "\\n")))
-    encoder = family_of(tmp_path / "model").encoder("", 512)
+    encoder = load_family(tmp_path / "model").encoder("", 512)
     decode, image = encoder.tokenizer.decode, str(save_image(tmp_path / "a.png", "red", (40, 40)))
     replacement = encoder.process_image(load_image(image))[1]
     for answer in ("shapes", "3", '"a"', "(b)", "system"):
@@ -597,7 +597,7 @@ THINKS = (
 def test_a_processor_is_passed_on_with_what_only_videos_need(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path / "base")
     (tmp_path / "base/video_preprocessor_config.json").write_text("{}")
-    family_of(tmp_path / "base").save_processor(tmp_path / "merged")
+    load_family(tmp_path / "base").save_processor(tmp_path / "merged")
     names = {file.name for file in (tmp_path / "merged").iterdir()}
     assert {"video_preprocessor_config.json", "tokenizer.json", "chat_template.jinja"} <= names
     assert not {"config.json", "model.safetensors"} & names
@@ -614,7 +614,7 @@ def test_a_model_that_may_think_is_trained_and_asked_without_thoughts(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path)
     switch = "{% if enable_thinking is false %}" + THOUGHTS + "{% else %}{{ '<think>\\n' }}{% endif %}"
     (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", switch))
-    encoder = family_of(tmp_path).encoder("", 512)
+    encoder = load_family(tmp_path).encoder("", 512)
     row = {"id": "1", "conversations": MORE}
     item = encoder.item(row)
     begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
@@ -627,28 +627,28 @@ def test_a_model_that_always_thinks_is_refused(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path)
     (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", "{{ '<think>\\n' }}"))
     with pytest.raises(InputError, match="writes .*think.* before an answer for generation, but .* in training, as"):
-        family_of(tmp_path).encoder("", 512)
+        load_family(tmp_path).encoder("", 512)
 
 
 def test_what_stands_behind_the_token_that_ends_an_answer_is_not_learned(tmp_path):
     save_tiny_family("llava", tmp_path)
     file = tmp_path / "chat_template.jinja"
     file.write_text(file.read_text().replace("{% endfor %}{% if add", "{{ '</s> ' }}{% endfor %}{% if add"))
-    encoder = family_of(tmp_path).encoder("", 512)
+    encoder = load_family(tmp_path).encoder("", 512)
     labels = encoder.item({"id": "1", "conversations": MORE})["labels"]
     assert encoder.tokenizer.decode([label for label in labels if label != IGNORED]).split() == ["blue", "</s>"]
 
 
 def test_a_processor_is_not_asked_for_kinds_of_tokens_that_it_does_not_give(folders, monkeypatch):
     """Some take more than tokens for that."""
-    encoder = family_of(folders["llava"]).encoder("", 512)
+    encoder = load_family(folders["llava"]).encoder("", 512)
     monkeypatch.delattr(ProcessorMixin, "create_mm_token_type_ids")
     assert encoder.prompts([None], ["What is shown?"]).keys() == {"input_ids", "attention_mask"}
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_a_texts_tokens_are_those_of_the_image_and_its_text(folders, tmp_path, family):
-    encoder = family_of(folders[family]).encoder("", 512)
+    encoder = load_family(folders[family]).encoder("", 512)
     row = conversation("1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle")
     item = encoder.item(row)
     text = encoder.text_item(row, encoder.process_image(load_image(row["image"]))[1])
@@ -658,7 +658,7 @@ def test_a_texts_tokens_are_those_of_the_image_and_its_text(folders, tmp_path, f
 @pytest.mark.parametrize("family", BUILDERS)
 def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, family):
     found, asked = (
-        family_of(folders[family]),
+        load_family(folders[family]),
         [(0, "a red circle"), (1, "two green triangles and one dog"), (0, "blue")],
     )
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 90)]
@@ -681,7 +681,7 @@ def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path
     write_yaml(
         tmp_path / "a.yaml", {"image_root": str(tmp_path), "question_prompt": "{question}", "captions": captions}
     )
-    found = family_of(folders[family])
+    found = load_family(folders[family])
     model = found.load(torch.float32, "sdpa").train()
     held_out = read_held_out(
         tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", found.encoder("", 512), 512, count=9
@@ -721,7 +721,7 @@ def test_both_stages_of_a_model_end_in_one_that_answers(folders, data, forks, tm
     assert ended.ok, ended.printed[-3000:]
     before, after = load_file(projector), load_file(tmp_path / "finetune/projector.safetensors")
     assert before.keys() == after.keys() and not all(torch.equal(before[name], after[name]) for name in before)
-    trained = family_of(folders["llava"]).trained(tmp_path / "finetune", torch.float32)
+    trained = load_family(folders["llava"]).trained(tmp_path / "finetune", torch.float32)
     weights = dict(trained.named_parameters())
     assert all(torch.equal(weights[f"model.{name}"], tensor) for name, tensor in after.items())
     stock = AutoModelForImageTextToText.from_pretrained(folders["llava"]).state_dict()
@@ -737,7 +737,7 @@ def test_the_whole_language_model_learns_without_a_stage_1(folders, data, forks,
     del command["--projector"]
     ended = forks.run("finetune.py", command | {"--model": folders["smolvlm"]})
     assert ended.ok, ended.printed[-3000:]
-    trained = family_of(folders["smolvlm"]).trained(tmp_path, torch.float32).state_dict()
+    trained = load_family(folders["smolvlm"]).trained(tmp_path, torch.float32).state_dict()
     stock = AutoModelForImageTextToText.from_pretrained(folders["smolvlm"]).state_dict()
     changed = {name for name, tensor in trained.items() if not torch.equal(tensor, stock[name])}
     assert changed == {name for name in stock if "vision_model" not in name}

@@ -14,7 +14,7 @@ import pytest
 from places import PROJECT
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
-from dj2mgm.mgm.generation import Generator
+from dj2mgm.mgm.mgm_generator import MGMGenerator
 
 BASE = """
 class BaseModel:
@@ -63,7 +63,7 @@ def test_a_registered_model_answers_with_an_image_and_without(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     arguments, *answers = json.loads(done.stdout.splitlines()[-1])
     assert arguments == ["--model", "dj2mgm", "--data", "MMStar", "--image", str(image)]
-    generator = Generator(tmp_path / "mgm", None)
+    generator = MGMGenerator(tmp_path / "mgm", None)
     asked = [list(generator.answer([shown], ["How many?\n  A"], "gemma", 5, 1)) for shown in (image, None)]
     assert [[answer] for answer in answers] == asked and answers[0] != answers[1]
 

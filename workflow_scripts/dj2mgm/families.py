@@ -7,13 +7,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
 from dj2mgm.mgm.configuration_mgm import MGMConfig
-from dj2mgm.mgm.family import MGM
+from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.model_folders import check_model_folder
 from dj2mgm.vision_language import Family
-from dj2mgm.vlm.family import TransformersVLM
+from dj2mgm.vlm.vlm_family import TransformersFamily
 
 
-def family_of(folder: Path) -> Family:
+def load_family(folder: Path) -> Family:
     """Return the family of the model in a folder.
 
     Raises:
@@ -24,10 +24,10 @@ def family_of(folder: Path) -> Family:
     check_model_folder(folder)
     kind = read_json(folder / "config.json", remedy=FIX).get("model_type")
     if kind == MGMConfig.model_type:
-        return MGM(folder)
+        return MGMFamily(folder)
     if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise InputError(
             f"{folder} contains a model of type {kind}, which transformers does not load for images and text; name "
             "another one"
         )
-    return TransformersVLM(folder)
+    return TransformersFamily(folder)

@@ -17,7 +17,7 @@ Image = str | Path | BytesIO | None  # None: the question is asked without an im
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
 
 
-class Batch(NamedTuple):
+class QuestionBatch(NamedTuple):
     """Batch of questions, with the index of each question's image."""
 
     images: list[Image]
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     questions: list[str]
 
 
-class Answerer(ABC):
+class Generator(ABC):
     """Trained model that answers questions about images greedily and writes captions by beam search."""
 
     def answer(
@@ -48,11 +48,13 @@ class Answerer(ABC):
         """
         if batch_size == AUTO:
             batch_size = self.batch_size(max_new_tokens)
-        numbers, batches = batches_of(images, questions, batch_size)
-        yield from in_order(numbers, self.answer_batches(batches, template, max_new_tokens))
+        numbers, batches = batch_questions(images, questions, batch_size)
+        yield from restore_order(numbers, self.answer_batches(batches, template, max_new_tokens))
 
     @abstractmethod
-    def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
+    def answer_batches(
+        self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
+    ) -> Iterator[list[str]]:
         """Yield the answers of each batch."""
 
     @abstractmethod
@@ -100,7 +102,7 @@ class Answerer(ABC):
         """Free the model's memory, even if other objects still refer to the generator."""
 
 
-def refuse_control(texts: Iterable[str], tokens: Collection[str]) -> None:
+def check_control_tokens(texts: Iterable[str], tokens: Collection[str]) -> None:
     """Check that texts contain no control tokens.
 
     Raises:
@@ -111,11 +113,13 @@ def refuse_control(texts: Iterable[str], tokens: Collection[str]) -> None:
             raise InputError(f"the text {text!r} contains the control token {token}; remove the token")
 
 
-def key_of(image: Image) -> object:
+def image_key(image: Image) -> object:
     return str(image) if isinstance(image, str | Path) else id(image)
 
 
-def batches_of(images: Sequence[Image], questions: list[str], size: int) -> tuple[list[list[list[int]]], list[Batch]]:
+def batch_questions(
+    images: Sequence[Image], questions: list[str], size: int
+) -> tuple[list[list[list[int]]], list[QuestionBatch]]:
     """Batch questions so that questions about one image, and questions of similar length, stay together.
 
     Questions are sorted by length among `SORTED` batches. A question that repeats for an image is answered once.
@@ -130,9 +134,9 @@ def batches_of(images: Sequence[Image], questions: list[str], size: int) -> tupl
         raise ValueError("questions with and without an image need separate calls")
     numbers: dict[tuple, list[int]] = {}
     groups: dict[object, list[tuple]] = {}  # by image
-    files = {key_of(image): image for image in images}
+    files = {image_key(image): image for image in images}
     for number, (image, question) in enumerate(zip(images, questions, strict=True)):
-        pair = key_of(image), question
+        pair = image_key(image), question
         if pair not in numbers:
             groups.setdefault(pair if image is None else pair[0], []).append(pair)
         numbers.setdefault(pair, []).append(number)
@@ -140,17 +144,17 @@ def batches_of(images: Sequence[Image], questions: list[str], size: int) -> tupl
     for window in _windows(groups.values(), SORTED * size):
         longest_last = sorted(window, key=lambda group: max(len(question) for _, question in group))
         ordered += chain(*longest_last)
-    parts, batches = parts_of(ordered, size), []
+    parts, batches = split_into_parts(ordered, size), []
     for part in parts:
         places = {key: place for place, key in enumerate(dict.fromkeys(key for key, _ in part))}
         shown = [files[key] for key in places]
-        batches.append(Batch(shown, [places[key] for key, _ in part], [question for _, question in part]))
+        batches.append(QuestionBatch(shown, [places[key] for key, _ in part], [question for _, question in part]))
     return [[numbers[pair] for pair in part] for part in parts], batches
 
 
 def with_new_images(
-    batches: list[Batch], kept: Container[object], read: Callable[[list[Image]], Iterator[T]]
-) -> Iterator[tuple[Batch, dict[object, T]]]:
+    batches: list[QuestionBatch], kept: Container[object], read: Callable[[list[Image]], Iterator[T]]
+) -> Iterator[tuple[QuestionBatch, dict[object, T]]]:
     """Yield each batch with the results of `read` for its images that are not in `kept`, by their keys.
 
     Args:
@@ -158,12 +162,12 @@ def with_new_images(
         kept: Keys of the cached images, which may change between batches.
         read: Maps images to results in order; it receives the missing images of all batches and may work ahead.
     """
-    files = {key_of(image): image for batch in batches for image in batch.images if image is not None}
+    files = {image_key(image): image for batch in batches for image in batch.images if image is not None}
     coming = dict.fromkeys(key for key in files if key not in kept)
     reading = read([files[key] for key in coming])
     for batch in batches:
         new = {}
-        for key in (key_of(image) for image in batch.images if image is not None):
+        for key in (image_key(image) for image in batch.images if image is not None):
             if key in coming:
                 del coming[key]
                 new[key] = next(reading)
@@ -172,7 +176,7 @@ def with_new_images(
         yield batch, new
 
 
-def parts_of(items: Sequence[T], size: int) -> list[Sequence[T]]:
+def split_into_parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Split items into parts of `size`; the last part may be smaller."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
@@ -189,7 +193,7 @@ def _windows(groups: Iterable[list[tuple]], size: int) -> Iterator[list[list[tup
     yield window
 
 
-def in_order(batches: list[list[list[int]]], answers: Iterable[list[str]]) -> Iterator[str]:
+def restore_order(batches: list[list[list[int]]], answers: Iterable[list[str]]) -> Iterator[str]:
     """Yield answers in the order of the questions, each as soon as all answers before it exist."""
     waiting: dict[int, str] = {}
     number = 0

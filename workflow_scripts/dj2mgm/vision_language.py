@@ -1,7 +1,7 @@
 """Interfaces of a family of vision-language models, for training and generation.
 
-mgm/family.py and vlm/family.py implement them. Batches go unchanged from a model's encoder to its forward pass; other
-code reads only `input_ids`, `labels` and `answer_positions`.
+mgm/mgm_family.py and vlm/vlm_family.py implement them. Batches go unchanged from a model's encoder to its forward pass;
+other code reads only `input_ids`, `labels` and `answer_positions`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
-from dj2mgm.questions import Answerer
+from dj2mgm.questions import Generator
 
 IGNORED = -100  # label of tokens that carry no loss
 
@@ -97,5 +97,5 @@ class Family(Protocol):
     def save_processor(self, folder: Path) -> None:
         """Save the processor in a model's folder."""
 
-    def generator(self, stage: Path | None, device: str | torch.device | None) -> Answerer:
+    def generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
         """Return a generator of `trained`, in bf16 on a GPU, otherwise in float32; None for a GPU if there is one."""

@@ -38,7 +38,7 @@ from dj2mgm.mgm.modeling_mgm import select_positions
 from dj2mgm.model_folders import check_config, check_model_folder
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import ProcessorEncoder
-from dj2mgm.vlm.family import TransformersVLM, make_trainable, sees_images_both_ways, supports_sdpa
+from dj2mgm.vlm.vlm_family import TransformersFamily, make_trainable, sees_images_both_ways, supports_sdpa
 
 DEFAULT_IMAGE_SIZE = (640, 480)  # px, if there is no data yet
 
@@ -280,10 +280,10 @@ def _load_folder(name: str, folder: str, text: bool) -> Architecture:
     path = _find_part(folder)
     if not path.is_dir():
         raise InputError(f"{folder}: planning for a model of images and texts needs its folder, with its processor")
-    return build_vlm_architecture(name, TransformersVLM(path))
+    return build_vlm_architecture(name, TransformersFamily(path))
 
 
-def build_vlm_architecture(name: str, family: TransformersVLM) -> VLMArchitecture:
+def build_vlm_architecture(name: str, family: TransformersFamily) -> VLMArchitecture:
     """Build the architecture of a vision-language model, with a blank image of DEFAULT_IMAGE_SIZE in every sample."""
     encoder = family.encoder("", sys.maxsize)
     return VLMArchitecture(name, family.config, encoder, encoder.sample(DEFAULT_IMAGE_SIZE))

@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
 from dj2mgm.config.training import refuse_unknown_targets
-from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.mgm.trained_weights import projector_parameters
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrain
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import readable
-from dj2mgm.mgm.family import MGM
-from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.mgm.mgm_family import MGMFamily
+from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.plain_files import copy_plain
 from dj2mgm.vision_language import Family
-from dj2mgm.vlm.family import TransformersVLM
-from dj2mgm.vlm.generation import stop_tokens, stopping_criteria
+from dj2mgm.vlm.vlm_family import TransformersFamily
+from dj2mgm.vlm.vlm_generator import stop_tokens, stopping_criteria
 
 LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
 STAGE = "stage"  # folder of the stage's output, for this project
@@ -41,7 +41,7 @@ def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path)
     """
     model = family.trained(stage, dtype="auto")
     family.save_processor(folder)
-    if isinstance(family, MGM):
+    if isinstance(family, MGMFamily):
         if (stage / "adapter").is_dir():
             write_language_model_adapter(stage / "adapter", None, folder / LANGUAGE_MODEL)
     else:
@@ -50,7 +50,7 @@ def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path)
 
 
 def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
-    """Write an adapter in PEFT's format for a base model; for MGM, an adapter of its language model.
+    """Write an adapter in PEFT's format for a base model; for MGMFamily, an adapter of its language model.
 
     Args:
         family: the base model.
@@ -59,7 +59,7 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
         max_new_tokens: limit of an answer.
         folder: the published folder.
     """
-    if isinstance(family, MGM):
+    if isinstance(family, MGMFamily):
         write_language_model_adapter(stage / "adapter", base_model, folder)
         (folder / STAGE / "adapter").mkdir(parents=True)
         for name in (*(f"adapter/{name}" for name in ADAPTER), "projector.safetensors"):
@@ -84,7 +84,7 @@ def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]
 
     Args:
         model: the complete model.
-        projector: weights by names inside their parent module (mgm/weights.py).
+        projector: weights by names inside their parent module (mgm/trained_weights.py).
 
     Raises:
         InputError: a trained parameter is not in a module that PEFT can replace.
@@ -116,7 +116,7 @@ def write_language_model_adapter(adapter: Path, base_model: str | None, folder: 
     _save_adapter(weights, config, base_model, folder)
 
 
-def generation_settings(family: TransformersVLM, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
+def generation_settings(family: TransformersFamily, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
     """Return the generation settings of the workflow's own answers."""
     encoder = family.encoder("", max_length=sys.maxsize)
     return GenerationConfig(do_sample=False, **stopping_criteria(encoder, stop_tokens(model, encoder), max_new_tokens))

@@ -17,14 +17,14 @@ from dj2mgm.code import modules_of
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.config.training import AUTO, FROZEN
 from dj2mgm.errors import InputError
-from dj2mgm.families import family_of
+from dj2mgm.families import load_family
 from dj2mgm.files import sha256_of
 from dj2mgm.memory.architecture import PlanningError
 from dj2mgm.memory.memory_csv import joined_seconds, read_rows
 from dj2mgm.memory.prediction import read_free_memory, read_total_memory
 from dj2mgm.memory.sampler import MemorySampler
 from dj2mgm.messages import note
-from dj2mgm.mgm.weights import full_shapes
+from dj2mgm.mgm.trained_weights import full_shapes
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import Collator, ConversationDataset
@@ -91,7 +91,7 @@ def run_stage(
         remove_stale_locks()
     set_seed(settings.seed)
     digest = in_background(digest_of, inputs)  # of some gigabytes of weights, while the stage is planned
-    family = family_of(inputs["model"])
+    family = load_family(inputs["model"])
     files = [inputs[name] for name in ("pairs", "data") if name in inputs]
     dataset = ConversationDataset(files, family.encoder(settings.template, settings.max_length))
     asked = None

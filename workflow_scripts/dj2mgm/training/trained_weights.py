@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dj2mgm.files import replace_file
-from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.mgm.trained_weights import projector_parameters
 
 
 class BrokenWeights(Exception):

@@ -21,7 +21,7 @@ from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import TrainOutput
 
 from dj2mgm.divergence import Diverged, check_end, check_finite, diverged, last_healthy_step
-from dj2mgm.mgm.weights import projector_parameters
+from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.training.batches import StepBatches
 from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete, newest_before
 from dj2mgm.training.optimizer import repeat_products_of_betas, set_apart

@@ -16,10 +16,10 @@ from lmms_eval.api.model import lmms
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts, save_once
-from dj2mgm.generation import load_generator
+from dj2mgm.generators import load_generator
 
 
-class Dj2mgm(lmms):
+class LmmsModel(lmms):
     """Model of this workflow as lmms-eval's class.
 
     Args:

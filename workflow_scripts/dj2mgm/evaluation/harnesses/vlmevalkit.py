@@ -6,10 +6,10 @@ from vlmeval.vlm.base import BaseModel
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.data.formats import IMAGE_TOKEN
-from dj2mgm.generation import load_generator
+from dj2mgm.generators import load_generator
 
 
-class Dj2mgm(BaseModel):
+class VLMEvalKitModel(BaseModel):
     """Model of this workflow as VLMEvalKit's class.
 
     Args:

@@ -27,7 +27,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.control_tokens import find_control
-from dj2mgm.questions import parts_of
+from dj2mgm.questions import split_into_parts
 
 from .keep_fraction import FractionFilter, check_fraction, check_sides
 from .mgm_captioning_mapper import MGMCaptioningMapper, load_generator
@@ -158,5 +158,9 @@ class LikelihoodGainFilter(FractionFilter):
         asked = [((captions[row][0] + step) % len(images), captions[row][1]) for row in rows for step in steps]
         found = generator.log_likelihoods(images, asked, self.question, self.template)
         return dict(
-            zip(rows, (likelihood_gain(part, self.prior_weight) for part in parts_of(found, compared)), strict=True)
+            zip(
+                rows,
+                (likelihood_gain(part, self.prior_weight) for part in split_into_parts(found, compared)),
+                strict=True,
+            )
         )

@@ -16,7 +16,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from dj2mgm.data.formats import conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.messages import note
-from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, refuse_control, with_new_images
+from dj2mgm.questions import (
+    Candidates,
+    Generator,
+    Image,
+    QuestionBatch,
+    check_control_tokens,
+    image_key,
+    split_into_parts,
+    with_new_images,
+)
 from dj2mgm.streaming import map_in_order
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import BLANK, ProcessorEncoder, concatenate
@@ -70,7 +79,7 @@ def stopping_criteria(encoder: ProcessorEncoder, stops: list[int], max_new_token
     }
 
 
-class Generator(Answerer):
+class TransformersGenerator(Generator):
     """Generator for a vision-language model of transformers.
 
     Args:
@@ -103,13 +112,15 @@ class Generator(Answerer):
         return ON_GPU if self.model.device.type == "cuda" else ON_CPU
 
     @torch.inference_mode()
-    def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
+    def answer_batches(
+        self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
+    ) -> Iterator[list[str]]:
         """Yield the answers of each batch; `template` is ignored, because the processor has its own chat template."""
         for batch, new in with_new_images(batches, self._kept, self._processed):
             if batch.images == [None]:
                 encoded = [self._encoded_blank()]
             else:
-                encoded = self._encode_missing(list(map(key_of, batch.images)), new)
+                encoded = self._encode_missing(list(map(image_key, batch.images)), new)
             inputs = self._prompts([encoded[number] for number in batch.about], batch.questions)
             ends = stopping_criteria(self.encoder, self.stops, max_new_tokens)
             found = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
@@ -158,11 +169,11 @@ class Generator(Answerer):
         self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
     ) -> list[list[float]]:
         """Return the log-likelihoods; `template` is ignored, because the processor has its own chat template."""
-        refuse_control((answer for _, answer in answers), self.control_tokens(template))
+        check_control_tokens((answer for _, answer in answers), self.control_tokens(template))
         found: list[list[float]] = []
         at_once = self.batch_size()
         encoded = list(chain.from_iterable(self._encoded_in_parts(images, at_once)))
-        for part in parts_of(answers, at_once):
+        for part in split_into_parts(answers, at_once):
             about = [encoded[image] for image, _ in part]
             rows = [conversation("", "", question, answer) for _, answer in part]
             items = [self.encoder.text_item(row, each.replacement) for row, each in zip(rows, about, strict=True)]
@@ -219,7 +230,7 @@ class Generator(Answerer):
     def _encoded_in_parts(self, images: Sequence[Image], size: int) -> Iterator[list[EncodedImage]]:
         """Yield `size` encoded images at a time without caching them."""
         processed = self._processed(images)
-        for part in parts_of(images, size):
+        for part in split_into_parts(images, size):
             keys = list(range(len(part)))
             yield self._encode_missing(keys, {key: next(processed) for key in keys})
 

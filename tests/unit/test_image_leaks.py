@@ -12,8 +12,15 @@ import find_leaks
 from dj2mgm.data.formats import conversation, text_of
 from dj2mgm.data.perceptual_hash import SIGNATURE, distance, signature_of
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.leaked import read_leaked_ids
-from dj2mgm.evaluation.leaks import Reference, References, count_leaks, folder_images, held_out_images, read_references
+from dj2mgm.evaluation.image_leaks import (
+    Reference,
+    References,
+    count_leaks,
+    folder_images,
+    held_out_images,
+    read_references,
+)
+from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 
 

@@ -27,17 +27,17 @@ from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient
 from dj2mgm.mgm.modeling_mgm import find_answer_positions
-from dj2mgm.mgm.weights import load_stage_weights
+from dj2mgm.mgm.trained_weights import load_stage_weights
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
-from dj2mgm.vlm.folder import REMEDY, check_folder, copy_processor, folder_errors
-from dj2mgm.vlm.generation import Generator
+from dj2mgm.vlm.folder_checks import REMEDY, check_folder, copy_processor, folder_errors
 from dj2mgm.vlm.packed_images import on_device, tower_inputs, use_packed_attention, use_tower_inputs
 from dj2mgm.vlm.prefix_encoder import PrefixEncoder
 from dj2mgm.vlm.processors import load_processor
+from dj2mgm.vlm.vlm_generator import TransformersGenerator
 
 
-class TransformersVLM:
+class TransformersFamily:
     """Vision-language model of transformers in a folder."""
 
     def __init__(self, folder: Path):
@@ -75,10 +75,10 @@ class TransformersVLM:
         model = self._loaded(dtype)
         return model if stage is None else load_stage_weights(model, stage)
 
-    def generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
+    def generator(self, stage: Path | None, device: str | torch.device | None) -> TransformersGenerator:
         device = torch.device(device or default_device())
         model = self.trained(stage, torch.bfloat16 if device.type == "cuda" else torch.float32)
-        return Generator(model.to(device), self.encoder("", max_length=sys.maxsize))
+        return TransformersGenerator(model.to(device), self.encoder("", max_length=sys.maxsize))
 
     def save_processor(self, folder: Path) -> None:
         copy_processor(self.folder, folder)

@@ -11,9 +11,9 @@ from PIL import Image
 import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import conversation, text_of
-from dj2mgm.evaluation import leaked_texts
-from dj2mgm.evaluation.leaked import read_leaked_ids
-from dj2mgm.evaluation.leaked_texts import ReferenceTexts, normalize
+from dj2mgm.evaluation import text_leaks
+from dj2mgm.evaluation.leaked_ids import read_leaked_ids
+from dj2mgm.evaluation.text_leaks import ReferenceTexts, normalize
 from dj2mgm.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 
 LONG = "What is the name of the station on the blue sign?"
@@ -23,7 +23,7 @@ INSTRUCTION = "Answer the question using a single word or phrase."
 @pytest.fixture
 def ask(monkeypatch):
     """From a benchmark's questions (id, image, question, answers) and conversations' turns to the ids that leak."""
-    monkeypatch.setattr(leaked_texts, "read_text", lambda name, row: (row["question"], row["answers"]))
+    monkeypatch.setattr(text_leaks, "read_text", lambda name, row: (row["question"], row["answers"]))
 
     def found(questions, *turns) -> list[str]:
         references = ReferenceTexts()

@@ -22,8 +22,17 @@ from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.likelihood import answer_log_likelihoods
-from dj2mgm.mgm.weights import load_stage_weights
-from dj2mgm.questions import Answerer, Batch, Candidates, Image, key_of, parts_of, refuse_control, with_new_images
+from dj2mgm.mgm.trained_weights import load_stage_weights
+from dj2mgm.questions import (
+    Candidates,
+    Generator,
+    Image,
+    QuestionBatch,
+    check_control_tokens,
+    image_key,
+    split_into_parts,
+    with_new_images,
+)
 from dj2mgm.streaming import map_in_order
 from dj2mgm.vision_language import IGNORED
 
@@ -59,7 +68,7 @@ def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MG
     return (model if stage is None else load_stage_weights(model, stage)).eval()
 
 
-class Generator(Answerer):
+class MGMGenerator(Generator):
     """Generator for MGM.
 
     Args:
@@ -80,11 +89,13 @@ class Generator(Answerer):
         self._kept.clear()
 
     @torch.inference_mode()
-    def answer_batches(self, batches: list[Batch], template: str | dict, max_new_tokens: int) -> Iterator[list[str]]:
+    def answer_batches(
+        self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
+    ) -> Iterator[list[str]]:
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         for batch, new in with_new_images(batches, self._kept, self._decoded):
             has_images = batch.images != [None]
-            tokens = self._visual_tokens(list(map(key_of, batch.images)), new) if has_images else None
+            tokens = self._visual_tokens(list(map(image_key, batch.images)), new) if has_images else None
             yield self._answers(tokens, batch, chat, max_new_tokens)
 
     def control_tokens(self, template: str | dict) -> Collection[str]:
@@ -109,7 +120,7 @@ class Generator(Answerer):
         return min(AT_MOST, 1 << (rows.bit_length() - 1))
 
     def _answers(
-        self, visual_tokens: torch.Tensor | None, batch: Batch, chat: ChatTemplate, max_new_tokens: int
+        self, visual_tokens: torch.Tensor | None, batch: QuestionBatch, chat: ChatTemplate, max_new_tokens: int
     ) -> list[str]:
         has_images = visual_tokens is not None
         prompts = (chat.prompt(question, has_images) for question in batch.questions)
@@ -161,7 +172,7 @@ class Generator(Answerer):
         stops = chat.stops(self.processor.tokenizer)
         # repeated images stay in the batches, because a batch's size changes the last bits of the results
         pixels = self._decoded(images)
-        for count in map(len, parts_of(images, batch_size)):
+        for count in map(len, split_into_parts(images, batch_size)):
             batch = list(islice(pixels, count))
             input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"].to(self.device)
             visual_tokens = self._encoded(batch)
@@ -175,14 +186,14 @@ class Generator(Answerer):
         """Return the log-likelihoods; each image, and the text before the answers, is computed once."""
         if not answers:
             return []
-        refuse_control((answer for _, answer in answers), self.control_tokens(template))
+        check_control_tokens((answer for _, answer in answers), self.control_tokens(template))
         chat = ChatTemplate.of(template, self.processor.tokenizer)
         turns = {answer: conversation("", "", question, answer)["conversations"] for _, answer in answers}
         encoded = {answer: self.processor.encode(chat.segments(each)) for answer, each in turns.items()}
         items = [encoded[answer] for _, answer in answers]
         begin = min(next(place for place, label in enumerate(item["labels"]) if label != IGNORED) for item in items)
         at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
-        pixels = parts_of(list(self._decoded(images)), at_once)
+        pixels = split_into_parts(list(self._decoded(images)), at_once)
         return answer_log_likelihoods(
             self.model,
             items[0]["input_ids"][:begin],
@@ -206,8 +217,8 @@ class Generator(Answerer):
         """
         cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
         processes = min(DECODING, max(2, cores - 1)) if self.device.type == "cuda" else 1
-        runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(images, key=key_of)]
-        parts = parts_of([image for image, _ in runs], DECODED_AT_ONCE)
+        runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(images, key=image_key)]
+        parts = split_into_parts([image for image, _ in runs], DECODED_AT_ONCE)
         pixels = chain.from_iterable(map_in_order(self._decode, parts, processes))
         for (_, times), image in zip(runs, pixels, strict=True):
             yield from repeat(torch.from_numpy(image), times)
@@ -231,7 +242,7 @@ class Generator(Answerer):
         """
         known = dict(self._kept)
         at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
-        for part in parts_of(list(new), at_once):
+        for part in split_into_parts(list(new), at_once):
             known |= zip(part, map(torch.clone, self._encoded([new[key] for key in part])), strict=True)
         tokens = torch.stack([known[key] for key in keys])
         paths = [key for key in known if isinstance(key, str)]  # an open file is read once

@@ -10,13 +10,13 @@ from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.configuration_mgm import MGMConfig
-from dj2mgm.mgm.generation import Generator, load_trained
+from dj2mgm.mgm.mgm_generator import MGMGenerator, load_trained
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, find_answer_positions, find_image_positions
 from dj2mgm.mgm.processing_mgm import MGMProcessor
 from dj2mgm.vision_language import IGNORED, Parts
 
 
-class MGM:
+class MGMFamily:
     """MGM in a folder."""
 
     def __init__(self, folder: Path):
@@ -42,8 +42,8 @@ class MGM:
     def trained(self, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
         return load_trained(self.folder, stage, dtype)
 
-    def generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
-        return Generator(self.folder, stage, device)
+    def generator(self, stage: Path | None, device: str | torch.device | None) -> MGMGenerator:
+        return MGMGenerator(self.folder, stage, device)
 
     def save_processor(self, folder: Path) -> None:
         self.processor.save_pretrained(folder)

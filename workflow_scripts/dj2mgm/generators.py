@@ -14,11 +14,11 @@ import torch
 
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.config.training import AUTO
-from dj2mgm.families import family_of
-from dj2mgm.questions import Answerer, batches_of, in_order, parts_of
+from dj2mgm.families import load_family
+from dj2mgm.questions import Generator, batch_questions, restore_order, split_into_parts
 
 
-def load_generator(base: Path, stage: Path | None, device: str | torch.device | None = None) -> Answerer:
+def load_generator(base: Path, stage: Path | None, device: str | torch.device | None = None) -> Generator:
     """Load a generator.
 
     Args:
@@ -29,11 +29,11 @@ def load_generator(base: Path, stage: Path | None, device: str | torch.device | 
     Raises:
         InputError: A folder has the wrong content, or a file in it is damaged.
     """
-    return family_of(base).generator(stage, device)
+    return load_family(base).generator(stage, device)
 
 
 @contextmanager
-def generators(base: Path, stage: Path | None, processes: int) -> Iterator["Answerer | _Pool"]:
+def open_generator(base: Path, stage: Path | None, processes: int) -> Iterator["Generator | _Pool"]:
     """Provide one generator in this process, or a pool of processes with the same results."""
     if processes == 1:
         generator = load_generator(base, stage)
@@ -63,10 +63,10 @@ class _Pool:
     def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
         if batch_size == AUTO:
             batch_size = self.pool.submit(_batch_size, max_new_tokens).result()
-        numbers, batches = batches_of(images, questions, batch_size)
-        shares = parts_of(batches, max(1, ceil(len(batches) / self.processes)))
+        numbers, batches = batch_questions(images, questions, batch_size)
+        shares = split_into_parts(batches, max(1, ceil(len(batches) / self.processes)))
         jobs = [self.pool.submit(_answer, each, template, max_new_tokens) for each in shares]
-        yield from in_order(numbers, (texts for job in jobs for texts in job.result()))
+        yield from restore_order(numbers, (texts for job in jobs for texts in job.result()))
 
 
 def _start(base: Path, stage: Path | None, processes: int, ranks: multiprocessing.Queue) -> None:

@@ -17,7 +17,7 @@ from dj2mgm.data.perceptual_hash import SIGNATURE, signature_of
 from dj2mgm.data.reference_images import BLOCK, find_references
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import image_paths
-from dj2mgm.evaluation.leaked import HELD_OUT
+from dj2mgm.evaluation.leaked_ids import HELD_OUT
 from dj2mgm.files import IMAGE_SUFFIXES, files_at, files_below
 from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap, map_in_order
