@@ -36,7 +36,7 @@ from dj2mgm.data.shards import digest_of, members, read_file
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
 from dj2mgm.generators import open_generator
-from dj2mgm.mgm import generation, greedy_search
+from dj2mgm.mgm import greedy_search, mgm_generator
 from dj2mgm.mgm.assemble import assemble
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.mgm_family import MGMFamily
@@ -189,7 +189,7 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
     assert encoded == [2, 1] and len(generator._kept) == 3
     assert answers[:3] == answers[6:]  # asked twice, answered once
 
-    monkeypatch.setattr(generation, "VISUAL_BYTES", 2 * next(iter(generator._kept.values())).nbytes)
+    monkeypatch.setattr(mgm_generator, "VISUAL_BYTES", 2 * next(iter(generator._kept.values())).nbytes)
     assert list(generator.answer(images, ["How many?"] * 3, **arguments)) == answers[:3]
     assert list(generator._kept) == [str(image) for image in images[1:]]
     content = BytesIO(images[0].read_bytes())
