@@ -18,7 +18,7 @@ ACTIVATE = . .venv/bin/activate
 # tests/conftest.py forms groups and puts the longest first
 PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install lmms_eval lock baseline operators test test-slow test-all test-slurm lint
+.PHONY: install lmms_eval lock baseline configuration operators test test-slow test-all test-slurm lint
 
 ifneq "$(words $(CURDIR))" "1"
 $(error The path of this folder has a space in it, with which PyTorch cannot compile DeepSpeed's optimizer: $(CURDIR). \
@@ -39,6 +39,9 @@ lock:
 
 baseline: install
 	$(ACTIVATE) && snakemake --cores 1 baseline
+
+configuration: install
+	$(ACTIVATE) && python workflow_scripts/write_configuration.py
 
 operators: install
 	$(ACTIVATE) && python workflow_scripts/list_operators.py

@@ -20,7 +20,7 @@ from dj2mgm.config.missing_models import check_model_folders, part_files
 from dj2mgm.config.missing_models import model_files as files_in_model
 from dj2mgm.config.reading import config_file
 from dj2mgm.config.recipe_check import files_named
-from dj2mgm.config.schema import check_format
+from dj2mgm.config.settings.strings import check_format
 from dj2mgm.config.stages import TRAINING, has_stage_1
 from dj2mgm.config.training import check_flash_attention
 from dj2mgm.files import files_at

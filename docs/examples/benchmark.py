@@ -21,7 +21,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 
-FILES = ("questions", "images")
+FILES = {"questions": "jsonl of questions and answers", "images": "folder of their images"}
 VARIANTS = ("one_word",)
 INSTRUCTION = "Answer the question using a single word, yes or no."
 ANSWERS = ("yes", "no")

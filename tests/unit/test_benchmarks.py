@@ -18,8 +18,8 @@ import score_challenge
 import write_submission
 from dj2mgm.code import modules_of
 from dj2mgm.config import benchmarks as declared
-from dj2mgm.config import schema
 from dj2mgm.config.layers import merge_experiment, merge_shared_settings
+from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.stages import benchmark_settings
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation import benchmarks
@@ -228,8 +228,7 @@ def yes_no(tmp_path, monkeypatch) -> dict[str, str]:
 
 def forget_schemas() -> None:
     """What was read before the folder of benchmarks changed."""
-    schema.schema_of.cache_clear()
-    schema._validator.cache_clear()
+    configuration_model.cache_clear()
 
 
 def write_yes_no(folder: Path) -> dict[str, str]:
@@ -269,13 +268,13 @@ def test_the_configuration_knows_the_keys_of_a_third_benchmark(yes_no):
         merge_shared_settings({"benchmarks": {"yes_no": files}})
 
     check(yes_no)
-    with pytest.raises(InputError, match="unknown key 'benchmarks.yes_no.question'; did you mean 'questions'"):
+    with pytest.raises(InputError, match="benchmarks.yes_no.question: unknown key; did you mean 'questions'"):
         check({"question": "q.jsonl", "images": "im"})
-    with pytest.raises(InputError, match="key 'benchmarks.yes_no.images' is missing"):
+    with pytest.raises(InputError, match="benchmarks.yes_no.images: the key is missing"):
         check({"questions": "q.jsonl"})
-    with pytest.raises(InputError, match="'benchmarks.yes_no.images' must be a path"):
+    with pytest.raises(InputError, match="benchmarks.yes_no.images: must be a path"):
         check({"questions": "q.jsonl", "images": "{im}"})
-    with pytest.raises(InputError, match="unknown key 'benchmarks.yesno'; did you mean 'yes_no'"):
+    with pytest.raises(InputError, match="benchmarks.yesno: unknown key; did you mean 'yes_no'"):
         merge_shared_settings({"benchmarks": {"yesno": yes_no}})
 
 
@@ -288,7 +287,7 @@ def test_a_score_of_the_challenge_needs_files_and_a_known_variant(yes_no):
     check("one_word", {"yes_no": yes_no})
     with pytest.raises(InputError, match="challenge.scores.yes_no: the key 'benchmarks.yes_no' is missing"):
         check("one_word", {})
-    with pytest.raises(InputError, match="'challenge.scores.yes_no.variant' must be one of one_word, found 'two'"):
+    with pytest.raises(InputError, match="challenge.scores.yes_no.variant: expected one_word, found 'two'"):
         check("two", {"yes_no": yes_no})
 
 

@@ -16,7 +16,9 @@ import pytest
 import yaml
 from places import PROJECT
 
-from dj2mgm.config.schema import check_layer, check_merged
+from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.models import MgmModel
+from dj2mgm.config.settings.validation import validated
 from dj2mgm.diagnosis import diagnosis
 from dj2mgm.diagnosis.signature import read_log
 from dj2mgm.doctor.probes import probe_host
@@ -139,8 +141,8 @@ def test_the_model_file_has_known_keys_and_values():
     model = yaml.safe_load((EXAMPLES / "model.yaml").read_text(encoding="utf-8"))
     assert model["template"] == model["pretrain_template"] == "phi3"
     # tests/unit/test_prompts.py runs the chat format, which is another file
-    check_merged("model.yaml", model | {"template": "gemma", "pretrain_template": "gemma"}, "model")
-    check_layer("model.yaml, settings", model["settings"], "config")
+    validated(MgmModel, model | {"template": "gemma", "pretrain_template": "gemma"}, "model.yaml")
+    validated(configuration_model(), model["settings"], "model.yaml, settings")
 
 
 @pytest.fixture

@@ -250,13 +250,13 @@ def test_on_ray_a_server_is_asked_by_one_process_all_the_same(project, tmp_path,
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"base_url": "http://me:hunter2@host/v1"}, "'synthesize.openai.base_url' must be an address"),
+        ({"base_url": "http://me:hunter2@host/v1"}, "synthesize.openai.base_url: must be an address"),
         (
             {"key_variable": "sk-hunter2"},
-            "'synthesize.openai.key_variable' must be the name of an environment variable",
+            "synthesize.openai.key_variable: must be the name of an environment variable",
         ),
-        ({"api_key": "hunter2"}, "unknown key 'synthesize.openai.api_key'"),
-        ({"question": "what <image>"}, "'synthesize.openai.question' must hold no control token"),
+        ({"api_key": "hunter2"}, "synthesize.openai.api_key: unknown key"),
+        ({"question": "what <image>"}, "synthesize.openai.question: must hold no control token"),
     ],
 )
 def test_a_configuration_with_a_secret_is_refused_without_showing_it(values, message):

@@ -6,6 +6,7 @@ from functools import cache, partial
 
 import pytest
 import yaml
+from configuration_files import FILES
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from places import PROJECT
@@ -13,9 +14,14 @@ from snakemake.cli import parse_config
 
 from dj2mgm.config.layers import command_line_layer, default_layer, merge
 from dj2mgm.config.reading import check_stated_once, plain_values, read_config, read_json_config, suggestion
-from dj2mgm.config.schema import SCHEMAS, check_layer, check_merged, schema_of
+from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.datasets import FilesDataset
+from dj2mgm.config.settings.models import MgmModel
+from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 
+CONFIGURATION = configuration_model()
 fuzzed = partial(settings, max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -65,7 +71,7 @@ def test_what_versions_of_yaml_disagree_about_is_refused(read, text):
 def test_where_the_schema_wants_a_text_a_scalar_is_what_was_written(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("{dataset: 007, model: 1e3, recipe: no, description: 5, without: [1_0], gpus: 2}", encoding="utf-8")
-    assert read_config(path, schema_of("config")) == {
+    assert read_config(path, schema_of(CONFIGURATION)) == {
         "dataset": "007",
         "model": "1e3",
         "recipe": "no",
@@ -185,7 +191,7 @@ def test_a_deepspeed_file_that_cannot_be_read_is_refused_in_one_sentence(read, c
 def test_what_json_cannot_hold_is_refused_on_the_command_line_and_in_its_configfile(value):
     with pytest.raises(InputError, match="the command line's --config: "):
         layer = command_line_layer({"pretrain": {"save_steps": value}})
-        check_layer(layer.source, layer.values, "config")
+        validated(CONFIGURATION, layer.values, layer.source)
 
 
 def test_numbers_on_the_command_line_are_texts_where_texts_belong():
@@ -310,15 +316,14 @@ ANY = JSON | HOSTILE | st.text(max_size=6) | st.lists(st.integers(0, 2), max_siz
 @given(data=st.data())
 def test_any_value_of_any_key_gives_a_valid_configuration_or_a_sentence(monkeypatch, data):
     monkeypatch.chdir(PROJECT)
-    path = data.draw(st.sampled_from(_leaves(schema_of("config")["properties"])))
+    path = data.draw(st.sampled_from(_leaves(schema_of(CONFIGURATION)["properties"])))
     value = data.draw(ANY)
     for key in reversed(path):
         value = {key: value}
     try:
         layer = command_line_layer(value)
-        check_layer(layer.source, layer.values, "config")
-        merged = merge([_defaults(), layer])
-        check_merged("merged", merged, "config")
+        layers = [_defaults(), layer]
+        validated(CONFIGURATION, merge(layers), "merged", layers)
     except InputError as error:
         assert str(error).startswith(("the command line's --config: ", "merged: ")) and "\n" not in str(error)
     else:
@@ -328,7 +333,9 @@ def test_any_value_of_any_key_gives_a_valid_configuration_or_a_sentence(monkeypa
 @fuzzed()
 @example("a", "{x: &a [*a]}")
 @example("gpus", "010")
-@given(key=st.sampled_from(sorted(schema_of("config")["properties"])), text=YAMLISH | st.text(min_size=1, max_size=20))
+@given(
+    key=st.sampled_from(sorted(schema_of(CONFIGURATION)["properties"])), text=YAMLISH | st.text(min_size=1, max_size=20)
+)
 def test_any_text_on_snakemakes_command_line_is_typed_or_refused(key, text):
     try:
         parsed = parse_config([f"{key}={text}"])
@@ -336,7 +343,7 @@ def test_any_text_on_snakemakes_command_line_is_typed_or_refused(key, text):
         assume(False)
     try:
         layer = command_line_layer(parsed)
-        check_layer(layer.source, layer.values, "config")
+        validated(CONFIGURATION, layer.values, layer.source)
     except InputError as error:
         assert str(error).startswith("the command line's --config: ") and "\n" not in str(error)
     else:
@@ -354,10 +361,10 @@ def _paths(schema: dict, at: tuple = ()):
             yield from _paths(schema[key], (*at, name))
 
 
-@pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in SCHEMAS.glob("*.schema.yaml")))
-def test_the_home_folder_is_expanded_in_every_path(monkeypatch, name):
+@pytest.mark.parametrize("model", [CONFIGURATION, *FILES], ids=lambda model: model.__name__)
+def test_the_home_folder_is_expanded_in_every_path(monkeypatch, model):
     monkeypatch.setenv("HOME", "/home/me")
-    schema = schema_of(name)
+    schema = schema_of(model)
     for path in _paths(schema):
         value: object = "~/photos"
         for key in reversed(path):
@@ -366,15 +373,15 @@ def test_the_home_folder_is_expanded_in_every_path(monkeypatch, name):
         for key in path:
             found = found[key]
         assert found == "/home/me/photos", path
-    assert plain_values({"description": "~/photos"}, schema_of("config")) == {"description": "~/photos"}
+    assert plain_values({"description": "~/photos"}, schema_of(CONFIGURATION)) == {"description": "~/photos"}
 
 
 def test_every_setting_that_is_a_folder_or_file_is_a_path_of_the_schemas():
-    assert {path[-1] for path in _paths(schema_of("dataset"))} == {"file", "images", "questions"}
+    assert {path[-1] for path in _paths(schema_of(FilesDataset))} == {"file", "images", "questions"}
     parts = {"language_model", "vision_tower", "vision_tower_aux", "clip_score"}
-    assert {path[-1] for path in _paths(schema_of("model"))} == parts
+    assert {path[-1] for path in _paths(schema_of(MgmModel))} == parts
     expected = {"dataset", "crate", "evaluation_data", "judge_clip", "second_judge", "model", "answers", "images"}
-    assert expected <= {path[-1] for path in _paths(schema_of("config"))}
+    assert expected <= {path[-1] for path in _paths(schema_of(CONFIGURATION))}
 
 
 @pytest.mark.parametrize(

@@ -446,7 +446,7 @@ def test_an_archive_that_has_changed_is_not_read_as_if_it_had_not(tmp_path):
             {"a": {"format": "table", "path": "nowhere/"}},
             "sources.a: nowhere names no file that ends with .csv or .tsv",
         ),
-        ({"a": {"format": "tabel", "path": "x"}}, "'sources.a.format' must be one of"),
+        ({"a": {"format": "tabel", "path": "x"}}, "sources.a.format: expected"),
         ({"a": {"format": "table", "path": "x.csv", "split": "finetune"}}, "none is of the split pretrain"),
         ({"a b": {"format": "table", "path": "x.csv"}}, "sources.a b must be a name"),
     ],

@@ -15,6 +15,9 @@ from places import PROJECT
 from small_project import copy_project
 
 from dj2mgm.config.benchmarks import declarations
+from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.models import AssembledModel, MgmModel
+from dj2mgm.config.settings.schema import schema_of
 
 RUN = "; touch X $(touch X) `touch X` & touch X & | touch X #* ~ ! [a] > X <X $HOME ü 山 %s --flag=x"
 # `{question}` is a place that some settings must have, `{input}` and `{x}` are not
@@ -60,10 +63,6 @@ class Hostile:
         return {key: value for key, value in values.items() if value is not None} or None
 
 
-def schema(name: str) -> dict:
-    return yaml.safe_load((PROJECT / f"config/schemas/{name}.schema.yaml").read_text(encoding="utf-8"))
-
-
 def merged(old: dict, new: dict) -> dict:
     both = {key: merged(old[key], new[key]) for key in new if isinstance(old.get(key), dict)}
     return old | new | both
@@ -76,7 +75,7 @@ class HostileProject:
         self.hostile, self.project = Hostile(), copy_project(folder)
         small = PROJECT / "tests/fixtures/small"
         model = yaml.safe_load((small / "models_small.yaml").read_text())
-        parts = merged(model, self.hostile.of_schema(schema("model")) | TEMPLATES | {"settings": model["settings"]})
+        parts = merged(model, self.hostile.of_schema(schema_of(MgmModel)) | TEMPLATES | {"settings": model["settings"]})
         self.model, self.shipped = self.tiny(model), self.tiny(model)
         del parts["foundation"]
         self.parts = self.write("models", parts | {"clip_score": f"results/foundation/{self.model}/clip"})
@@ -129,7 +128,7 @@ class HostileProject:
     def own_data_and_model(self) -> str:
         assembled = self.folder_with("config.json", "model.safetensors")
         model = {"assembled": assembled} | TEMPLATES
-        model = self.hostile.of_schema(schema("assembled_model")) | model
+        model = self.hostile.of_schema(schema_of(AssembledModel)) | model
         files, folder = (self.hostile.value(PATH) for _ in range(3)), self.folder_with("a.png")
         split = [{"file": f"{folder}/{file}", "images": folder} for file in files]
         for own in split:
@@ -143,7 +142,7 @@ class HostileProject:
 
     def defaults(self) -> None:
         """config.yaml: a hostile value for each text of the schema; names lead to hostile names."""
-        values = self.hostile.of_schema(schema("config"))
+        values = self.hostile.of_schema(schema_of(configuration_model()))
         benchmarks = values["benchmarks"] = {name: dict.fromkeys(d.files) for name, d in declarations().items()}
         for name in benchmarks:
             folder = self.folder_with(*("questions", "answers"))
@@ -286,4 +285,4 @@ def test_a_path_that_snakemake_reads_as_wildcard_is_refused(fresh):
     folder.mkdir(parents=True)
     (folder / "captions.jsonl").touch()
     printed = " ".join(fresh.run("baseline", "--dry-run", ok=False, config=(f"dataset={folder}",)).split())
-    assert "'dataset' must be a path without braces" in printed and "Traceback" not in printed
+    assert "dataset: must be a path without braces" in printed and "Traceback" not in printed

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "evaluation" / "benchmarks"
 class Declaration:
     """What evaluation/benchmarks/__init__.py asks of a file."""
 
-    files: tuple[str, ...]  # keys of `benchmarks.<name>`
+    files: dict[str, str]  # keys of `benchmarks.<name>`, with their descriptions
     variants: tuple[str, ...]  # of its prompts
     has_submission: bool
 
@@ -24,25 +24,6 @@ class Declaration:
 def declarations() -> dict[str, Declaration]:
     """By the benchmark's name, which is its file's."""
     return {path.stem: _declaration(path) for path in sorted(FOLDER.glob("[!_.]*.py"))}
-
-
-def with_benchmarks(schema: dict) -> dict:
-    """The configuration's schema, its generic entries for a benchmark written out for each that there is."""
-    properties = schema["properties"]
-    files, scores = properties["benchmarks"], properties["challenge"]["properties"]["scores"]
-    file, score = files["additionalProperties"]["additionalProperties"], scores["additionalProperties"]
-    entries, scored = {}, {}
-    for name, declared in declarations().items():
-        entries[name] = _closed(dict.fromkeys(declared.files, file)) | {"required": list(declared.files)}
-        variant = {"variant": {"enum": list(declared.variants)}}
-        scored[name] = score | {"properties": score["properties"] | variant}
-    challenge = properties["challenge"]
-    challenge = challenge | {"properties": challenge["properties"] | {"scores": scores | _closed(scored)}}
-    return schema | {"properties": properties | {"benchmarks": _closed(entries), "challenge": challenge}}
-
-
-def _closed(properties: dict) -> dict:
-    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 @cache
@@ -53,5 +34,5 @@ def _declaration(path: Path) -> Declaration:
             constants[node.targets[0].id] = node.value
         elif isinstance(node, ast.FunctionDef):
             functions.add(node.name)
-    files, variants = (tuple(ast.literal_eval(constants[name])) for name in ("FILES", "VARIANTS"))
-    return Declaration(files, variants, "write_submission" in functions)
+    files, variants = (ast.literal_eval(constants[name]) for name in ("FILES", "VARIANTS"))
+    return Declaration(dict(files), tuple(variants), "write_submission" in functions)

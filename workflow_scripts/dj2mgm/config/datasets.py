@@ -5,7 +5,10 @@ from pathlib import Path
 
 from dj2mgm.config.licenses import take_licenses
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
-from dj2mgm.config.schema import check_format, check_merged, is_of, schema_of
+from dj2mgm.config.settings.datasets import FilesDataset, SourcesDataset, dataset_kind
+from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.strings import check_format, has_format
+from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, files_at
 from dj2mgm.plain_files import inside
@@ -30,7 +33,7 @@ def resolve_dataset(value: str) -> dict:
         InputError: neither a known dataset nor a folder that holds one Data-Juicer jsonl.
     """
     known = names_in("datasets")
-    if value in known and is_of("name", value):
+    if value in known and has_format("name", value):
         settings, name = _read_dataset(config_file("datasets", f"{value}.yaml")), value
     elif os.path.isdir(value):
         settings, name = _describe_folder(Path(value)), _name_of(Path(value))
@@ -101,15 +104,15 @@ def check_folder(where: str, folder: str) -> None:
 
 
 def _read_dataset(path: Path) -> dict:
-    keys = read_config(path)
-    kind = "shapes" if "generator" in keys else "sources" if "sources" in keys else "dataset"
-    settings = read_config(path, schema_of(kind))
-    check_merged(str(path), settings, kind)
-    if kind == "sources":
-        described = {name: _source(f"{path}: sources.{name}", name, values) for name, values in settings[kind].items()}
+    kind = dataset_kind(read_config(path))
+    keys = read_config(path, schema_of(kind))
+    settings = validated(kind, keys, str(path)).model_dump(exclude_unset=True)
+    if kind is SourcesDataset:
+        sources = settings["sources"]
+        described = {name: _source(f"{path}: sources.{name}", name, values) for name, values in sources.items()}
         if not any(source["split"] == "pretrain" for source in described.values()):
             raise InputError(f"{path}: sources: none is of the split pretrain; stage 1 and the filters need pairs")
-        settings = settings | {kind: described}
+        settings = settings | {"sources": described}
     return settings
 
 
@@ -178,5 +181,5 @@ def _describe_folder(folder: Path) -> dict:
         settings["finetune"] = {"file": str(instructions[0]), "images": str(folder)}
     if (folder / "evaluation.jsonl").is_file():
         settings["evaluation"] = {"file": str(folder / "evaluation.jsonl"), "images": str(folder)}
-    check_merged(f"dataset {folder}", settings, "dataset")
+    validated(FilesDataset, settings, f"dataset {folder}")
     return settings

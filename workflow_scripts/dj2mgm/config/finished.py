@@ -16,7 +16,7 @@ from dj2mgm.config.missing_models import check_model_folders
 from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import names_in
 from dj2mgm.config.runs import Run, Runs, reserved_names
-from dj2mgm.config.schema import is_of
+from dj2mgm.config.settings.strings import has_format
 from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_yaml
@@ -203,7 +203,7 @@ def _free_place(runs: Runs, name: str) -> str:
     taken = {*reserved_names(), *(known.lower() for known in (*runs.files, *runs.configs, runs.place))}
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
     names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(taken) + 3)))
-    return next(one for one in names if is_of("name", one) and one.lower() not in taken)
+    return next(one for one in names if has_format("name", one) and one.lower() not in taken)
 
 
 def _read(path: Path) -> dict:

@@ -18,7 +18,6 @@ from dj2mgm.config.datasets import amounts_of, check_folder, resolve_dataset
 from dj2mgm.config.evaluations import data_of
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.layers import (
-    Layer,
     command_line_layer,
     experiment_file,
     experiment_names,
@@ -27,7 +26,8 @@ from dj2mgm.config.layers import (
 )
 from dj2mgm.config.reading import suggestion
 from dj2mgm.config.recipes import read_recipes
-from dj2mgm.config.schema import check_format
+from dj2mgm.config.settings.strings import check_format
+from dj2mgm.config.settings.validation import Layer
 from dj2mgm.config.stages import (
     STAGE_NOTE,
     STAGES,

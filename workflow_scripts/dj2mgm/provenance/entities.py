@@ -31,7 +31,7 @@ class Book(Catalog):
     """The crate of a run.
 
     Args:
-        record: what `reproduce` reads (schemas/run.schema.yaml).
+        record: what `reproduce` reads (config/settings/crates.py).
         record_file: the same as a file.
         jobs: all that ran, in the order in which data flows; the last one wrote the page.
     """

@@ -14,7 +14,8 @@ from dj2mgm.config.layers import PARTS, command_line_layer
 from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import SHIPPED, names_folder, read_config
 from dj2mgm.config.runs import Runs
-from dj2mgm.config.schema import schema_of
+from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_file, write_json, write_yaml
 from dj2mgm.provenance.files import CONFIG_SUFFIXES, is_config, parts_of
@@ -53,7 +54,7 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
             if name.endswith(".yaml"):
                 left_out += _anchor_file(Path(name), places, datasets)
         layer = command_line_layer(crate.record["command_line"]).values
-        command_line = _anchored(layer, schema_of("config"), places, datasets) | {"trackers": TRACKERS}
+        command_line = _anchored(layer, schema_of(configuration_model()), places, datasets) | {"trackers": TRACKERS}
         command_line |= {"trusted_recipes": False}  # the crate's recipes are somebody else's, whatever it says
         write_json(COMMAND_LINE, command_line)
         try:
@@ -114,14 +115,14 @@ def _anchor_paths(path: Path, places: Places, datasets: set[str]) -> None:
     values = read_config(path)
     kind = path.parts[1]
     if kind in ("experiments", "config.yaml"):
-        values = read_config(path, schema_of("config"))
-        anchored = _anchored(values, schema_of("config"), places, datasets)
+        values = read_config(path, schema_of(configuration_model()))
+        anchored = _anchored(values, schema_of(configuration_model()), places, datasets)
     elif kind == "datasets":
         anchored = _anchored_keys(values, places, ("file", "images", "questions", "path"))
     elif kind == "models":
         anchored = _anchored_keys(values, places, PARTS)
         if "settings" in values:
-            anchored["settings"] = _anchored(values["settings"], schema_of("config"), places, datasets)
+            anchored["settings"] = _anchored(values["settings"], schema_of(configuration_model()), places, datasets)
     else:
         return
     if anchored != values:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from dj2mgm.config.schema import check_merged
+from dj2mgm.config.settings.crates import CrateRecord
+from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
@@ -33,7 +34,7 @@ Read = Callable[[str], bytes]
 @dataclass(frozen=True)
 class Crate:
     path: Path
-    record: dict  # schemas/run.schema.yaml
+    record: dict  # config/settings/crates.py
     digests: dict[str, str]  # of the files that it holds, by name; each has been checked
     identity: str  # digest of its metadata, which has those of all its files
     content: Read  # of a file, as it is now
@@ -137,7 +138,7 @@ def _checked(path: Path, sizes: dict[str, int], read: Read) -> Crate:
     crate = Crate(path, record, digests, hashlib.sha256(metadata).hexdigest(), read)
     for name in digests:
         crate.read(name)
-    check_merged(f"{path}: {RECORD}", record, "run")
+    validated(CrateRecord, record, f"{path}: {RECORD}")
     return crate
 
 

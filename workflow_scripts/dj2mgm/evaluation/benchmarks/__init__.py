@@ -2,8 +2,9 @@
 
 A benchmark's module has the benchmark's name and defines:
 
-    FILES             keys of its files under `benchmarks.<name>`, as a literal tuple. Its questions are answered again
-                      after a change of one of these files. Only `images` is a folder, whose files are not watched
+    FILES             keys of its files under `benchmarks.<name>` with their descriptions, as a literal mapping. Its
+                      questions are answered again after a change of one of these files. Only `images` is a folder,
+                      whose files are not watched
     VARIANTS          names of its prompts' forms, as a literal tuple; scores of different forms are never compared
     read              (**files) → its questions, each {"variant", "id", "image": path or bytes, "image_id": equal for
                       questions about one image, "prompt", and its ground truth}

@@ -29,7 +29,7 @@ from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import replace_file
 
-FILES = ("questions",)
+FILES = {"questions": "a tab-separated table with images, such as mmbench_dev_20230712.tsv"}
 VARIANTS = ("circular", "single")  # options rotated or not
 
 REQUIRED = ("index", "question", "A", "B", "category", "image")

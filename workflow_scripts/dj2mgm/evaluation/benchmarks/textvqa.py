@@ -25,7 +25,11 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 
-FILES = ("questions", "answers", "images")
+FILES = {
+    "questions": "LLaVA's llava_textvqa_val_v051_ocr.jsonl",
+    "answers": "TextVQA_0.5.1_val.json",
+    "images": "folder of the validation images",
+}
 VARIANTS = ("ocr_tokens", "no_ocr_tokens")  # prompts with or without the tokens that an OCR system read
 
 OCR_LINE = "Reference OCR token"

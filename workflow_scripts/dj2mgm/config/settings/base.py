@@ -1,0 +1,78 @@
+"""Building blocks of typed settings: sections, their fields and common types."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+SEARCH, RETRAINS = "search", "retrains"  # keys of a field's extras
+Number = int | float  # strict: no booleans, and 1 stays 1
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+
+
+class Section(BaseModel):
+    """Keys that stand together in the configuration.
+
+    An unknown key is an error, and no value is converted to another type: YAML has types.
+    """
+
+    # classes are built when they are first used, in one piece: Snakemake imports them at every start
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The interval in which a search tries a setting."""
+
+    low: float
+    high: float
+    log: bool = False  # whether values are spread evenly by their logarithm
+
+
+class Unique:
+    """Marks a list whose items must differ."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(_refuse_repeated, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict:
+        return handler(schema) | {"uniqueItems": True}
+
+
+def setting(
+    default: Any = ...,
+    description: str = "",
+    *,
+    retrains: bool = True,
+    search: Search | None = None,
+    **limits: Any,
+) -> Any:
+    """Return a field of a section.
+
+    Args:
+        default: the value in config/config.yaml; without one, the key must be stated.
+        description: the comment in config/config.yaml and the text in docs/configuration.md.
+        retrains: whether a training with another value gives other weights. Otherwise a checkpoint may be resumed
+            after a change.
+        search: the interval in which a search tries it.
+        limits: pydantic's, such as `ge` and `le`.
+    """
+    extras = {RETRAINS: retrains, SEARCH: search}
+    return Field(default, description=description, json_schema_extra=extras, **limits)
+
+
+def section(kind: type[Section], description: str = "") -> Any:
+    """Return a field with keys of its own; see `setting`."""
+    return Field(default_factory=kind, description=description)
+
+
+def extra_of(field: Any, key: str, default: Any = None) -> Any:
+    """Return `retrains` or `search` of a field, which was made by `setting` or not."""
+    return (field.json_schema_extra or {}).get(key, default)
+
+
+def _refuse_repeated(items: list) -> list:
+    if any(item in items[:index] for index, item in enumerate(items)):
+        raise PydanticCustomError("repeated", "an item is repeated")
+    return items

@@ -1,0 +1,207 @@
+"""The whole configuration: what an experiment may state, and keys for several experiments."""
+
+from functools import cache
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, create_model, model_serializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from dj2mgm.config.benchmarks import declarations
+from dj2mgm.config.settings.base import Number, Section, Seed, Unique, section, setting
+from dj2mgm.config.settings.data import FilterSection, JsonlSection, SynthesizeSection
+from dj2mgm.config.settings.evaluation import EvaluateSection
+from dj2mgm.config.settings.shared import (
+    AblationSection,
+    AttentionBenchmarkSection,
+    ChallengeScore,
+    ChallengeSection,
+    DecontaminateSection,
+    ExportSection,
+    FinetuneMinimalSection,
+    LoraSweepSection,
+    LoraVsFullSection,
+    ProvenanceSection,
+    PublishSection,
+    ReportSection,
+)
+from dj2mgm.config.settings.strings import FilePath, Name
+from dj2mgm.config.settings.training import FinetuneSection, PretrainSection, ScoreSettings
+
+Amount = Annotated[Number, Field(ge=0, le=1e9)]
+
+
+class OwnKeys(Section):
+    """Keys of an experiment that a model's `settings` may not hold."""
+
+    dataset: FilePath = setting(
+        "shapes", "file config/datasets/<name>.yaml, or a folder with a Data-Juicer jsonl and its images"
+    )
+    model: Name = setting("tiny", "file config/models/<name>.yaml; its `settings` come before the experiment's")
+    recipe: Name = setting(
+        "baseline", "recipe of the filter stage: file config/recipes/<name>.yaml, in Data-Juicer's own format"
+    )
+    without: Annotated[list[str], Unique()] = setting([], "operators to leave out of the recipes")
+    seeds: Annotated[list[Seed], Unique()] = setting(
+        [0],
+        "seeds of training, sampling and shuffling; one run each, averaged in the report",
+        min_length=1,
+        max_length=1000,
+    )
+    description: str = setting("", "purpose of the experiment, in a sentence; the report shows it")
+
+
+class StageKeys(Section):
+    """Keys of an experiment that a model's `settings` may hold, too."""
+
+    sources: dict[str, Amount] = setting(
+        {},
+        "amount of each source of a dataset: how often a row is used (2.0), or the number of rows (500); without an "
+        "entry: every row once",
+    )
+    gpus: int = setting(
+        1,
+        "GPUs of training, captioning and answering, one process each; 1 on a machine without a GPU",
+        ge=1,
+        le=1024,
+    )
+    nodes: int = setting(1, "nodes that share training's GPUs evenly; more than 1 with Slurm only", ge=1, le=4096)
+    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = setting(
+        None, "threads of a job; null: one for each core that the job may run on"
+    )
+    trackers: Annotated[list[Literal["tensorboard", "wandb", "mlflow", "trackio"]], Unique()] = setting(
+        ["tensorboard"],
+        "trackers that show both training stages while they run (docs/running.md)",
+    )
+    filter: FilterSection = section(FilterSection, "the filters")
+    synthesize: SynthesizeSection = section(
+        SynthesizeSection, "after the filters: captions that do not fit their image are rewritten"
+    )
+    jsonl: JsonlSection = section(JsonlSection, "training files")
+    pretrain: PretrainSection = section(
+        PretrainSection,
+        "stage 1 trains projector and patch info mining; language model and towers are frozen. In four keys, auto "
+        "stands for the fastest training plan that fits GPU and host when the stage starts (docs/memory.md)",
+    )
+    finetune: FinetuneSection = section(
+        FinetuneSection, "stage 2 trains the language model, with LoRA or fully, and the projector"
+    )
+    score_while_training: ScoreSettings = section(
+        ScoreSettings,
+        "likelihood of held-out answers, and how many the model would give, at each checkpoint of both stages; the "
+        "report draws it",
+    )
+    evaluate: EvaluateSection = section(EvaluateSection, "captions and answers of the trained model, and their scores")
+
+
+class SharedKeys(Section):
+    """Keys for several experiments, which experiment files cannot set."""
+
+    foundation: Literal["shipped", "train"] = setting(
+        "shipped",
+        "shipped: the trained tiny models in config/foundation; train: trained here, also after a change",
+    )
+    trusted_recipes: bool = setting(
+        False,
+        "true: recipes may use all of Data-Juicer: run code, query servers, write and delete files (docs/data.md)",
+    )
+    results: Name | None = setting(
+        None, "folder in results/ for the experiments' results and pages; null: results/ itself"
+    )
+    overwrite: bool = setting(
+        False, "true: results of another dataset or model may be replaced; false: such a command is refused"
+    )
+    report: ReportSection = section(ReportSection, "the page that compares experiments")
+    format: Literal["dj", "llava", "parquet", "webdataset"] = setting("parquet", "format of `snakemake export`")
+    decontaminate: DecontaminateSection = section(
+        DecontaminateSection,
+        "images whose near-duplicates are not trained on, in addition to held-out ones and those of `benchmarks`",
+    )
+    export: ExportSection = section(ExportSection, "`snakemake export`: a dataset for others")
+    publish: PublishSection = section(
+        PublishSection, "`snakemake publish`: model and pairs with their cards, in results/published/"
+    )
+    provenance: ProvenanceSection = section(ProvenanceSection, "`snakemake crate`: results as an RO-Crate")
+    crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")
+    crate_folders: Annotated[list[FilePath], Unique()] = setting(
+        [], "folders, in addition to the current one, whose files the crate's run may read"
+    )
+    ablation: AblationSection = section(AblationSection, "`snakemake ablation`: the effect of each operator")
+    lora_sweep: LoraSweepSection = section(
+        LoraSweepSection, "`snakemake lora_sweep`: the effect and the cost of each rank"
+    )
+    lora_vs_full: LoraVsFullSection = section(
+        LoraVsFullSection, "`snakemake lora_vs_full`: LoRA compared with full fine-tuning: scores and costs"
+    )
+    finetune_minimal: FinetuneMinimalSection = section(
+        FinetuneMinimalSection,
+        "`snakemake finetune_minimal`: does training run here, and does it fit? A few steps of both stages",
+    )
+    attention_benchmark: AttentionBenchmarkSection = section(
+        AttentionBenchmarkSection,
+        "`snakemake attention_benchmark`: eager, SDPA and FlashAttention with the baseline's language model",
+    )
+    benchmarks: dict[str, dict[str, FilePath | None]] = setting(
+        {
+            "textvqa": {"questions": None, "answers": None, "images": None},
+            "mmbench": {"questions": None},
+        },
+        "your files of published benchmarks; docs/evaluation.md says where to get them",
+    )
+    evaluations: Annotated[list[Name], Unique()] = setting(
+        [],
+        "tasks of lmms-eval for `snakemake evaluate`, such as [mmstar, ai2d, ocrbench, pope]; the report shows them",
+    )
+    evaluation_data: FilePath | None = setting(None, "folder with a folder of data for each task (docs/evaluation.md)")
+    challenge: ChallengeSection = section(
+        ChallengeSection,
+        "`snakemake challenge`: the scores of report.experiments relative to those of a reference model",
+    )
+
+
+class Configuration(SharedKeys, StageKeys, OwnKeys):
+    """All keys of config/config.yaml. `configuration_model` adds the keys of each benchmark."""
+
+
+class _ByBenchmark(Section):
+    """Entries by benchmark; those that nobody states are absent."""
+
+    @model_serializer(mode="wrap")
+    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
+        return {name: entry for name, entry in handler(self).items() if entry is not None}
+
+
+class _Scores(_ByBenchmark):
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    @model_validator(mode="after")
+    def _require_one(self) -> Self:
+        if not self.model_fields_set:
+            raise PydanticCustomError("empty", "no entry")
+        return self
+
+
+@cache
+def configuration_model() -> type[Configuration]:
+    """Return `Configuration` with the files and prompt variants that the benchmarks' modules declare."""
+    files, scores = {}, {}
+    for name, declared in declarations().items():
+        keys = {key: (FilePath | None, setting(..., text)) for key, text in declared.files.items()}
+        files[name] = create_model(name, __base__=Section, **keys), None
+        variant = Literal[tuple(declared.variants)], setting(..., ChallengeScore.model_fields["variant"].description)
+        scores[name] = create_model(name, __base__=ChallengeScore, variant=variant), None
+    by_file = create_model("Benchmarks", __base__=_ByBenchmark, **files)
+    by_score = create_model("Scores", __base__=_Scores, **scores)
+    challenge = create_model(
+        "Challenge", __base__=ChallengeSection, scores=_typed(ChallengeSection, "scores", by_score)
+    )
+    benchmarks = _typed(Configuration, "benchmarks", by_file)
+    described = section(challenge, Configuration.model_fields["challenge"].description)
+    return create_model(
+        "Configuration", __base__=Configuration, benchmarks=benchmarks, challenge=(challenge, described)
+    )
+
+
+def _typed(model: type[Section], key: str, kind: type[Section]) -> tuple:
+    """Return a field whose default, a mapping, gets a type of its own."""
+    field = model.model_fields[key]
+    return kind, Field(default_factory=lambda: kind.model_validate(field.default), description=field.description)

@@ -1,0 +1,56 @@
+"""JSON schemas of typed settings: plain ones, without references, which also say how a YAML scalar is read."""
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+LEFT_OUT = ("title", "default", "search", "retrains", "discriminator")
+
+
+@cache
+def schema_of(model: type[BaseModel]) -> dict:
+    """Return the JSON schema of a section.
+
+    Every part stands where it is used. An optional value has the type `[…, "null"]`.
+    """
+    schema = model.model_json_schema()
+    return _plain(schema, schema.get("$defs", {}))
+
+
+def _plain(schema: Any, definitions: dict) -> Any:
+    if isinstance(schema, list):
+        return [_plain(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        target = definitions[schema["$ref"].rpartition("/")[2]]
+        return _plain(target | {key: value for key, value in schema.items() if key != "$ref"}, definitions)
+    properties = {key: _plain(value, definitions) for key, value in schema.get("properties", {}).items()}
+    plain = {
+        LIMITS.get(key, key): _plain(value, definitions)
+        for key, value in schema.items()
+        if key not in (*LEFT_OUT, "$defs", "properties")
+    }
+    if properties:
+        plain["properties"] = properties
+    if "const" in plain:
+        plain["enum"] = [plain.pop("const")]
+    choices = plain.get("anyOf") or plain.get("oneOf")
+    return _joined(plain, choices) if choices else plain
+
+
+def _joined(schema: dict, choices: list[dict]) -> dict:
+    """Write a choice of a type and null, or of integer and number, as one type."""
+    around = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
+    others = [choice for choice in choices if choice != {"type": "null"}]
+    if others[:2] == [{"type": "integer"}, {"type": "number"}]:
+        others = [{"type": "number"}]
+    if len(others) > 1:
+        return schema
+    [one] = others
+    nullable = len(choices) > 1 and {"type": "null"} in choices
+    kind = {"type": [one["type"], "null"]} if nullable else {}
+    return one | kind | around

@@ -1,0 +1,123 @@
+"""Settings that concern several experiments: pages, exports, publications, comparisons and benchmarks."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dj2mgm.config.settings.base import Number, Section, Unique, setting
+from dj2mgm.config.settings.data import BatchSize
+from dj2mgm.config.settings.strings import FilePath, Name, Repository
+from dj2mgm.config.settings.training import LearningRate, Steps
+
+Length = Annotated[int, Field(ge=1, le=2**24)]
+Rank = Annotated[int, Field(ge=1, le=65536)]
+
+
+class ReportSection(Section):
+    """results/report/."""
+
+    experiments: Annotated[list[Name], Unique()] = setting(
+        ["baseline", "dj_synth"], "compared in results/report/, each with the first", min_length=1
+    )
+
+
+class DecontaminateSection(Section):
+    """Images that are never trained on."""
+
+    folders: Annotated[list[FilePath], Unique()] = setting([], "folders of images")
+
+
+class ExportSection(Section):
+    """`snakemake export`."""
+
+    experiment: Name = setting("dj_synth", "experiment whose pairs become a dataset, with images, scores and a card")
+
+
+class PublishSection(Section):
+    """`snakemake publish`."""
+
+    experiment: Name = setting("dj_synth", "experiment whose first seed is published")
+    weights: Literal["merged", "adapter"] = setting(
+        "merged", "merged: a whole model; adapter: the LoRA adapter alone, which needs the base model"
+    )
+    repository: Repository | None = setting(None, "repository on the hub for the model; null: it is not pushed")
+    dataset_repository: Repository | None = setting(None, "repository on the hub for the pairs")
+    private: bool = setting(True, "whether new repositories are private")
+
+
+class ProvenanceSection(Section):
+    """`snakemake crate`."""
+
+    experiment: Name = setting("baseline", "experiment of the RO-Crate, which holds all experiments on its report")
+
+
+class AblationSection(Section):
+    """`snakemake ablation`."""
+
+    experiment: Name = setting("dj_synth", "experiment whose recipes lose one operator at a time")
+    operators: Annotated[list[Name], Unique()] = setting(
+        [
+            "low_similarity_recaption_mapper",
+            "batched_image_text_similarity_filter",
+            "caption_log_likelihood_filter",
+        ],
+        "operators to leave out, one at a time",
+    )
+
+
+class LoraSweepSection(Section):
+    """`snakemake lora_sweep`."""
+
+    experiment: Name = setting("baseline", "experiment that is trained with each rank")
+    ranks: Annotated[list[Rank], Unique()] = setting(
+        [8, 16, 32], "values of lora.r; alpha keeps its ratio to the rank", min_length=1
+    )
+
+
+class LoraVsFullSection(Section):
+    """`snakemake lora_vs_full`."""
+
+    experiment: Name = setting("baseline", "experiment that is trained as it is and with full fine-tuning")
+    learning_rate: LearningRate | None = setting(
+        None,
+        "learning rate of full fine-tuning; null: the experiment's. LLaVA and MGM use 2.0e-5, a tenth of LoRA's",
+    )
+    deepspeed: Name = setting(
+        "auto", "auto: adamw_8bit if nothing else fits, such as 2.5 B parameters on 24 GB of GPU memory"
+    )
+
+
+class FinetuneMinimalSection(Section):
+    """`snakemake finetune_minimal`."""
+
+    experiment: Name = setting("baseline", "experiment that is tried out")
+    max_steps: Steps = setting(10, "optimizer steps of each stage")
+    save_steps: Steps = setting(5, "steps from one resume checkpoint to the next")
+
+
+class AttentionBenchmarkSection(Section):
+    """`snakemake attention_benchmark`."""
+
+    sequence_lengths: Annotated[list[Length], Unique()] = setting([512, 1024, 2048, 4096], "tokens", min_length=1)
+    longest_on_cpu: Length = setting(1024, "without a GPU, longer sequences are skipped, and the page names them")
+    batch_size: BatchSize = setting(1, "sequences at a time")
+    passes: int = setting(5, "forward and backward passes, of which the median is reported", ge=1, le=1_000_000)
+
+
+class ChallengeScore(Section):
+    """The reference model's score in a benchmark."""
+
+    score: Number = setting(..., "per cent", gt=0, le=100)
+    variant: str = setting(..., "form of the prompts")
+
+
+class ChallengeSection(Section):
+    """`snakemake challenge`."""
+
+    reference: str = setting(
+        "MGM-2B",
+        "model whose published scores, in per cent, are below; the challenge itself divides by its released baseline",
+    )
+    scores: dict[str, ChallengeScore] = setting(
+        {"textvqa": {"score": 56.2, "variant": "ocr_tokens"}, "mmbench": {"score": 59.8, "variant": "circular"}}
+    )

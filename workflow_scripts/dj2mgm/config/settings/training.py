@@ -1,0 +1,92 @@
+"""Settings of both training stages."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dj2mgm.config.settings.base import Number, Search, Section, Unique, section, setting
+from dj2mgm.config.settings.strings import Name
+
+Steps = Annotated[int, Field(ge=1, le=10**9)]
+GlobalBatch = Annotated[int, Field(ge=1, le=2**20)]
+LearningRate = Annotated[Number, Field(gt=0)]
+
+
+class LoraSettings(Section):
+    """Low-rank adapters of the language model's projections."""
+
+    r: int = setting(16, "rank", ge=1, le=65536, search=Search(4, 64, log=True))
+    alpha: int = setting(32, "scale: alpha / r multiplies the update", ge=1, le=2**20)
+    dropout: Number = setting(0.1, "probability of dropout", ge=0, lt=1, search=Search(0, 0.2))
+    targets: Annotated[list[str], Unique()] = setting(
+        ["q_proj", "v_proj", "o_proj"], "projections, as transformers names them", min_length=1
+    )
+
+
+class TrainingSection(Section):
+    """Keys of both training stages. Batch sizes count samples."""
+
+    global_batch_size: GlobalBatch | None = setting(
+        256, "samples of a step: micro_batch_size × gradient_accumulation_steps × gpus; one of the four may be null"
+    )
+    micro_batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] | None = setting(
+        "auto", "samples at a time, if they have max_length; of shorter ones more, up to as many tokens", retrains=False
+    )
+    gradient_accumulation_steps: GlobalBatch | Literal["auto"] | None = setting(
+        "auto", "micro batches of a step", retrains=False
+    )
+    epochs: Number = setting(1, "passes over the data", gt=0, le=100_000)
+    max_steps: Steps | None = setting(None, "optimizer steps, which replace epochs; null: as many as the epochs have")
+    learning_rate: LearningRate = setting(1.0e-3, "peak of the schedule", search=Search(1e-5, 1e-2, log=True))
+    lr_scheduler: Literal["cosine", "linear", "constant", "constant_with_warmup"] = setting(
+        "cosine", "schedule of the learning rate after the warmup"
+    )
+    warmup_ratio: Number = setting(
+        0.03, "share of all steps in which the learning rate rises", ge=0, lt=1, search=Search(0, 0.1)
+    )
+    weight_decay: Number = setting(0.0, "not applied to norms and biases", ge=0, search=Search(0, 0.1))
+    max_grad_norm: Number = setting(1.0, "gradients are scaled down to this norm", gt=0)
+    max_length: int = setting(2048, "tokens, image included; longer conversations are cut", ge=1, le=2**24)
+    precision: Literal["auto", "bf16", "fp8", "nf4", "fp32"] = setting(
+        "auto", "auto: bf16 on a GPU, fp32 on a CPU; fp8, nf4: frozen layers in 8 or 4 bits"
+    )
+    activation_checkpointing: bool | Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = setting(
+        "auto",
+        "recompute activations in the backward pass, which saves memory; n: of every n-th layer only",
+        retrains=False,
+    )
+    attn_implementation: Literal["auto", "flash_attention_2", "sdpa"] = setting(
+        "auto", "auto: FlashAttention if flash-attn is installed, else PyTorch's sdpa"
+    )
+    compile: bool = setting(True, "torch.compile on a GPU: a minute once, then faster; no effect on a CPU")
+    deepspeed: Name = setting("auto", "file config/deepspeed/<name>.json")
+    check_memory: bool = setting(
+        True, "refuse to start if training cannot fit the GPU or the host; false: try anyway", retrains=False
+    )
+    save_steps: Steps = setting(20, "steps from one resume checkpoint to the next", retrains=False)
+    log_steps: Steps = setting(1, "steps from one line of metrics to the next", retrains=False)
+    loader_workers: int = setting(4, "processes that decode images", ge=0, le=256, retrains=False)
+
+
+class PretrainSection(TrainingSection):
+    """Stage 1."""
+
+
+class FinetuneSection(TrainingSection):
+    """Stage 2."""
+
+    global_batch_size: GlobalBatch | None = setting(128, "as in pretrain")
+    learning_rate: LearningRate = setting(2.0e-4, "peak of the schedule", search=Search(1e-5, 1e-3, log=True))
+    projector_learning_rate: LearningRate | None = setting(
+        None, "that of projector and patch info mining; null: learning_rate. LLaVA uses 2.0e-5 with LoRA"
+    )
+    lora: LoraSettings | None = section(LoraSettings, "null: full fine-tuning of the language model")
+
+
+class ScoreSettings(Section):
+    """Questions to the model at each checkpoint."""
+
+    questions: int = setting(300, "maximum number, always the same ones; 0: none", ge=0, le=10**9)
+    share: Number = setting(
+        0.03, "maximum share of training's time; if the questions take longer, fewer are asked", gt=0, le=1
+    )

@@ -1,0 +1,157 @@
+"""Validation of configurations, with messages that name the source, the key and the remedy."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from dj2mgm.config.reading import shown
+from dj2mgm.config.settings.base import Section
+from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.strings import FORMATS
+from dj2mgm.errors import InputError
+
+S = TypeVar("S", bound=Section)
+MISSING = "the key is missing"
+WORDS = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "keys and values",
+    "string": "a string",
+}
+STRINGS = {"address": "an address", "name": "a name", "path": "a path", "repository": "<owner>/<name>"}  # by format
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values of one source of the configuration; a message calls it `source`."""
+
+    source: str
+    values: dict
+
+
+def validated(model: type[S], values: Mapping, source: str, layers: Sequence[Layer] = ()) -> S:
+    """Return typed settings.
+
+    Args:
+        model: the section.
+        values: keys and values, such as a file's.
+        source: names the values in messages.
+        layers: what `values` were merged from. A message names the last one that states the key.
+
+    Raises:
+        InputError: names the source, the key, and what is expected.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        path, sentence = min(_problems(model, values, error), key=_importance)
+    stating = [layer.source for layer in layers if _states(layer.values, path)]
+    raise InputError(f"{stating[-1] if stating else source}: {sentence}")
+
+
+def key_name(path: Sequence[str | int]) -> str:
+    """Return the dotted name of a key, escaped if it would not be legible."""
+    name = ".".join(map(str, path))
+    return name if name.isprintable() and len(name) <= 100 else shown(name)
+
+
+def _importance(problem: tuple[tuple, str]) -> tuple:
+    """Sort by key, those that are missing last: a misspelt key is also missing."""
+    path, sentence = problem
+    return MISSING in sentence, [str(part) for part in path]
+
+
+def _states(values: object, path: Sequence[str | int]) -> bool:
+    for part in path:
+        if not isinstance(values, dict) or part not in values:
+            return isinstance(part, int)  # an item of a stated list
+        values = values[part]
+    return True
+
+
+def _problems(model: type[Section], values: Mapping, error: ValidationError) -> Iterator[tuple[tuple, str]]:
+    """Yield the path of each wrong key, and the sentence about it."""
+    for problem in error.errors(include_url=False):
+        path, node = _locate(schema_of(model), problem["loc"])
+        found = values
+        for part in path[:-1] if problem["type"] in ("missing", "extra_forbidden") else path:
+            found = found[part]
+        yield path, _sentence(problem["type"], path, node, found)
+
+
+def _locate(schema: dict, places: Sequence[str | int]) -> tuple[tuple, dict]:
+    """Return the keys in an error's places, which also name the types of a union, and the schema there."""
+    path: list[str | int] = []
+    for part in places:
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        if part in known:
+            schema = known[part]
+        elif isinstance(part, int) and "items" in schema:
+            schema = schema["items"]
+        elif isinstance(others, dict):
+            schema = others
+        elif others is False:  # the key is unknown
+            return (*path, part), schema
+        else:
+            break
+        path.append(part)
+    return tuple(path), schema
+
+
+def _sentence(problem: str, path: tuple, node: dict, found: object) -> str:
+    name = key_name(path)
+    if problem == "extra_forbidden":
+        return _unknown_key(path, found, sorted(node["properties"]))
+    if problem == "missing":
+        return f"{name}: {MISSING}; see the comments in config/"
+    if problem == "repeated":
+        return f"{name}: an item is repeated; keep one, found {shown(found)}"
+    kind = FORMATS.get(node.get("format"))
+    secret = kind is not None and kind.secret
+    if problem == "format":
+        return f"{name}: must {kind.rule}" + ("" if secret else f"; found {shown(found)}")
+    return f"{name}: expected {expected(node)}" + ("" if secret else f", found {shown(found)}")
+
+
+def expected(node: dict) -> str:
+    """Return what a JSON schema lets through, in words."""
+    if choices := node.get("anyOf"):
+        return " or ".join(map(expected, choices))
+    if words := node.get("enum"):
+        *others, last = map(str, words)
+        return f"{', '.join(others)} or {last}" if others else last
+    kind, *others = node["type"] if isinstance(node["type"], list) else [node["type"]]
+    word = STRINGS.get(node.get("format"), WORDS[kind])
+    return " or ".join([word + _limits(node), *(WORDS[other] for other in others)])
+
+
+def _limits(node: dict) -> str:
+    if "minLength" in node:
+        return " that is not empty"
+    if "minItems" in node or "minProperties" in node:
+        most = f" and at most {node['maxItems']}" if "maxItems" in node else ""
+        return f" with at least one entry{most}"
+    lower = f"from {node['minimum']:.15g}" if "minimum" in node else ""
+    lower = f"above {node['exclusiveMinimum']:.15g}" if "exclusiveMinimum" in node else lower
+    upper = f"to {node['maximum']:.15g}" if "maximum" in node else ""
+    upper = f"below {node['exclusiveMaximum']:.15g}" if "exclusiveMaximum" in node else upper
+    if lower.startswith("above") and upper:
+        return f" {lower} and {upper.replace('to ', 'up to ')}"
+    return "".join(f" {limit}" for limit in (lower, upper) if limit)
+
+
+def _unknown_key(path: tuple, values: Mapping, known: list[str]) -> str:
+    unknown = path[-1]
+    first, *inner = str(unknown).split(".")
+    if inner and first in known:
+        value = "".join(f"{{{part}: " for part in inner) + shown(values[unknown]).strip("'") + "}" * len(inner)
+        return f"{key_name(path)}: unknown key; keys within a key stand in braces: {first}: {value}"
+    near = difflib.get_close_matches(str(unknown), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    return f"{key_name(path)}: unknown key; {hint}"

@@ -1,0 +1,20 @@
+"""Write the files that are generated from the typed settings: config/config.yaml, JSON schemas, docs/configuration.md.
+
+    python workflow_scripts/write_configuration.py
+
+Values in config/config.yaml are replaced by the defaults.
+"""
+
+from dj2mgm.code import SCRIPTS
+from dj2mgm.config.settings.documents import documents
+from dj2mgm.files import replace_file
+
+
+def main() -> None:
+    for path, content in documents().items():
+        with replace_file(SCRIPTS.parent / path) as file:
+            file.write(content)
+
+
+if __name__ == "__main__":
+    main()
