@@ -111,7 +111,9 @@ def build_workload(architecture: Architecture, tuning: str, args: argparse.Names
             f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{of_size}; raise it"
         )
     precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # a CPU has no kernels
-    lora = LoraSettings(args.lora_rank, 2 * args.lora_rank, 0.1, args.lora_target) if tuning == "lora" else None
+    lora = None
+    if tuning == "lora":
+        lora = LoraSettings(r=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.1, targets=args.lora_target)
     return Workload(architecture, tuning, args.sequence, text, precision, fused, lora)
 
 

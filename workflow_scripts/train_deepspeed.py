@@ -11,7 +11,6 @@ results/presets/<preset>.
 import argparse
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, project_imports  # before torch: the package reads how threads wait
@@ -124,7 +123,7 @@ def machine_of(args: argparse.Namespace) -> Machine:
 def launch(settings: TrainingSettings, preset: Preset, output_dir: Path) -> int:
     """Run the training script on every GPU; return its exit status."""
     config = output_dir / "config.yaml"
-    write_yaml(config, asdict(settings))
+    write_yaml(config, settings.model_dump())
     command = ["bash", SCRIPTS / "launch.sh", str(settings.gpus), str(settings.nodes), SCRIPTS / "train_text_model.py"]
     command += ["--config", config, "--data", preset.data, "--model", preset.model, "--output-dir", output_dir]
     return subprocess.run(command, check=False).returncode

@@ -107,9 +107,9 @@ def trained(tmp_path_factory):
     projector = {name: tensor.detach().clone() for name, tensor in projector_parameters(model).items()}
     (folder / "finetune").mkdir()
     save_file(projector, folder / "finetune/projector.safetensors")
-    wrap_with_lora(model, LoraSettings(2, 4, 0.0, ["q_proj"]), MGMFamily.parts(model).decoder).save_pretrained(
-        folder / "finetune/adapter"
-    )
+    wrap_with_lora(
+        model, LoraSettings(r=2, alpha=4, dropout=0.0, targets=["q_proj"]), MGMFamily.parts(model).decoder
+    ).save_pretrained(folder / "finetune/adapter")
     return folder
 
 

@@ -20,7 +20,7 @@ from dj2mgm.memory.trace import LiveMemory
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.memory_plan import build_architecture
-from dj2mgm.training.settings import training_settings
+from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.vlm.vlm_family import supports_sdpa
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
@@ -138,6 +138,6 @@ def test_the_doctor_says_that_an_image_leaves_no_room(folders, monkeypatch):
     architecture = load_architecture("tiny", folders["qwen3_vl"])
     monkeypatch.setattr("dj2mgm.doctor.plan_checks.find_architecture", lambda name: architecture)
     run = Runs({}).first("baseline")
-    settings = training_settings(run.settings["finetune"] | {"max_length": architecture.image_tokens})
+    settings = TrainingSettings(**run.settings["finetune"] | {"max_length": architecture.image_tokens})
     with pytest.raises(InputError, match="leaves no room beside the .* tokens of an image of 640×480 pixels; raise it"):
         workload_at_most(run, "finetune", settings)

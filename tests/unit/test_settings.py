@@ -264,8 +264,10 @@ def test_numbers_that_no_machine_can_serve_are_refused_with_key_and_limit(projec
 
 
 def test_a_model_without_a_part_is_refused():
+    model = yaml.safe_load((PROJECT / "config/models/tiny.yaml").read_text(encoding="utf-8"))
+    del model["language_model"]
     with pytest.raises(InputError, match="language_model: the key is missing"):
-        validated(MgmModel, {}, "m.yaml")
+        validated(MgmModel, model, "m.yaml")
 
 
 def test_command_line_values_inside_braces_are_read_as_yaml(project):

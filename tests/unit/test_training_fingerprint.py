@@ -1,13 +1,15 @@
 """What must be equal for a checkpoint to be resumed."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
+from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.stage import digest_of, fingerprint_of
 
-SETTINGS = {"seed": 0, "learning_rate": 1e-3, "gpus": 1, "gradient_accumulation_steps": 8, "loader_workers": 4}
+BATCH = {"global_batch_size": 8, "micro_batch_size": 1, "gradient_accumulation_steps": 8, "gpus": 1}
+STAGE = {"cpu_threads": None, "template": "gemma", "deepspeed": None}
+SETTINGS = {"seed": 0, "learning_rate": 1e-3, "loader_workers": 4} | BATCH | STAGE
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def fingerprint(tmp_path, monkeypatch):
     def compute(code: str = "1", rows: str = "{}", **changed) -> str:
         script.write_text(code)
         data.write_text(rows)
-        return fingerprint_of(SimpleNamespace(**SETTINGS | changed), digest_of({"data": data}))
+        return fingerprint_of(TrainingSettings(**SETTINGS | changed), digest_of({"data": data}))
 
     return compute
 

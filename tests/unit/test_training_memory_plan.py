@@ -150,7 +150,7 @@ def test_without_a_checkpoint_or_for_another_model_the_choice_is_made_again(star
     save_checkpoint(tmp_path)
     assert start(SMALL).micro_batch_size == 16
     lora = LoraSettings(**LORA | {"r": 2})
-    other = replace(settings(**ALL_AUTO), lora=lora)
+    other = TrainingSettings(**vars(settings(**ALL_AUTO)) | {"lora": lora})
     workload = replace(build_workload("lora", other, MGMArchitecture("a", mgm_config()), Conversations()), lora=lora)
     assert choose_plan(other, workload, SMALL, tmp_path / "arrangement.json").micro_batch_size < 16
 

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -199,7 +197,7 @@ def test_projections_are_those_that_settings_know_without_the_model(family):
         PROJECTIONS[model.config.text_config.model_type]
     )
     with pytest.raises(InputError, match="no projection 'q_porj'; known are q_proj, k_proj"):
-        wrap_with_lora(model, replace(LORA, targets=["q_proj", "q_porj"]), MGMFamily.parts(model).decoder)
+        wrap_with_lora(model, LORA.model_copy(update={"targets": ["q_proj", "q_porj"]}), MGMFamily.parts(model).decoder)
 
 
 def test_after_one_step_whose_rate_may_be_zero_loras_b_may_be_zero():

@@ -14,7 +14,7 @@ from dj2mgm.memory.search import describe_plan, find_fastest, list_candidates
 from dj2mgm.memory.step import Workload
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, with_batch
 from dj2mgm.training.memory_plan import build_workload_at, choose_plan, plan_from_settings
-from dj2mgm.training.settings import TrainingSettings, training_settings
+from dj2mgm.training.settings import TrainingSettings
 
 FOLDER = Path("results/doctor")
 REMEDY = (
@@ -30,7 +30,7 @@ def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
 
 
 def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
-    name, settings = f"memory of {stage}", training_settings(run.settings[stage])
+    name, settings = f"memory of {stage}", TrainingSettings(**run.settings[stage])
     try:
         workload = workload_at_most(run, stage, settings)
     except PlanningError as error:
@@ -58,7 +58,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
     """
     run = runs.first(REFERENCE)
     for stage in run.trains:
-        settings = training_settings(run.settings[stage])
+        settings = TrainingSettings(**run.settings[stage])
         try:
             workload = workload_at_most(run, stage, settings)
         except InputError as error:

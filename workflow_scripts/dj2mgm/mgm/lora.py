@@ -1,23 +1,13 @@
 """LoRA on the language model's projections; the rest of the language model and the towers stay frozen."""
 
 import re
-from dataclasses import dataclass
 
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
+from dj2mgm.config.settings.training import LoraSettings
 from dj2mgm.config.training import refuse_unknown_targets
 from dj2mgm.mgm.trained_weights import projector_parameters
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """Settings of LoRA."""
-
-    r: int
-    alpha: int
-    dropout: float
-    targets: list[str]  # names of the language model's projections in transformers
 
 
 def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, projector: bool = True) -> PeftModel:

@@ -226,14 +226,14 @@ def _read_kept(kept: Path) -> dict | None:
 
 
 def _apply(plan: KeptPlan, settings: TrainingSettings) -> TrainingSettings:
-    return replace(
-        settings,
-        deepspeed=(settings.deepspeed_choices or {}).get(plan.deepspeed, settings.deepspeed),
-        deepspeed_choices=None,
-        micro_batch_size=plan.micro_batch,
-        gradient_accumulation_steps=plan.accumulation,
-        activation_checkpointing=plan.recomputation if plan.recomputation > 1 else bool(plan.recomputation),
-    )
+    chosen = {
+        "deepspeed": (settings.deepspeed_choices or {}).get(plan.deepspeed, settings.deepspeed),
+        "deepspeed_choices": None,
+        "micro_batch_size": plan.micro_batch,
+        "gradient_accumulation_steps": plan.accumulation,
+        "activation_checkpointing": plan.recomputation if plan.recomputation > 1 else bool(plan.recomputation),
+    }
+    return TrainingSettings(**vars(settings) | chosen)
 
 
 def check_memory(settings: TrainingSettings, workload: Workload, machine: Machine) -> dict:

@@ -252,14 +252,13 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
 
 
 def fingerprint_of(settings: TrainingSettings, digest: str) -> str:
-    """Of settings, and of inputs and code by their digest: equal for two runs that must give the same weights, to
-    rounding."""
-    # how a step's samples are divided, and what of it is computed twice
-    left_out = {"gpus", "nodes", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing"}
-    left_out |= {"loader_workers", "check_memory", "cpu_threads", "log_steps", "save_steps", "score_while_training"}
-    left_out |= {"trackers", "labels"}
-    values = {key: value for key, value in vars(settings).items() if key not in left_out}
-    return f"{digest}:{values!r}"
+    """Return the same string for two trainings that must give the same weights, to rounding.
+
+    Args:
+        settings: those that change no weights are left out.
+        digest: of inputs and code.
+    """
+    return f"{digest}:{settings.retraining()!r}"
 
 
 def in_background(function: Callable, *args) -> Future:

@@ -20,6 +20,11 @@ class Section(BaseModel):
     # classes are built when they are first used, in one piece: Snakemake imports them at every start
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
+    def retraining(self) -> dict[str, Any]:
+        """Return the values of which another one would give other weights."""
+        fields = type(self).model_fields
+        return {key: value for key, value in self if extra_of(fields[key], RETRAINS, True)}
+
 
 @dataclass(frozen=True)
 class Search:

@@ -184,7 +184,9 @@ class _Scores(_ByBenchmark):
 def configuration_model() -> type[Configuration]:
     """Return `Configuration` with the files and prompt variants that the benchmarks' modules declare."""
     files, scores = {}, {}
-    for name, declared in declarations().items():
+    known, first = declarations(), Configuration.model_fields["benchmarks"].default
+    for name in dict.fromkeys([*first, *known]):
+        declared = known[name]
         keys = {key: (FilePath | None, setting(..., text)) for key, text in declared.files.items()}
         files[name] = create_model(name, __base__=Section, **keys), None
         variant = Literal[tuple(declared.variants)], setting(..., ChallengeScore.model_fields["variant"].description)
