@@ -1,4 +1,4 @@
-# Experiments side by side on one self-contained page; what each operator of a recipe, or each way to fine-tune, is worth.
+# Pages that compare experiments: the report, the ablation of a recipe's operators, and fine-tuning methods.
 
 
 rule compare_experiments:

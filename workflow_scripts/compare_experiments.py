@@ -1,14 +1,14 @@
-"""Sets experiments side by side: report.html, one self-contained page, and comparison.csv with every figure.
+"""Compare experiments: write report.html, one self-contained page, and comparison.csv with all scores.
 
     python workflow_scripts/compare_experiments.py --config results/report/config.yaml --output-dir results/report
 
-The configuration lists the experiments and the folders of their runs' stages (see reporting/experiment.py).
+The configuration lists the experiments and the folders of their stages (see reporting/experiment.py).
 """
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.reporting.comparison import compare, write_table
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.page import write_page
+from dj2mgm.reporting.report_page import write_page
 
 
 @command_line

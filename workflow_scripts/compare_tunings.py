@@ -1,9 +1,9 @@
-"""Sets ways to fine-tune side by side: what each scores, and what it costs in parameters, time and memory.
+"""Compare fine-tuning methods by their scores, trained parameters, time and memory.
 
     python workflow_scripts/compare_tunings.py --config results/lora_sweep/config.yaml --output-dir results/lora_sweep
 
-The configuration is like the report's (see reporting/experiment.py), the reference first. Writes <folder>.html and
-<folder>.csv, named like the output folder.
+The configuration has the format of the report's (see reporting/experiment.py), the reference first. Writes
+<folder>.html and <folder>.csv, named after the output folder.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
@@ -11,7 +11,7 @@ from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.tuning import page_notes, tabulate, tunings, write_page
 
-TITLES = {"lora_sweep": "What a LoRA rank is worth", "lora_vs_full": "What LoRA keeps of a full fine-tune"}
+TITLES = {"lora_sweep": "LoRA rank sweep", "lora_vs_full": "LoRA compared with full fine-tuning"}
 
 
 @command_line

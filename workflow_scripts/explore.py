@@ -1,10 +1,10 @@
-"""A page to explore data with: rows, images, statistics, and a slider for each limit of the recipe.
+"""Explore data on a page with rows, images, statistics, and a slider for each limit of the recipe.
 
-    python workflow_scripts/explore.py results/baseline                            # serves it, until Ctrl-C
-    python workflow_scripts/explore.py results/baseline --output explore.html      # one file, to open anywhere
+    python workflow_scripts/explore.py results/baseline                            # serve the page until Ctrl-C
+    python workflow_scripts/explore.py results/baseline --output explore.html      # write one file
 
-A folder is results/<experiment>, one of its seeds, or results/datasets/<dataset>. The report's numbers link to their
-rows here; the address of the report is printed too.
+A folder is results/<experiment>, one of its seeds, or results/datasets/<dataset>. Numbers in the report link to their
+rows on this page; the script also prints the address of the report.
 """
 
 import argparse
@@ -14,12 +14,12 @@ from dj2mgm.command_line import command_line, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError
-    from dj2mgm.reporting.explorer.page import write_offline_page
+    from dj2mgm.reporting.explorer.explorer_page import write_offline_page
     from dj2mgm.reporting.explorer.results import read_results
     from dj2mgm.reporting.explorer.server import Explorer, Server
     from dj2mgm.reporting.links import page_name
 
-REPORTS = ("../report/report.html", "report/report.html")  # of several experiments, or of one
+REPORTS = ("../report/report.html", "report/report.html")  # of several experiments, of one experiment
 
 
 @command_line
@@ -27,12 +27,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", metavar="folder")
     parser.add_argument("--output", type=Path, help="write this file instead of serving")
-    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
+    parser.add_argument("--port", type=int, default=0, help="default: any free port")
     arguments = parser.parse_args()
     if arguments.output and len(arguments.folders) > 1:
         raise InputError("--output writes the page of one folder; name one")
     if arguments.output and (arguments.output.is_dir() or not arguments.output.parent.is_dir()):
-        raise InputError(f"--output {arguments.output} cannot be written; name a file in a folder that exists")
+        raise InputError(f"--output {arguments.output} cannot be written; name a file in an existing folder")
     results = [read_results(folder) for folder in arguments.folders]
     if arguments.output:
         write_offline_page(results[0], arguments.output)
@@ -44,8 +44,8 @@ def main() -> None:
     for one in results:
         print(f"explore {one.name}: {server.address(page_name(one.name))}", flush=True)
     if report:
-        print(f"its report: {server.address('report.html')}", flush=True)
-    print("Ctrl-C ends it", flush=True)
+        print(f"report: {server.address('report.html')}", flush=True)
+    print("press Ctrl-C to stop", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

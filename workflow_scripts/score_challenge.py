@@ -1,4 +1,4 @@
-"""Tabulate the challenge's score of every run with that of the reference model.
+"""Tabulate the challenge's score of each run, compared with the reference model's.
 
     python workflow_scripts/score_challenge.py --config results/challenge/config.yaml --output-dir results/challenge
 

@@ -1,9 +1,9 @@
-"""Tabulates what each operator of a recipe is worth: in rows kept, in planted faults left, and in score.
+"""Tabulate the effect of each operator of a recipe on rows kept, planted faults left, and scores.
 
     python workflow_scripts/tabulate_ablation.py --config results/ablation/config.yaml --output-dir results/ablation
 
-The configuration is like the report's (see reporting/experiment.py): first the experiment with the complete recipe,
-then the same with one operator more in `without`. Writes ablation.csv and ablation.html.
+The configuration has the format of the report's (see reporting/experiment.py): first the experiment with the complete
+recipe, then the same with one more operator in `without`. Writes ablation.csv and ablation.html.
 """
 
 from dj2mgm.command_line import command_line, path_arguments

@@ -20,7 +20,7 @@ with project_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.memory.readings import GIB, read_memory
     from dj2mgm.messages import duration
-    from dj2mgm.reporting.run_state import runs_in, stages_of
+    from dj2mgm.reporting.run_state import find_runs, read_stage_states
     from dj2mgm.takeover import is_running
 
 RESULTS = Path("results")
@@ -50,7 +50,7 @@ def main() -> None:
 
 def picture() -> RenderableType:
     working = is_running()
-    runs = {str(folder.relative_to(RESULTS)): stages_of(folder, working) for folder in runs_in(RESULTS)}
+    runs = {str(folder.relative_to(RESULTS)): read_stage_states(folder, working) for folder in find_runs(RESULTS)}
     stages = Table("stage", *runs)
     for row in zip(*runs.values(), strict=True):
         stages.add_row(row[0].name, *(Text(stage.state or "–", STYLES[stage.state]) for stage in row))

@@ -1,9 +1,9 @@
-"""Writes the file that a benchmark's server takes, from the model's answers.
+"""Write the file for a benchmark's evaluation server from the model's answers.
 
     python workflow_scripts/write_submission.py --answers results/baseline/benchmarks/mmbench/answers.jsonl \\
         --output-dir results/baseline/benchmarks/mmbench
 
-What submission.xlsx holds, the benchmark's file in evaluation/benchmarks says.
+The benchmark's module in evaluation/benchmarks describes the content of submission.xlsx.
 """
 
 from dj2mgm.command_line import command_line, path_arguments

@@ -12,7 +12,7 @@ from evaluated_runs import JUDGE, entry, write_dataset, write_run
 
 import tabulate_ablation
 from dj2mgm.files import read_json, read_yaml, write_json, write_jsonl, write_yaml
-from dj2mgm.reporting.ablation import count_text, faults_left, signed
+from dj2mgm.reporting.ablation import faults_left, format_mean_count, format_signed
 
 IMAGES = [f"e{number}" for number in range(40)]
 TRUE = "a red circle at the top left and a blue star at the bottom right"
@@ -107,12 +107,12 @@ def test_worth_is_the_paired_difference_to_the_complete_recipe(monkeypatch, resu
 
 
 def test_a_judge_that_has_selected_is_named(monkeypatch, results):
-    assert "what judges" not in run(monkeypatch, results)[1]
+    assert "The judge also" not in run(monkeypatch, results)[1]
     for folder in ("complete", "no-mapper"):
         for seed in (0, 1):
             file = results / f"results/{folder}/{seed}/evaluate_clip/metrics.json"
             write_json(file, read_json(file) | {"judges": [JUDGE | {"selects": [JUDGE["name"]]}]})
-    note = "has also selected the data of all and all-without-mapper,"
+    note = "The judge also selected the data of all and all-without-mapper."
     assert note in Elements(run(monkeypatch, results)[1]).text
 
 
@@ -200,7 +200,7 @@ def test_an_experiment_that_leaves_out_nothing_is_refused(monkeypatch, results, 
     config = read_yaml(results / "config.yaml")
     config["experiments"][2]["config"]["without"] = ["old"]
     write_yaml(results / "config.yaml", config)
-    assert "all-without-mapper leaves out no operator that all has" in failure(monkeypatch, results, capsys)
+    assert "all-without-mapper omits no operator of all;" in failure(monkeypatch, results, capsys)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_an_experiment_that_leaves_out_nothing_is_refused(monkeypatch, results, 
 def test_a_missing_file_is_named_with_its_rule(monkeypatch, results, capsys, name, rule):
     (results / "results/complete/1" / name).unlink()
     message = failure(monkeypatch, results, capsys)
-    assert f"complete/1/{name} does not exist" in message and f"run the rule {rule} first" in message
+    assert f"complete/1/{name} is missing" in message and f"run the rule {rule} first" in message
 
 
 class Trained:
@@ -235,8 +235,8 @@ def test_only_a_number_after_the_sign_marks_a_repeat(tmp_path):
 
 @pytest.mark.parametrize(("value", "text"), [(12345.0, "12\u202f345"), (30.5, "30.5"), (-1810.7, "−1\u202f811")])
 def test_counts_as_text(value, text):
-    assert count_text(value) == text
+    assert format_mean_count(value) == text
 
 
 def test_signs():
-    assert [signed(value) for value in (0.0, 12.0, -3.5)] == ["±0", "+12", "−3.5"]
+    assert [format_signed(value) for value in (0.0, 12.0, -3.5)] == ["±0", "+12", "−3.5"]

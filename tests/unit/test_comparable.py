@@ -8,10 +8,10 @@ from test_report import text_of, write_report
 from test_report_judges import SIGLIP, add_second_judge, change_judges
 
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
-from dj2mgm.reporting.comparable import obstacles, score_differences
+from dj2mgm.reporting.comparable import describe_obstacles, score_differences
 from dj2mgm.reporting.comparison import compare
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.judges import agreement, judge_notes
+from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.verdict import headline_panels, verdicts
 
 CLIP, TASK = {"clip_score", "ref_clip_score"}, "pope/pope_accuracy"
@@ -83,13 +83,13 @@ def compared(config) -> set[str]:
 def test_scores_of_another_judge_or_prompt_are_not_compared(monkeypatch, config, change, why):
     change_scores(config, lambda values: {"ref_clip_score": values["clip_score"]})
     before = compared(config)
-    assert before >= CLIP | {"vqa_accuracy"} and obstacles(*load_experiments(config)[::-1]) == []
+    assert before >= CLIP | {"vqa_accuracy"} and describe_obstacles(*load_experiments(config)[::-1]) == []
     change(config)
     assert compared(config) == before - CLIP
     text = text_of(write_report(monkeypatch, config))
-    assert f"Captions of dj_synth and baseline were {why}: CLIPScore and RefCLIPScore cannot be compared." in text
+    assert f"Captions of dj_synth and baseline were {why}. CLIPScore and RefCLIPScore cannot be compared." in text
     [note] = judge_notes(load_experiments(config))
-    assert note.startswith("Judged ") and ": these scores cannot be compared." in note
+    assert note.startswith("Judged ") and ". These scores cannot be compared." in note
     for judge in ("models/clip (CLIP), prompt “A photo depicts ”", why.split(", ")[1].split(" and ")[0]):
         assert judge in text[text.index("Evaluated on") :], "the record names each experiment's judge and prompt"
 
@@ -101,10 +101,10 @@ def test_another_second_judge_leaves_the_first_ones_scores_comparable(config):
     change_judges(config, "dj_synth", lambda judges: [judges[0], SIGLIP | {"name": "models/other"}])
     assert compared(config) == before - {"second_clip_score"}
     experiments = load_experiments(config)
-    [sentence] = obstacles(*experiments[::-1])
-    assert sentence.endswith(": the second judge's CLIPScore and RefCLIPScore cannot be compared.")
+    [sentence] = describe_obstacles(*experiments[::-1])
+    assert sentence.endswith(". The second judge's CLIPScore and RefCLIPScore cannot be compared.")
     differences = {"dj_synth": score_differences(*experiments[::-1])}
-    assert agreement(experiments, differences).contrasts == []
+    assert judge_agreement(experiments, differences).contrasts == []
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_other_images_are_not_compared_though_their_ids_are_the_same(monkeypatch
     move_to_a_copy(config, lambda row: change)
     assert compared(config) == set()
     text = text_of(write_report(monkeypatch, config))
-    said = "dj_synth and baseline were evaluated on different images or questions, those of other and of shapes: these"
-    assert text.count(f"{said} scores cannot be compared.") == 1
-    assert "paired image" not in text and "is shown in" not in text and "dj_synth − baseline" not in text
+    why = "dj_synth and baseline were evaluated on different images or questions (of other and of shapes)."
+    assert text.count(f"{why} Their scores cannot be compared.") == 1
+    assert "paired by image" not in text and "is shown in" not in text and "dj_synth − baseline" not in text
 
 
 def test_tasks_of_lmms_eval_bring_their_own_images(config):
@@ -128,7 +128,7 @@ def test_tasks_of_lmms_eval_bring_their_own_images(config):
 def test_the_same_images_in_another_dataset_are_compared(config):
     before = compared(config)
     move_to_a_copy(config)
-    assert compared(config) == before and obstacles(*load_experiments(config)) == []
+    assert compared(config) == before and describe_obstacles(*load_experiments(config)) == []
 
 
 def test_what_cannot_be_compared_needs_no_seed_in_common(config):

@@ -10,8 +10,16 @@ from evaluated_runs import entry, write_dataset, write_run
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import write_yaml
-from dj2mgm.reporting.comparison import COLUMNS, chance_note, compare, figure, gain, verdict, write_table
-from dj2mgm.reporting.experiment import RULE_OF_FILE, load_experiments
+from dj2mgm.reporting.comparison import (
+    COLUMNS,
+    chance_note,
+    compare,
+    difference_verdict,
+    format_difference,
+    format_score,
+    write_table,
+)
+from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
 from dj2mgm.reporting.verdict import difference_table, headline_panels, verdicts
 
 IMAGES = [f"e{number}" for number in range(30)]
@@ -130,10 +138,9 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
 
 def test_chance_is_spoken_of_where_there_are_several_differences():
     assert chance_note(1, one_seed=True) == ""
-    assert "Each of the 6 differences" in chance_note(6, one_seed=False) and "about one at most" in chance_note(
-        6, False
-    )
-    assert "about one" not in chance_note(6, one_seed=True) and "difference of two models" in chance_note(6, True)
+    several, one = chance_note(6, one_seed=False), chance_note(6, one_seed=True)
+    assert "Each of the 6 differences" in several and "at most about one in 20 is shown by chance" in several
+    assert "by chance" not in one and "a difference between two models" in one
 
 
 @pytest.mark.parametrize(
@@ -149,7 +156,7 @@ def test_chance_is_spoken_of_where_there_are_several_differences():
     ],
 )
 def test_verdicts(metric, low, high, expected):
-    assert verdict(metric, {"mean": 0.15, "low": low, "high": high}) == expected
+    assert difference_verdict(metric, {"mean": 0.15, "low": low, "high": high}) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,19 +168,19 @@ def test_verdicts(metric, low, high, expected):
     ],
 )
 def test_a_slash_in_a_question_type_does_not_make_it_a_task_of_lmms_eval(metric, level, points, kind):
-    assert (figure(metric, 0.9), gain(metric, 0.9)) == (level, points)
+    assert (format_score(metric, 0.9), format_difference(metric, 0.9)) == (level, points)
     estimate = {"mean": 0.9, "low": 0.8, "high": 1.0, "n": 9, "seeds": 1}
     _, [row] = difference_table({"finetune/own": {metric: estimate}})
     assert row["cells"][0].verdict == kind
 
 
-@pytest.mark.parametrize("name", [name for name in RULE_OF_FILE if not name.startswith("synthesize/")])
+@pytest.mark.parametrize("name", [name for name in FILE_RULES if not name.startswith("synthesize/")])
 def test_a_missing_file_is_named_with_its_rule(results, name):
     (results / "baseline/seed-1" / name).unlink()
     with pytest.raises(InputError) as error:
         load_experiments(results / "config.yaml")
-    rule = RULE_OF_FILE[name]
-    expected = f"{results / 'baseline/seed-1' / name} does not exist, so baseline with seed 1 cannot be reported"
+    rule = FILE_RULES[name]
+    expected = f"{results / 'baseline/seed-1' / name} is missing, so baseline with seed 1 cannot be reported"
     assert str(error.value) == f"{expected}; run the rule {rule} first"
 
 
@@ -182,20 +189,20 @@ def test_a_missing_synthesis_or_dataset_is_named(results):
         config["experiments"][1]["runs"][0]["stages"]["synthesize"] = str(results / "nowhere")
 
     message = changed(results, synthesized)
-    assert "nowhere/config.yaml does not exist" in message and "the rule synthesize_captions" in message
+    assert "nowhere/config.yaml is missing" in message and "the rule synthesize_captions" in message
     message = changed(results, lambda config: config["experiments"][0].update(dataset="no/dataset"))
-    assert "no/dataset/summary.json does not exist" in message and "the rule make_dataset" in message
+    assert "no/dataset/summary.json is missing" in message and "the rule make_dataset" in message
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda c: c.update(title="x"), "changed.yaml: unknown key 'title'; known are experiments"),
-        (lambda c: c.update(experiments=[]), "experiments must be a list of at least one experiment"),
+        (lambda c: c.update(title="x"), "changed.yaml: unknown key 'title'; known keys are experiments"),
+        (lambda c: c.update(experiments=[]), "experiments must be a list with at least one entry"),
         (lambda c: c["experiments"][1].pop("recipes"), "experiment 2: the key recipes is missing"),
-        (lambda c: c["experiments"][1].update(colour="x"), "experiment 2: unknown key 'colour'; known are config, da"),
-        (lambda c: c["experiments"][0].update(recipes=None), "recipes: a mapping with the keys filter, synthesize"),
-        (lambda c: c["experiments"][0].update(runs=[]), "experiment 1: runs must be a list of at least one run"),
+        (lambda c: c["experiments"][1].update(colour="x"), "experiment 2: unknown key 'colour'; known keys are confi"),
+        (lambda c: c["experiments"][0].update(recipes=None), "recipes: expected a mapping with the keys filter, "),
+        (lambda c: c["experiments"][0].update(runs=[]), "experiment 1: runs must be a list with at least one entry"),
         (lambda c: c["experiments"][0]["runs"][0].pop("seed"), "experiment 1, runs: the key seed is missing"),
         (lambda c: c["experiments"][0]["runs"][0]["stages"].pop("jsonl"), "seed 0: the key jsonl is missing"),
         (lambda c: c["experiments"][0]["runs"][0]["stages"].update(x="y"), "seed 0: unknown key 'x'"),
@@ -208,5 +215,5 @@ def test_a_wrong_configuration_is_one_sentence(results, change, expected):
 
 
 def test_a_missing_configuration_is_named(tmp_path):
-    with pytest.raises(InputError, match="no.yaml does not exist; it lists the experiments"):
+    with pytest.raises(InputError, match="no.yaml is missing; it lists the experiments"):
         load_experiments(tmp_path / "no.yaml")

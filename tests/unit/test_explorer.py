@@ -25,7 +25,7 @@ from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import limit_value
 from dj2mgm.reporting.links import page_name, step_key
-from dj2mgm.reporting.page import write_page
+from dj2mgm.reporting.report_page import write_page
 
 ROWS = 3000
 SCRIPT = Path(__file__).parents[2] / "workflow_scripts/explore.py"
@@ -126,14 +126,14 @@ def test_captions_of_one_image_have_its_scores(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda run: run.parents[1], "is no folder of results"),
-        (lambda run: run.parent / "datasets", "is no folder of results|holds no stage|does not exist"),
-        (lambda run: run / "none", "is no folder of results"),
+        (lambda run: run.parents[1], "is not a folder of results"),
+        (lambda run: run.parent / "datasets", "is not a folder of results|contains no stage|is missing"),
+        (lambda run: run / "none", "is not a folder of results"),
         (lambda run: run / "filter", "is one stage of a run; name its parent, results/run"),
         (lambda run: (run / "filter/summary.json").unlink() or run, r"run the rule filter_data first"),
         (lambda run: (run / "synthesize/summary.json").unlink() or run, "run the rule synthesize_captions first"),
-        (lambda run: write_jsonl(run / "filter/stats.jsonl", [{"id": "other"}]) and run, "'other', which its dataset"),
-        (lambda run: write_jsonl(run / "filter/dropped.jsonl", []) or run, "summary.json 1; run the stage filter"),
+        (lambda run: write_jsonl(run / "filter/stats.jsonl", [{"id": "other"}]) and run, "'other', which is missing"),
+        (lambda run: write_jsonl(run / "filter/dropped.jsonl", []) or run, "summary.json counts 1; run the stage"),
     ],
 )
 def test_a_folder_that_cannot_be_explored_is_one_sentence(tmp_path, change, message):
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_explored_is_one_sentence(tmp_path, change, mess
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"images": []}, "names no image"),
+        ({"images": []}, "has no image"),
         ({"text": "half \ud83d"}, "surrogates not allowed"),
         ({"source": "half \ud83d"}, "surrogates not allowed"),
     ],
@@ -171,7 +171,7 @@ def test_a_page_is_written_to_a_folder_that_exists(run, tmp_path):
         command = [sys.executable, SCRIPT, str(run), "--output", str(output)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "name a file in a folder that exists" in done.stderr
+        assert "name a file in an existing folder" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

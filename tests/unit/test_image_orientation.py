@@ -156,7 +156,7 @@ READERS = {
     "a captioning server": sent_to_a_server,
     "lmms-eval": lambda path: np.asarray(load_image(save_once(turned_by_transformers(str(path)), path.parent))),
     "the gallery": lambda path: thumbnail(path.parent, path.name),
-    "the explorer": lambda path: Explorer._picture(path.parent, path.name, 64),
+    "the explorer": lambda path: Explorer._read_image(path.parent, path.name, 64),
     "perceptual hashes": lambda path: signature_of(load_image(path)),
     "the search for leaks": lambda path: ReferenceImages([path]).signatures,
     "the parquet export": exported,

@@ -438,7 +438,7 @@ def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
         return fingerprint([LENGTH], settings, data) != before
 
     others = (
-        "dj2mgm/reporting/page.py",
+        "dj2mgm/reporting/report_page.py",
         "dj2mgm/training/trainer.py",
         "dj2mgm/evaluation/vqa.py",
         "dj2mgm/doctor/probes.py",

@@ -13,11 +13,11 @@ from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.messages import duration
 from dj2mgm.reporting.curves import loss_curves, memory_timeline, running_mean
-from dj2mgm.reporting.drawing import listed
+from dj2mgm.reporting.drawing import join_words
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.gallery import evenly_spread, gallery
-from dj2mgm.reporting.page import seeds_note
-from dj2mgm.reporting.record import times_table, versions
+from dj2mgm.reporting.report_page import seeds_note
+from dj2mgm.reporting.run_details import times_table, versions
 from dj2mgm.reporting.score_curves import score_curves
 from dj2mgm.reporting.verdict import headline_panels, verdicts
 
@@ -95,7 +95,7 @@ def test_page_shows_the_figures_of_the_files(monkeypatch, root):
         "After fine-tuning, dj_synth is better than baseline in VQA accuracy (+40.0 points)",
         "2 seeds (0 and 1)",
         "low_similarity_recaption_mapper",
-        "19 recaptioned; captions not usable: empty 1",
+        "19 recaptioned; unusable captions: empty 1",
         "text_length_filter −6",
         "training file −1 missing",
         "1 missing",
@@ -141,9 +141,17 @@ def test_the_highest_reading_is_drawn_however_many_there_are_and_attempts_follow
 
 def test_one_experiment_without_ground_truth_shows_no_difference_and_no_synthesis(monkeypatch, root):
     text = text_of(write_report(monkeypatch, write_photos(root)))
-    assert "One seed. The 95 % intervals cover the choice of images only, not training noise" in text
+    assert "One seed. The 95 % intervals cover the choice of images but not training noise" in text
     assert "CLIPScore" in text and "What photos is for." in text
-    for absent in ("VQA accuracy", "attribute", "better", "difference", "Rewritten captions", "Synthesis", "right:"):
+    for absent in (
+        "VQA accuracy",
+        "attribute",
+        "better",
+        "difference",
+        "Rewritten captions",
+        "Synthesis",
+        "right answer",
+    ):
         assert absent not in text
 
 
@@ -168,7 +176,7 @@ def test_experiments_on_other_images_get_galleries_of_their_own(monkeypatch, roo
     page["experiments"] += read_yaml(other)["experiments"]
     write_yaml(config, page)
     text = text_of(write_report(monkeypatch, config))
-    assert "Held-out images of shapes" in text and "Held-out images of photos" in text
+    assert "held-out images of shapes, evenly" in text and "held-out images of photos, evenly" in text
 
 
 def test_panels_compare_what_both_measured(root):
@@ -228,7 +236,7 @@ def test_gallery_is_spread_over_the_split_and_judges_captions_and_answers(root):
 
 def test_clusters_of_similar_images_are_counted_and_the_largest_shown(monkeypatch, root):
     config = write_results(root)
-    assert "Copies of images" not in text_of(write_report(monkeypatch, config))
+    assert "ear-duplicate images" not in text_of(write_report(monkeypatch, config))
     folder, dataset = root / "baseline/filter", root / "datasets/shapes"
     names = [f"p{number:03d}" for number in range(60)]
     write_jsonl(dataset / "pretrain.jsonl", [{"id": name, "images": [f"images/{name}.png"]} for name in names])
@@ -242,7 +250,7 @@ def test_clusters_of_similar_images_are_counted_and_the_largest_shown(monkeypatc
     page = write_report(monkeypatch, config).read_text(encoding="utf-8")
     elements = Elements(page)
     assert elements.attributes("id").count("copies") == 1 and "#copies" in elements.attributes("href")
-    assert "Clusters: 1; rows dropped: 2; clusters by size: 3 rows 1." in elements.text()
+    assert "Clusters: 1; rows dropped: 2; clusters by size: 1 with 3 rows." in elements.text()
     assert "3 rows p020 kept p007 distance 1.0 p006 distance 3.0" in elements.text()
 
 
@@ -265,9 +273,9 @@ def test_one_seed_is_said_in_the_verdict_itself(monkeypatch, root):
     assert one.count(", with one seed.") == 2  # after pretraining and after fine-tuning
     assert ", with one seed." not in two and "for these two models" not in two
     said = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", one)
-    of_other_things = ("not because they are better", "not by itself a better model")
-    assert said and all(any(words in part for words in ("for these two models", *of_other_things)) for part in said)
-    assert "about one at most is shown by chance" not in one
+    known = ("for these two models", "a lower loss does not mean a better model")
+    assert said and all(any(words in part for words in known) for part in said)
+    assert "shown by chance" in two and "shown by chance" not in one
 
 
 def test_page_says_how_intervals_are_made_and_what_holds_of_several(monkeypatch, root):
@@ -276,13 +284,13 @@ def test_page_says_how_intervals_are_made_and_what_holds_of_several(monkeypatch,
     assert "over seeds (1 degree of freedom for 2 seeds)" in text and "five are recommended" in text
     differences = len(re.findall(r"dj_synth − baseline, after", (root / "report/report.html").read_text()))
     assert f"Each of the {differences} differences is judged by its own interval" in text
-    assert "Where the intervals are too narrow" in text
+    assert "When the intervals are too narrow" in text
 
 
 def test_seeds_note_says_what_the_intervals_cover(root):
     one, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
     assert "not training noise" in seeds_note(one)
-    assert "noise of training" in seeds_note(two) and "2 seeds (0 and 1)" in seeds_note(two)
+    assert "and training noise" in seeds_note(two) and "2 seeds (0 and 1)" in seeds_note(two)
     assert "baseline with 2 and dj_synth with 1" in seeds_note([two[0], one[1]])
 
 
@@ -366,4 +374,4 @@ def test_durations(seconds, expected):
     ("items", "expected"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
 )
 def test_lists_in_words(items, expected):
-    assert listed(items) == expected
+    assert join_words(items) == expected

@@ -20,19 +20,19 @@ from report_results import (
 )
 
 from dj2mgm.files import write_jsonl
-from dj2mgm.reporting.drawing import HEIGHT, Scale, grouped, named_counts, stacked_bars
+from dj2mgm.reporting.drawing import HEIGHT, Scale, format_integer, list_counts, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.flow import WIDTH, FlowStep, Lanes, draw_flows, finetune_counts, pretrain_chain, source_table
-from dj2mgm.reporting.gallery import quality, read_recaptions, read_truth, recaption_gallery
+from dj2mgm.reporting.gallery import read_recaptions, read_truth, recaption_gallery, synthesis_quality
 from dj2mgm.reporting.histograms import (
-    as_number,
     bin_edges,
     bin_edges_at,
+    parse_number,
     read_statistics,
-    similarities,
+    similarity_histogram,
     statistic_histograms,
 )
-from dj2mgm.reporting.record import config_difference, flatten, operators
+from dj2mgm.reporting.run_details import config_difference, flatten, operators
 
 LEFT = PAIRS - TOO_SHORT - TOO_SIMILAR
 ACCEPTED = LOW - UNUSABLE - UNLIKE - UNLIKELY
@@ -81,7 +81,7 @@ def test_instructions_are_counted_to_what_was_trained_on(experiments):
 
 @pytest.mark.parametrize(
     ("epochs", "between", "name"),
-    [(0.5, ("never reached", -19), "to train on"), (2, ("seen again in later epochs", 38), "trained on")],
+    [(0.5, ("not reached", -19), "in the training file"), (2, ("repeated in later epochs", 38), "trained on")],
 )
 def test_samples_are_what_was_seen_and_not_the_rows_of_the_file(experiments, epochs, between, name):
     run = experiments[0].runs[0]
@@ -230,7 +230,7 @@ def test_whole_numbers_fall_into_bins_of_equally_many():
 
 @pytest.mark.parametrize(("text", "expected"), [("64", 64), ("20MiB", 20 * 2**20), ("1.5 KiB", 1536), ("en", None)])
 def test_limits_as_numbers(text, expected):
-    assert as_number(text) == expected
+    assert parse_number(text) == expected
 
 
 # scales
@@ -254,8 +254,8 @@ def test_ticks_are_round_and_on_the_axis():
 
 
 def test_counts_in_words():
-    assert grouped(1234567) == "1\u202f234\u202f567"
-    assert named_counts({"too_long": 3, "empty": 0, "missing": 1000}) == "too long 3, missing 1\u202f000"
+    assert format_integer(1234567) == "1\u202f234\u202f567"
+    assert list_counts({"too_long": 3, "empty": 0, "missing": 1000}) == "too long 3, missing 1\u202f000"
 
 
 # recaptions
@@ -271,11 +271,11 @@ def test_recaptions_are_accepted_if_they_are_still_there(experiments):
 
 def test_similarities_before_and_after_have_all_rows_left_by_the_filter(experiments):
     run = experiments[1].runs[0]
-    found = similarities(run, read_recaptions(run))
+    found = similarity_histogram(run, read_recaptions(run))
     assert found.counts == {"kept": LEFT - LOW, "replaced": LOW, "accepted": ACCEPTED, "rejected": UNLIKE + UNLIKELY}
     assert [bars.series for bars in found.after] == ["kept", "accepted", "rejected"]
     assert 0 < found.limit < 100 and found.limit_text == str(SIMILARITY)
-    assert similarities(experiments[0].runs[0], []) is None
+    assert similarity_histogram(experiments[0].runs[0], []) is None
 
 
 @pytest.mark.parametrize(
@@ -292,12 +292,12 @@ def test_quality_is_measured_against_the_ground_truth(experiments):
     recaptions, truth = read_recaptions(run), read_truth(experiments[1])
     wrong = sum(r.accepted and "bold" in r.caption for r in recaptions)
     assert 0 < wrong < ACCEPTED
-    assert [fact.value for fact in quality(run, recaptions, truth)] == [
+    assert [fact.value for fact in synthesis_quality(run, recaptions, truth)] == [
         "100.0 %",
         "0.0 %",
         f"{100 * (ACCEPTED - wrong) / ACCEPTED:.1f} %",
     ]
-    assert quality(run, recaptions, {}) == []
+    assert synthesis_quality(run, recaptions, {}) == []
 
 
 def test_the_gallery_judges_captions_only_where_the_truth_is_known(experiments, tmp_path):

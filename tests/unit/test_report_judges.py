@@ -8,7 +8,7 @@ from test_report import text_of, write_report
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.judges import agree, agreement, judge_notes, rank_correlation
+from dj2mgm.reporting.judges import describe_agreement, judge_agreement, judge_notes, rank_correlation
 
 SIGLIP = {"name": "models/siglip", "kind": "SigLIP", "selects": [], "sees": False}
 
@@ -38,24 +38,24 @@ def add_second_judge(config, score) -> None:
 
 
 def test_a_judge_that_has_selected_is_named_beside_its_scores(monkeypatch, config, tmp_path):
-    said = "Selected by what judges: the CLIP that gives these scores has also selected the data of dj_synth"
+    said = "The judge also selected the data of dj_synth."
     assert text_of(write_report(monkeypatch, config)).count(said) == 1  # one panel is of CLIP scores
     change_judges(config, "dj_synth", lambda judges: [judge | {"selects": []} for judge in judges])
     text = text_of(write_report(monkeypatch, config))
-    assert "what judges" not in text and judge_notes(load_experiments(config)) == [""]
-    assert "what judges" not in text_of(write_report(monkeypatch, write_photos(tmp_path / "photos")))
+    assert "The judge also" not in text and judge_notes(load_experiments(config)) == [""]
+    assert "The judge also" not in text_of(write_report(monkeypatch, write_photos(tmp_path / "photos")))
 
 
 def test_a_judge_that_the_model_sees_with_is_named_beside_its_scores(config):
     for name in ("baseline", "dj_synth"):
         change_judges(config, name, lambda judges: [judge | {"selects": [], "sees": True} for judge in judges])
     [note] = judge_notes(load_experiments(config))
-    assert note.startswith("Seen by what judges: the models of baseline and dj_synth see with the image tower of this")
+    assert note.startswith("The judge shares its image tower with the trained models of baseline and dj_synth.")
 
 
 def test_without_a_second_judge_nothing_is_said_of_one(monkeypatch, config):
     text = text_of(write_report(monkeypatch, config))
-    assert "Two judges" not in text and "second judge" not in text and "Judge: " not in text
+    assert "Agreement of the judges" not in text and "second judge" not in text and "Judge: " not in text
 
 
 def test_the_second_judges_scores_and_the_agreement_stand_beside(monkeypatch, config):
@@ -65,7 +65,7 @@ def test_the_second_judges_scores_and_the_agreement_stand_beside(monkeypatch, co
     assert "captions judged by models/clip (CLIP) and models/siglip (SigLIP)" in text
     experiments = load_experiments(config)
     differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
-    found = agreement(experiments, differences)
+    found = judge_agreement(experiments, differences)
     assert {row.rank_correlation for row in found.correlations} == {"1.00"}
     assert [row.captions for row in found.correlations] == [str(2 * IMAGES)] * 4  # two seeds; two models of both
     assert [(row.experiment, row.group) for row in found.contrasts] == [
@@ -79,9 +79,9 @@ def test_judges_that_contradict_each_other_are_shown_to(config):
     add_second_judge(config, lambda value, row: 3 - value)
     experiments = load_experiments(config)
     differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
-    found = agreement(experiments, differences)
+    found = judge_agreement(experiments, differences)
     assert {row.rank_correlation for row in found.correlations} == {"−1.00"}
-    assert {row.agreement for row in found.contrasts} == {"they contradict each other: better, worse"}
+    assert {row.agreement for row in found.contrasts} == {"contradictory: better, worse"}
 
 
 def test_rank_correlation_is_spearmans(config):
@@ -107,7 +107,7 @@ def test_rank_correlation_is_spearmans(config):
     [
         ((0.1, 0.3), (0.2, 0.4), "both: better"),
         ((-0.3, -0.1), (-0.4, -0.2), "both: worse"),
-        ((0.1, 0.3), (-0.4, -0.2), "they contradict each other: better, worse"),
+        ((0.1, 0.3), (-0.4, -0.2), "contradictory: better, worse"),
         ((0.1, 0.3), (-0.1, 0.2), "only the first: better; the signs agree"),
         ((-0.2, 0.1), (0.1, 0.3), "only the second: better; the signs differ"),
         ((-0.2, 0.1), (-0.3, 0.1), "neither shows a difference; the signs agree"),
@@ -116,6 +116,6 @@ def test_rank_correlation_is_spearmans(config):
 )
 def test_agreement_is_of_intervals_and_signs(first, second, words):
     pair = [{"low": low, "high": high, "mean": (low + high) / 2} for low, high in (first, second)]
-    assert agree("clip_score", *pair)[0] == words
-    one_seed = agree("clip_score", *(one | {"seeds": 1} for one in pair))[0]
+    assert describe_agreement("clip_score", *pair)[0] == words
+    one_seed = describe_agreement("clip_score", *(one | {"seeds": 1} for one in pair))[0]
     assert ("for these two models" in one_seed) == ("better" in words or "worse" in words)

@@ -10,7 +10,7 @@ from dj2mgm.evaluation.vqa import evaluate_answers
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.challenge import tabulate_challenge
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.leaks import leaks_parts
+from dj2mgm.reporting.leak_section import leak_sections
 
 LEAKED = ["e00", "e03", "e14"]
 
@@ -45,8 +45,8 @@ def test_matches_treatment_and_the_file_are_shown(monkeypatch, config):
     elements = Elements(page.read_text(encoding="utf-8"))
     text = elements.text()
     assert "held-out images1533341 234–––" in text and "textvqa5 00012175 001312" in text
-    assert "baseline kept: they were trained on." in text
-    assert "dj_synth dropped: 1 100 of the pairs that were left by the filters, 7 of the instructions." in text
+    assert "baseline kept these rows and was trained on them." in text
+    assert "dj_synth dropped 1 100 pairs (after the filters) and 7 instructions." in text
     [link] = [target for target in elements.attributes("href") if not target.startswith(("#", "explore-"))]
     assert link == "../datasets/shapes/leaks%20and%20more/leaks.jsonl"
     assert "#leaks" in elements.attributes("href")
@@ -54,7 +54,7 @@ def test_matches_treatment_and_the_file_are_shown(monkeypatch, config):
 
 def test_scores_without_leaks_are_those_of_the_other_images(config, tmp_path):
     experiments = load_experiments(config)
-    [part] = leaks_parts(experiments, config)
+    [part] = leak_sections(experiments, config)
     answers: dict[str, Rows] = {"own": [], "shuffled": []}
     for row in read_jsonl(tmp_path / "baseline/generate/answers.jsonl"):
         if row["id"] not in LEAKED:
@@ -74,7 +74,7 @@ def test_where_every_image_leaks_nothing_is_left_to_score(config, tmp_path):
     write_jsonl(file, [{"of": "held_out", "ids": names}])  # all about one image
     summary = read_json(file.parent / "summary.json")
     write_json(file.parent / "summary.json", summary | {"held_out": summary["held_out"] | {"leaked": 1}})
-    [part] = leaks_parts(load_experiments(config), config)
+    [part] = leak_sections(load_experiments(config), config)
     assert part.leaked == "1" and {score.rest for score in part.scores} == {None}
 
 
@@ -84,7 +84,8 @@ def test_no_leaks_are_said_to_be_none(monkeypatch, config, tmp_path):
     summary = read_json(folder / "summary.json")
     write_json(folder / "summary.json", {of: dict.fromkeys(counts, 0) for of, counts in summary.items()})
     text = text_of(write_report(monkeypatch, config))
-    assert "None was found." in text and "without those that leak" not in text and "they were trained on" not in text
+    assert "No leaks were found." in text
+    assert "without images that leak" not in text and "was trained on them" not in text
 
 
 def test_nothing_is_said_where_leaks_were_not_looked_for(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ from places import PROJECT
 
 from dj2mgm.files import write_json, write_text
 from dj2mgm.memory.memory_csv import last_row, read_rows
-from dj2mgm.reporting.run_state import runs_in, stages_of
+from dj2mgm.reporting.run_state import find_runs, read_stage_states
 
 PROGRESS = {"step": 30, "max_steps": 150, "loss": 2.5, "learning_rate": 1e-3, "seconds": 60.0, "seconds_left": 3725.0}
 MEMORY = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib,gpu0_gib\n1,now,1.0,loading,1.0,3.0,,0.5\n"
@@ -37,7 +37,7 @@ def project(tmp_path, monkeypatch):
 
 
 @contextmanager
-def at_work(project):
+def is_running(project):
     """Holds the lock of a run."""
     (project / ".snakemake").mkdir()
     with open(project / ".snakemake/owner.lock", "w") as file:
@@ -46,7 +46,7 @@ def at_work(project):
 
 
 def states(project, run: str, working: bool) -> dict[str, str]:
-    return {stage.name: stage.state for stage in stages_of(project / "results" / run, working)}
+    return {stage.name: stage.state for stage in read_stage_states(project / "results" / run, working)}
 
 
 def watch(project, *arguments: str) -> str:
@@ -57,7 +57,7 @@ def watch(project, *arguments: str) -> str:
 
 
 def test_runs_are_the_folders_with_stages(project):
-    folders = runs_in(project / "results")
+    folders = find_runs(project / "results")
     assert [str(folder.relative_to(project / "results")) for folder in folders] == ["baseline", "dj_synth/seed-1"]
 
 
@@ -79,7 +79,7 @@ def test_a_stage_that_a_run_shares_is_not_pending(project):
 
 
 def test_the_picture_shows_step_loss_time_left_and_memory_and_whose_process_is_at_work(project):
-    with at_work(project):
+    with is_running(project):
         printed = re.sub(r"[│\s]+", " ", watch(project))
     assert "baseline pretrain 30 of 150 2.5000 1 h 02 min training host 1.5, gpu0 20.25" in printed
     assert "pretrain running" in printed and "snakemake is at work" in printed

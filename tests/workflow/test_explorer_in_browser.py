@@ -10,7 +10,7 @@ from explorer_results import row_id, write_run
 
 from dj2mgm.data.shares import limits_of_shares
 from dj2mgm.files import read_json
-from dj2mgm.reporting.explorer.page import write_offline_page
+from dj2mgm.reporting.explorer.explorer_page import write_offline_page
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.links import page_name
@@ -66,7 +66,9 @@ def test_the_counts_are_the_summaries_and_nothing_leaves_the_machine(page, run):
     counts = page.evaluate("[...explorer.cascade(explorer.now().table, explorer.now().limits.chosen).counts]")
     operators = [operator for summary in summaries for operator in summary["operators"]]
     assert counts == [summaries[-1]["rows_kept"], *(operator["dropped"] for operator in operators)]
-    assert page.evaluate(COUNTS).startswith(f"{counts[0]} of {ROWS} rows stay, {ROWS - counts[0]} fall; {ROWS} shown.")
+    assert page.evaluate(COUNTS).startswith(
+        f"{counts[0]} of {ROWS} rows kept, {ROWS - counts[0]} dropped; {ROWS} shown."
+    )
     own = page.address.rpartition("/")[0]
     requests = [event["request"]["url"] for event in page.reported("Network.requestWillBeSent")]
     assert [url for url in requests if not url.startswith((own, "data:"))] == []
@@ -84,7 +86,7 @@ def test_markup_in_a_caption_is_shown_as_text(page):
     cell = page.evaluate('document.querySelector("#rows tbody td:nth-child(3)").textContent')
     assert cell.startswith('<img src=x onerror="document.title=1"><script>')
     assert page.evaluate('document.querySelectorAll("#rows tbody td:nth-child(3) :not(div, p, small)").length') == 0
-    assert page.evaluate("document.title") == "run: explore"
+    assert page.evaluate("document.title") == "run: explorer"
     silent(page)
 
 

@@ -9,7 +9,7 @@ from report_results import write_results
 from dj2mgm.memory.attention_benchmark import Measurement
 from dj2mgm.reporting import attention_page, tuning
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.page import write_page
+from dj2mgm.reporting.report_page import write_page
 from dj2mgm.reporting.tuning import Kept, Tuning
 
 DRAWN = """[...document.querySelectorAll("img, svg")].map(element => {
@@ -76,9 +76,8 @@ def small_pages(tmp_path_factory) -> list[Path]:
     kept = {"clip_score": Kept(0.95, True), "vqa_accuracy": Kept(0.83, False), "attribute_accuracy": Kept(0.9, None)}
     full = Tuning("baseline-full", None, 2_506_172_416, 14_400.0, 45.2, 23.1, scores, {})
     lora = Tuning("baseline-lora-r16", 16, 3_686_400, 3_725.0, 8.5, 11.4, scores, kept)
-    tuning.write_page(
-        [full, lora], ["scores cannot be compared"], "What LoRA keeps of a full fine-tune", root / "tuning.html"
-    )
+    title = "LoRA compared with full fine-tuning"
+    tuning.write_page([full, lora], ["scores cannot be compared"], title, root / "tuning.html")
     lengths = (512, 1024, 2048, 4096)
     rows = [
         Measurement(name, length, length / 1e4, length**2 / 1e6) for name in ("eager", "sdpa") for length in lengths

@@ -1,1 +1,1 @@
-"""The comparison page: experiments side by side, in one HTML file that needs nothing else."""
+"""Pages that show and compare results: reports, analyses and the explorer."""

@@ -1,4 +1,8 @@
-"""What each operator of a recipe is worth, as a table and a page."""
+"""Ablation of a recipe's operators, as a table and a page.
+
+All differences are complete recipe − recipe without the operator, that is, the operator's effect: −900 rows are rows
+that it drops, +3 points are points that it adds.
+"""
 
 import re
 from collections import Counter
@@ -14,27 +18,24 @@ from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import read_jsonl, write_text
-from dj2mgm.reporting.comparable import obstacles, score_differences
+from dj2mgm.reporting.comparable import describe_obstacles, score_differences
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     HEADLINES,
     NO_DIFFERENCE,
     chance_note,
-    ends,
-    figure,
-    gain,
-    interval,
-    scope,
-    verdict,
+    difference_verdict,
+    format_difference,
+    format_interval,
+    format_score,
+    interval_ends,
+    verdict_scope,
 )
-from dj2mgm.reporting.drawing import environment
+from dj2mgm.reporting.drawing import template_environment
 from dj2mgm.reporting.experiment import Experiment, RunResults
 from dj2mgm.reporting.judges import judge_notes
 
-# Every difference is complete − without it, so it is what the operator brings: −900 rows are rows that it removes,
-# +3 points are points that it gains.
-
-# (group, metric) of the scores that are tabulated
+# (group, metric) of the scores in the table
 SCORES = [
     ("pretrain/own", "clip_score"),
     ("pretrain/own", "attribute_accuracy"),
@@ -42,24 +43,24 @@ SCORES = [
     ("finetune/own", "attribute_accuracy"),
     ("finetune/own", "vqa_accuracy"),
 ]
-SORTED_BY = [("finetune/own", "attribute_accuracy"), ("finetune/own", "clip_score")]  # the first that was measured
+SORTED_BY = [("finetune/own", "attribute_accuracy"), ("finetune/own", "clip_score")]  # by the first measured one
 WORTH_COLUMNS = {"": "mean", "_low": "low", "_high": "high"}  # ending of a column: key of the estimate
-CAPTION_FAULTS = {"mismatched", "junk_text", "short_text"}  # what another caption can correct
-REPEAT = re.compile(r"#\d+$")  # what data/training_jsonl.py adds to the ids of repeated rows
+CAPTION_FAULTS = {"mismatched", "junk_text", "short_text"}  # faults that a new caption can correct
+REPEAT = re.compile(r"#\d+$")  # data/training_jsonl.py adds it to the ids of repeated rows
 
 
 @dataclass(frozen=True)
 class AblationRow:
-    """The complete recipe, or the recipe without an operator; counts are means over the seeds."""
+    """Results of the complete recipe, or of the recipe without one operator; counts are means over the seeds."""
 
     name: str
-    without: str  # operator left out; empty for the complete recipe
+    without: str  # the omitted operator; empty for the complete recipe
     seeds: int
     rows_filtered: float  # left after filter
     rows_synthesized: float | None  # left after synthesize
-    faults: dict[str, float] | None  # planted faults among the rows trained on, by kind; None without ground truth
+    faults: dict[str, float] | None  # planted faults in the training rows, by kind; None without ground truth
     scores: Estimates
-    worth: Estimates  # complete − this, paired; empty for the complete recipe
+    gains: Estimates  # complete − this, paired; empty for the complete recipe
 
     @property
     def faults_left(self) -> float | None:
@@ -67,23 +68,23 @@ class AblationRow:
 
 
 def variants(experiments: list[Experiment]) -> list[AblationRow]:
-    """The complete recipe, then the others by what their operator is worth, most valuable first.
+    """Return the complete recipe, then the others by the gain from their operator, largest first.
 
     Args:
-        experiments: the complete recipe first; the others' configurations name one operator more in `without`.
+        experiments: the complete recipe first; the others' configurations have one more operator in `without`.
 
     Raises:
-        InputError: an experiment leaves out no operator; runs that cannot be paired; synthesized.jsonl is missing.
+        InputError: an experiment omits no operator, runs cannot be paired, or synthesized.jsonl is missing.
     """
     complete, *others = experiments
     measured = [
         _variant(other, _omitted_operator(other, complete), score_differences(complete, other)) for other in others
     ]
-    measured.sort(key=_worth, reverse=True)
+    measured.sort(key=_mean_gain, reverse=True)
     return [_variant(complete, "", {}), *measured]
 
 
-def _variant(experiment: Experiment, without: str, worth: Estimates) -> AblationRow:
+def _variant(experiment: Experiment, without: str, gains: Estimates) -> AblationRow:
     runs = experiment.runs
     synthesized = [run.synthesize["rows_kept"] for run in runs if run.synthesize]
     return AblationRow(
@@ -94,7 +95,7 @@ def _variant(experiment: Experiment, without: str, worth: Estimates) -> Ablation
         rows_synthesized=float(np.mean(synthesized)) if synthesized else None,
         faults=_faults(experiment),
         scores=experiment.groups,
-        worth=worth,
+        gains=gains,
     )
 
 
@@ -103,14 +104,13 @@ def _omitted_operator(experiment: Experiment, complete: Experiment) -> str:
     if operators := [operator for operator in experiment.config.get("without", []) if operator not in known]:
         return ", ".join(operators)
     raise InputError(
-        f"{experiment.name} leaves out no operator that {complete.name} has; "
-        "name one under `without` in its configuration"
+        f"{experiment.name} omits no operator of {complete.name}; name one under `without` in its configuration"
     )
 
 
-def _worth(variant: AblationRow) -> float:
+def _mean_gain(variant: AblationRow) -> float:
     for group, metric in SORTED_BY:
-        if estimate := variant.worth.get(group, {}).get(metric):
+        if estimate := variant.gains.get(group, {}).get(metric):
             return estimate["mean"]
     return 0.0
 
@@ -131,9 +131,9 @@ def _ground_truth(file: Path) -> dict[str, dict]:
 
 
 def faults_left(run: RunResults, truth: dict[str, dict]) -> Counter[str]:
-    """Planted faults among the rows that a run trained on, by kind; a repeated row counts once.
+    """Count planted faults in the training rows of a run, by kind; a repeated row counts once.
 
-    A faulty caption that was replaced counts as corrected if the new one is true (evaluation/caption_attributes.py).
+    A replaced caption counts as corrected if the new one is true (evaluation/caption_attributes.py).
 
     Raises:
         InputError: a file is missing.
@@ -154,14 +154,14 @@ def faults_left(run: RunResults, truth: dict[str, dict]) -> Counter[str]:
 
 def _rows(path: Path, rule: str) -> list[dict]:
     if not path.is_file():
-        raise InputError(f"{path} does not exist; run the rule {rule} first")
+        raise InputError(f"{path} is missing; run the rule {rule} first")
     return list(read_jsonl(path))
 
 
 def tabulate(rows: list[AblationRow]) -> pd.DataFrame:
-    """One row per variant, the complete recipe first.
+    """Return one row per variant, the complete recipe first.
 
-    Columns: experiment, without, seeds, counts with `<count>_difference`, and for every score `<group>_<metric>` with
+    Columns: experiment, without, seeds, counts with `<count>_difference`, and scores `<group>_<metric>` with the gains
     `_worth`, `_worth_low` and `_worth_high`.
     """
     complete = rows[0]
@@ -174,14 +174,14 @@ def _record(variant: AblationRow, complete: AblationRow) -> dict:
         record |= {name: own, f"{name}_difference": difference(own, reference) if variant.without else None}
     for group, metric in SCORES:
         name = f"{group.split('/')[0]}_{metric}"
-        worth = estimate_of(variant.worth, group, metric)
-        record[name] = estimate_of(variant.scores, group, metric).get("mean")
-        record |= {f"{name}_worth{end}": worth.get(key) for end, key in WORTH_COLUMNS.items()}
+        gain = find_estimate(variant.gains, group, metric)
+        record[name] = find_estimate(variant.scores, group, metric).get("mean")
+        record |= {f"{name}_worth{end}": gain.get(key) for end, key in WORTH_COLUMNS.items()}
     return record
 
 
 def counts(variant: AblationRow, complete: AblationRow) -> list[tuple[str, float | None, float | None]]:
-    """(name, this variant's, the complete recipe's) of everything that is counted."""
+    """Return all counts as (name, this variant's, the complete recipe's)."""
     names = ("rows_filtered", "rows_synthesized", "faults_left")
     counted = [(name, getattr(variant, name), getattr(complete, name)) for name in names]
     kinds = complete.faults or {}
@@ -189,16 +189,14 @@ def counts(variant: AblationRow, complete: AblationRow) -> list[tuple[str, float
 
 
 def difference(own: float | None, reference: float | None) -> float | None:
-    """Complete − without, where both were counted."""
+    """Return complete − without; None if one of them was not counted."""
     return None if own is None or reference is None else reference - own
 
 
-def estimate_of(estimates: Estimates, group: str, metric: str) -> Estimate:
-    """The estimate, or an empty one where it was not measured."""
+def find_estimate(estimates: Estimates, group: str, metric: str) -> Estimate:
+    """Return the estimate; empty if it was not measured."""
     return estimates.get(group, {}).get(metric, {})
 
-
-# The same as one small page.
 
 SUMMARY_COUNTS = {
     "rows_filtered": "Rows after filter",
@@ -209,34 +207,34 @@ VERDICT_CLASSES = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}
 
 
 def page_notes(experiments: list[Experiment]) -> list[str]:
-    """Sentences on what cannot be compared, and on what the scores of CLIP are worth."""
+    """Return sentences on scores that are not compared, and on the judge of captions."""
     complete, *others = experiments
-    not_compared = [sentence for other in others for sentence in obstacles(complete, other)]
+    not_compared = [sentence for other in others for sentence in describe_obstacles(complete, other)]
     return [*not_compared, judge_notes(experiments)[0]]
 
 
 def write_page(variants: list[AblationRow], notes: list[str], path: str | Path) -> None:
-    """Write one file without scripts that fetches nothing; the notes stand above the table."""
+    """Write one self-contained HTML file without scripts; the notes stand above the table."""
     complete, *others = variants
-    measured = [(group, metric) for group, metric in SCORES if estimate_of(complete.scores, group, metric)]
+    measured = [(group, metric) for group, metric in SCORES if find_estimate(complete.scores, group, metric)]
     counted = [name for name, own, _ in counts(complete, complete) if name in SUMMARY_COUNTS and own is not None]
     scales = {key: _scale(others, *key) for key in measured}
-    judged = sum(bool(estimate_of(other.worth, *key)) for other in others for key in measured)
+    judged = sum(bool(find_estimate(other.gains, *key)) for other in others for key in measured)
     page = (
-        environment()
+        template_environment()
         .get_template("ablation.html.j2")
         .render(
             complete=complete,
             notes=[chance_note(judged, complete.seeds == 1), *notes],
             count_titles=[SUMMARY_COUNTS[name] for name in counted],
             score_titles=[(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
-            complete_counts=[count_text(getattr(complete, name)) for name in counted],
+            complete_counts=[format_mean_count(getattr(complete, name)) for name in counted],
             complete_scores=[_value(complete, *key) for key in measured],
             rows=[
                 {
                     "operator": variant.without,
                     "counts": [_count(variant, complete, name) for name in counted],
-                    "faults": fault_text(variant, complete),
+                    "faults": describe_faults(variant, complete),
                     "scores": [_score(variant, *key, scales[key]) for key in measured],
                 }
                 for variant in others
@@ -246,57 +244,57 @@ def write_page(variants: list[AblationRow], notes: list[str], path: str | Path) 
     write_text(path, page)
 
 
-def count_text(value: float) -> str:
-    """12345.0 → "12 345" with narrow spaces; a small mean over seeds keeps one digit."""
+def format_mean_count(value: float) -> str:
+    """Format a mean count with narrow spaces, 12345.0 → "12 345"; small means that are not whole keep one digit."""
     text = f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:,.1f}"
     return text.replace(",", "\u202f").replace("-", "−")
 
 
-def signed(value: float) -> str:
-    return "±0" if value == 0 else ("+" if value > 0 else "") + count_text(value)
+def format_signed(value: float) -> str:
+    return "±0" if value == 0 else ("+" if value > 0 else "") + format_mean_count(value)
 
 
 def _count(variant: AblationRow, complete: AblationRow, name: str) -> tuple[str, str]:
-    """What is left without the operator, and what the operator changes."""
+    """Return the count without the operator, and the operator's effect."""
     own, brought = getattr(variant, name), difference(getattr(variant, name), getattr(complete, name))
-    return ("–", "") if own is None or brought is None else (count_text(own), signed(brought))
+    return ("–", "") if own is None or brought is None else (format_mean_count(own), format_signed(brought))
 
 
-def fault_text(variant: AblationRow, complete: AblationRow) -> str:
-    """ "mismatched −1 930, duplicate −12": what the operator changes, by kind, largest first."""
+def describe_faults(variant: AblationRow, complete: AblationRow) -> str:
+    """Describe the operator's effect by kind of fault, largest first: "mismatched −1 930, duplicate −12"."""
     changes = {
         name.removeprefix("faults_"): difference(own, reference) or 0
         for name, own, reference in counts(variant, complete)
         if name.startswith("faults_") and name != "faults_left"
     }
     kinds = sorted(changes, key=lambda kind: -abs(changes[kind]))
-    return ", ".join(f"{kind.replace('_', ' ')} {signed(changes[kind])}" for kind in kinds if changes[kind])
+    return ", ".join(f"{kind.replace('_', ' ')} {format_signed(changes[kind])}" for kind in kinds if changes[kind])
 
 
 def _value(variant: AblationRow, group: str, metric: str) -> tuple[str, str]:
-    estimate = estimate_of(variant.scores, group, metric)
-    return figure(metric, estimate["mean"]), interval(metric, estimate)
+    estimate = find_estimate(variant.scores, group, metric)
+    return format_score(metric, estimate["mean"]), format_interval(metric, estimate)
 
 
 def _score(variant: AblationRow, group: str, metric: str, scale: float) -> dict | None:
-    """The operator's worth as text and as places in per cent of an axis from −scale to scale."""
-    worth = estimate_of(variant.worth, group, metric)
-    if not worth:
+    """Return the operator's gain as text, and as places in per cent of an axis from −scale to scale."""
+    gain = find_estimate(variant.gains, group, metric)
+    if not gain:
         return None
-    marked = zip(("mean", "low", "high"), (worth["mean"], *ends(worth)), strict=True)
+    marked = zip(("mean", "low", "high"), (gain["mean"], *interval_ends(gain)), strict=True)
     places = {key: round(50 + 50 * value / scale, 2) for key, value in marked}
-    shown = verdict(metric, worth)
+    shown = difference_verdict(metric, gain)
     return {
-        "worth": gain(metric, worth["mean"]),
-        "interval": interval(metric, worth),
-        "value": figure(metric, estimate_of(variant.scores, group, metric)["mean"]),
-        "verdict": shown + (scope(worth) if shown != NO_DIFFERENCE else ""),
+        "gain": format_difference(metric, gain["mean"]),
+        "interval": format_interval(metric, gain),
+        "value": format_score(metric, find_estimate(variant.scores, group, metric)["mean"]),
+        "verdict": shown + (verdict_scope(gain) if shown != NO_DIFFERENCE else ""),
         "class": VERDICT_CLASSES[shown],
         "places": places,
     }
 
 
 def _scale(variants: list[AblationRow], group: str, metric: str) -> float:
-    """Half the length of a score's axis, the same for all operators so that they can be compared."""
-    worths = [worth for variant in variants if (worth := estimate_of(variant.worth, group, metric))]
-    return 1.05 * max((abs(end) for worth in worths for end in ends(worth)), default=0.0) or 1.0
+    """Return half the length of a score's axis, the same for all operators."""
+    gains = [gain for variant in variants if (gain := find_estimate(variant.gains, group, metric))]
+    return 1.05 * max((abs(end) for gain in gains for end in interval_ends(gain)), default=0.0) or 1.0

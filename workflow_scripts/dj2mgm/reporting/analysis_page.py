@@ -1,4 +1,4 @@
-"""The page of an analysis: every statistic's distribution, limits, and the rows at its ends and at its limits."""
+"""Page of a dataset analysis: distribution, limits and example rows of each statistic."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,11 +14,20 @@ from dj2mgm.files import write_text
 from dj2mgm.juicer.analysis import Analysis, suggested_recipe
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import show
-from dj2mgm.reporting.drawing import Bars, Scale, Tick, data_uri, environment, grouped, named_counts, stacked_bars
+from dj2mgm.reporting.drawing import (
+    Bars,
+    Scale,
+    Tick,
+    data_uri,
+    format_integer,
+    list_counts,
+    stacked_bars,
+    template_environment,
+)
 from dj2mgm.reporting.histograms import bin_edges
 
 EXAMPLES = 4
-COMMON = 0.25  # of the rows; where so many have the extreme value, they are no examples of an extreme
+COMMON = 0.25  # share of the rows; a lowest or highest value of more rows gets no examples
 LONGEST_CAPTION = 90  # characters
 LONGEST_SIDE = 144  # px, of the embedded copies
 QUALITY = 80
@@ -26,14 +35,16 @@ QUALITY = 80
 
 @dataclass(frozen=True)
 class Example:
+    """A row with its value of a statistic."""
+
     value: str
     caption: str
-    image: str  # data URI, empty for a statistic of texts
+    image: str  # data URI; empty for a statistic of texts
 
 
 @dataclass(frozen=True)
 class Group:
-    """Examples of one kind; without any where `words` says why."""
+    """Examples of one kind, or in `words` the reason why there are none."""
 
     title: str
     dropped: bool
@@ -43,10 +54,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Range:
-    """One end of a statistic's range, as the recipe has it and as it is suggested."""
+    """One end of a statistic's range, in the recipe and as suggested."""
 
     argument: str
-    current: str  # empty where the recipe has no such operator
+    current: str  # empty if the recipe has no such operator
     current_drops: int
     suggested: str
     suggested_drops: int
@@ -59,20 +70,24 @@ class Range:
 
 @dataclass(frozen=True)
 class Line:
+    """A limit in a histogram."""
+
     at: float  # per cent of the axis
     kind: str  # suggested or current
 
 
 @dataclass(frozen=True)
 class StatisticPanel:
+    """The section of one statistic."""
+
     name: str
     title: str
     operator: str
     in_recipe: bool
     remark: str
-    words: str  # the one value of all rows, instead of bars
+    words: str  # instead of bars, if all rows have one value
     ranges: list[Range]
-    current: str  # the whole range, "38 to 528"
+    current: str  # both limits, "38 to 528"
     current_drops: int
     suggested: str
     suggested_drops: int
@@ -84,16 +99,16 @@ class StatisticPanel:
 
 
 def write_analysis_page(analysis: Analysis, path: Path) -> None:
-    """Write one HTML file, without a script, that fetches nothing."""
-    filled = environment()
-    filled.filters["thousands"] = grouped
+    """Write one self-contained HTML file without scripts."""
+    filled = template_environment()
+    filled.filters["thousands"] = format_integer
     filled.filters["share"] = partial(share, of=analysis.rows)
     page = filled.get_template("analysis.html.j2").render(
         data=analysis.data,
         rows_in=analysis.rows_in,
         rows=analysis.rows,
         unreadable=len(analysis.unreadable),
-        reasons=named_counts(Counter(analysis.unreadable.values())),
+        reasons=list_counts(Counter(analysis.unreadable.values())),
         repeats={name: int(rows.sum()) for name, rows in analysis.repeats.items()},
         kept={"current": analysis.kept("current"), "suggested": analysis.kept("suggested")},
         panels=[panel(statistic, analysis) for statistic in analysis.statistics],
@@ -104,7 +119,7 @@ def write_analysis_page(analysis: Analysis, path: Path) -> None:
 
 
 def share(rows: int, of: int) -> str:
-    """ "2.0 %"; shares too small for that are not called nothing."""
+    """Format a share as "2.0 %", or as "< 0.1 %" if it is small but not 0."""
     if 0 < rows < 0.0005 * of:
         return "< 0.1 %"
     return f"{100 * rows / of:.1f} %"
@@ -150,7 +165,7 @@ def _range(statistic: Statistic, side: str) -> Range:
 
 
 def _whole(limits: Limits) -> str:
-    """ "38 to 528", or the one end that there is."""
+    """Format limits as "38 to 528", or "from 38" if there is only one."""
     ends = {side: _text(limit) for side, limit in limits.items() if not limit.unlimited}
     if len(ends) == 2:
         return f"{ends['min']} to {ends['max']}"
@@ -162,7 +177,7 @@ def _text(limit: FilterLimit) -> str:
 
 
 def _bars(statistic: Statistic, edges: np.ndarray) -> list[Bars]:
-    """Heights are square roots of rows, so that a few among thousands are seen."""
+    """Draw bars with the square roots of the numbers of rows, so that small groups are visible."""
     dropped = statistic.drops(statistic.suggested)[np.isfinite(statistic.values)]
     here, kept = (np.histogram(statistic.finite[rows], edges)[0] for rows in (dropped, ~dropped))
     total = here + kept
@@ -176,7 +191,7 @@ def _lines(statistic: Statistic) -> Iterator[tuple[FilterLimit, str]]:
 
 
 def _groups(statistic: Statistic, analysis: Analysis) -> Iterator[tuple[str, np.ndarray]]:
-    """(title, rows, nearest first) of the lowest and highest values, and of those next to a suggested limit."""
+    """Return (title, rows) of the lowest and highest values and of values next to a suggested limit, nearest first."""
     values = statistic.values
     order = np.argsort(values, kind="stable")
     order = order[np.isfinite(values[order]) & ~analysis.repeated[order]]
@@ -194,15 +209,15 @@ def _group(title: str, rows: np.ndarray, statistic: Statistic, analysis: Analysi
     values = statistic.values
     dropped = bool(len(rows)) and bool(statistic.drops(statistic.suggested)[rows[0]])
     extreme = title in ("lowest", "highest")
-    alike = int((values == values[rows[0]]).sum()) if len(rows) else 0
-    if extreme and alike > COMMON * analysis.rows:
-        return Group(title, dropped, words=f"{grouped(alike)} rows have {show(values[rows[0]])}")
+    equal = int((values == values[rows[0]]).sum()) if len(rows) else 0
+    if extreme and equal > COMMON * analysis.rows:
+        return Group(title, dropped, words=f"{format_integer(equal)} rows have {show(values[rows[0]])}")
     examples = [_example(row, statistic, analysis) for row in _different(rows, statistic, analysis)]
     return Group(title, dropped, examples)
 
 
 def _different(rows: Iterable[int], statistic: Statistic, analysis: Analysis) -> list[int]:
-    """The first rows that differ in what the statistic is about."""
+    """Return the first rows with different images or, for a statistic of texts, different texts."""
     chosen: dict[object, int] = {}
     for row in rows:
         if len(chosen) == EXAMPLES:

@@ -1,4 +1,4 @@
-"""The page of the attention benchmark: time and memory by sequence length, and the figures."""
+"""Page of the attention benchmark: time and memory by sequence length."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,28 +6,30 @@ from pathlib import Path
 
 from dj2mgm.files import write_text
 from dj2mgm.memory.attention_benchmark import IMPLEMENTATIONS, Measurement
-from dj2mgm.reporting.drawing import Scale, Tick, environment
+from dj2mgm.reporting.drawing import Scale, Tick, template_environment
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash_attention_2": "FlashAttention 2"}
 
 
 @dataclass(frozen=True)
 class Plot:
+    """A chart of one quantity by sequence length."""
+
     title: str
-    paths: list[tuple[int, str]]  # index of the implementation, and its line in a box of 100 × 100
+    paths: list[tuple[int, str]]  # index of the implementation, and its line in a box of 100 × 100 units
     x_ticks: list[Tick]
     y_ticks: list[Tick]
 
 
 def write_page(rows: list[Measurement], path: str | Path) -> None:
-    """Write one file without scripts that fetches nothing."""
+    """Write one self-contained HTML file without scripts."""
     measured = [row for row in rows if not row.skipped]
     quantities = {
         "Time of a forward and backward pass, ms": lambda row: 1000 * row.seconds,
         "Memory above weights and input, GiB": lambda row: row.memory_gib,
     }
     page = (
-        environment()
+        template_environment()
         .get_template("attention.html.j2")
         .render(
             plots=[_plot(title, measured, of) for title, of in quantities.items() if measured],

@@ -1,4 +1,4 @@
-"""The challenge's score: the mean, over its benchmarks, of the model's score over a reference model's.
+"""The challenge's score: the mean over its benchmarks of the ratio of the model's score to a reference model's score.
 
 The configuration (results/challenge/config.yaml):
 
@@ -20,15 +20,15 @@ from dj2mgm.files import read_json
 
 
 def tabulate_challenge(config: dict) -> pd.DataFrame:
-    """The reference, then each run, then mean and standard deviation of experiments with several seeds.
+    """Tabulate the reference, each run, and the mean and standard deviation of experiments with several seeds.
 
-    Columns: experiment, seed, then of each benchmark its score in per cent and its ratio, last `challenge_score`. Where
-    images of a benchmark are in training data, a column more: its score without the questions about them.
+    Columns: experiment, seed, each benchmark's score in per cent and its ratio, `challenge_score`, and for benchmarks
+    with images in the training data the score without the questions about these images.
 
     Raises:
-        InputError: a benchmark was not scored, or was asked in another variant than the reference.
+        InputError: a benchmark was not scored, or its variant differs from the reference's.
     """
-    scores, leaked = config["scores"], _benchmarks_that_leak(config)
+    scores, leaked = config["scores"], _find_leaking_benchmarks(config)
     reference = _row(config["reference"], "reference", {name: entry["score"] for name, entry in scores.items()}, scores)
     rows = []
     for run in config["runs"]:
@@ -52,13 +52,13 @@ def _row(experiment: str, seed: int | str, own: dict[str, float], reference: dic
     return row | {"challenge_score": sum(ratios.values()) / len(ratios)}
 
 
-def _benchmarks_that_leak(config: dict) -> list[str]:
+def _find_leaking_benchmarks(config: dict) -> list[str]:
     folders = {name: [Path(run["benchmarks"][name]) for run in config["runs"]] for name in config["scores"]}
     return [name for name, every in folders.items() if any("without_leaked" in _metrics(folder) for folder in every)]
 
 
 def _read_rest(folder: Path) -> float:
-    """The score without the questions that leak, which is that of all where none does; NaN where no other is left."""
+    """Read the score without the questions that leak (of all questions if none leaks); NaN if none is left."""
     metrics = _metrics(folder)
     estimates = metrics.get("without_leaked", metrics)["estimates"]
     return estimates["score"]["mean"] if "score" in estimates else math.nan
@@ -67,19 +67,19 @@ def _read_rest(folder: Path) -> float:
 def _metrics(folder: Path) -> dict:
     path = folder / "metrics.json"
     if not path.is_file():
-        raise InputError(f"{path} does not exist; run the rule score_benchmark first")
+        raise InputError(f"{path} is missing; run the rule score_benchmark first")
     return read_json(path)
 
 
 def _read_score(folder: Path, config: dict, name: str) -> float:
-    """A benchmark's score in per cent, if it can be compared with the reference's."""
+    """Read a benchmark's score in per cent, and check that it can be compared with the reference's."""
     path, metrics, wanted = folder / "metrics.json", _metrics(folder), config["scores"][name]["variant"]
     if metrics["variant"] != wanted:
         raise InputError(
-            f"{path}: {name} was asked in the variant {metrics['variant']}, the score of {config['reference']} is of "
-            f"{wanted}; scores of different prompts cannot be compared: use files of that variant, or state the "
-            f"reference's score for this one in challenge.scores.{name}"
+            f"{path}: {name} was run in the variant {metrics['variant']}, but the score of {config['reference']} is of "
+            f"the variant {wanted}. Use files of that variant, or state the reference's score for "
+            f"{metrics['variant']} in challenge.scores.{name}."
         )
     if "score" not in metrics["estimates"]:
-        raise InputError(f"{path}: {name} has no score, since its file holds no answers; use a split that has them")
+        raise InputError(f"{path}: {name} has no score, because its file has no answers. Use a split with answers.")
     return metrics["estimates"]["score"]["mean"]

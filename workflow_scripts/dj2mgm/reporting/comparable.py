@@ -1,40 +1,42 @@
-"""Which metrics of two experiments can be compared: those measured on the same held-out data, and by the same judge.
+"""Differences between experiments, in the metrics that were measured on the same held-out data and by the same judge.
 
-All differences between experiments are taken here, and the pages' sentences say why others are not.
+The pages state why other metrics are not compared.
 """
 
 from dj2mgm.evaluation.groups import SECOND, is_task_metric
 from dj2mgm.evaluation.seeds import Estimates, Scores, paired_difference, select_metrics
-from dj2mgm.reporting.drawing import listed
+from dj2mgm.reporting.drawing import join_words
 from dj2mgm.reporting.experiment import Experiment
 
-JUDGED = ("clip_score", "ref_clip_score")  # what both judges measure
+JUDGED_METRICS = ("clip_score", "ref_clip_score")  # measured by both judges
 
 
-def obstacle(metric: str, *experiments: Experiment) -> str:
-    """What keeps a metric of these experiments from being compared, in words; empty where nothing does."""
+def find_obstacle(metric: str, *experiments: Experiment) -> str:
+    """Return why a metric of these experiments cannot be compared; empty if it can."""
     if is_task_metric(metric):
-        return ""  # all are asked the same
-    if metric.removeprefix(SECOND) in JUDGED:
-        return differing_data(*experiments) or differing_judges(int(metric.startswith(SECOND)), *experiments)
-    return differing_data(*experiments)
+        return ""  # a task of lmms-eval has the same questions for all
+    if metric.removeprefix(SECOND) in JUDGED_METRICS:
+        return describe_data_difference(*experiments) or describe_judge_difference(
+            int(metric.startswith(SECOND)), *experiments
+        )
+    return describe_data_difference(*experiments)
 
 
-def differing_data(*experiments: Experiment) -> str:
-    """Rows are equal where the files are: ids alone say nothing, another dataset may have the same."""
+def describe_data_difference(*experiments: Experiment) -> str:
+    """Describe how the held-out data differ; empty if the rows are equal. Another dataset may have equal ids."""
     if all(other.evaluation == experiments[0].evaluation for other in experiments):
         return ""
     datasets = dict.fromkeys(f"of {experiment.dataset.name}" for experiment in experiments)
-    return f"evaluated on different images or questions, those {listed(list(datasets))}"
+    return f"evaluated on different images or questions ({join_words(list(datasets))})"
 
 
-def differing_judges(place: int, *experiments: Experiment) -> str:
-    """Of the experiments that have a first (0) or second (1) judge."""
+def describe_judge_difference(place: int, *experiments: Experiment) -> str:
+    """Describe how the first (0) or second (1) judges of the experiments differ; empty if they are the same."""
     judged = [experiment for experiment in experiments if place < len(experiment.judges)]
     judges = list(dict.fromkeys(judge_name(experiment.judges[place]) for experiment in judged))
     prompts = list(dict.fromkeys(f"“{experiment.runs[0].clip['prompt']}”" for experiment in judged))
-    ways = [f"by different models, {listed(judges)}"] if len(judges) > 1 else []
-    ways += [f"with different prompts before the captions, {listed(prompts)}"] if len(prompts) > 1 else []
+    ways = [f"by different models, {join_words(judges)}"] if len(judges) > 1 else []
+    ways += [f"with different prompts before the captions, {join_words(prompts)}"] if len(prompts) > 1 else []
     return f"judged {'; and '.join(ways)}" if ways else ""
 
 
@@ -42,36 +44,36 @@ def judge_name(judge: dict) -> str:
     return f"{judge['name']} ({judge['kind']})"
 
 
-def obstacles(experiment: Experiment, reference: Experiment) -> list[str]:
-    """Sentences on what of two experiments is not compared, and why."""
+def describe_obstacles(experiment: Experiment, reference: Experiment) -> list[str]:
+    """Return sentences that state which metrics of two experiments are not compared, and why."""
     names = f"{experiment.name} and {reference.name}"
-    if found := differing_data(experiment, reference):
-        return [f"{names} were {found}: these scores cannot be compared."]
+    if found := describe_data_difference(experiment, reference):
+        return [f"{names} were {found}. Their scores cannot be compared."]
     return [
-        f"Captions of {names} were {found}: {whose}CLIPScore and RefCLIPScore cannot be compared."
-        for place, whose in enumerate(("", "the second judge's "))
-        if (found := differing_judges(place, experiment, reference))
+        f"Captions of {names} were {found}. {whose}CLIPScore and RefCLIPScore cannot be compared."
+        for place, whose in enumerate(("", "The second judge's "))
+        if (found := describe_judge_difference(place, experiment, reference))
     ]
 
 
-def alike(experiment: Experiment, reference: Experiment) -> tuple[list[Scores], list[Scores]]:
-    """The runs of both, with the metrics that can be compared."""
+def comparable_scores(experiment: Experiment, reference: Experiment) -> tuple[list[Scores], list[Scores]]:
+    """Return the scores of both, each as one entry per run, reduced to the metrics that can be compared."""
     measured = {metric for metrics in experiment.groups.values() for metric in metrics}
-    chosen = {metric for metric in measured if not obstacle(metric, experiment, reference)}
+    chosen = {metric for metric in measured if not find_obstacle(metric, experiment, reference)}
     own, others = ([select_metrics(run, chosen) for run in one.scores] for one in (experiment, reference))
     return own, others
 
 
 def score_differences(experiment: Experiment, reference: Experiment) -> Estimates:
-    """Own − reference, paired by seed and image, of what can be compared; empty where nothing can.
+    """Return own − reference, paired by seed and image; empty if nothing can be compared.
 
     Raises:
-        InputError: they have no seed or no image in common.
+        InputError: the experiments have no seed or no image in common.
     """
-    return paired_difference(*alike(experiment, reference))
+    return paired_difference(*comparable_scores(experiment, reference))
 
 
 def differences_to_first(experiments: list[Experiment]) -> dict[str, Estimates]:
-    """Those of the others to the first, by name."""
+    """Return the differences of each later experiment from the first, by name."""
     reference, *others = experiments
     return {other.name: score_differences(other, reference) for other in others}

@@ -1,4 +1,4 @@
-"""The figures of all experiments: each one a row of comparison.csv, and tables of them for the page."""
+"""Scores of all experiments: the rows of comparison.csv and the tables of the report."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +16,16 @@ COLUMNS = [
     *("difference", "difference_low", "difference_high"),
 ]
 LOWER_IS_BETTER = {"extra_objects"}
-HEADLINES = {  # metric: title, what it means
+HEADLINES = {  # metric: title, meaning
     "vqa_accuracy": ("VQA accuracy", "held-out questions answered correctly"),
     "attribute_accuracy": ("Attribute accuracy", "colors, shapes and places that captions state correctly"),
     "clip_score": ("CLIPScore", "how well captions fit their images"),
-    "ref_clip_score": ("RefCLIPScore", "how well they fit images and reference captions"),
-    "second_clip_score": ("CLIPScore, second judge", "how well captions fit their images, to another judge"),
-    "second_ref_clip_score": ("RefCLIPScore, second judge", "how well they fit images and references, to it"),
+    "ref_clip_score": ("RefCLIPScore", "how well captions fit images and reference captions"),
+    "second_clip_score": ("CLIPScore, second judge", "how well captions fit their images, by the second judge"),
+    "second_ref_clip_score": (
+        "RefCLIPScore, second judge",
+        "how well captions fit images and reference captions, by the second judge",
+    ),
 }
 GROUP_LABELS = {
     "finetune/own": "Fine-tuned",
@@ -40,12 +43,11 @@ GROUP_LABELS = {
 
 
 def compare(experiments: list[Experiment]) -> pd.DataFrame:
-    """One row per experiment, group and metric, with the paired difference to the first experiment.
+    """Return one row per experiment, group and metric, with the paired difference from the first experiment.
 
-    `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` the values
-    per seed; what a difference cannot be taken of (the first experiment itself, metrics that only one has or that were
-    not measured alike) is empty.
-    The group `<model>/difference` is own − shuffled images.
+    `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` is the number
+    of values per seed. Differences are empty for the first experiment, for metrics that only one experiment has, and
+    for metrics that cannot be compared (see comparable.py). The group `<model>/difference` is own − shuffled images.
 
     Raises:
         InputError: two experiments have no seed or no image in common.
@@ -71,64 +73,64 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
 NO_DIFFERENCE = "no difference shown"
 
 
-def verdict(metric: str, difference: Estimate) -> str:
-    """What an interval of a difference (own − reference) shows: "better", "worse" or "no difference shown"."""
-    low, high = ends(difference)
+def difference_verdict(metric: str, difference: Estimate) -> str:
+    """Return what the interval of a difference (own − reference) shows: better, worse or no difference."""
+    low, high = interval_ends(difference)
     if difference["low"] is None or low <= 0 <= high:
         return NO_DIFFERENCE
     return "better" if (low > 0) != (metric in LOWER_IS_BETTER) else "worse"
 
 
-def ends(estimate: Estimate) -> tuple[float, float]:
-    """Where the interval is drawn: from low to high, or the mean alone where there is no interval."""
+def interval_ends(estimate: Estimate) -> tuple[float, float]:
+    """Return the ends of the interval; both are the mean if there is no interval."""
     return (estimate["mean"],) * 2 if estimate["low"] is None else (estimate["low"], estimate["high"])
 
 
-def scope(difference: Estimate) -> str:
-    """Return what "better" and "worse" hold for: with one seed, for the two trained models and not for their data."""
+def verdict_scope(difference: Estimate) -> str:
+    """Return the scope of "better" and "worse": with one seed, the two trained models and not their data."""
     return " for these two models" if difference.get("seeds") == 1 else ""
 
 
 def chance_note(comparisons: int, one_seed: bool) -> str:
-    """Return what holds of several intervals at once; empty for a single comparison.
+    """Return a note on chance findings among several intervals; empty for a single comparison.
 
     Args:
-        one_seed: whether any of the differences is that of two single models.
+        one_seed: whether any of the differences compares two single models.
     """
     if comparisons < 2:
         return ""
-    judged = f"Each of the {comparisons} differences is judged by its own interval"
+    judged = f"Each of the {comparisons} differences is judged by its own interval."
     if one_seed:
         return (
-            f"{judged}. With one seed, that is the difference of two models: it is often shown where the data makes "
-            "none, since training with another seed moves the scores, too."
+            f"{judged} With one seed, a difference between two models is often shown although their data are equally "
+            "good, because another seed changes the scores, too."
         )
-    return f"{judged}: of 20 differences that are truly none, about one at most is shown by chance."
+    return f"{judged} If the data make no difference, at most about one in 20 is shown by chance."
 
 
-def figure(metric: str, value: float) -> str:
+def format_score(metric: str, value: float) -> str:
+    """Format a score; shares in per cent."""
     return (f"{100 * value:.1f} %" if is_share(metric) else f"{value:.3f}").replace("-", "−")
 
 
-def gain(metric: str, value: float) -> str:
-    """A difference, with its sign; shares in percentage points."""
+def format_difference(metric: str, value: float) -> str:
+    """Format a difference with its sign; shares in percentage points."""
     return (f"{100 * value:+.1f} points" if is_share(metric) else f"{value:+.3f}").replace("-", "−")
 
 
-def interval(metric: str, estimate: Estimate, show: Callable[[str, float], str] = figure) -> str:
-    """Low and high, shown as levels or, with `gain`, as differences; units are left to the mean."""
+def format_interval(metric: str, estimate: Estimate, show: Callable[[str, float], str] = format_score) -> str:
+    """Format the ends of an interval as scores or, with `format_difference`, as differences; without units."""
     if estimate["low"] is None:
         return "no interval, one image"
-    low, high = (show(metric, end).removesuffix(" %").removesuffix(" points") for end in ends(estimate))
+    low, high = (show(metric, end).removesuffix(" %").removesuffix(" points") for end in interval_ends(estimate))
     return f"{low} to {high}"
 
 
 def metric_table(experiment: Experiment) -> tuple[list[str], list[dict]]:
-    """All metrics of one experiment.
+    """Tabulate all metrics of one experiment, headline metrics first.
 
     Returns:
-        Titles of the columns, one per group, and rows {"metric", "headline", "cells": [(value, interval) or None]},
-        headline metrics first.
+        Titles of the columns, one per group, and rows {"metric", "headline", "cells": [(value, interval) or None]}.
     """
     groups = [name for name in GROUP_LABELS if name in experiment.groups]
     measured = dict.fromkeys(metric for name in groups for metric in experiment.groups[name])
@@ -146,5 +148,5 @@ def metric_table(experiment: Experiment) -> tuple[list[str], list[dict]]:
 def _cell(group: str, metric: str, estimate: dict | None) -> tuple[str, str] | None:
     if estimate is None:
         return None
-    show = gain if group.endswith("/difference") else figure
-    return show(metric, estimate["mean"]), interval(metric, estimate)
+    show = format_difference if group.endswith("/difference") else format_score
+    return show(metric, estimate["mean"]), format_interval(metric, estimate)

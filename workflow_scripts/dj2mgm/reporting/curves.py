@@ -1,4 +1,4 @@
-"""Loss and memory over time."""
+"""Curves of loss and memory over time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,20 +10,22 @@ from dj2mgm.memory.memory_csv import joined_seconds, read_rows
 from dj2mgm.reporting.drawing import Scale, Tick
 from dj2mgm.reporting.experiment import Experiment, RunResults
 
-# Loss curves as paths in a box of 100 × 100 units that the page stretches.
-
-POINTS = 240  # of a line; more cannot be told apart
+POINTS = 240  # most points of a line
 
 
 @dataclass(frozen=True)
 class CurveLine:
+    """A line of a chart."""
+
     index: int  # of the experiment, for its color
-    kind: str  # seed: one run as it was; mean: the mean over the seeds, smoothed; band: between seeds
-    path: str
+    kind: str  # seed: one run; mean: the mean over the seeds; band: the range of the seeds
+    path: str  # in a box of 100 × 100 units, which the page stretches
 
 
 @dataclass(frozen=True)
-class Losses:
+class LossCurves:
+    """A chart of the loss of one training stage."""
+
     lines: list[CurveLine]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
@@ -31,7 +33,7 @@ class Losses:
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the values at most `window` // 2 places away, on both sides: smooth without lag. (N,) → (N,)"""
+    """Return the mean over at most `window` // 2 values on both sides, so that the result has no lag. (N,) → (N,)."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
     starts = np.maximum(places - window // 2, 0)
@@ -39,8 +41,8 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def loss_curves(experiments: list[Experiment], stage: str) -> Losses:
-    """Every run's loss by optimizer step, and each experiment's mean over its runs, smoothed over 1/20 of them."""
+def loss_curves(experiments: list[Experiment], stage: str) -> LossCurves:
+    """Draw each run's loss by optimizer step, and each experiment's mean over its runs, smoothed over 1/20 of it."""
     curves = {
         experiment.name: [
             (np.array([row["step"] for row in rows], float), np.array([row["loss"] for row in rows], float))
@@ -62,11 +64,11 @@ def loss_curves(experiments: list[Experiment], stage: str) -> Losses:
         lines.append(CurveLine(index, "mean", _path(x, y, mean_steps, smooth)))
         last.append((index, name, f"{smooth[-1]:.3f}"))
     lines.sort(key=lambda line: line.kind == "mean")
-    return Losses(lines, x.ticks(4), y.ticks(4), last)
+    return LossCurves(lines, x.ticks(4), y.ticks(4), last)
 
 
 def _mean_curve(runs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Steps of the longest run up to where the shortest ends, and the mean loss there."""
+    """Return the steps of the longest run up to the end of the shortest, and the mean loss at them."""
     end = min(steps[-1] for steps, _ in runs)
     steps = max((steps for steps, _ in runs), key=len)
     steps = steps[steps <= end]
@@ -80,30 +82,31 @@ def _path(x: Scale, y: Scale, steps: np.ndarray, losses: np.ndarray) -> str:
     return "M" + "L".join(points)
 
 
-# Memory of training over time, both stages one after the other, with what the plan predicted where there was one.
-
-SERIES = {"host": "host: the job's processes", "gpu": "GPU: the fullest"}
-TIME_UNITS = (("hours", 3600, 3 * 3600), ("minutes", 60, 3 * 60), ("seconds", 1, 0))  # name, seconds, from a total of
+SERIES = {"host": "host memory of the job's processes", "gpu": "memory of the fullest GPU"}
+TIME_UNITS = (("hours", 3600, 3 * 3600), ("minutes", 60, 3 * 60), ("seconds", 1, 0))  # name, seconds, least total
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """One stage's readings, attempts joined: (N,) each; GiB by series, of which there is no gpu without a GPU."""
+    """N memory readings of one stage, all attempts joined."""
 
     stage: str
-    seconds: np.ndarray  # since the stage began
+    seconds: np.ndarray  # since the stage began; (N,)
     phases: list[str]
-    sizes: dict[str, np.ndarray]
-    predicted: dict[str, float]  # GiB by series; empty where no plan was made
-    limits: dict[str, float]
+    sizes: dict[str, np.ndarray]  # GiB, (N,), by series: host and, with a GPU, gpu
+    predicted: dict[str, float]  # GiB by series; empty without a memory plan
+    limits: dict[str, float]  # GiB by series
 
     def peak(self, series: str) -> float:
+        """Return the highest reading in GiB."""
         return float(self.sizes[series].max())
 
 
 @dataclass(frozen=True)
 class MemoryLine:
-    kind: str  # host or gpu, with " predicted" behind it for a prediction
+    """A line of the memory chart."""
+
+    kind: str  # host or gpu, for a prediction followed by " predicted"
     path: str
 
 
@@ -114,21 +117,24 @@ class Band:
     stage: str
     left: float  # per cent
     width: float
-    marks: list[tuple[float, str]]  # places where training and saving begin
+    marks: list[tuple[float, str]]  # places at which training and saving begin
 
 
 @dataclass(frozen=True)
 class Timeline:
+    """The memory chart of an experiment's training stages, one after the other, and its table."""
+
     lines: list[MemoryLine]
     bands: list[Band]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     unit: str  # of the time axis
-    series: dict[str, str]  # those that were measured, with their meaning
-    rows: list[dict]  # of the table: stage, of, peak, predicted, limit as text
+    series: dict[str, str]  # measured series with their meaning
+    rows: list[dict]  # of the table
 
 
 def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
+    """Read the memory readings of a training stage, with the plan's predictions and the limits."""
     record = run.records[stage]
     rows = read_rows(Path(run.stages[stage]) / "memory.csv")
     gpus = [name for name in rows[0] if name.startswith("gpu")]
@@ -147,7 +153,7 @@ def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
 
 
 def memory_timeline(experiment: Experiment) -> Timeline:
-    """Of the experiment's first run."""
+    """Draw the memory of the experiment's first run."""
     stages = [read_stage_memory(experiment.runs[0], stage) for stage in experiment.runs[0].records]
     starts = np.cumsum([0.0, *(stage.seconds[-1] for stage in stages)])
     unit, unit_seconds, _ = next(u for u in TIME_UNITS if starts[-1] >= u[2])
@@ -180,7 +186,7 @@ def _lines(x: Scale, y: Scale, stage: StageMemory, start: float, end: float) -> 
 
 
 def _peaks(seconds: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[float, float]]:
-    """At most POINTS of the readings: the largest of each group of neighbors, so that no peak is lost."""
+    """Return at most POINTS readings, each the largest of a group of neighbors, so that no peak is lost."""
     for group in np.array_split(np.arange(len(sizes)), min(POINTS, len(sizes))):
         largest = group[sizes[group].argmax()]
         yield float(seconds[largest]), float(sizes[largest])

@@ -1,4 +1,4 @@
-"""What every page is drawn with: templates, embedded images, axes and bars."""
+"""Templates, number formats, embedded images, axes and bars of all pages."""
 
 import base64
 import io
@@ -10,11 +10,9 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-# The templates' environment and the embedded images, alike for every page.
 
-
-def environment() -> Environment:
-    """Templates of this folder; all values are escaped: captions are what a model or a crawl wrote."""
+def template_environment() -> Environment:
+    """Return the templates; they escape all values, since captions come from models and web crawls."""
     return Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -25,19 +23,18 @@ def environment() -> Environment:
 
 
 def data_uri(image: Image.Image, longest_side: int, quality: int) -> str:
-    """The image as WebP, shrunk in place to `longest_side` px if it is larger."""
+    """Encode the image as a WebP data URI, shrunk in place to `longest_side` px if it is larger."""
     image.thumbnail((longest_side, longest_side))
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=quality)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-# Numbers to places: round tick values, and positions in per cent of an axis.
-
-
 @dataclass(frozen=True)
 class Tick:
-    at: float  # per cent
+    """A labelled place on an axis."""
+
+    at: float  # per cent of the axis
     text: str
 
 
@@ -50,25 +47,25 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Per cent of the axis, within 0 and 100."""
+        """Return the place of a value in per cent of the axis, clipped to 0 and 100."""
         low, high, value = (math.log(max(v, 1e-300)) if self.log else v for v in (self.low, self.high, value))
         share = (value - low) / (high - low) if high > low else 0.5
         return round(100 * min(max(share, 0.0), 1.0), 2)
 
     def ticks(self, count: int = 4, factor: float = 1.0, signed: bool = False) -> list[Tick]:
-        """About `count` round values on the axis; `factor` 100 shows shares in per cent."""
+        """Return about `count` ticks at round values; `factor` 100 shows shares in per cent."""
         if self.log:
             values = log_values(self.low, self.high, count)
             texts = [f"{value * factor:,.6g}".replace(",", "\u202f") for value in values]
         else:
             values, digits = round_values(self.low * factor, self.high * factor, count)
-            texts = [number(value, digits, signed) for value in values]
+            texts = [format_number(value, digits, signed) for value in values]
             values = [value / factor for value in values]
         return [Tick(self.at(value), text) for value, text in zip(values, texts, strict=True)]
 
 
 def round_values(low: float, high: float, count: int) -> tuple[list[float], int]:
-    """Multiples of 1, 2 or 5 × 10ⁿ between low and high, at most `count` + 1 of them, and their decimal places."""
+    """Return at most `count` + 1 multiples of 1, 2 or 5 × 10ⁿ from low to high, and their decimal places."""
     if high <= low:
         return [low], 2
     exponent = math.floor(math.log10((high - low) / count)) - 1
@@ -82,7 +79,7 @@ def round_values(low: float, high: float, count: int) -> tuple[list[float], int]
 
 
 def log_values(low: float, high: float, count: int) -> list[float]:
-    """Powers of ten in the range, with 2 and 5 between them while there is room."""
+    """Return powers of ten in the range, and multiples by 2 and 5 (or 3) if there is room."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for bases in ((1, 2, 5), (1, 3), (1,)):
         values = [base * 10.0**power for power in exponents for base in bases]
@@ -92,46 +89,47 @@ def log_values(low: float, high: float, count: int) -> list[float]:
     return values[:: math.ceil(len(values) / count)]
 
 
-def number(value: float, digits: int, signed: bool = False) -> str:
-    """With a true minus, a sign where wanted, and narrow spaces between thousands."""
+def format_number(value: float, digits: int, signed: bool = False) -> str:
+    """Format a number with a true minus and narrow spaces between thousands; `signed` adds a plus."""
     text = f"{value:{'+' if signed and value else ''},.{digits}f}"
     return text.replace("-", "−").replace(",", "\u202f")
 
 
-def named_counts(counts: dict[str, int]) -> str:
-    """{"empty": 3, "missing": 0} → "empty 3"."""
-    return ", ".join(f"{name.replace('_', ' ')} {grouped(count)}" for name, count in counts.items() if count)
+def list_counts(counts: dict[str, int]) -> str:
+    """List the counts that are not 0: {"empty": 3, "missing": 0} → "empty 3"."""
+    return ", ".join(f"{name.replace('_', ' ')} {format_integer(count)}" for name, count in counts.items() if count)
 
 
-def grouped(number: int) -> str:
-    """12345 → "12 345", with narrow no-break spaces."""
+def format_integer(number: int) -> str:
+    """Format a whole number with narrow no-break spaces: 12345 → "12 345"."""
     return f"{number:,}".replace(",", "\u202f")
 
 
-def listed(items: list[str]) -> str:
-    """["a", "b", "c"] → "a, b and c"."""
+def join_words(items: list[str]) -> str:
+    """Join words in a sentence: ["a", "b", "c"] → "a, b and c"."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
-# Stacked bars of a histogram as SVG paths, one for each series.
-
-BINS = 32
+BINS = 32  # of a histogram
 HEIGHT = 100.0  # units of the drawing; it is stretched to the page's width and height
-SMALLEST = 1.6  # units that a bin with few rows still gets, so that it is seen
+SMALLEST = 1.6  # units; the least height of a bin that has rows, so that it stays visible
 
 
 @dataclass(frozen=True)
 class Bars:
+    """The bars of one series of a histogram, as an SVG path."""
+
     series: str
     path: str
 
 
 def stacked_bars(counts: dict[str, np.ndarray], highest: int, down: bool = False) -> list[Bars]:
-    """One series on top of the other, in drawings of 100 × HEIGHT units; `down` hangs them from the top.
+    """Stack the series in a drawing of 100 × HEIGHT units.
 
     Args:
-        counts: by series, from the axis outwards: (bins,) rows in each bin.
-        highest: rows that a bar of full height stands for.
+        counts: rows in each bin, (bins,), by series from the axis outwards.
+        highest: number of rows of a bar of full height.
+        down: whether the bars hang from the top.
     """
     width = 100 / len(next(iter(counts.values())))
     floor = np.zeros(len(next(iter(counts.values()))))

@@ -1,13 +1,13 @@
-"""Everything the page shows of the experiments, read from the files that their rules left.
+"""Results of experiments, read from the files of their stages.
 
-The configuration (results/report/config.yaml) names each stage's folder, since stages are shared between runs and
-experiments:
+The configuration (results/report/config.yaml) names the folder of each stage, because runs and experiments share
+stages:
 
     experiments:
       - name: baseline              # the first is the reference for all others
         description: What it is for.
         dataset: results/datasets/shapes
-        leaks: null                 # or where they are listed
+        leaks: null                 # or the folder of the leak search
         licenses: {"": apache-2.0}  # by source, or by split; null where none is stated
         config: {…}                 # the merged configuration
         recipes: {filter: {…}, synthesize: null}
@@ -26,11 +26,11 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import Estimates, Scores, aggregate, read_scores
 from dj2mgm.files import read_json, read_jsonl, read_yaml
 
-# file, below the folder of its stage: the rule that makes it
-RULE_OF_FILE = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
+# {stage/file: rule that writes it}
+FILE_RULES = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
 REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
 OPTIONAL_STAGES = frozenset(STAGES) - REQUIRED_STAGES
-EVALUATIONS = "evaluations/"  # before the name of a task of lmms-eval
+EVALUATIONS = "evaluations/"  # prefix of the tasks of lmms-eval
 EXPERIMENT_KEYS = {"name", "description", "dataset", "leaks", "licenses", "config", "recipes", "runs"}
 
 
@@ -44,19 +44,21 @@ class RunResults:
     jsonl: dict
     records: dict[str, dict]  # by training stage: metrics.json
     steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
-    held_out: dict[str, list[dict]]  # by training stage: rows of scores.jsonl, none where nothing was asked
+    held_out: dict[str, list[dict]]  # by training stage: rows of scores.jsonl, empty if no questions were asked
     clip: dict  # metrics.json of evaluate_clip
     vqa: dict  # metrics.json of evaluate_vqa
-    scores: Scores  # values per image, of both evaluations
-    stages: dict[str, Path]  # folder of every stage, for what is read only on demand
+    scores: Scores  # values per image, of all evaluations
+    stages: dict[str, Path]  # folder of every stage, for files that are read on demand
 
 
 @dataclass(frozen=True)
 class Experiment:
+    """An experiment with its runs and its dataset."""
+
     name: str
     description: str
     dataset: Path
-    leaks: Path | None  # folder of what is in the training data and evaluated on; None where it was not looked for
+    leaks: Path | None  # folder of the leak search; None if none was made
     licenses: dict[str, str | None]  # by source, or by split
     dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
     config: dict  # merged configuration
@@ -75,40 +77,43 @@ class Experiment:
 
     @property
     def judges(self) -> list[dict]:
-        """Of captions, the first and, where there is one, the second: its name and kind, `selects`: which it is of the
-        CLIPs that select data, `sees`: whether the model sees with it."""
+        """The judges of captions: the first and, if there is one, the second.
+
+        Keys: `name`, `kind`, `selects` (the CLIPs that selected the data and share the judge's image tower), `sees`
+        (whether the trained model uses that image tower).
+        """
         return self.runs[0].clip["judges"]
 
     @cached_property
     def groups(self) -> Estimates:
-        """Estimates over all seeds by group (`finetune/own`, …, `reference`) and metric."""
+        """Estimates over all seeds, by group (`finetune/own`, …, `reference`) and metric."""
         return aggregate(self.scores)
 
 
 def load_experiments(config: str | Path) -> list[Experiment]:
-    """Read the experiments that a configuration lists, in its order.
+    """Read the experiments of a configuration, in its order.
 
     Raises:
-        InputError: the configuration has a wrong or missing key, or a file is missing (names it and its rule).
+        InputError: the configuration has a wrong or missing key, or a file is missing (the message names its rule).
     """
     return [_load(entry) for entry in _read_entries(config)]
 
 
 def _read_entries(config: str | Path) -> list[dict]:
-    """The checked entries of a configuration."""
+    """Read and check the entries of a configuration."""
     config = Path(config)
     if not config.is_file():
-        raise InputError(f"{config} does not exist; it lists the experiments to compare")
+        raise InputError(f"{config} is missing; it lists the experiments to compare")
     content = read_yaml(config)
     _check_keys(content, {"experiments"}, str(config))
     if not isinstance(content["experiments"], list) or not content["experiments"]:
-        raise InputError(f"{config}: experiments must be a list of at least one experiment")
+        raise InputError(f"{config}: experiments must be a list with at least one entry")
     for number, entry in enumerate(content["experiments"], start=1):
         where = f"{config}, experiment {number}"
         _check_keys(entry, EXPERIMENT_KEYS, where)
         _check_keys(entry["recipes"], {"filter", "synthesize"}, f"{where}, recipes")
         if not isinstance(entry["runs"], list) or not entry["runs"]:
-            raise InputError(f"{where}: runs must be a list of at least one run")
+            raise InputError(f"{where}: runs must be a list with at least one entry")
         for run in entry["runs"]:
             _check_keys(run, {"seed", "stages"}, f"{where}, runs")
             evaluations = {stage for stage in run["stages"] if stage.startswith(EVALUATIONS)}
@@ -120,18 +125,18 @@ def _read_entries(config: str | Path) -> list[dict]:
 
 def _check_keys(value: object, required: set[str], where: str, optional: frozenset[str] = frozenset()) -> None:
     if not isinstance(value, dict):
-        raise InputError(f"{where}: a mapping with the keys {', '.join(sorted(required))} is expected")
+        raise InputError(f"{where}: expected a mapping with the keys {', '.join(sorted(required))}")
     if missing := required - set(value):
         raise InputError(f"{where}: the key {min(missing)} is missing")
     if unknown := set(value) - required - optional:
         known = ", ".join(sorted(required | optional))
-        raise InputError(f"{where}: unknown key {min(map(str, unknown))!r}; known are {known}")
+        raise InputError(f"{where}: unknown key {min(map(str, unknown))!r}; known keys are {known}")
 
 
 def _check_unique(values: list, what: str) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise InputError(f"{what} {value!r} occurs twice; each may occur once")
+            raise InputError(f"{what} {value!r} occurs twice; remove or rename one")
 
 
 def _load(entry: dict) -> Experiment:
@@ -159,7 +164,7 @@ def _load(entry: dict) -> Experiment:
 
 def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults:
     stages = {stage: Path(folder) for stage, folder in folders.items()}
-    for name, rule in RULE_OF_FILE.items():
+    for name, rule in FILE_RULES.items():
         stage, file = name.split("/")
         if stage in stages:
             _check_file(stages[stage] / file, f"{experiment} with seed {seed}", rule)
@@ -188,4 +193,4 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
 
 def _check_file(path: Path, whose: str, rule: str) -> None:
     if not path.is_file():
-        raise InputError(f"{path} does not exist, so {whose} cannot be reported; run the rule {rule} first")
+        raise InputError(f"{path} is missing, so {whose} cannot be reported; run the rule {rule} first")

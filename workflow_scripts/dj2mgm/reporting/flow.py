@@ -1,24 +1,23 @@
-"""Where rows went: counts after every step, and their diagram."""
+"""Rows kept and dropped at each step, from the dataset to the samples of stage 1, as counts and as a flow diagram.
+
+The rows run in lanes. `original` holds rows with the caption of the dataset, `recaptioned` rows with a rewritten
+caption, `repeated` the repetitions that fill the budget, `dropped` all dropped rows.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.drawing import grouped, named_counts
+from dj2mgm.reporting.drawing import format_integer, list_counts
 from dj2mgm.reporting.experiment import Experiment, RunResults
 from dj2mgm.reporting.gallery import RecaptionedRow
 from dj2mgm.reporting.links import step_key
 
-# Where rows went: how many there were after every step, from the dataset to the samples that were trained on.
-#
-# The rows of stage 1 run in lanes. `original` holds rows with the caption they came with, `recaptioned` those whose
-# caption was rewritten, `repeated` the copies that fill the budget, `dropped` everything that fell out on the way.
-
 
 @dataclass(frozen=True)
 class Lanes:
-    """Rows by lane. All but the repeated ones add up to the rows of the dataset."""
+    """Rows by lane. All except the repeated ones add up to the rows of the dataset."""
 
     original: int
     recaptioned: int = 0
@@ -38,34 +37,36 @@ class FlowStep:
     kind: str  # dataset, operator, recaption, file, repeat or trained
     lanes: Lanes
     dropped: int = 0  # by this step
-    reasons: str = ""  # "undecodable 12, missing 1"; of a single reason the name, empty where none is recorded
-    note: str = ""  # what the step did besides dropping
-    key: str = ""  # of an operator, for a link to the rows that it drops
+    reasons: str = ""  # "undecodable 12, missing 1"; a single reason without its count; empty if none is recorded
+    note: str = ""  # effects other than dropping rows
+    key: str = ""  # of an operator, for a link to the rows that it dropped
 
 
 def pretrain_chain(experiment: Experiment, run: RunResults, recaptions: list[RecaptionedRow]) -> list[FlowStep]:
-    """Dataset, every operator of the filters and of the synthesis, the training file, the samples of stage 1."""
+    """Return the steps of stage 1: dataset, all operators of filter and synthesis, training file, samples."""
     lanes = Lanes(original=experiment.dataset_counts["pretrain"])
     steps = [FlowStep("dataset", "dataset", lanes, note="image–caption pairs")]
     for operator in run.filter["operators"]:
-        lanes = _dropped(lanes, original=operator["dropped"])
+        lanes = _move_to_dropped(lanes, original=operator["dropped"])
         steps.append(_operator("filter", operator, lanes))
     if run.synthesize:
         steps += _synthesis(run, lanes, [recaption for recaption in recaptions if recaption.caption is not None])
     steps += _training_file(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
     lanes, record = steps[-1].lanes, next(iter(run.records.values()))
-    rows, samples = _seen(record)
-    note = f"{grouped(samples)} samples in {grouped(record['steps'])} steps"
+    rows, samples = _count_rows_and_samples(record)
+    note = f"{format_integer(samples)} samples in {format_integer(record['steps'])} steps"
     if samples != rows:
         note += f", {samples / rows:.2g} epochs"
     elif "pretrain" not in run.records:
-        note += f", {grouped(run.jsonl['finetune']['rows_out'])} of them the instructions"
-    return [*steps, FlowStep("to train on" if samples < rows else "trained on", "trained", lanes, note=note)]
+        note += f", including {format_integer(run.jsonl['finetune']['rows_out'])} instructions"
+    return [*steps, FlowStep("in the training file" if samples < rows else "trained on", "trained", lanes, note=note)]
 
 
 def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, int]]:
-    """Instructions in the dataset, in the training file, and the samples that stage 2 saw. All but the last add up to
-    it, unless the pairs are among them."""
+    """Count instructions from the dataset to the samples of stage 2.
+
+    All counts before the last one add up to it, unless stage 2 also trains on the pairs.
+    """
     written = run.jsonl["finetune"]
     brought = experiment.dataset_counts["finetune"]
     made = "made from the pairs" if written["rows_in"] else "none"
@@ -74,21 +75,21 @@ def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, 
     counts += [(f"left out: {reason}", -number) for reason, number in lost.items()]
     if repeated := written.get("repeated"):
         counts.append(("repeated", repeated))
-    rows, samples = _seen(run.records["finetune"])
+    rows, samples = _count_rows_and_samples(run.records["finetune"])
     if "pretrain" not in run.records:
         return [*counts, ("trained on, with the pairs", samples)]
     if samples != rows:
-        counts.append(("never reached" if samples < rows else "seen again in later epochs", samples - rows))
+        counts.append(("not reached" if samples < rows else "repeated in later epochs", samples - rows))
     return [*counts, ("trained on", samples)]
 
 
-def _seen(record: dict) -> tuple[int, int]:
-    """Rows of a stage's files, and the samples that it took of them; an older record knows of the rows alone."""
+def _count_rows_and_samples(record: dict) -> tuple[int, int]:
+    """Return the rows of a training stage's files and its samples; older records have the samples only."""
     return record.get("rows", record["samples"]), record["samples"]
 
 
 def source_table(experiment: Experiment, run: RunResults) -> list[dict]:
-    """What became of each source's rows; nothing for a dataset of one."""
+    """Tabulate the rows of each source; empty for a dataset with one source."""
     written = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
     rows = []
     for name, read in experiment.dataset_counts.get("sources", {}).items():
@@ -99,7 +100,7 @@ def source_table(experiment: Experiment, run: RunResults) -> list[dict]:
     return rows
 
 
-def _dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> Lanes:
+def _move_to_dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> Lanes:
     return replace(
         lanes,
         original=lanes.original - original,
@@ -115,22 +116,24 @@ def _operator(stage: str, operator: dict, lanes: Lanes, kind: str = "operator", 
 
 def _reasons(counts: dict[str, int]) -> str:
     reasons = {reason: count for reason, count in counts.items() if count}
-    return next(iter(reasons)).replace("_", " ") if len(reasons) == 1 else named_counts(reasons)
+    return next(iter(reasons)).replace("_", " ") if len(reasons) == 1 else list_counts(reasons)
 
 
 def _synthesis(run: RunResults, lanes: Lanes, captioned: list[RecaptionedRow]) -> Iterator[FlowStep]:
-    """The operators of the synthesis; a dropped row counts in the lane it was in."""
+    """Return the steps of the synthesis; each dropped row is subtracted from its own lane."""
     dropped = Counter(recaption.dropped_in_step for recaption in captioned)
     for operator in run.synthesize["operators"]:
         if "recaption" in operator and not lanes.recaptioned:
             lanes = replace(lanes, original=lanes.original - len(captioned), recaptioned=len(captioned))
-            unusable = named_counts(operator["recaption"]["unusable"])
-            note = f"{grouped(len(captioned))} recaptioned" + (f"; captions not usable: {unusable}" if unusable else "")
+            unusable = list_counts(operator["recaption"]["unusable"])
+            note = f"{format_integer(len(captioned))} recaptioned" + (
+                f"; unusable captions: {unusable}" if unusable else ""
+            )
             yield _operator("synthesize", operator, lanes, "recaption", note)
         else:
             of_recaptions = dropped[operator["step"]]
-            lanes = _dropped(lanes, operator["dropped"] - of_recaptions, of_recaptions)
-            note = f"{grouped(of_recaptions)} of them recaptions" if of_recaptions else ""
+            lanes = _move_to_dropped(lanes, operator["dropped"] - of_recaptions, of_recaptions)
+            note = f"{format_integer(of_recaptions)} of them recaptioned" if of_recaptions else ""
             yield _operator("synthesize", operator, lanes, note=note)
 
 
@@ -139,49 +142,48 @@ def _training_file(run: RunResults, lanes: Lanes, accepted: set[str]) -> Iterato
     dropped = sum(written["dropped"].values())
     if dropped:
         of_recaptions = 0
-        if lanes.recaptioned:  # a copy's id is `<id>#<number>`, so copies are not counted
+        if lanes.recaptioned:  # repetitions have the id `<id>#<number>`, so they are not counted
             ids = {row["id"] for row in read_jsonl(run.stages["jsonl"] / "pretrain.jsonl")}
             of_recaptions = lanes.recaptioned - len(accepted & ids)
-        lanes = _dropped(lanes, dropped - of_recaptions, of_recaptions)
+        lanes = _move_to_dropped(lanes, dropped - of_recaptions, of_recaptions)
     yield FlowStep("training file", "file", lanes, dropped, _reasons(written["dropped"]))
     if repeated := written.get("repeated", 0):
         yield FlowStep(
-            "fill the budget", "repeat", replace(lanes, repeated=repeated), note=f"{grouped(repeated)} repeated"
+            "fill the budget", "repeat", replace(lanes, repeated=repeated), note=f"{format_integer(repeated)} repeated"
         )
 
 
-# The flow diagram of a chain: vertical lanes, from which every operator takes its ribbon to the dropped rows.
-#
-# Each step is a strip of its own, in a box of WIDTH × HEIGHT units that the page stretches to the width of the column
-# and to the height of the text beside it; so labels cannot overlap, however thin a ribbon is and however a label
-# wraps.
+# In the flow diagram, each step is a drawing of WIDTH × HEIGHT units. The page stretches it to the height of the step's
+# text, so that labels cannot overlap.
 
 WIDTH, HEIGHT = 1000.0, 100.0
-GAP = 0.11  # between what stays and what was dropped, as a share of the rows
-LANE_GAP = 0.02  # between the lanes that stay
+GAP = 0.11  # between kept and dropped rows, as a share of the rows
+LANE_GAP = 0.02  # between the lanes of kept rows
 
 Edges = tuple[float, float]  # left and right, in rows
 
 
 @dataclass(frozen=True)
 class Shape:
-    lane: str  # original, recaptioned, repeated or dropped: its color
+    """A band of the flow diagram."""
+
+    lane: str  # original, recaptioned, repeated or dropped; sets the color
     path: str
     title: str = ""
 
 
 def draw_flows(chains: list[list[FlowStep]]) -> list[list[list[Shape]]]:
-    """The shapes of every step of every chain; a row is equally wide in all of them."""
-    places = [_Places(steps) for steps in chains]
-    across = max(place.across for place in places) or 1.0
+    """Return the shapes of each step of each chain; all chains have the same scale."""
+    places = [_LaneEdges(steps) for steps in chains]
+    total_width = max(place.total_width for place in places) or 1.0
     return [
-        [_step(place, across, steps[max(index - 1, 0)].lanes, step) for index, step in enumerate(steps)]
+        [_step(place, total_width, steps[max(index - 1, 0)].lanes, step) for index, step in enumerate(steps)]
         for place, steps in zip(places, chains, strict=True)
     ]
 
 
-class _Places:
-    """Edges of the lanes, in rows. New captions stay where they left the old ones, so that no lane moves sideways."""
+class _LaneEdges:
+    """Edges of the lanes, in rows. Rows with new captions keep their place, so that no lane moves sideways."""
 
     def __init__(self, steps: list[FlowStep]):
         rows = max(lanes.original + lanes.recaptioned + lanes.dropped for lanes in (step.lanes for step in steps))
@@ -189,7 +191,7 @@ class _Places:
         split = next((step.lanes.original for step in steps if step.kind == "recaption"), None)
         self.start = self.gap + (steps[-1].lanes.original if split is None else split)
         last = steps[-1].lanes
-        self.across = max((1 + GAP) * rows, self.repeated(last)[1] + GAP * rows + last.dropped)
+        self.total_width = max((1 + GAP) * rows, self.repeated(last)[1] + GAP * rows + last.dropped)
 
     def recaptioned(self, lanes: Lanes) -> Edges:
         return self.start, self.start + lanes.recaptioned
@@ -199,18 +201,18 @@ class _Places:
         return left, left + lanes.repeated
 
 
-def _step(places: _Places, across: float, before: Lanes, step: FlowStep) -> list[Shape]:
-    """Straight bands of what stays in its lane, then the ribbons of what changes it."""
+def _step(places: _LaneEdges, total_width: float, before: Lanes, step: FlowStep) -> list[Shape]:
+    """Draw straight bands for rows that stay in their lane, then curved bands for rows that change it."""
     after, shapes = step.lanes, []
 
     def band(lane: str, top: Edges, bottom: Edges, title: str = "") -> None:
         if max(top[1] - top[0], bottom[1] - bottom[0]) > 0:
-            shapes.append(Shape(lane, _path(top, bottom, WIDTH / across), title))
+            shapes.append(Shape(lane, _path(top, bottom, WIDTH / total_width), title))
 
     band("original", (0, after.original), (0, after.original))
     if step.kind != "recaption":
         band("recaptioned", places.recaptioned(after), places.recaptioned(after))
-    band("dropped", (across - before.dropped, across), (across - before.dropped, across))
+    band("dropped", (total_width - before.dropped, total_width), (total_width - before.dropped, total_width))
     if step.kind == "recaption":
         band("recaptioned", (after.original, before.original), places.recaptioned(after), step.note)
     if step.kind == "repeat":
@@ -219,25 +221,30 @@ def _step(places: _Places, across: float, before: Lanes, step: FlowStep) -> list
     elif after.repeated:
         band("repeated", places.repeated(after), places.repeated(after))
     if step.dropped:
-        _drop(band, places, across, before, step)
+        _drop(band, places, total_width, before, step)
     return shapes
 
 
-def _drop(band: Callable, places: _Places, across: float, before: Lanes, step: FlowStep) -> None:
-    """Ribbons from the right edges of the lanes to the left edge of what was dropped before."""
-    after, left = step.lanes, across - step.lanes.dropped
+def _drop(band: Callable, places: _LaneEdges, total_width: float, before: Lanes, step: FlowStep) -> None:
+    """Draw bands from the right edges of the lanes to the left edge of the rows dropped before."""
+    after, left = step.lanes, total_width - step.lanes.dropped
     recaptions_left = places.recaptioned(after)[1]
     for rows, edge in (
         (before.original - after.original, after.original),
         (before.recaptioned - after.recaptioned, recaptions_left),
     ):
         if rows > 0:
-            band("dropped", (edge, edge + rows), (left, left + rows), f"{step.name}: {grouped(step.dropped)} dropped")
+            band(
+                "dropped",
+                (edge, edge + rows),
+                (left, left + rows),
+                f"{step.name}: {format_integer(step.dropped)} dropped",
+            )
             left += rows
 
 
 def _path(top: Edges, bottom: Edges, scale: float) -> str:
-    """A band from two edges at the top to two at the bottom, all with vertical tangents."""
+    """Return a band from two edges at the top to two edges at the bottom, all with vertical tangents."""
     a, b, c, d = (f"{edge * scale:.1f}" for edge in (*top, *bottom))
     if (a, b) == (c, d):
         return f"M{a} 0H{b}V{HEIGHT:g}H{a}Z"

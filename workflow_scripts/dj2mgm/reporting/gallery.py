@@ -1,4 +1,4 @@
-"""Held-out images with what each model said of them, and captions that were rewritten."""
+"""Held-out images with the models' captions and answers, and rewritten captions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,35 +9,39 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl, read_yaml
-from dj2mgm.reporting.drawing import data_uri, grouped
+from dj2mgm.reporting.drawing import data_uri, format_integer
 from dj2mgm.reporting.experiment import Experiment, RunResults
 
 ITEMS = 12
 LONGEST_SIDE = 320  # px, of the embedded copies
 QUALITY = 85
-STAGES = {"finetune": "fine-tuned", "pretrain": "pretrained", "base": "before training"}
+MODEL_LABELS = {"finetune": "fine-tuned", "pretrain": "pretrained", "base": "before training"}
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class Caption:
+class GalleryCaption:
+    """A generated caption."""
+
     stage: str
     text: str
-    verdict: str  # "5 of 6 right", empty where the objects are not known
+    verdict: str  # "5 of 6 right"; empty if the objects are not known
     right: bool
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """One experiment's captions of an image, with its first seed."""
+class ExperimentCaptions:
+    """Captions of an image by the models of one experiment, first seed."""
 
     experiment: str
     index: int
-    captions: list[Caption]
+    captions: list[GalleryCaption]
 
 
 @dataclass(frozen=True)
-class Answer:
+class GalleryAnswer:
+    """A generated answer."""
+
     experiment: str
     index: int
     text: str
@@ -45,32 +49,36 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Question:
+class GalleryQuestion:
+    """A question with its right answer and the generated answers."""
+
     text: str
     truth: str
-    answers: list[Answer]  # of each experiment's most trained model
+    answers: list[GalleryAnswer]  # one per experiment, by the model of its last training stage
 
 
 @dataclass(frozen=True)
-class Item:
+class GalleryItem:
+    """A held-out image with its captions, questions and answers."""
+
     identifier: str
     image: str  # data URI
     reference: str
-    speakers: list[Speaker]
-    questions: list[Question]
+    speakers: list[ExperimentCaptions]
+    questions: list[GalleryQuestion]
 
 
 def evenly_spread(rows: list[Row], count: int) -> list[Row]:
-    """`count` of the rows at equal distances, all if there are fewer."""
+    """Return `count` rows at equal distances, or all rows if there are fewer."""
     count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
-def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> list[Item]:
-    """Images of the evaluation split that every experiment captioned; all must be on the same dataset.
+def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> list[GalleryItem]:
+    """Return images of the evaluation split that all experiments captioned.
 
     Args:
-        experiments: with their index on the page.
+        experiments: experiments on the same dataset, with their index in the report.
 
     Raises:
         InputError: an image cannot be read.
@@ -80,11 +88,14 @@ def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> li
     answers = {experiment.name: _by_image(experiment, "answers.jsonl", True) for _, experiment in experiments}
     rows = [row for row in first.evaluation if all(row["id"] in said for said in captions.values())]
     return [
-        Item(
+        GalleryItem(
             row["id"],
             thumbnail(first.image_root, row["image"]),
             row["captions"][0],
-            [Speaker(e.name, index, _captions(captions[e.name][row["id"]], row)) for index, e in experiments],
+            [
+                ExperimentCaptions(e.name, index, _captions(captions[e.name][row["id"]], row))
+                for index, e in experiments
+            ],
             _questions([(index, e.name, answers[e.name].get(row["id"], [])) for index, e in experiments]),
         )
         for row in evenly_spread(rows, items)
@@ -92,7 +103,7 @@ def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> li
 
 
 def _by_image(experiment: Experiment, file: str, may_be_empty: bool) -> dict[str, list[dict]]:
-    """What the first run's models said about each image, when it was the image they were shown."""
+    """Return the outputs of the first run's models for the right images (no shuffled images), by image."""
     said: dict[str, list[dict]] = {}
     for row in read_jsonl(experiment.runs[0].stages["generate"] / file, may_be_empty):
         if row["images"] == "own":
@@ -100,33 +111,35 @@ def _by_image(experiment: Experiment, file: str, may_be_empty: bool) -> dict[str
     return said
 
 
-def _captions(said: list[dict], row: dict) -> list[Caption]:
+def _captions(said: list[dict], row: dict) -> list[GalleryCaption]:
     by_model = {caption["model"]: caption["caption"] for caption in said}
-    return [_caption(label, by_model[model], row["objects"]) for model, label in STAGES.items() if model in by_model]
+    return [
+        _caption(label, by_model[model], row["objects"]) for model, label in MODEL_LABELS.items() if model in by_model
+    ]
 
 
-def _caption(stage: str, text: str, objects: list[dict]) -> Caption:
+def _caption(stage: str, text: str, objects: list[dict]) -> GalleryCaption:
     if not objects:
-        return Caption(stage, text.strip(), "", False)
+        return GalleryCaption(stage, text.strip(), "", False)
     right, extra = judge_caption(text, objects), count_extra(text, objects)
     verdict = f"{right.sum()} of {right.size} right" + (f", {extra} extra" if extra else "")
-    return Caption(stage, text.strip(), verdict, bool(right.all()) and not extra)
+    return GalleryCaption(stage, text.strip(), verdict, bool(right.all()) and not extra)
 
 
-def _questions(said: list[tuple[int, str, list[dict]]]) -> list[Question]:
-    """The questions about an image in their order, answered by each experiment's most trained model."""
-    questions: dict[str, Question] = {}
+def _questions(said: list[tuple[int, str, list[dict]]]) -> list[GalleryQuestion]:
+    """Return the questions about an image in their order, with answers by the models of the last training stage."""
+    questions: dict[str, GalleryQuestion] = {}
     for index, name, rows in said:
-        last = next((model for model in STAGES if any(row["model"] == model for row in rows)), None)
+        last = next((model for model in MODEL_LABELS if any(row["model"] == model for row in rows)), None)
         for row in rows:
             if row["model"] == last:
-                question = questions.setdefault(row["question"], Question(row["question"], row["answer"], []))
-                question.answers.append(Answer(name, index, row["prediction"].strip(), is_correct(row)))
+                question = questions.setdefault(row["question"], GalleryQuestion(row["question"], row["answer"], []))
+                question.answers.append(GalleryAnswer(name, index, row["prediction"].strip(), is_correct(row)))
     return list(questions.values())
 
 
 def thumbnail(image_root: Path, relative: str) -> str:
-    """The image, shrunk to LONGEST_SIDE if it is larger, as a WebP data URI.
+    """Return the image as a WebP data URI, shrunk to LONGEST_SIDE if it is larger.
 
     Raises:
         InputError: the image cannot be read.
@@ -134,25 +147,23 @@ def thumbnail(image_root: Path, relative: str) -> str:
     try:
         image = load_image(locate_image(image_root, relative))
     except BadImage as error:
-        raise InputError(f"image of the gallery {error}; restore the image or remove its row") from None
+        raise InputError(f"the gallery's image {error}; restore the image or remove its row") from None
     return data_uri(image, LONGEST_SIDE, QUALITY)
 
-
-# Rewritten captions: which were accepted, how they scored and, where that is known, which are true.
 
 RECAPTIONS_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class RecaptionedRow:
-    """A row whose caption was judged too far from its image, and what the captioner made of it."""
+    """A row with a caption of low similarity to its image, and the captioner's new caption."""
 
     id: str
     original: str
     original_similarity: float
-    caption: str | None  # None: the captioner returned nothing usable, for the reason in `problem`
+    caption: str | None  # None: the captioner returned no usable caption, for the reason in `problem`
     similarity: float | None
-    log_likelihood: float | None  # nats; None where the captioner gives none
+    log_likelihood: float | None  # nats; None if the captioner gives none
     problem: str | None
     dropped_by: str | None  # operator
     dropped_in_step: int | None
@@ -163,7 +174,7 @@ class RecaptionedRow:
 
 
 def read_recaptions(run: RunResults) -> list[RecaptionedRow]:
-    """All of a run's, sorted by id; none if it has no stage synthesize."""
+    """Read the rewritten captions of a run, sorted by id; empty if it has no stage synthesize."""
     if "synthesize" not in run.stages:
         return []
     folder = run.stages["synthesize"]
@@ -188,21 +199,21 @@ def read_recaptions(run: RunResults) -> list[RecaptionedRow]:
 
 
 def read_truth(experiment: Experiment) -> dict[str, dict]:
-    """Rows of ground_truth.jsonl by id; empty for a dataset that has none."""
+    """Read the rows of ground_truth.jsonl by id; empty if the dataset has none."""
     path = experiment.dataset / "ground_truth.jsonl"
     return {row["id"]: row for row in read_jsonl(path)} if path.is_file() else {}
 
 
 @dataclass(frozen=True)
-class Quality:
-    """One figure about the synthesis that ground truth makes possible."""
+class QualityFigure:
+    """A measure of the synthesis against ground truth."""
 
     value: str
     meaning: str
 
 
-def quality(run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict]) -> list[Quality]:
-    """Shares of mismatched and clean pairs that were recaptioned or dropped, and of accepted captions that are true."""
+def synthesis_quality(run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict]) -> list[QualityFigure]:
+    """Return the shares of mismatched and clean pairs that were replaced or dropped, and of true new captions."""
     if not recaptions or not truth:
         return []
     pairs = {row["id"] for row in read_jsonl(run.stages["filter"] / "filtered.jsonl")}
@@ -213,18 +224,20 @@ def quality(run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, 
         planted = {identifier for identifier in pairs if truth[identifier]["fault"] == fault}
         if planted:
             share = f"{100 * len(planted & touched) / len(planted):.1f} %"
-            figures.append(Quality(share, f"of {grouped(len(planted))} {wish} were replaced or dropped"))
+            figures.append(QualityFigure(share, f"of {format_integer(len(planted))} {wish} were replaced or dropped"))
     accepted = [recaption for recaption in recaptions if recaption.accepted]
     if accepted:
         right = sum(is_true(recaption.caption, truth[recaption.id]["caption"]) for recaption in accepted)
         share = f"{100 * right / len(accepted):.1f} %"
-        figures.append(Quality(share, f"of {grouped(len(accepted))} accepted recaptions state nothing that is false"))
+        figures.append(
+            QualityFigure(share, f"of {format_integer(len(accepted))} accepted recaptions state nothing that is false")
+        )
     return figures
 
 
 @dataclass(frozen=True)
 class RecaptionItem:
-    """One recaptioned row, for the gallery. `true` and `original_true` are None where the truth is not known."""
+    """A recaptioned row in the gallery; `true` and `original_true` are None without ground truth."""
 
     recaption: RecaptionedRow
     image: str  # data URI
@@ -235,7 +248,7 @@ class RecaptionItem:
 def recaption_gallery(
     run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict], items: int = RECAPTIONS_SHOWN
 ) -> list[RecaptionItem]:
-    """Evenly spread over all recaptioned rows in the order of their ids.
+    """Return rows evenly spread over all recaptioned rows, sorted by id.
 
     Raises:
         InputError: an image cannot be read.

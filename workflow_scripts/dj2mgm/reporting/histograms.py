@@ -1,4 +1,4 @@
-"""Histograms of every statistic, over the rows that a stage kept and those that it dropped."""
+"""Histograms of all statistics, over the rows that a stage kept and dropped."""
 
 import math
 from collections import Counter
@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.drawing import BINS, Bars, Scale, Tick, named_counts, stacked_bars
+from dj2mgm.reporting.drawing import BINS, Bars, Scale, Tick, list_counts, stacked_bars
 from dj2mgm.reporting.experiment import RunResults
 from dj2mgm.reporting.gallery import RecaptionedRow
 
-# Data-Juicer's operators whose limits are lines in a statistic's histogram: {statistic: (operator, lower, upper)}
+# arguments of Data-Juicer's operators that limit a statistic: {statistic: (operator, lower, upper)}
 LIMITS = {
     "text_len": ("text_length_filter", "min_len", "max_len"),
     "num_words": ("words_num_filter", "min_num", "max_num"),
@@ -45,22 +45,24 @@ LIMITS = {
     "likelihood_gain": ("likelihood_gain_filter", "min_gain", None),
 }
 BYTES = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
-SERIES = ("kept", "here", "elsewhere")  # from the bottom of a bar: kept, dropped by this limit, dropped by another
+SERIES = ("kept", "here", "elsewhere")  # from the bottom: kept, dropped by this operator, dropped by another one
 
 
 @dataclass(frozen=True)
 class LimitMark:
+    """A limit in a histogram."""
+
     at: float  # per cent of the axis
     side: str  # min or max
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """One statistic; without bars where all rows have one value, or where it is a word (`words`)."""
+    """A histogram of one statistic; no bars, but `words`, if all values are equal or are strings."""
 
     title: str
     operator: str
-    limits_text: str  # "38 to 528", empty where the recipe sets none
+    limits_text: str  # "38 to 528"; empty if the recipe sets none
     counts: dict[str, int]  # rows by series
     words: str = ""  # "ok 9 800, undecodable 200", or the one value of all rows
     bars: list[Bars] = field(default_factory=list)
@@ -71,18 +73,20 @@ class Histogram:
 
 
 def statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = ()) -> list[Histogram]:
-    """Histograms of a stage's statistics (its folder's stats.jsonl and dropped.jsonl), in the order of the recipe."""
+    """Draw the statistics in a stage's stats.jsonl and dropped.jsonl, in the order of the recipe."""
     steps = [(name, step[name] or {}) for step in recipe["process"] for name in step]
     values = read_statistics(folder)
     histograms = [
-        _histogram(name, rows, *_limits_of(name, steps)) for name, rows in values.items() if name not in set(leave_out)
+        _histogram(name, rows, *_find_limits(name, steps))
+        for name, rows in values.items()
+        if name not in set(leave_out)
     ]
     numbers = {name.removeprefix("batched_"): number for number, (name, _) in enumerate(steps, start=1)}
     return [replace(one, number=numbers.get(one.operator.removeprefix("batched_"))) for one in histograms]
 
 
 def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
-    """{statistic: [(operator that dropped the row or "", value), …]}, of the rows that have the statistic."""
+    """Read {statistic: [(operator that dropped the row or "", value), …]} of the rows that have the statistic."""
     values: dict[str, list[tuple[str, object]]] = {}
 
     def add(stats: dict, dropped_by: str) -> None:
@@ -100,15 +104,15 @@ def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
     return {name: rows for name, rows in values.items() if all(isinstance(value, plain) for _, value in rows)}
 
 
-def _limits_of(statistic: str, steps: list[tuple[str, dict]]) -> tuple[str, float | None, float | None, str]:
-    """(operator, lower, upper, as text) of the recipe's last operator that judges the statistic."""
+def _find_limits(statistic: str, steps: list[tuple[str, dict]]) -> tuple[str, float | None, float | None, str]:
+    """Return (operator, lower limit, upper limit, both as text) of the recipe's last operator on the statistic."""
     operator, *names = LIMITS.get(statistic, (statistic.removesuffix("_score") + "_filter", None, None))
     limiting = [(name, arguments) for name, arguments in steps if name.removeprefix("batched_") == operator]
     if not limiting:
         return operator, None, None, ""
     operator, arguments = limiting[-1]
     texts = [str(arguments[name]) if name in arguments else None for name in names]
-    low, high = (None if text is None else as_number(text) for text in texts)
+    low, high = (None if text is None else parse_number(text) for text in texts)
     if texts == [None, None]:
         return operator, None, None, ""
     if None not in texts:
@@ -116,8 +120,8 @@ def _limits_of(statistic: str, steps: list[tuple[str, dict]]) -> tuple[str, floa
     return operator, low, high, f"at least {texts[0]}" if texts[0] is not None else f"at most {texts[1]}"
 
 
-def as_number(text: str) -> float | None:
-    """ "0.5" → 0.5, "20MiB" → 20971520.0; None for what is no number."""
+def parse_number(text: str) -> float | None:
+    """Read "0.5" as 0.5 and "20MiB" as 20971520.0; None if the text is not a number."""
     digits = text.rstrip("iIbBkKmMgGtT ")
     try:
         return float(digits) * BYTES.get(text[len(digits) :].strip().lower(), 1)
@@ -134,7 +138,7 @@ def _histogram(
         groups[_series(dropped_by, operator)].append(value)
     counts = {series: len(values) for series, values in groups.items()}
     if any(isinstance(value, str) for _, value in rows):
-        return Histogram(title, operator, text, counts, named_counts(Counter(str(value) for _, value in rows)))
+        return Histogram(title, operator, text, counts, list_counts(Counter(str(value) for _, value in rows)))
     arrays = {series: np.array(values, dtype=np.float64) for series, values in groups.items()}
     everything = np.concatenate(list(arrays.values()))
     if everything.min() == everything.max():
@@ -155,9 +159,9 @@ def _series(dropped_by: str, operator: str) -> str:
 
 
 def bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Edges of the bins, and whether they are logarithmic: so where a few values are far above all others.
+    """Return the edges of the bins, and whether they are logarithmic, as for values far from the median.
 
-    Whole numbers get bins of equal whole width, so that no bin holds more of them than its neighbor.
+    Whole numbers get bins of equal whole width, so that all bins cover the same number of values.
     """
     low, high = float(values.min()), float(values.max())
     if low > 0 and high / float(np.median(values)) > 12 or low > 0 and float(np.median(values)) / low > 12:
@@ -176,26 +180,23 @@ def group_by_folder(named: Iterable[tuple[str, Path]]) -> Iterator[tuple[Path, l
     yield from folders.items()
 
 
-# How well captions fit their images before recaptioning and after, as one histogram.
-
-
 @dataclass(frozen=True)
 class Similarities:
-    """Similarity of image and caption, before (bars rise) and after (bars hang), on one axis.
+    """Histogram of image–text similarity before (bars up) and after recaptioning (bars down).
 
-    A bar's height is the square root of its rows: captions that fit are in a few bins, and all others would vanish.
+    Heights are square roots of the number of rows, because most rows are in a few bins.
     """
 
-    before: list[Bars]  # kept: captions that stayed; replaced: captions that were rewritten
-    after: list[Bars]  # kept; accepted and rejected: new captions
+    before: list[Bars]  # series: kept and replaced captions
+    after: list[Bars]  # series: kept captions, accepted and rejected new captions
     ticks: list[Tick]
-    limit: float | None  # per cent of the axis; None if there is none, or off the axis
+    limit: float | None  # per cent of the axis; None if there is none on the axis
     limit_text: str
     counts: dict[str, int]
 
 
-def similarities(run: RunResults, recaptions: list[RecaptionedRow]) -> Similarities | None:
-    """None if no row was recaptioned. Rows for which the captioner had nothing usable are among the replaced ones."""
+def similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]) -> Similarities | None:
+    """Draw the similarities; None if no row was recaptioned. Rows without a usable new caption count as replaced."""
     if not recaptions:
         return None
     touched = {recaption.id for recaption in recaptions}
@@ -225,13 +226,13 @@ def similarities(run: RunResults, recaptions: list[RecaptionedRow]) -> Similarit
 
 
 def bin_edges_at(low: float, high: float, limit: float | None) -> np.ndarray:
-    """Edges of the bins; the limit is one of them, so that no bin holds rows of both sides."""
+    """Return the edges of the bins; the limit is one of them, so that no bin has rows of both sides."""
     width = (high - low) / (2 * BINS) or 1.0
     start = low if limit is None else limit
     return start + width * np.arange(np.floor((low - start) / width), np.ceil((high - start) / width + 1e-9) + 1)
 
 
 def _square_roots(counts: dict[str, np.ndarray], highest: int) -> dict[str, np.ndarray]:
-    """Counts by series, stretched so that their sum in each bin is √(sum × highest); series keep their shares."""
+    """Scale counts so that their sum in each bin is √(sum × highest); the series keep their shares."""
     total = np.maximum(sum(counts.values()), 1)
     return {series: numbers * np.sqrt(highest / total) for series, numbers in counts.items()}

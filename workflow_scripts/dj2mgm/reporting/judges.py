@@ -1,4 +1,4 @@
-"""The models that judge captions: whether they have also selected or seen, and how far two of them agree."""
+"""Notes on the CLIP and SigLIP models that judge captions, and the agreement of two judges."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,14 +8,22 @@ import pandas as pd
 from dj2mgm.evaluation.groups import SECOND
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates, Scores
-from dj2mgm.reporting.comparable import JUDGED, differing_judges, judge_name
-from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, NO_DIFFERENCE, gain, interval, scope, verdict
-from dj2mgm.reporting.drawing import grouped, listed
+from dj2mgm.reporting.comparable import JUDGED_METRICS, describe_judge_difference, judge_name
+from dj2mgm.reporting.comparison import (
+    GROUP_LABELS,
+    HEADLINES,
+    NO_DIFFERENCE,
+    difference_verdict,
+    format_difference,
+    format_interval,
+    verdict_scope,
+)
+from dj2mgm.reporting.drawing import format_integer, join_words
 from dj2mgm.reporting.experiment import Experiment
 
 
 def judge_notes(experiments: list[Experiment]) -> list[str]:
-    """For the first judge and the second what is to be known beside its scores; empty where there is nothing."""
+    """Return a note on the scores of each judge, the first judge first; empty if there is nothing to note."""
     number = max(len(experiment.judges) for experiment in experiments)
     return [_note(experiments, place, named=number > 1) for place in range(number)]
 
@@ -26,37 +34,38 @@ def _note(experiments: list[Experiment], place: int, named: bool) -> str:
     selected = [name for name, judge in asked.items() if judge["selects"]]
     seen = [name for name, judge in asked.items() if judge["sees"]]
     sentences = []
-    if differing := differing_judges(place, *experiments):
-        sentences.append(f"{differing[0].upper()}{differing[1:]}: these scores cannot be compared.")
+    if differing := describe_judge_difference(place, *experiments):
+        sentences.append(f"{differing[0].upper()}{differing[1:]}. These scores cannot be compared.")
     elif named:
         sentences.append(f"Judge: {judge_name(next(iter(asked.values())))}.")
     if selected:
         sentences.append(
-            f"Selected by what judges: the {kinds} that gives these scores has also selected the data of "
-            f"{listed(selected)}, so that they can rise because captions are to its taste, mistakes included, and not "
-            "because they are better: see whether the other scores say the same."
+            f"The judge also selected the data of {join_words(selected)}. These scores can therefore rise because the "
+            f"captions repeat what this {kinds} prefers, including its mistakes. Check that the other scores agree."
         )
     if seen:
         sentences.append(
-            f"Seen by what judges: the model{'s' * (len(seen) > 1)} of {listed(seen)} see{'s' * (len(seen) == 1)} with "
-            f"the image tower of this {kinds}, so that both overlook the same."
+            f"The judge shares its image tower with the trained model{'s' * (len(seen) > 1)} of {join_words(seen)}. "
+            "Both overlook the same details."
         )
     return " ".join(sentences)
 
 
 @dataclass(frozen=True)
 class Correlation:
+    """The rank correlation of both judges' scores of the same captions."""
+
     experiment: str
     index: int
     group: str
     metric: str
-    captions: str  # how many, of all seeds
+    captions: str  # number of captions of all seeds
     rank_correlation: str
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference to the reference, as each judge sees it."""
+    """A difference from the reference by each judge."""
 
     experiment: str
     index: int
@@ -65,17 +74,19 @@ class Contrast:
     first: tuple[str, str]  # the difference and its interval
     second: tuple[str, str]
     agreement: str
-    shown: str  # better, worse or same, for the style sheet; empty where the judges do not agree
+    shown: str  # class of the style sheet: better, worse or same; empty if the judges disagree
 
 
 @dataclass(frozen=True)
 class Agreement:
+    """The tables that compare two judges."""
+
     correlations: list[Correlation]
     contrasts: list[Contrast]
 
 
-def agreement(experiments: list[Experiment], differences: dict[str, Estimates]) -> Agreement | None:
-    """How far both judges agree on captions of the images themselves; None where there is no second judge."""
+def judge_agreement(experiments: list[Experiment], differences: dict[str, Estimates]) -> Agreement | None:
+    """Compare both judges' scores of captions of the right images; None if there is no second judge."""
     correlations, contrasts = list(_correlations(experiments)), list(_contrasts(experiments, differences))
     return Agreement(correlations, contrasts) if correlations else None
 
@@ -83,18 +94,18 @@ def agreement(experiments: list[Experiment], differences: dict[str, Estimates]) 
 def _correlations(experiments: list[Experiment]) -> Iterator[Correlation]:
     for index, experiment in enumerate(experiments):
         for group in _own_groups(experiment.groups):
-            for metric in JUDGED:
+            for metric in JUDGED_METRICS:
                 if SECOND + metric in experiment.groups[group]:
                     count, correlation = rank_correlation(experiment.scores, group, metric)
                     text = "–" if pd.isna(correlation) else f"{correlation:.2f}".replace("-", "−")
                     labels = GROUP_LABELS[group], HEADLINES[metric][0]
-                    yield Correlation(experiment.name, index, *labels, grouped(count), text)
+                    yield Correlation(experiment.name, index, *labels, format_integer(count), text)
 
 
 def rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, float]:
-    """The number of captions, and Spearman's correlation of their two scores; NaN where one judge scores all alike.
+    """Return the number of captions and Spearman's correlation of their scores; NaN if a judge's scores are all equal.
 
-    Several captions on one image count by their mean.
+    Several captions of one image count by their mean.
     """
     values = [{name: run.groups[group][name] for name in (metric, SECOND + metric)} for run in runs]
     scores = pd.concat(pd.DataFrame({name: one.sums / one.counts for name, one in pair.items()}) for pair in values)
@@ -106,7 +117,7 @@ def _contrasts(experiments: list[Experiment], differences: dict[str, Estimates])
     for index, experiment in enumerate(experiments):
         estimates = differences.get(experiment.name, {})
         for group in _own_groups(estimates):
-            for metric in JUDGED:
+            for metric in JUDGED_METRICS:
                 pair = estimates[group].get(metric), estimates[group].get(SECOND + metric)
                 if all(pair):
                     yield Contrast(
@@ -114,24 +125,27 @@ def _contrasts(experiments: list[Experiment], differences: dict[str, Estimates])
                         index,
                         GROUP_LABELS[group],
                         HEADLINES[metric][0],
-                        *((gain(metric, one["mean"]), interval(metric, one, gain)) for one in pair),
-                        *agree(metric, *pair),
+                        *(
+                            (format_difference(metric, one["mean"]), format_interval(metric, one, format_difference))
+                            for one in pair
+                        ),
+                        *describe_agreement(metric, *pair),
                     )
 
 
-def agree(metric: str, first: Estimate, second: Estimate) -> tuple[str, str]:
-    """What both intervals together say, in words and as a class of the style sheet."""
-    one, two = verdict(metric, first), verdict(metric, second)
+def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[str, str]:
+    """Describe what the intervals of both judges show, in words and as a class of the style sheet."""
+    one, two = difference_verdict(metric, first), difference_verdict(metric, second)
     if one == two != NO_DIFFERENCE:
-        return f"both: {one}{scope(first)}", one
+        return f"both: {one}{verdict_scope(first)}", one
     if NO_DIFFERENCE not in (one, two):
-        return f"they contradict each other: {one}, {two}{scope(first)}", ""
+        return f"contradictory: {one}, {two}{verdict_scope(first)}", ""
     same_sign = (first["mean"] > 0) == (second["mean"] > 0) and (first["mean"] < 0) == (second["mean"] < 0)
     signs = f"; the signs {'agree' if same_sign else 'differ'}"
     if one == two:
         return f"neither shows a difference{signs}", "same"
     shown = f"only the first: {one}" if two == NO_DIFFERENCE else f"only the second: {two}"
-    return f"{shown}{scope(first)}{signs}", ""
+    return f"{shown}{verdict_scope(first)}{signs}", ""
 
 
 def _own_groups(groups: dict) -> list[str]:

@@ -1,4 +1,4 @@
-"""How far runs are, from the files that their stages leave in results/<experiment>[/seed-<n>]/<stage>/."""
+"""Progress of runs, read from the files in results/<experiment>[/seed-<n>]/<stage>/."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,27 +11,29 @@ from dj2mgm.memory.memory_csv import last_row
 
 @dataclass(frozen=True)
 class StageState:
+    """Progress of one stage of a run."""
+
     name: str
-    state: str  # done, running, stopped (no workflow runs any more), pending, or "" (not of this run's own)
-    progress: dict | None = None  # of a training stage: the trainer's progress.json
-    memory: dict[str, str] | None = None  # and the last row of its memory.csv
+    state: str  # done, running, stopped (no workflow runs any more), pending, or "" (shared with another run)
+    progress: dict | None = None  # of a training stage: progress.json
+    memory: dict[str, str] | None = None  # of a training stage: the last row of memory.csv
 
 
-def runs_in(results: Path) -> list[Path]:
-    """Folders of all runs: those that hold a folder of a stage, by name. `results: <name>` puts some a level deeper."""
+def find_runs(results: Path) -> list[Path]:
+    """Return the folders of all runs, sorted: folders with a stage's folder. The setting `results` adds a level."""
     folders = [folder for pattern in ("*", "*/*", "*/*/seed-*") for folder in results.glob(pattern) if folder.is_dir()]
     return sorted(folder for folder in folders if any((folder / stage).is_dir() for stage in STAGES))
 
 
-def stages_of(run: Path, working: bool) -> list[StageState]:
-    """The states of a run's stages in the order of the data's way.
+def read_stage_states(run: Path, working: bool) -> list[StageState]:
+    """Read the states of a run's stages, in the order in which data pass them.
 
     Args:
-        working: whether a workflow is at work in this folder.
+        working: whether a workflow is running in this folder.
     """
     stages = [_stage(run / name, working) for name in STAGES]
     begun = [place for place, stage in enumerate(stages) if stage.state != "pending"]
-    # what was passed over on the way to a later stage is shared with another run, or is not in this experiment
+    # a stage without files before a stage that has begun is shared with another run, or not part of this experiment
     passed = max(begun, default=0)
     return [
         StageState(stage.name, "") if stage.state == "pending" and place < passed else stage
@@ -55,7 +57,7 @@ def _stage(folder: Path, working: bool) -> StageState:
 
 
 def _read(file: Path, read: Callable[[Path], dict | None]) -> dict | None:
-    """None without the file, which may vanish at any moment: the stage is at work."""
+    """Read a file of a running stage; None if it is missing, since the stage may remove it at any moment."""
     try:
         return read(file)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What models knew of held-out answers at each checkpoint, as curves with a band over the seeds."""
+"""Curves of the scores of held-out answers at each checkpoint."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.curves import CurveLine
-from dj2mgm.reporting.drawing import Scale, Tick, listed
+from dj2mgm.reporting.drawing import Scale, Tick, join_words
 from dj2mgm.reporting.experiment import Experiment, RunResults
 
 WHAT = {"loss": "Loss of held-out answers", "accuracy": "Correct held-out answers"}
@@ -15,18 +15,20 @@ WHAT = {"loss": "Loss of held-out answers", "accuracy": "Correct held-out answer
 
 @dataclass(frozen=True)
 class ScoreCurves:
+    """A chart of one metric after one training stage."""
+
     what: str
     note: str
-    lines: list[CurveLine]  # kinds: band, from the lowest to the highest seed; mean
+    lines: list[CurveLine]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     last: list[tuple[int, str, str]]  # experiment's index and name, mean at the end
 
 
 def score_curves(experiments: list[Experiment], stage: str) -> list[ScoreCurves]:
-    """One of each metric, of the experiments whose runs have it."""
+    """Draw each metric of the experiments whose runs measured it."""
     return [
-        _drawn(metric, stage, having)
+        _draw(metric, stage, having)
         for metric in WHAT
         if (having := [(index, each) for index, each in enumerate(experiments) if _has(each, stage, metric)])
     ]
@@ -36,7 +38,7 @@ def _has(experiment: Experiment, stage: str, metric: str) -> bool:
     return all(run.held_out.get(stage) and metric in run.held_out[stage][0] for run in experiment.runs)
 
 
-def _drawn(metric: str, stage: str, experiments: list[tuple[int, Experiment]]) -> ScoreCurves:
+def _draw(metric: str, stage: str, experiments: list[tuple[int, Experiment]]) -> ScoreCurves:
     curves = {index: _over_seeds(metric, stage, experiment) for index, experiment in experiments}
     shares = metric == "accuracy"
     x = Scale(0, max(steps[-1] for steps, _ in curves.values()))
@@ -56,7 +58,7 @@ def _drawn(metric: str, stage: str, experiments: list[tuple[int, Experiment]]) -
 
 
 def _over_seeds(metric: str, stage: str, experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
-    """Steps (N,) and values (S, N) of S runs, at the steps of the one with the most, up to where the shortest ends."""
+    """Return steps (N,) of the longest run up to the end of the shortest, and values (S, N) of the S runs at them."""
     runs = [
         (np.array([row["step"] for row in rows], float), np.array([row[metric] for row in rows], float))
         for rows in (run.held_out[stage] for run in experiment.runs)
@@ -72,23 +74,24 @@ def _points(x: Scale, y: Scale, steps: np.ndarray, values: np.ndarray) -> list[s
 
 
 def _note(metric: str, stage: str, experiments: list[Experiment]) -> str:
-    """How many questions there are, what they took, and how far the evaluation agrees about the last ones."""
+    """Describe the questions, and the time they took or their agreement with the evaluation."""
     runs = [run for experiment in experiments for run in experiment.runs]
     records = [run.records[stage]["scores"] for run in runs]
     numbers = sorted({record["questions"] for record in records})
     count = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    asked = f"{count} held-out {listed(sorted({record['asked'] for record in records}))}"
+    questions = f"{count} held-out {join_words(sorted({record['asked'] for record in records}))}"
     if metric == "loss":
         most = f"{100 * max(record['share'] for record in records):.1f} %"
-        return f"{asked}, in nats for each token of the answer; asking took at most {most} of the stage's time"
-    alike = [same for run in runs for same in _judged_alike(run)]
-    if not alike:
-        return asked
-    return f"{asked}; of those at the end, the evaluation's generated answers agree in {sum(alike)} of {len(alike)}"
+        return f"{questions}; loss in nats per token of the answer; scoring took at most {most} of the stage's time"
+    agreeing = [same for run in runs for same in _compare_with_evaluation(run)]
+    if not agreeing:
+        return questions
+    agreement = f"{sum(agreeing)} of {len(agreeing)}"
+    return f"{questions}; at the last checkpoint, the evaluation's generated answers agree in {agreement}"
 
 
-def _judged_alike(run: RunResults) -> list[bool]:
-    """Of each question at the last checkpoint that the evaluation asked, too: whether both judge it alike."""
+def _compare_with_evaluation(run: RunResults) -> list[bool]:
+    """Return whether training and evaluation agree, for each question that both asked of the last checkpoint."""
     scored = {_key(row): row["correct"] for row in read_jsonl(run.stages["finetune"] / "scored.jsonl")}
     answers = read_jsonl(run.stages["generate"] / "answers.jsonl")
     own = (row for row in answers if row["model"] == "finetune" and row["images"] == "own")

@@ -1,4 +1,4 @@
-"""Ways to fine-tune side by side: what each scores, and what it costs."""
+"""Comparison of fine-tuning methods: scores and costs, as a table and a page."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,23 +10,23 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, same_seeds
 from dj2mgm.files import write_text
 from dj2mgm.messages import duration
-from dj2mgm.reporting.comparable import alike, obstacles
-from dj2mgm.reporting.comparison import HEADLINES, chance_note, ends, figure, interval
+from dj2mgm.reporting.comparable import comparable_scores, describe_obstacles
+from dj2mgm.reporting.comparison import HEADLINES, chance_note, format_interval, format_score, interval_ends
 from dj2mgm.reporting.curves import read_stage_memory
-from dj2mgm.reporting.drawing import Scale, environment, grouped
+from dj2mgm.reporting.drawing import Scale, format_integer, template_environment
 from dj2mgm.reporting.experiment import Experiment
 
 GROUP = "finetune/own"
 SCORES = ("attribute_accuracy", "clip_score", "vqa_accuracy")
-KEPT = 0.9  # the share of the reference's score that the question is about
+KEPT = 0.9  # share of the reference's score; the page states whether a method keeps at least this share
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """One experiment; costs are of its fine-tuning, means over the seeds but for memory, which is the highest."""
+    """Fine-tuning of one experiment; times are means over the seeds, memory is the highest reading."""
 
     name: str
-    rank: int | None  # of LoRA; None: all of the language model is trained
+    rank: int | None  # of LoRA; None for full fine-tuning
     trained_parameters: int
     train_seconds: float
     host_gib: float
@@ -37,17 +37,17 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Kept:
-    """How much of the reference's score is left."""
+    """The share of the reference's score that a method keeps."""
 
     share: float
-    enough: bool | None  # at least KEPT of it; None: the 95 % interval does not say, or there is none
+    enough: bool | None  # whether it is at least KEPT; None if the 95 % interval leaves it open
 
 
 def tunings(experiments: list[Experiment]) -> list[Tuning]:
-    """In the experiments' order, the reference first.
+    """Return the fine-tuning of each experiment, the reference first.
 
     Raises:
-        InputError: runs that cannot be paired by seed and image.
+        InputError: runs cannot be paired by seed and image.
     """
     reference, *others = experiments
     return [_tuning(reference, {}), *(_tuning(other, kept(other, reference)) for other in others)]
@@ -70,10 +70,12 @@ def _tuning(experiment: Experiment, kept_scores: dict[str, Kept]) -> Tuning:
 
 
 def kept(experiment: Experiment, reference: Experiment) -> dict[str, Kept]:
-    """The share of the reference's score, over the seeds that both have, and whether own − KEPT · reference, paired by
-    seed and image, is above or below zero."""
-    sides = alike(experiment, reference)
-    margins = paired_difference(sides[0], [scaled(run, KEPT) for run in sides[1]]).get(GROUP, {})
+    """Return the kept share of each score over the shared seeds, and whether it is at least KEPT.
+
+    The interval of own − KEPT · reference, paired by seed and image, decides.
+    """
+    sides = comparable_scores(experiment, reference)
+    margins = paired_difference(sides[0], [scale_scores(run, KEPT) for run in sides[1]]).get(GROUP, {})
     if not margins:
         return {}
     own, full = (aggregate(list(runs))[GROUP] for runs in zip(*same_seeds(*sides), strict=True))
@@ -86,8 +88,8 @@ def kept(experiment: Experiment, reference: Experiment) -> dict[str, Kept]:
     return shares
 
 
-def scaled(run: Scores, factor: float) -> Scores:
-    """All values of a run times `factor`."""
+def scale_scores(run: Scores, factor: float) -> Scores:
+    """Multiply all values of a run by `factor`."""
 
     def times(values: PerImage) -> PerImage:
         return replace(values, sums=factor * values.sums)
@@ -97,7 +99,7 @@ def scaled(run: Scores, factor: float) -> Scores:
 
 
 def tabulate(rows: list[Tuning]) -> pd.DataFrame:
-    """One row per tuning; of every score its mean, `_low`, `_high` and `_kept`, the share of the reference's."""
+    """Return a row per method, with the mean, `_low`, `_high` and `_kept` (share of the reference's) of each score."""
     return pd.DataFrame([_record(row) for row in rows])
 
 
@@ -110,32 +112,30 @@ def _record(row: Tuning) -> dict:
     return record
 
 
-# The same as one small page.
-
 COSTS = {  # title, text
-    "trained_parameters": ("Parameters trained", grouped),
+    "trained_parameters": ("Parameters trained", format_integer),
     "train_seconds": ("Time", duration),
     "gpu_gib": ("Peak GPU memory", "{:.2f} GiB".format),
     "host_gib": ("Peak host memory", "{:.2f} GiB".format),
 }
 SHARE = f"{100 * KEPT:.0f} %"
-VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, and in words
+VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, text
 
 
 def page_notes(experiments: list[Experiment]) -> list[str]:
-    """Sentences on what cannot be compared."""
+    """Return sentences on scores that are not compared."""
     reference, *others = experiments
-    return [sentence for other in others for sentence in obstacles(other, reference)]
+    return [sentence for other in others for sentence in describe_obstacles(other, reference)]
 
 
 def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Path) -> None:
-    """Write one file without scripts that fetches nothing; the notes stand above the table."""
+    """Write one self-contained HTML file without scripts; the notes stand above the table."""
     costs = [key for key in COSTS if any(getattr(row, key) is not None for row in rows)]
     scores = list(rows[0].scores)
     seeds = max((score["seeds"] for row in rows for score in row.scores.values()), default=0)
     scales = {score: _scale([row.scores[score] for row in rows if score in row.scores]) for score in scores}
     page = (
-        environment()
+        template_environment()
         .get_template("tuning.html.j2")
         .render(
             title=title,
@@ -159,26 +159,28 @@ def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Pat
 
 
 def _cost(rows: list[Tuning], row: Tuning, key: str) -> tuple[str, float]:
-    """As text, and in per cent of the most expensive."""
+    """Return a cost as text, and in per cent of the highest cost."""
     value, most = getattr(row, key), max(getattr(other, key) or 0 for other in rows)
     return ("–", 0.0) if value is None else (COSTS[key][1](value), round(100 * value / most, 2) if most else 0.0)
 
 
 def _scale(estimates: list[Estimate]) -> Scale:
-    low, high = min(ends(one)[0] for one in estimates), max(ends(one)[1] for one in estimates)
+    low, high = min(interval_ends(one)[0] for one in estimates), max(interval_ends(one)[1] for one in estimates)
     margin = 0.05 * (high - low) or 0.01
     return Scale(low - margin, high + margin)
 
 
 def _score(row: Tuning, score: str, scale: Scale) -> dict | None:
-    """The score, its places in per cent of an axis that all rows share, and what is kept of the reference's."""
+    """Return the score, its places in per cent of an axis that all rows share, and the kept share."""
     if score not in row.scores:
         return None
     estimate = row.scores[score]
     shown = {
-        "value": figure(score, estimate["mean"]),
-        "interval": interval(score, estimate),
-        "places": dict(zip(("mean", "low", "high"), map(scale.at, (estimate["mean"], *ends(estimate))), strict=True)),
+        "value": format_score(score, estimate["mean"]),
+        "interval": format_interval(score, estimate),
+        "places": dict(
+            zip(("mean", "low", "high"), map(scale.at, (estimate["mean"], *interval_ends(estimate))), strict=True)
+        ),
     }
     return shown | _kept(row.kept.get(score))
 

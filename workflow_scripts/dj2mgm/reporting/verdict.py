@@ -1,5 +1,4 @@
-"""The verdict: every headline metric, and by how much each experiment differs from the reference; and all differences
-as tables."""
+"""Headline metrics of each experiment, and differences from the reference with their verdicts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +6,17 @@ from dataclasses import dataclass
 from dj2mgm.evaluation.groups import SECOND, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
-from dj2mgm.reporting.comparable import obstacle, obstacles
-from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, NO_DIFFERENCE, ends, figure, gain, interval, verdict
+from dj2mgm.reporting.comparable import describe_obstacles, find_obstacle
+from dj2mgm.reporting.comparison import (
+    GROUP_LABELS,
+    HEADLINES,
+    NO_DIFFERENCE,
+    difference_verdict,
+    format_difference,
+    format_interval,
+    format_score,
+    interval_ends,
+)
 from dj2mgm.reporting.drawing import Scale, Tick
 from dj2mgm.reporting.experiment import Experiment
 
@@ -18,27 +26,31 @@ VERDICTS = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}  # clas
 
 @dataclass(frozen=True)
 class Mark:
-    """A mean with its 95 % interval, places in per cent of an axis."""
+    """A mean with its 95 % interval; places are in per cent of an axis."""
 
     at: float
     low: float
     high: float
-    seeds: list[float]  # places of the seeds' own means, where they are shown
+    seeds: list[float]  # places of the means of single seeds; empty if they are not shown
     text: str
     interval: str
 
 
 @dataclass(frozen=True)
 class Level:
+    """A score of one experiment."""
+
     experiment: str
     index: int  # of the experiment, for its color
     mark: Mark
-    shuffled: float | None  # the same model shown other images
+    shuffled: float | None  # place of the score with shuffled images
     shuffled_text: str
 
 
 @dataclass(frozen=True)
 class Difference:
+    """A difference of one experiment from the reference."""
+
     experiment: str
     index: int
     mark: Mark
@@ -47,6 +59,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Model:
+    """Scores and differences after one training stage."""
+
     stage: str  # pretraining or fine-tuning
     levels: list[Level]
     differences: list[Difference]
@@ -54,24 +68,26 @@ class Model:
 
 @dataclass(frozen=True)
 class MetricPanel:
+    """The chart of one headline metric."""
+
     title: str
     meaning: str
     models: list[Model]
     level_ticks: list[Tick]
-    ceiling: float | None  # the reference captions' value, where it is one for all experiments
+    ceiling: float | None  # place of the reference captions' score; None if it differs between experiments
     ceiling_text: str
     difference_ticks: list[Tick]
     zero: float
     unit: str  # of differences
-    judge: int | None  # the first (0) or second (1) CLIP or SigLIP, where one gives the score
+    judge: int | None  # the first (0) or second (1) judge; None for scores without a judge
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """What the differences show after one training stage: titles of metrics, with the difference where it is shown."""
+    """Verdicts after one training stage: titles of metrics, with the difference if one is shown."""
 
     stage: str
-    seeds: int  # that the differences are means over
+    seeds: int  # number of seeds of the differences
     better: list[str]
     worse: list[str]
     same: list[str]
@@ -79,22 +95,24 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Verdict:
+    """Verdicts on one experiment, compared with the reference."""
+
     experiment: str
     index: int
     description: str
     sentences: list[Sentence]
-    obstacles: list[str]  # sentences on what is not compared
+    obstacles: list[str]  # sentences on metrics that are not compared
 
 
 def verdicts(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[Verdict]:
-    """One for each experiment beside the reference; `differences` to it by experiment."""
+    """Return one verdict for each experiment in `differences` from the reference, the first experiment."""
     return [
         Verdict(
             experiment.name,
             index,
             experiment.description,
             list(_sentences(differences[experiment.name])),
-            obstacles(experiment, experiments[0]),
+            describe_obstacles(experiment, experiments[0]),
         )
         for index, experiment in enumerate(experiments)
         if experiment.name in differences
@@ -108,7 +126,7 @@ def _sentences(differences: Estimates) -> Iterator[Sentence]:
         seeds = max((estimate["seeds"] for estimate in estimates.values()), default=0)
         for metric, (title, _) in HEADLINES.items():
             if metric in estimates:
-                kind = VERDICTS[verdict(metric, estimates[metric])]
+                kind = VERDICTS[difference_verdict(metric, estimates[metric])]
                 words = title if "Score" in title or title.startswith("VQA") else title[0].lower() + title[1:]
                 found[kind].append(words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})")
         if any(found.values()):
@@ -116,11 +134,11 @@ def _sentences(differences: Estimates) -> Iterator[Sentence]:
 
 
 def _unbroken(metric: str, difference: Estimate) -> str:
-    return gain(metric, difference["mean"]).replace(" ", "\u00a0")
+    return format_difference(metric, difference["mean"]).replace(" ", "\u00a0")
 
 
 def headline_panels(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[MetricPanel]:
-    """One panel for each headline metric that any experiment measured. Values start at 0."""
+    """Return one panel for each headline metric that any experiment measured. Axes of scores start at 0."""
     panels = []
     for metric, (title, meaning) in HEADLINES.items():
         scale, contrast = _level_scale(experiments, metric), _difference_scale(differences, metric)
@@ -130,8 +148,8 @@ def headline_panels(experiments: list[Experiment], differences: dict[str, Estima
             if levels:
                 models.append(Model(stage, levels, list(_contrasts(experiments, differences, model, metric, contrast))))
         if models:
-            alike = not obstacle(metric, *experiments)
-            ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean") if alike else None
+            comparable = not find_obstacle(metric, *experiments)
+            ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean") if comparable else None
             factor = 100 if is_share(metric) else 1
             panels.append(
                 MetricPanel(
@@ -140,7 +158,7 @@ def headline_panels(experiments: list[Experiment], differences: dict[str, Estima
                     models,
                     scale.ticks(5, factor),
                     None if ceiling is None else scale.at(ceiling),
-                    "" if ceiling is None else figure(metric, ceiling),
+                    "" if ceiling is None else format_score(metric, ceiling),
                     contrast.ticks(3, factor, signed=True),
                     contrast.at(0),
                     "percentage points" if is_share(metric) else "",
@@ -154,7 +172,7 @@ def _level_scale(experiments: list[Experiment], metric: str) -> Scale:
     if is_share(metric):
         return Scale(0, 1)
     estimates = [groups[metric] for e in experiments for groups in e.groups.values() if metric in groups]
-    return Scale(0, 1.05 * max((ends(estimate)[1] for estimate in estimates), default=0) or 1)
+    return Scale(0, 1.05 * max((interval_ends(estimate)[1] for estimate in estimates), default=0) or 1)
 
 
 def _difference_scale(differences: dict[str, Estimates], metric: str) -> Scale:
@@ -162,7 +180,7 @@ def _difference_scale(differences: dict[str, Estimates], metric: str) -> Scale:
     for estimates in differences.values():
         for model in MODELS:
             if estimate := estimates.get(f"{model}/own", {}).get(metric):
-                places += ends(estimate)
+                places += interval_ends(estimate)
     margin = 0.15 * (max(places) - min(places)) or 0.01
     return Scale(min(places) - margin, max(places) + margin)
 
@@ -171,9 +189,9 @@ def _levels(experiments: list[Experiment], model: str, metric: str, scale: Scale
     for index, experiment in enumerate(experiments):
         estimate = experiment.groups.get(f"{model}/own", {}).get(metric)
         if estimate:
-            mark = _mark(scale, estimate, [], figure(metric, estimate["mean"]), interval(metric, estimate))
+            mark = _mark(scale, estimate, [], format_score(metric, estimate["mean"]), format_interval(metric, estimate))
             shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric, {}).get("mean")
-            place, text = (None, "") if shuffled is None else (scale.at(shuffled), figure(metric, shuffled))
+            place, text = (None, "") if shuffled is None else (scale.at(shuffled), format_score(metric, shuffled))
             yield Level(experiment.name, index, mark, place, text)
 
 
@@ -187,39 +205,38 @@ def _contrasts(
         if estimate:
             pairs = [(run.scores, reference[run.seed]) for run in experiment.runs if run.seed in reference]
             seeds = [(own.groups[group][metric] - other.groups[group][metric]).mean for own, other in pairs]
-            text = gain(metric, estimate["mean"]).removesuffix(" points")
-            mark = _mark(scale, estimate, seeds, text, interval(metric, estimate, gain))
-            yield Difference(experiment.name, index, mark, VERDICTS[verdict(metric, estimate)])
+            text = format_difference(metric, estimate["mean"]).removesuffix(" points")
+            mark = _mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
+            yield Difference(experiment.name, index, mark, VERDICTS[difference_verdict(metric, estimate)])
 
 
 def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> Mark:
-    places = [scale.at(place) for place in (estimate["mean"], *ends(estimate))]
+    places = [scale.at(place) for place in (estimate["mean"], *interval_ends(estimate))]
     return Mark(*places, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
-
-
-# The differences of all metrics to the reference, and where intervals are too narrow, as tables.
 
 
 @dataclass(frozen=True)
 class Cell:
+    """A difference in the table of all metrics."""
+
     text: str
     interval: str
-    verdict: str  # better, worse or same; empty for controls, which nothing should improve
+    verdict: str  # better, worse or same; empty for controls and for metrics without a known direction
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """In how many of 100 simulated studies the 95 % interval holds the share of right answers.
+    """Share of simulated studies in which the 95 % interval contains the true share of right answers.
 
-    The true share is 10 %; for 90 % it is the same.
+    The true share is 10 %; the coverage is the same for 90 %.
     """
 
-    questions: int  # of an image: 1, or from 1 to this number
+    questions: int  # per image: from 1 to this number
     images: int
-    by_seeds: dict[int, int]  # per cent, by number of seeds
+    by_seeds: dict[int, int]  # coverage in per cent, by number of seeds
 
 
-# Simulated by tests/unit/test_intervals.py, as are the cases that are covered in 94 of 100 and more.
+# Simulated by tests/unit/test_intervals.py, which also simulates the cases with a coverage of at least 94 %.
 LOW_COVERAGE = [
     Coverage(1, 10, {1: 65, 2: 86, 3: 93, 5: 92}),
     Coverage(1, 20, {1: 88, 2: 97, 3: 97, 5: 97}),
@@ -231,7 +248,7 @@ LOW_COVERAGE = [
 
 
 def difference_table(differences: Estimates) -> tuple[list[str], list[dict]]:
-    """Titles of the columns, one per group, and rows {"metric", "headline", "cells": [Cell or None]}."""
+    """Return the titles of the columns, one per group, and rows {"metric", "headline", "cells": [Cell or None]}."""
     groups = [name for name in GROUP_LABELS if name in differences and name != "reference"]
     measured = dict.fromkeys(metric for name in groups for metric in differences[name])
     ordered = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
@@ -255,7 +272,9 @@ def title(metric: str) -> str:
 def _cell(group: str, metric: str, difference: Estimate | None) -> Cell | None:
     if difference is None:
         return None
-    # of a metric of lmms-eval, nothing here says whether more is better
+    # whether more is better is not known for metrics of lmms-eval
     judged = group.endswith("/own") and not is_task_metric(metric)
-    shown = VERDICTS[verdict(metric, difference)] if judged else ""
-    return Cell(gain(metric, difference["mean"]), interval(metric, difference, gain), shown)
+    shown = VERDICTS[difference_verdict(metric, difference)] if judged else ""
+    return Cell(
+        format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference), shown
+    )

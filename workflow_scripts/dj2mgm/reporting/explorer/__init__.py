@@ -1,1 +1,1 @@
-"""A page to look at data with: rows with their images, statistics and thresholds; served, or one file."""
+"""The explorer: a page of rows with images, statistics and movable limits, from a server or as one file."""

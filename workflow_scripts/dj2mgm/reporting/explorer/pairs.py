@@ -1,6 +1,6 @@
-"""The pairs of a dataset with what became of each: their statistics, the step that dropped them, captions as rewritten.
+"""Table of a dataset's pairs, with their statistics, the step that dropped them, and rewritten captions.
 
-Rows are those of the dataset's file, in its order. Numbers stay in memory, eight bytes each; texts go to a file.
+Rows have the order of the dataset's file. Numbers are in memory, eight bytes each; texts are in a temporary file.
 """
 
 import json
@@ -18,16 +18,16 @@ import numpy as np
 from dj2mgm.data.formats import caption_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, readable
-from dj2mgm.reporting.explorer.steps import DISTANCE, Step, column_key, limits_alone, steps_of
-from dj2mgm.reporting.explorer.table import Column, Table, TextFile, numbers_column, words_column
+from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, numbers_column, words_column
+from dj2mgm.reporting.explorer.steps import DISTANCE, Step, apply_limits, build_steps, column_key
 from dj2mgm.streaming import DiskMap
 
-CHANGES = {True: "rewritten", False: "as it came"}
+CAPTION_STATES = {True: "rewritten", False: "original"}
 
 
 @dataclass(frozen=True)
 class StageFolder:
-    """A stage that ran a recipe, and where it left its results."""
+    """The folder of a stage that ran a recipe."""
 
     name: str
     folder: Path
@@ -46,11 +46,11 @@ class StageFolder:
 
 
 class _Statistics:
-    """A stage's statistics by row: numbers, or words."""
+    """A stage's statistics by row, numbers and strings."""
 
     def __init__(self, rows: int):
         self.rows = rows
-        self._numbers: dict[str, array] = {}  # which take single values faster than NumPy's do
+        self._numbers: dict[str, array] = {}  # array is faster than NumPy for single values
         self.words: dict[str, list[str | None]] = {}
 
     def add(self, row: int, stats: dict) -> None:
@@ -68,18 +68,18 @@ class _Statistics:
 
     @cached_property
     def numbers(self) -> dict[str, np.ndarray]:
-        """(N,) float64 by statistic, once all rows are added."""
+        """Numbers by statistic, (N,) float64; complete once all rows are added."""
         return {name: np.frombuffer(values, dtype=np.float64) for name, values in self._numbers.items()}
 
 
 def read_pairs(data: Path, stages: list[StageFolder]) -> Table:
-    """The rows of `data` with what the stages, one after the other, have made of them.
+    """Read the rows of `data`, and what the stages, in their order, did with them.
 
     Raises:
         InputError: a stage's files do not belong to these rows.
     """
     (places, rows), extras = _places(data), DiskMap()
-    fate, copies = np.zeros(rows), _Copies(rows)
+    fate, copies = np.zeros(rows), _Clusters(rows)
     changed = np.zeros(rows, dtype=bool)
     columns, steps = {}, []
     for stage in stages:
@@ -94,50 +94,51 @@ def read_pairs(data: Path, stages: list[StageFolder]) -> Table:
                 if "copy_of" in event:
                     copies.add(place, event["distance"], places.get(event["copy_of"]))
             changed[place] |= "text_after" in event
-            _note(extras, event)
+            _record_changes(extras, event)
         steps += _steps(stage, statistics, fate, first, copies)
         columns |= _columns(stage, statistics, several=len(stages) > 1)
     columns |= copies.columns()
     if changed.any():
-        columns["caption"] = words_column("caption", [CHANGES[bool(one)] for one in changed])
+        columns["caption"] = words_column("caption", [CAPTION_STATES[bool(one)] for one in changed])
     texts, sources = _write_texts(data, extras)
     return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate)
 
 
 def read_analysis(data: Path, stage: StageFolder) -> Table:
-    """The rows of a dataset that is analysed, with what the recipe's limits alone would drop."""
+    """Read the rows of an analysed dataset, and which of them the recipe's limits would drop."""
     places, rows = _places(data)
     statistics = _Statistics(rows)
     for place, stats in _kept(stage, places):
         statistics.add(place, stats)
-    steps, fate = limits_alone(stage.name, stage.settings["recipe"], statistics.numbers)
+    steps, fate = apply_limits(stage.name, stage.settings["recipe"], statistics.numbers)
     texts, sources = _write_texts(data, DiskMap())
     columns = _columns(stage, statistics, several=False) | sources
     return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate)
 
 
 def read_rows(data: Path, image_root: Path) -> Table:
-    """The rows of a dataset of which nothing else is known."""
+    """Read the rows of a dataset without an analysis."""
     texts, sources = _write_texts(data, DiskMap())
     return Table("pairs", "Pairs", image_root, texts, sources)
 
 
 def _rows(data: Path) -> Iterator[dict]:
-    """
+    """Read and check rows.
+
     Raises:
-        InputError: a row has no image, or half a character: JSON may escape one of two surrogates.
+        InputError: a row has no image, or a lone surrogate (JSON may escape one), which has no UTF-8 encoding.
     """
     for number, row in enumerate(read_jsonl(data), start=1):
         identifier, text, images = row["id"], row["text"], row["images"]
         with readable(f"{data}, line {number},"):
             if not images:
-                raise ValueError("it names no image")
+                raise ValueError("it has no image")
             f"{identifier}{text}{images[0]}{row.get('source')}".encode()
         yield row
 
 
 def _places(data: Path) -> tuple[DiskMap, int]:
-    """Place by id, and the number of rows."""
+    """Return each row's place by its id, and the number of rows."""
     places, rows = DiskMap(), 0
 
     def placed() -> Iterator[tuple[str, int]]:
@@ -151,7 +152,7 @@ def _places(data: Path) -> tuple[DiskMap, int]:
 
 
 def _write_texts(data: Path, extras: DiskMap) -> tuple[TextFile, dict[str, Column]]:
-    """What is shown of each row, and the rows' sources where there are several."""
+    """Write each row's texts, and return them with a column of sources if there are any."""
     texts, sources = TextFile(), []
     for row in _rows(data):
         sources.append(row.get("source"))
@@ -175,20 +176,21 @@ def _place(stage: StageFolder, places: DiskMap, row: dict) -> int:
     place = places.get(row["id"])
     if place is None:
         raise InputError(
-            f"{stage.folder} holds the row {row['id']!r}, which its dataset has not; run the stage {stage.name} again"
+            f"{stage.folder} has the row {row['id']!r}, which is missing in its dataset; "
+            f"run the stage {stage.name} again"
         )
     return place
 
 
-def _note(extras: DiskMap, event: dict) -> None:
-    """Remember what a row's text became, as lines to show."""
+def _record_changes(extras: DiskMap, event: dict) -> None:
+    """Record what an event changed or found, as labelled lines."""
     lines = []
     if "text_after" in event:
         lines.append([f"after {event['operator']}", caption_of(event["text_after"])])
     if problem := (event.get("recaption") or {}).get("problem"):
         lines.append(["new caption not used", problem])
     if "copy_of" in event:
-        lines.append(["copy of", event["copy_of"]])
+        lines.append(["near-duplicate of", event["copy_of"]])
     if lines:
         known = json.loads(extras.get(event["id"]) or "[]")
         extras.replace([(event["id"], json.dumps(known + lines, ensure_ascii=False))])
@@ -204,24 +206,26 @@ def _lines(row: dict, extra: str | None) -> list[list[str]]:
     return lines
 
 
-def _steps(stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first: int, copies: "_Copies") -> list[Step]:
+def _steps(
+    stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first: int, copies: "_Clusters"
+) -> list[Step]:
     numbers = statistics.numbers
     if copies.found:
         numbers[DISTANCE] = copies.distance
-    steps = steps_of(stage.name, stage.settings["recipe"], stage.summary, numbers, fate, first)
+    steps = build_steps(stage.name, stage.settings["recipe"], stage.summary, numbers, fate, first)
     numbers.pop(DISTANCE, None)
     counts = Counter(fate.astype(int).tolist())
     for place, step in enumerate(steps, start=first):
         if counts[place] != step.dropped:
             raise InputError(
-                f"{stage.folder}: dropped.jsonl has {counts[place]} rows of {step.operator}, summary.json "
+                f"{stage.folder}: dropped.jsonl has {counts[place]} rows of {step.operator}, but summary.json counts "
                 f"{step.dropped}; run the stage {stage.name} again"
             )
     return steps
 
 
 def _columns(stage: StageFolder, statistics: _Statistics, several: bool) -> dict[str, Column]:
-    """Statistics that two stages have in common are told apart by the stage."""
+    """Return the columns of a stage's statistics; with several stages, labels name the stage."""
     made = {name: numbers_column(_label(name, stage, several), values) for name, values in statistics.numbers.items()}
     made |= {name: words_column(_label(name, stage, several), words) for name, words in statistics.words.items()}
     return {column_key(stage.name, name): column for name, column in made.items() if column is not None}
@@ -231,8 +235,8 @@ def _label(name: str, stage: StageFolder, several: bool) -> str:
     return name.replace("_", " ") + (f" ({stage.name})" if several else "")
 
 
-class _Copies:
-    """Clusters of copies: the place of the row that each is a copy of, which is its own cluster's number."""
+class _Clusters:
+    """Clusters of near-duplicates; a cluster's number is the place of its kept row."""
 
     def __init__(self, rows: int):
         self.distance, self.cluster = np.full(rows, np.nan), np.full(rows, np.nan)
@@ -248,4 +252,7 @@ class _Copies:
         if not self.found:
             return {}
         distance = np.where(np.isnan(self.distance) & ~np.isnan(self.cluster), 0.0, self.distance)
-        return {"cluster": Column("cluster of copies", self.cluster), DISTANCE: Column("distance of copies", distance)}
+        return {
+            "cluster": Column("near-duplicate cluster", self.cluster),
+            DISTANCE: Column("distance to kept row", distance),
+        }

@@ -1,6 +1,6 @@
-"""Serves pages of the explorer on this machine, to whoever knows the token in their address.
+"""Server of the explorer's pages, on this machine only, for clients that know the token in the address.
 
-Images are asked for by the number of their row, and no path is ever taken from a request.
+Requests name images by the number of their row; no path is ever taken from a request.
 """
 
 import json
@@ -22,17 +22,17 @@ import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.reporting.explorer.page import numbers_of, served_page
+from dj2mgm.reporting.explorer.explorer_page import pack_numbers, served_page
 from dj2mgm.reporting.explorer.results import Results
-from dj2mgm.reporting.explorer.table import Table
+from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.links import page_name
 
 HOST = "127.0.0.1"
-SIDES = (160, 640)  # px, longest side of an image in the table and in full
-THUMBNAILS = 5000  # kept; some 5 KB each
-AT_ONCE = 2000  # rows that one request may ask for
+SIDES = (160, 640)  # px, longest side of an image in the table and in the details
+THUMBNAILS = 5000  # images in the cache, about 5 KB each
+MOST_ROWS = 2000  # rows per request
 MOST_CONNECTIONS = 64  # a browser opens six
-REQUEST_S = 30.0  # for a whole request to come, also on a connection that waits for the next one; and of silence
+REQUEST_S = 30.0  # time limit for a request to arrive, and for silence on a connection
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -41,40 +41,42 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-Answer = tuple[str, bytes]  # type and content
+Response = tuple[str, bytes]  # content type and content
 
 
-class NotThere(Exception):
-    """What is asked for does not exist."""
+class NotFoundError(Exception):
+    """No page, and no row of a table, has the requested address."""
 
 
 class Explorer:
-    """What is served: a page for each of the results, its rows and images, and reports that link to the pages."""
+    """The served contents: a page for each folder of results, its rows and images, and reports that link to it."""
 
     def __init__(self, results: list[Results], reports: dict[str, bytes]):
-        """
+        """Make the pages.
+
         Raises:
-            InputError: two results have the same name, which their pages are found by.
+            InputError: two results have the same name.
         """
         [(name, count)] = Counter(one.name for one in results).most_common(1)
         if count > 1:
-            raise InputError(f"{count} of the folders are named {name}, and pages go by names; explore one at a time")
+            raise InputError(f"{count} of the folders are named {name}; explore one at a time")
         self.pages = {page_name(one.name): served_page(one).encode() for one in results}
         self.reports = reports
         self.tables = {one.name: {table.name: table for table in one.tables} for one in results}
-        self.picture = lru_cache(THUMBNAILS)(self._picture)
+        self.read_image = lru_cache(THUMBNAILS)(self._read_image)
 
-    def answer(self, path: str, query: dict[str, list[str]]) -> Answer:
-        """
+    def answer(self, path: str, query: dict[str, list[str]]) -> Response:
+        """Answer a request.
+
         Raises:
-            NotThere: for all that is no page, and no row of a table.
+            NotFoundError: there is no page and no row of a table at this address.
         """
         if path in self.pages:
             return "text/html; charset=utf-8", self.pages[path]
         if path in self.reports:
             return "text/html; charset=utf-8", self.reports[path]
         parts = path.split("/")
-        answers: dict[str, tuple[Callable[..., Answer], set[str]]] = {
+        answers: dict[str, tuple[Callable[..., Response], set[str]]] = {
             "numbers": (self._numbers, set()),
             "rows": (self._rows, {"at"}),
             "find": (self._find, {"words"}),
@@ -83,30 +85,30 @@ class Explorer:
         table = self.tables.get(parts[0], {}).get(parts[1]) if len(parts) == 3 else None
         answer, keys = answers.get(parts[-1], (None, set()))
         if table is None or answer is None or set(query) != keys:
-            raise NotThere
+            raise NotFoundError
         return answer(table, **{key: values[-1] for key, values in query.items()})
 
-    def _numbers(self, table: Table) -> Answer:
-        return "application/octet-stream", numbers_of(table)
+    def _numbers(self, table: Table) -> Response:
+        return "application/octet-stream", pack_numbers(table)
 
-    def _rows(self, table: Table, at: str) -> Answer:
-        rows = [_row(table, number) for number in at.split(",")[:AT_ONCE]]
+    def _rows(self, table: Table, at: str) -> Response:
+        rows = [_row(table, number) for number in at.split(",")[:MOST_ROWS]]
         return "application/json", json.dumps([table.texts[row] for row in rows], ensure_ascii=False).encode()
 
-    def _find(self, table: Table, words: str) -> Answer:
+    def _find(self, table: Table, words: str) -> Response:
         wanted = words.lower()
         texts = ([row["id"], *(text for _, text in row["lines"])] for row in table.texts)
         found = (any(wanted in text.lower() for text in row) for row in texts)
         return "application/octet-stream", np.fromiter(found, dtype=np.uint8, count=len(table)).tobytes()
 
-    def _image(self, table: Table, at: str, side: str) -> Answer:
+    def _image(self, table: Table, at: str, side: str) -> Response:
         if side not in map(str, SIDES):
-            raise NotThere
-        return self.picture(table.image_root, table.texts[_row(table, at)]["image"], int(side))
+            raise NotFoundError
+        return self.read_image(table.image_root, table.texts[_row(table, at)]["image"], int(side))
 
     @staticmethod
-    def _picture(root, relative: str, side: int) -> Answer:
-        """The image, scaled down; in place of one that cannot be read, the reason."""
+    def _read_image(root, relative: str, side: int) -> Response:
+        """Return the image, scaled down, or the reason as a drawing if it cannot be read."""
         try:
             image = load_image(locate_image(root, relative))
         except BadImage as error:
@@ -121,62 +123,64 @@ class Explorer:
 
 def _row(table: Table, number: str) -> int:
     if not number.isascii() or not number.isdigit() or len(number) > 12 or int(number) >= len(table):
-        raise NotThere
+        raise NotFoundError
     return int(number)
 
 
 class Server(ThreadingHTTPServer):
-    """Answers on this machine only, below /<token>/."""
+    """A server that answers requests of this machine below /<token>/."""
 
     daemon_threads = True
 
     def __init__(self, explorer: Explorer, port: int = 0):
-        """
+        """Open the port.
+
         Args:
-            port: 0 for any that is free.
+            explorer: the served contents.
+            port: 0 for any free port.
 
         Raises:
-            InputError: the port is taken.
+            InputError: the port cannot be opened.
         """
         self.explorer = explorer
-        self.open: dict[socket.socket, float] = {}  # connections, and when the request that they wait for must be there
+        self.open: dict[socket.socket, float] = {}  # connections with the deadline of their next request
         self.token = secrets.token_urlsafe(24)
         try:
             super().__init__((HOST, port), _Handler)
-        except (OSError, OverflowError) as error:  # OverflowError: no port has such a number
+        except (OSError, OverflowError) as error:  # OverflowError: the number is too large for a port
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"port {port} cannot be opened ({reason}); name another one with --port") from None
 
     def process_request(self, request: socket.socket, client_address: object) -> None:
         if len(self.open) >= MOST_CONNECTIONS:
             return self.shutdown_request(request)
-        self.await_request(request)
+        self.expect_request(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: socket.socket) -> None:
         self.open.pop(request, None)
         super().shutdown_request(request)
 
-    def await_request(self, connection: socket.socket) -> None:
+    def expect_request(self, connection: socket.socket) -> None:
         self.open[connection] = time.monotonic() + REQUEST_S
 
-    def request_has_come(self, connection: socket.socket) -> None:
+    def mark_request_received(self, connection: socket.socket) -> None:
         self.open[connection] = float("inf")
 
     def service_actions(self) -> None:
-        """End connections whose request is not there in time; `serve_forever` calls this twice a second."""
+        """Close connections whose request is late; `serve_forever` calls this twice a second."""
         now = time.monotonic()
         for connection in [connection for connection, until in list(self.open.items()) if until < now]:
-            with suppress(OSError):  # it has just been closed
+            with suppress(OSError):  # it was closed in the meantime
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that no longer waits for an image is no error."""
+        """Ignore closed connections: a browser may stop waiting for an image."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def address(self, page: str) -> str:
-        """Of a page, as a browser wants it: quoted."""
+        """Return the quoted address of a page."""
         return f"http://{HOST}:{self.server_port}/{self.token}/{quote(page, safe='')}"
 
 
@@ -186,16 +190,16 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def handle_one_request(self) -> None:
-        self.server.await_request(self.connection)
+        self.server.expect_request(self.connection)
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        self.server.request_has_come(self.connection)
+        self.server.mark_request_received(self.connection)
         if self.headers.get("Host") != f"{HOST}:{self.server.server_port}":
             return self._refuse(HTTPStatus.FORBIDDEN)
         try:
             parts = urlsplit(self.path)
-        except ValueError:  # as of http://[/
+        except ValueError:  # for example, http://[/
             return self._refuse(HTTPStatus.BAD_REQUEST)
         _, token, path = (parts.path + "//").split("/", 2)
         path = unquote(path).rstrip("/")
@@ -203,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.FORBIDDEN)
         try:
             kind, content = self.server.explorer.answer(path, parse_qs(parts.query))
-        except NotThere:
+        except NotFoundError:
             return self._refuse(HTTPStatus.NOT_FOUND)
         self._send(HTTPStatus.OK, kind, content, path)
 
@@ -225,4 +229,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: addresses hold the token."""
+        """Log nothing, since addresses contain the token."""

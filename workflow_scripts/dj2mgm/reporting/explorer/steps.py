@@ -1,8 +1,8 @@
-"""The operators of a recipe as steps that drop rows, with the limits that the explorer lets a reader move.
+"""Operators of a recipe as steps that drop rows, with the limits that a reader can move in the explorer.
 
-A step drops a row that has a number in each of the step's columns by its limits, and any other row as the run did. So
-at the recipe's own limits every step drops the rows that the run has dropped; where limits alone do not give these, the
-step has none, and its decisions stay those of the run.
+A step decides by its limits on rows that have a number in each of its columns, and as the run did on other rows. At
+the recipe's limits, each step drops the rows that the run dropped. If limits cannot reproduce the run, the step has no
+limits, and its decisions are always those of the run.
 """
 
 from collections.abc import Callable
@@ -12,33 +12,35 @@ import numpy as np
 
 from dj2mgm.config.recipe_operators import defaults_of
 from dj2mgm.data.shares import SIDES, limits_of_shares
-from dj2mgm.reporting.histograms import LIMITS, as_number
+from dj2mgm.reporting.histograms import LIMITS, parse_number
 from dj2mgm.reporting.links import step_key
 
 UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more
-STOPS = 400  # of a slider: values that rows have, evenly spread over the rows
+STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
 SIMILARITY = "image_text_similarity"
-ORIGINAL = "original_image_text_similarity"  # of the caption that a row came with, of which a share is one
-RECAPTION = "low_similarity_recaption_mapper"  # drops no row; rows beyond its limit get a new caption
-DISTANCE = "distance"  # of a copy from the row that is kept
-# Deduplicators by distance: their limit, and the distance as what it limits. What is as near as the limit is a copy.
-COPIES: dict[str, tuple[str, str, Callable]] = {
+ORIGINAL = "original_image_text_similarity"  # of the dataset's caption; limits by share refer to it
+RECAPTION = "low_similarity_recaption_mapper"  # drops no row; rows below its limit get a new caption
+DISTANCE = "distance"  # of a near-duplicate from the kept row
+# Near-deduplicators: the argument, its side, and the limited number computed from the distance. A row at the limit is
+# a near-duplicate.
+DEDUPLICATOR_LIMITS: dict[str, tuple[str, str, Callable]] = {
     "image_near_deduplicator": ("max_bits", "min", lambda distance: distance),
     "image_embedding_deduplicator": ("min_similarity", "max", lambda distance: np.round(1 - distance, 4)),
 }
 
 
 @dataclass(frozen=True)
-class Limit:
+class StepLimit:
     """One end of the range that a step keeps.
 
     Args:
+        argument: of the operator.
         side: min or max.
         value: None for no limit.
         closed: whether a row with this value is kept.
-        column: key of the numbers that are judged.
-        scores: of a share, key of the numbers that it is a share of; otherwise empty.
-        stops: where a slider stops, in ascending order.
+        column: key of the limited numbers.
+        scores: key of the numbers that a limit by share refers to; otherwise empty.
+        stops: values at which the slider stops, ascending.
         whole: whether all numbers are whole.
     """
 
@@ -52,7 +54,7 @@ class Limit:
     whole: bool = False
 
     def drops(self, values: np.ndarray, value: float | None) -> np.ndarray:
-        """(N,) bool, of numbers beyond a limit at `value`."""
+        """Return which values, (N,), are beyond a limit at `value`."""
         if value is None:
             return np.zeros(len(values), dtype=bool)
         if self.side == "min":
@@ -62,82 +64,90 @@ class Limit:
 
 @dataclass(frozen=True)
 class Step:
-    """
+    """An operator that drops rows or rewrites captions.
+
     Args:
-        stage, number: and its place in that stage's recipe.
-        dropped: by the run.
-        limits: that follow the run's decisions; none where it decides by something else.
-        rewritten: how many captions the run has rewritten, of a step that does that to rows beyond its limits instead
-            of dropping them.
+        stage: filter, synthesize or analyze.
+        number: place in the stage's recipe, from 1.
+        operator: name.
+        dropped: number of rows that the run dropped.
+        limits: limits that reproduce the run's decisions; empty if there are none.
+        rewritten: number of captions that the run rewrote; None for a step that drops rows.
     """
 
     stage: str
     number: int
     operator: str
     dropped: int
-    limits: list[Limit]
+    limits: list[StepLimit]
     rewritten: int | None = None
 
     @property
     def key(self) -> str:
         return step_key(self.stage, self.number)
 
-    def described(self) -> dict:
-        """As the page is told."""
+    def as_dict(self) -> dict:
+        """Return the step for the page's JSON."""
         return asdict(self) | {"key": self.key}
 
 
-def steps_of(
+def build_steps(
     stage: str, recipe: dict, summary: dict, numbers: dict[str, np.ndarray], fate: np.ndarray, first: int
 ) -> list[Step]:
-    """The steps of a stage.
+    """Return the steps of a stage.
 
     Args:
-        numbers: (N,) by statistic, and `DISTANCE` of copies; what copies are limited by is added.
-        fate: (N,) of the whole run, in which the stage's first step has the place `first`.
+        stage: its name.
+        recipe: its recipe.
+        summary: its summary.json.
+        numbers: (N,) by statistic, and the `DISTANCE` of near-duplicates; the deduplicators' limited numbers are added.
+        fate: (N,) place of the step that dropped each row, 0 for kept rows, over all stages.
+        first: place of the stage's first step.
     """
     steps = []
     specs = [next(iter(step.items())) for step in recipe["process"]]
     for place, (operator, (_, arguments)) in enumerate(zip(summary["operators"], specs, strict=False), start=first):
         if operator["operator"] == RECAPTION:
-            steps.append(_recaptioning(stage, operator, arguments or {}, numbers, (fate == 0) | (fate >= place)))
+            steps.append(
+                _build_recaption_step(stage, operator, arguments or {}, numbers, (fate == 0) | (fate >= place))
+            )
             continue
-        if operator["operator"] in COPIES:
+        if operator["operator"] in DEDUPLICATOR_LIMITS:
             distance = np.where(fate == place, numbers.get(DISTANCE, np.nan), np.nan)
-            limits = _limits_of_copies(stage, operator["operator"], arguments or {}, numbers, distance)
+            limits = _build_duplicate_limits(stage, operator["operator"], arguments or {}, numbers, distance)
         else:
-            limits = _limits(stage, operator["operator"], arguments or {}, numbers)
-        if not _agree(limits, stage, numbers, fate, place):
+            limits = _build_limits(stage, operator["operator"], arguments or {}, numbers)
+        if not _reproduce_run(limits, stage, numbers, fate, place):
             limits = []
         step = Step(stage, operator["step"], operator["operator"], operator["dropped"], limits)
         steps.append(step)
     return steps
 
 
-def _recaptioning(
+def _build_recaption_step(
     stage: str, operator: dict, arguments: dict, numbers: dict[str, np.ndarray], arrived: np.ndarray
 ) -> Step:
-    """With its limit, if as many captions are beyond it as were rewritten."""
+    """Return a step that rewrites captions, with its limit if the limit reproduces the number of rewritten ones."""
     step = Step(stage, operator["step"], operator["operator"], operator["dropped"], [])
     below = operator.get("recaption", {}).get("below")
     if below is None or ORIGINAL not in numbers:
         return step
     share = "keep_fraction" if arguments.get("keep_fraction") is not None else ""
-    limit = _limit(stage, ORIGINAL, "min", share or "min_similarity", arguments, numbers, bool(share))
+    limit = _build_limit(stage, ORIGINAL, "min", share or "min_similarity", arguments, numbers, bool(share))
     bound = limit_value(limit, limit.value, {limit.column: numbers[ORIGINAL]}, arrived)
     if (arrived & limit.drops(numbers[ORIGINAL], bound)).sum() != below:
         return step
     return replace(step, limits=[limit], rewritten=below)
 
 
-def limits_alone(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tuple[list[Step], np.ndarray]:
-    """The steps of a recipe that has not dropped any rows yet, and (N,) which of them would drop each row."""
+def apply_limits(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tuple[list[Step], np.ndarray]:
+    """Return the steps of a recipe that was not run, and the place of the step that would drop each row, (N,)."""
     by_key = {column_key(stage, name): values for name, values in numbers.items()}
     fate = np.zeros(len(next(iter(numbers.values()), ())))
     steps: list[Step] = []
     for number, spec in enumerate(recipe["process"], start=1):
         [(operator, arguments)] = spec.items()
-        if limits := _limits(stage, operator, arguments or {}, numbers):
+        if limits := _build_limits(stage, operator, arguments or {}, numbers):
             arrived, dropped = fate == 0, np.zeros(len(fate), dtype=bool)
             for limit in limits:
                 dropped |= limit.drops(by_key[limit.column], limit_value(limit, limit.value, by_key, arrived))
@@ -150,7 +160,7 @@ def column_key(stage: str, statistic: str) -> str:
     return f"{stage}/{statistic}"
 
 
-def _limits(stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray]) -> list[Limit]:
+def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray]) -> list[StepLimit]:
     if arguments.get("reversed_range"):
         return []
     found, known = [], defaults_of(operator) | arguments
@@ -161,34 +171,34 @@ def _limits(stage: str, operator: str, arguments: dict, numbers: dict[str, np.nd
             if argument is None:
                 continue
             share = next((word for word, cut in SIDES.items() if cut == side and known.get(word) is not None), None)
-            found.append(_limit(stage, statistic, side, share or argument, known, numbers, share is not None))
+            found.append(_build_limit(stage, statistic, side, share or argument, known, numbers, share is not None))
     return found
 
 
-def _limit(
+def _build_limit(
     stage: str, statistic: str, side: str, argument: str, known: dict, numbers: dict[str, np.ndarray], share: bool
-) -> Limit:
+) -> StepLimit:
     values, key = numbers[statistic], column_key(stage, statistic)
-    value = None if known.get(argument) is None else as_number(str(known[argument]))
+    value = None if known.get(argument) is None else parse_number(str(known[argument]))
     if share:
         scores = column_key(stage, ORIGINAL) if statistic == SIMILARITY and ORIGINAL in numbers else key
         stops = sorted({*(round(place / 100, 2) for place in range(101)), value} - {0.0})
-        return Limit(argument, side, value, True, key, scores, stops)
+        return StepLimit(argument, side, value, True, key, scores, stops)
     value = None if value is None or abs(value) >= UNLIMITED else value
     closed = known.get(f"{side}_closed_interval", True)
-    return Limit(argument, side, value, closed, key, "", _stops(values, value), _are_whole(values))
+    return StepLimit(argument, side, value, closed, key, "", _stops(values, value), _all_whole(values))
 
 
-def _limits_of_copies(
+def _build_duplicate_limits(
     stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray], distance: np.ndarray
-) -> list[Limit]:
-    argument, side, judged = COPIES[operator]
+) -> list[StepLimit]:
+    argument, side, judged = DEDUPLICATOR_LIMITS[operator]
     value = (defaults_of(operator) | arguments).get(argument)
     if value is None or np.isnan(distance).all():
         return []
     numbers[argument] = values = judged(distance)
     stops = _stops(values, float(value))
-    return [Limit(argument, side, float(value), False, column_key(stage, argument), "", stops, _are_whole(values))]
+    return [StepLimit(argument, side, float(value), False, column_key(stage, argument), "", stops, _all_whole(values))]
 
 
 def _stops(values: np.ndarray, value: float | None) -> list[float]:
@@ -197,13 +207,15 @@ def _stops(values: np.ndarray, value: float | None) -> list[float]:
     return np.unique(np.append(found, [] if value is None else [value])).tolist()
 
 
-def _are_whole(values: np.ndarray) -> bool:
+def _all_whole(values: np.ndarray) -> bool:
     finite = values[np.isfinite(values)]
     return bool((finite == np.round(finite)).all())
 
 
-def _agree(limits: list[Limit], stage: str, numbers: dict[str, np.ndarray], fate: np.ndarray, place: int) -> bool:
-    """Whether limits alone drop what the run has dropped, of the rows that have all the numbers."""
+def _reproduce_run(
+    limits: list[StepLimit], stage: str, numbers: dict[str, np.ndarray], fate: np.ndarray, place: int
+) -> bool:
+    """Return whether the limits drop the rows that the run dropped, among rows that have all numbers."""
     if not limits:
         return True
     by_key = {column_key(stage, name): values for name, values in numbers.items()}
@@ -215,8 +227,10 @@ def _agree(limits: list[Limit], stage: str, numbers: dict[str, np.ndarray], fate
     return bool((dropped[judged] == (fate[judged] == place)).all())
 
 
-def limit_value(limit: Limit, value: float | None, by_key: dict[str, np.ndarray], arrived: np.ndarray) -> float | None:
-    """What numbers are compared with: of a share, what the rows that arrive make of it."""
+def limit_value(
+    limit: StepLimit, value: float | None, by_key: dict[str, np.ndarray], arrived: np.ndarray
+) -> float | None:
+    """Return the limit in the unit of the numbers; a share is converted by the scores of the rows that arrive."""
     if not limit.scores or value is None:
         return value
     scores = by_key[limit.scores]

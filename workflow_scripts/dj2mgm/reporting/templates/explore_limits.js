@@ -1,6 +1,6 @@
-// The recipe's steps with a slider for each limit, and filters by statistic.
+// The recipe's steps with a slider for each limit, and the filters of the rows.
 
-/** An element with attributes and children; texts stay texts. */
+/** Make an element with attributes and children; strings become text, never markup. */
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -16,15 +16,15 @@ const lost = (count) => (count ? `−${grouped(count)}` : "0");
 const shown = (value) => (Number.isInteger(value) ? grouped(value) : Number(value.toPrecision(4)).toString());
 
 class Limits {
-  /** `changed` is called when a limit has moved, `show` with a step whose rows are asked for. */
+  /** Call `changed` after a limit has moved, and `show` with the key of a step to show its rows. */
   constructor(form, table, changed, show) {
     this.table = table;
     this.chosen = new Map(table.steps.flatMap((step) => step.limits.map((limit) => [limit, limit.value])));
     this.counts = [];
     this.sliders = new Map();
     this.changed = changed;
-    this.recipe = element("pre", { "aria-label": "Changed limits, as in a recipe" });
-    const reset = element("button", { type: "button", onclick: () => this.reset() }, "Recipe’s limits");
+    this.recipe = element("pre", { "aria-label": "Changed limits, in the format of a recipe" });
+    const reset = element("button", { type: "button", onclick: () => this.reset() }, "Reset limits");
     form.replaceChildren(element("h2", {}, table.steps.length ? "Recipe" : "No recipe"), ...table.steps.map((step) => this._step(step, show)));
     if (this.sliders.size) form.append(reset, this.recipe);
   }
@@ -33,7 +33,7 @@ class Limits {
     for (const limit of this.chosen.keys()) this._set(limit, limit.value);
   }
 
-  /** Show what each step drops or rewrites now. */
+  /** Show how many rows each step drops or rewrites now. */
   update({ counts, rewritten }) {
     this.counts.forEach(({ text, step }, index) => {
       const rewrites = step.rewritten !== null, said = rewrites ? (count) => `${grouped(count)} new` : lost;
@@ -56,7 +56,7 @@ class Limits {
     return element("fieldset", { "data-step": step.key }, title, button, ...step.limits.map((limit) => this._limit(step, limit)));
   }
 
-  /** A slider stops at values that rows have; beyond its end on the open side there is no limit. */
+  /** Make a slider that stops at values of rows; its last stop on the open side means no limit. */
   _limit(step, limit) {
     const stops = limit.scores ? limit.stops : limit.side === "min" ? [null, ...limit.stops] : [...limit.stops, null];
     const name = `${step.operator} ${limit.argument}`;
@@ -85,7 +85,7 @@ class Limits {
   }
 }
 
-/** Inputs for what is shown and in which order; they fill `state` and call `changed`. */
+/** Make the inputs for filters and order; they set `state` and call `changed`. */
 function filterForm(form, table, state, changed, find) {
   const fields = [outcomeField(table, state, changed), findField(state, find)];
   const ranges = [];
@@ -94,7 +94,7 @@ function filterForm(form, table, state, changed, find) {
   }
   fields.push(sortField(table, state, changed));
   form.replaceChildren(...fields.filter(Boolean));
-  if (ranges.length) form.append(element("details", {}, element("summary", {}, "Statistics from … to …"), ...ranges));
+  if (ranges.length) form.append(element("details", {}, element("summary", {}, "Filter by range of a statistic"), ...ranges));
 }
 
 function choice(label, options, value, change) {
@@ -104,7 +104,7 @@ function choice(label, options, value, change) {
 
 function outcomeField(table, state, changed) {
   if (!table.steps.length) return null;
-  const options = [["", "all rows"], ["kept", "rows that stay"], ["dropped", "rows that fall"], ["lost", "fall only now"], ["back", "stay only now"]];
+  const options = [["", "all rows"], ["kept", "kept rows"], ["dropped", "dropped rows"], ["lost", "newly dropped rows"], ["back", "newly kept rows"]];
   options.push(...table.steps.map((step) => [step.key, `dropped by ${step.operator}`]));
   return choice("outcome", options, state.outcome, (value) => changed((state.outcome = value)));
 }
@@ -120,9 +120,9 @@ function wordField(key, column, state, changed) {
 }
 
 function sortField(table, state, changed) {
-  const options = [["", "as they came"]];
+  const options = [["", "original order"]];
   for (const [key, { label, words }] of Object.entries(table.columns)) {
-    options.push([key, `${label}, ${words ? "a to z" : "lowest first"}`]);
+    options.push([key, `${label}, ${words ? "A to Z" : "lowest first"}`]);
     if (!words) options.push([`-${key}`, `${label}, highest first`]);
   }
   return choice("order", options, state.order, (value) => changed((state.order = value)));

@@ -1,14 +1,14 @@
-// What each step drops, at limits that a reader may move: the same as reporting/explorer/steps.py says of the recipe's.
+// Which rows each step drops at the chosen limits, in agreement with reporting/explorer/steps.py.
 
 const TIE = 1e-6;
 
-/** Python's round(): a half goes to the even neighbor. */
+/** Round as Python's round() does: halves to the even neighbor. */
 function roundHalfEven(number) {
   const floor = Math.floor(number), rest = number - floor;
   return rest === 0.5 ? floor + (floor % 2) : Math.round(number);
 }
 
-/** Where a share of the scores cuts (data/shares.py). */
+/** Convert a limit by share to a score, as data/shares.py does. */
 function boundOfShare(argument, share, scores) {
   const rows = scores.length;
   if (!rows) return 0;
@@ -18,7 +18,7 @@ function boundOfShare(argument, share, scores) {
   return scores[Math.min(below, rows - 1)] - TIE;
 }
 
-/** The scores of the rows that no step has dropped so far. */
+/** Return the scores of the rows that no earlier step dropped. */
 function scoresOf(table, limit, outcome) {
   const scores = table.columns[limit.scores].values, judged = table.columns[limit.column].values;
   const found = new Float64Array(table.rows);
@@ -31,7 +31,7 @@ function scoresOf(table, limit, outcome) {
   return found.subarray(0, count);
 }
 
-/** A byte for each row: 1 where the run has measured all that the step's limits judge. */
+/** Return a byte per row: 1 if the run measured all numbers of the step's limits. */
 function measured(table, step) {
   const known = new Uint8Array(table.rows).fill(step.limits.length ? 1 : 0);
   for (const { column } of step.limits) {
@@ -41,7 +41,7 @@ function measured(table, step) {
   return known;
 }
 
-/** Give rows beyond the bound the place of the step that drops them; only rows that no step has dropped before. */
+/** Mark rows beyond the bound with the place of the step, unless an earlier step dropped them. */
 function drop(outcome, place, known, values, { side, closed }, bound) {
   const rows = outcome.length;
   if (side === "min" && closed) for (let row = 0; row < rows; row++) { if (!outcome[row] && known[row] && values[row] < bound) outcome[row] = place; }
@@ -51,8 +51,9 @@ function drop(outcome, place, known, values, { side, closed }, bound) {
 }
 
 /**
- * Which step drops each row: its place from 1, 0 for a row that stays; how many rows each step drops (of 0: how many
- * stay) or rewrites; and how many rows stay that the run has dropped. `chosen` holds a value, or null for no limit, by limit.
+ * Apply all steps. `chosen` maps each limit to its value, or null for no limit. Return the place of the step that drops
+ * each row (from 1; 0 for kept rows), the number of rows per place, the number of captions that each step rewrites, and
+ * the number of kept rows that the run dropped.
  */
 function cascade(table, chosen) {
   const { rows, fate } = table, outcome = new Uint16Array(rows), counts = new Array(table.steps.length + 1).fill(0), rewritten = [];
@@ -76,7 +77,7 @@ function cascade(table, chosen) {
   return { outcome, counts, rewritten, back };
 }
 
-/** The places of all rows, by a column's values; rows without one come last. */
+/** Sort all rows by a column's values; rows without a value come last. */
 function sorted(table, key, descending) {
   const order = new Uint32Array(table.rows).map((_, row) => row);
   if (!key) return order;
@@ -87,7 +88,7 @@ function sorted(table, key, descending) {
   return order.sort((a, b) => (ranks[a] < ranks[b] ? -1 : ranks[a] > ranks[b] ? 1 : a - b));
 }
 
-/** The rows that pass all filters, in this order. */
+/** Return the rows that pass all filters, in the given order. */
 function chosenRows(table, order, outcome, filters) {
   const tests = [];
   if (filters.outcome) tests.push(outcomeTest(table, outcome, filters.outcome));

@@ -1,7 +1,7 @@
-// The page: rows in a table that draws only those in view, and one row in full.
+// The page: a table that draws only the rows in view, and the details of one row.
 
-const ROW_HEIGHT = 78; // px, as in the style
-const SIDES = [160, 640]; // px of images in the table and in full
+const ROW_HEIGHT = 78; // px, as in the style sheet
+const SIDES = [160, 640]; // px, longest side of images in the table and in the details
 const model = JSON.parse(document.getElementById("model").textContent);
 const source = model.base ? new Served(model.base) : new Embedded();
 const counts = document.getElementById("counts"), detail = document.getElementById("detail");
@@ -10,7 +10,7 @@ const wanted = new URLSearchParams(location.hash.slice(1));
 let table, state, limits, rows, outcome, grid, waiting;
 let order = { key: null };
 
-/** Show another kind of rows, with the filters that a link asks for. */
+/** Show a table with the filters of a link. */
 async function open(name, asked = new URLSearchParams()) {
   table = model.tables.find((one) => one.name === name) || model.tables[0];
   if (!table.fate) await source.load(table);
@@ -47,7 +47,7 @@ async function find(words) {
   update();
 }
 
-/** Many moves of a slider within a frame are one. */
+/** Update once per frame, however often a slider moves. */
 function later() {
   if (!waiting) waiting = requestAnimationFrame(() => {
     waiting = null;
@@ -67,7 +67,7 @@ function update() {
   else refresh();
 }
 
-/** The rows are the same, and what becomes of them is not. */
+/** Update the outcomes of the rows in view. */
 function refresh() {
   grid.rows().every(function () {
     this.node()?.cells[3].replaceChildren(...outcomeCell(this.data()));
@@ -77,8 +77,8 @@ function refresh() {
 
 function said({ counts, back }) {
   if (!table.steps.length) return `${grouped(rows.length)} of ${grouped(table.rows)} rows shown.`;
-  const note = back ? ` ${grouped(back)} of those that stay were dropped by the run: operators after that one have not measured them.` : "";
-  return `${grouped(counts[0])} of ${grouped(table.rows)} rows stay, ${grouped(table.rows - counts[0])} fall; ${grouped(rows.length)} shown.${note}`;
+  const note = back ? ` The run dropped ${grouped(back)} of the kept rows, so later operators did not measure them.` : "";
+  return `${grouped(counts[0])} of ${grouped(table.rows)} rows kept, ${grouped(table.rows - counts[0])} dropped; ${grouped(rows.length)} shown.${note}`;
 }
 
 function draw() {
@@ -101,14 +101,14 @@ function draw() {
   });
   made.on("key", (_, grid, key, cell, event) => {
     if (key !== 13) return;
-    event.preventDefault(); // what follows of the key press would go to the button that has the focus by then
+    event.preventDefault(); // otherwise the key press would also reach the button that gets the focus
     openDetail(grid.row(cell.index().row).data());
   });
   made.on("click", "tbody tr", (event) => openDetail(made.row(event.currentTarget).data()));
   return made;
 }
 
-/** The rows from `start` on, as the table asks for them when it scrolls. */
+/** Answer a request of the table, which loads rows as it scrolls. */
 async function answer({ draw, start, length }) {
   const places = Array.from(rows.subarray(start, start + length)), asked = table;
   const texts = await source.texts(table, places);
@@ -129,7 +129,7 @@ const lines = (data) => data.lines.map(([label, text]) => element("p", {}, label
 function outcomeCell(data) {
   if (!data.table.steps.length) return [wordsOf(data)];
   const step = data.table.steps[outcome[data.row] - 1];
-  return [element("span", { class: step ? "bad" : "good" }, step ? `falls: ${step.operator.replaceAll("_", " ")}` : "stays")];
+  return [element("span", { class: step ? "bad" : "good" }, step ? `dropped: ${step.operator.replaceAll("_", " ")}` : "kept")];
 }
 
 const wordsOf = (data) => Object.keys(data.table.columns).filter((key) => data.table.columns[key].words).map((key) => valueOf(data, key)).join(", ");
@@ -144,13 +144,13 @@ function valueOf({ table, row }, key) {
   return Number.isNaN(values[row]) ? "–" : words ? words[values[row]] : shown(values[row]);
 }
 
-/** One row with its whole image, all texts and statistics, and its copies. */
+/** Show the details of one row: image, texts, statistics and near-duplicates. */
 async function openDetail(data) {
   if (!data) return;
   const facts = Object.entries(data.table.columns).map(([key, { label }]) => element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, valueOf(data, key))));
   const close = element("button", { type: "button", onclick: () => detail.close() }, "Close");
   detail.replaceChildren(close, element("h2", { id: "detail-title" }, data.id), picture(data, 1), ...lines(data), element("p", {}, ...outcomeCell(data)), element("table", {}, ...facts), ...(await copies(data)));
-  grid.keys.disable(); // they are the dialog's until it closes, and the row's cell stays the one that has the focus
+  grid.keys.disable(); // until the dialog closes; the row's cell keeps the focus
   detail.showModal();
   close.focus();
 }
@@ -161,7 +161,7 @@ async function copies({ table, row }) {
   const members = sorted(table, "distance").filter((one) => clusters[one] === clusters[row]).slice(0, 24);
   const texts = await source.texts(table, members);
   const figures = texts.map((text, index) => element("figure", {}, picture({ ...text, table, row: members[index] }, 0), element("figcaption", {}, text.id)));
-  return [element("h3", {}, "The cluster of copies, the kept row first"), element("div", { class: "copies" }, ...figures)];
+  return [element("h3", {}, "Near-duplicate cluster, kept row first"), element("div", { class: "copies" }, ...figures)];
 }
 
 detail.addEventListener("close", () => grid.keys.enable());

@@ -1,6 +1,6 @@
-// Where rows come from: the server that wrote the page, or the page itself.
+// The source of the rows: the server, or the page itself.
 
-/** [numbers by column, fate] of a table, as it was written: one column of float64 after the other. */
+/** Read the columns and the fate of a table from float64 numbers, one column after the other. */
 function unpack(table, buffer) {
   const at = (place) => new Float64Array(buffer, 8 * table.rows * place, table.rows);
   const keys = Object.keys(table.columns);
@@ -10,7 +10,7 @@ function unpack(table, buffer) {
 
 class Served {
   constructor(base) {
-    this.base = encodeURIComponent(base); // the name of a folder
+    this.base = encodeURIComponent(base); // name of the folder of results
   }
 
   async load(table) {
@@ -22,7 +22,7 @@ class Served {
     return rows.length ? (await this._get(table, `rows?at=${rows.join(",")}`)).json() : [];
   }
 
-  /** A byte for each row, 1 where the text or the id holds the words. */
+  /** Return a byte per row: 1 if the text or the id contains the words. */
   async find(table, words) {
     const answer = await this._get(table, `find?words=${encodeURIComponent(words)}`);
     return new Uint8Array(await answer.arrayBuffer());
@@ -34,7 +34,7 @@ class Served {
 
   async _get(table, what) {
     const answer = await fetch(`${this.base}/${table.name}/${what}`);
-    if (!answer.ok) throw new Error(`the server answers ${answer.status}; is explore.py still running?`);
+    if (!answer.ok) throw new Error(`The server answered ${answer.status}. Check that explore.py is still running.`);
     return answer;
   }
 }

@@ -1,4 +1,4 @@
-"""Clusters of similar images, of which a recipe has kept one each."""
+"""Clusters of near-duplicate images, of which a recipe keeps one row each."""
 
 import heapq
 from collections import Counter
@@ -7,33 +7,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.files import read_jsonl, read_yaml
-from dj2mgm.reporting.drawing import grouped, named_counts
+from dj2mgm.reporting.drawing import format_integer
 from dj2mgm.reporting.experiment import Experiment
 from dj2mgm.reporting.gallery import thumbnail
 
-CLUSTERS, IMAGES = 4, 5  # shown; of a cluster the kept image and its nearest copies
+CLUSTERS, IMAGES = 4, 5  # number of clusters shown, and of images per cluster
 
 
 @dataclass(frozen=True)
-class Member:
+class ClusterMember:
+    """A row of a cluster."""
+
     id: str
     image: str  # data URI
-    distance: float | None  # from the kept one, as the operator measures it; None for the kept one itself
+    distance: float | None  # from the kept row, as the operator measures it; None for the kept row
 
 
 @dataclass(frozen=True)
-class CopiesPart:
-    """What one operator has found."""
+class DuplicateSection:
+    """The clusters that one operator found."""
 
     operator: str
-    clusters: str  # how many
-    dropped: str
-    sizes: str  # "2 rows: 49, 3 rows: 51"
-    largest: list[tuple[str, list[Member]]]  # number of rows, and some of them
+    clusters: str  # number of clusters
+    dropped: str  # number of rows
+    sizes: str  # "49 with 2 rows, 51 with 3 rows"
+    largest: list[tuple[str, list[ClusterMember]]]  # number of rows, and some of them
 
 
-def copies_found(experiment: Experiment) -> list[CopiesPart]:
-    """Of the first run's filters, in their order; none if no operator of the recipe looks for copies.
+def duplicate_sections(experiment: Experiment) -> list[DuplicateSection]:
+    """Return a section for each near-deduplicator of the first run's filter, in their order.
 
     Raises:
         InputError: an image cannot be read.
@@ -43,35 +45,36 @@ def copies_found(experiment: Experiment) -> list[CopiesPart]:
     return [_part(experiment, run.stages["filter"], operator) for operator in finders]
 
 
-def _part(experiment: Experiment, folder: Path, operator: dict) -> CopiesPart:
+def _part(experiment: Experiment, folder: Path, operator: dict) -> DuplicateSection:
     sizes = {int(size): count for size, count in operator["copies"]["clusters"].items()}
-    return CopiesPart(
+    return DuplicateSection(
         operator["operator"],
-        grouped(sum(sizes.values())),
-        grouped(operator["dropped"]),
-        named_counts({f"{size} rows": sizes[size] for size in sorted(sizes)[:8]}),
+        format_integer(sum(sizes.values())),
+        format_integer(operator["dropped"]),
+        ", ".join(f"{format_integer(sizes[size])} with {size} rows" for size in sorted(sizes)[:8]),
         _largest(experiment, folder, operator["step"]),
     )
 
 
-def _largest(experiment: Experiment, folder: Path, step: int) -> list[tuple[str, list[Member]]]:
+def _largest(experiment: Experiment, folder: Path, step: int) -> list[tuple[str, list[ClusterMember]]]:
     counts = Counter(row["copy_of"] for row in _dropped(folder, step))
     largest = heapq.nsmallest(CLUSTERS, counts, key=lambda kept: (-counts[kept], kept))
     members: dict[str, list[tuple[float, str]]] = {kept: [] for kept in largest}
     for row in _dropped(folder, step):
         if row["copy_of"] in members:
             members[row["copy_of"]].append((row["distance"], row["id"]))
-    shown = {kept: sorted(copies)[: IMAGES - 1] for kept, copies in members.items()}
-    wanted = {*shown, *(identifier for copies in shown.values() for _, identifier in copies)}
+    shown = {kept: sorted(dropped)[: IMAGES - 1] for kept, dropped in members.items()}
+    wanted = {*shown, *(identifier for dropped in shown.values() for _, identifier in dropped)}
     root = Path(read_yaml(folder / "config.yaml")["image_root"])
     rows = read_jsonl(experiment.dataset / "pretrain.jsonl")
     images = {row["id"]: thumbnail(root, row["images"][0]) for row in rows if row["id"] in wanted}
     return [
         (
-            grouped(counts[kept] + 1),
-            [Member(kept, images[kept], None)] + [Member(name, images[name], apart) for apart, name in copies],
+            format_integer(counts[kept] + 1),
+            [ClusterMember(kept, images[kept], None)]
+            + [ClusterMember(name, images[name], distance) for distance, name in dropped],
         )
-        for kept, copies in shown.items()
+        for kept, dropped in shown.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""The explorer's page: the grid of DataTables, the page's own scripts, and what rows it shows."""
+"""The explorer's page: the grid of DataTables, the page's own scripts, and its rows."""
 
 import base64
 import gzip
@@ -16,37 +16,37 @@ from markupsafe import Markup
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_text
-from dj2mgm.reporting.drawing import data_uri, environment, grouped
+from dj2mgm.reporting.drawing import data_uri, format_integer, template_environment
 from dj2mgm.reporting.explorer.results import Results
-from dj2mgm.reporting.explorer.table import Table
+from dj2mgm.reporting.explorer.row_table import Table
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 SCRIPTS = ("explore_model.js", "explore_source.js", "explore_limits.js", "explore_rows.js")
-EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # of the library's bundle, which is a module
-EMBEDDED, SIDE, QUALITY = 300, 96, 80  # images of a table in an offline page, their longest side in px
-FIRST = 5  # of them, for each step that drops rows
+EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the library's bundle, which is a module
+EMBEDDED, SIDE, QUALITY = 300, 96, 80  # most images per table in an offline page, their longest side in px
+FIRST = 5  # images of each step that drops rows
 
 
 def served_page(results: Results) -> str:
-    """A page whose rows a server gives, below the page's own address."""
+    """Return a page that loads its rows from the server, below its own address."""
     return _page(results, {"base": results.name}, "connect-src 'self'; img-src 'self' data:", "", {})
 
 
 def write_offline_page(results: Results, path: Path) -> None:
-    """One file with all rows, and images of some: it would otherwise be as large as the dataset."""
+    """Write one file with all rows but not all images, which would make it as large as the dataset."""
     note = (
-        f"All rows are in this file, and up to {grouped(EMBEDDED)} images of each kind of rows; of the others it shows "
-        f"the names. explore.py without --output shows all images."
+        f"This file contains all rows, and up to {format_integer(EMBEDDED)} images per table. For other rows it shows "
+        "the name of the image. To see all images, run explore.py without --output."
     )
     data = {}
     for table in results.tables:
-        data[f"{table.name}-numbers"] = _zipped([numbers_of(table)])
+        data[f"{table.name}-numbers"] = _zipped([pack_numbers(table)])
         data[f"{table.name}-texts"] = _zipped(_texts(table))
     write_text(path, _page(results, {"base": ""}, "img-src data:", note, data))
 
 
-def numbers_of(table: Table) -> bytes:
-    """All columns, one after the other, and what became of the rows: float64 of this machine's order."""
+def pack_numbers(table: Table) -> bytes:
+    """Pack all columns, then the step that dropped each row, as float64 in this machine's byte order."""
     columns = [column.values for column in table.columns.values()]
     return b"".join(values.tobytes() for values in [*columns, *([] if table.fate is None else [table.fate])])
 
@@ -57,10 +57,10 @@ def _page(results: Results, base: dict, sources: str, note: str, data: dict[str,
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
     scripts = " ".join(map(_hash, (library, script)))
     policy = f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; {sources}; base-uri 'none'"
-    filled = environment()
-    filled.filters["thousands"] = grouped
+    filled = template_environment()
+    filled.filters["thousands"] = format_integer
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
-    model = json.dumps(base | {"tables": [_described(table) for table in results.tables]}, ensure_ascii=False)
+    model = json.dumps(base | {"tables": [_describe(table) for table in results.tables]}, ensure_ascii=False)
     return filled.get_template("explore.html.j2").render(
         name=results.name,
         policy=policy + "; form-action 'none'",
@@ -74,13 +74,13 @@ def _page(results: Results, base: dict, sources: str, note: str, data: dict[str,
     )
 
 
-def _described(table: Table) -> dict:
+def _describe(table: Table) -> dict:
     return {
         "name": table.name,
         "rows": len(table),
         "shown": table.shown,
         "columns": {key: {"label": one.label, "words": one.words} for key, one in table.columns.items()},
-        "steps": [step.described() for step in table.steps],
+        "steps": [step.as_dict() for step in table.steps],
     }
 
 
@@ -89,17 +89,17 @@ def _hash(text: str) -> str:
 
 
 def _library_script() -> str:
-    """The bundle as a script that leaves `DataTable` for the next one."""
+    """Return the bundle as a script that defines the global `DataTable`."""
     text, found = EXPORT.subn(r"globalThis.DataTable=\1", _library("dt_bundle.js"))
     if found != 1 or "</script" in text.lower():
-        raise InputError("itables is not the version of requirements.txt; install that one")
+        raise InputError("itables does not have the version in requirements.txt; install that version")
     return text
 
 
 def _library(name: str) -> str:
     spec = find_spec("itables")
     if spec is None:
-        raise InputError("the package itables is not installed, which draws the table; run `make install`")
+        raise InputError("the package itables, which draws the table, is not installed; run `make install`")
     return (Path(spec.origin).parent / "html" / name).read_text(encoding="utf-8")
 
 
@@ -112,7 +112,7 @@ def _zipped(parts: Iterable[bytes]) -> str:
 
 
 def _texts(table: Table) -> Iterator[bytes]:
-    """A JSON object, row by row."""
+    """Yield a JSON object with all texts and images, row by row."""
     yield b'{"rows": ['
     for place, row in enumerate(table.texts):
         yield (", " if place else "").encode() + json.dumps(row, ensure_ascii=False).encode()
@@ -120,7 +120,7 @@ def _texts(table: Table) -> Iterator[bytes]:
 
 
 def _images(table: Table) -> Iterator[tuple[int, str]]:
-    """(row, data URI) of each step's first rows, and of rows evenly spread."""
+    """Return (row, data URI) of the first rows that each step drops, and of rows evenly spread."""
     steps = range(1, len(table.steps) + 1)
     chosen = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST]}
     count = min(max(EMBEDDED - len(chosen), 0), len(table))

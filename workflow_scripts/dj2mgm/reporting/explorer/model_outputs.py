@@ -1,4 +1,4 @@
-"""What the models of a run said of held-out images: captions and answers, with their scores."""
+"""Tables of the models' captions and answers for held-out images, with their scores."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -7,19 +7,19 @@ import numpy as np
 
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl, read_yaml
-from dj2mgm.reporting.explorer.table import Table, TextFile, numbers_column, words_column
+from dj2mgm.reporting.explorer.row_table import Table, TextFile, numbers_column, words_column
 
-OWN = "own"  # the image that was asked about, not another one
+OWN = "own"  # the right image, not a shuffled one
 RIGHT, WRONG = "right", "wrong"
 Values = dict[tuple[str, str], dict[str, float]]
 
 
 def read_captions(stages: dict[str, Path], evaluation: Path) -> Table | None:
-    """A row for each caption of a held-out image, with the image's scores; None where there is none."""
+    """Return a row per caption of a held-out image, with the image's scores; None if there are no captions."""
     references = {row["id"]: row["captions"][0] for row in read_jsonl(evaluation)}
 
     def lines(row: dict) -> list[list[str]]:
-        return [["reference", references.get(row["id"], "")], [row["model"], row["caption"].strip() or "(nothing)"]]
+        return [["reference", references.get(row["id"], "")], [row["model"], row["caption"].strip() or "(empty)"]]
 
     rows = _own(stages["generate"] / "captions.jsonl")
     words = {"model": lambda row: row["model"]}
@@ -27,12 +27,12 @@ def read_captions(stages: dict[str, Path], evaluation: Path) -> Table | None:
 
 
 def read_answers(stages: dict[str, Path], evaluation: Path) -> Table | None:
-    """A row for each answer about a held-out image, the wrong ones first; None where there is none."""
+    """Return a row per answer about a held-out image, showing wrong answers first; None if there are no answers."""
     images = {row["id"]: row["image"] for row in read_jsonl(evaluation)}
 
     def lines(row: dict) -> list[list[str]]:
-        said = row["prediction"].strip() or "(nothing)"
-        return [["question", row["question"]], ["right", row["answer"]], [row["model"], said]]
+        prediction = row["prediction"].strip() or "(empty)"
+        return [["question", row["question"]], ["right answer", row["answer"]], [row["model"], prediction]]
 
     rows = ({"image": images.get(row["id"], "")} | row for row in _own(stages["generate"] / "answers.jsonl"))
     words = {
@@ -51,7 +51,7 @@ def _own(file: Path) -> Iterator[dict]:
 
 
 def _scores(folder: Path) -> Values:
-    """{(model, image's id): {metric: mean}}, of the images that the models were asked about."""
+    """Read {(model, image's id): {metric: mean}} of the right images."""
     return {
         (row["model"], row["id"]): {name: total / count for name, (total, count) in row["values"].items() if count}
         for row in read_jsonl(folder / "scores.jsonl")

@@ -1,15 +1,13 @@
-"""How experiments were run: settings and their differences, versions and times."""
+"""Settings of experiments and their differences, versions of packages, and times of stages."""
 
 from dj2mgm.messages import duration
 from dj2mgm.reporting.experiment import Experiment, RunResults
-
-# What differs between two experiments' settings, key by key, recipes operator by operator; nothing else.
 
 ABSENT = object()
 
 
 def config_difference(experiment: Experiment, reference: Experiment) -> list[tuple[str, str, str]]:
-    """Rows (dotted key, the reference's value, the experiment's value); what one of them lacks is shown as "–"."""
+    """Return rows (dotted key, the reference's value, the experiment's value); "–" stands for a missing value."""
     ours, theirs = settings(experiment), settings(reference)
     keys = list(dict.fromkeys([*theirs, *ours]))
     pairs = [(key, theirs.get(key, ABSENT), ours.get(key, ABSENT)) for key in keys]
@@ -17,7 +15,7 @@ def config_difference(experiment: Experiment, reference: Experiment) -> list[tup
 
 
 def settings(experiment: Experiment) -> dict[str, object]:
-    """The merged configuration and the recipes, flat. Seeds and names of recipes are shown elsewhere on the page."""
+    """Return the merged configuration and the recipes as one flat mapping."""
     flat = flatten(experiment.config)
     for stage, recipe in experiment.recipes.items():
         flat |= operators(f"{stage} recipe", (recipe or {}).get("process") or [])
@@ -25,7 +23,7 @@ def settings(experiment: Experiment) -> dict[str, object]:
 
 
 def flatten(values: dict, prefix: str = "") -> dict[str, object]:
-    """{"lora": {"r": 16}} → {"lora.r": 16}; lists are values."""
+    """Join nested keys by dots: {"lora": {"r": 16}} → {"lora.r": 16}. Lists are values."""
     flat: dict[str, object] = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
@@ -33,7 +31,7 @@ def flatten(values: dict, prefix: str = "") -> dict[str, object]:
 
 
 def operators(recipe: str, process: list[dict]) -> dict[str, object]:
-    """A recipe's arguments by operator; the second operator of one name is `<name> (2)`. Order is not compared."""
+    """Return a recipe's arguments as a flat mapping; a second operator of the same name is `<name> (2)`."""
     flat: dict[str, object] = {}
     seen: dict[str, int] = {}
     for step in process:
@@ -54,13 +52,11 @@ def _show(value: object) -> str:
     return "none" if value == {} else str(value)
 
 
-# How the experiments were run, as their stages recorded it: settings of the engine, versions and times.
-
-LEFT_OUT = {"versions", "train_seconds", "seed", "loss_first", "loss_last"}  # shown elsewhere on the page
+LEFT_OUT = {"versions", "train_seconds", "seed", "loss_first", "loss_last"}  # shown in other parts of the report
 
 
 def flatten_record(record: dict, prefix: str = "") -> dict[str, object]:
-    """Nested settings as {"engine zero_stage": 3, …}; lists are left out."""
+    """Join nested keys by spaces, {"engine zero_stage": 3, …}, and leave out lists."""
     flat: dict[str, object] = {}
     for key, value in record.items():
         if isinstance(value, dict):
@@ -81,7 +77,7 @@ def show(value: object) -> str:
 
 
 def training_table(run: RunResults) -> list[tuple[str, list[str]]]:
-    """Rows (setting, [value in each stage]) of what the training stages recorded."""
+    """Return rows (setting, [value in each training stage]) of the stages' metrics.json."""
     records = [{key: value for key, value in record.items() if key not in LEFT_OUT} for record in run.records.values()]
     flat = [flatten_record(record) for record in records]
     keys = list(dict.fromkeys(key for stage in flat for key in stage))
@@ -89,7 +85,7 @@ def training_table(run: RunResults) -> list[tuple[str, list[str]]]:
 
 
 def versions(experiments: list[Experiment]) -> list[tuple[str, str]]:
-    """(package, version) of everything that any stage recorded; several versions if the runs differ in it."""
+    """Return (package, version) as recorded by the stages; several versions if the runs differ."""
     versions_by_package: dict[str, set[str]] = {}
     for run in (run for experiment in experiments for run in experiment.runs):
         records = [*run.records.values(), run.clip, run.vqa, {"versions": {"data-juicer": run.filter["data_juicer"]}}]
@@ -100,7 +96,7 @@ def versions(experiments: list[Experiment]) -> list[tuple[str, str]]:
 
 
 def times_table(experiments: list[Experiment]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Stages that measure themselves, and for each experiment the mean time of one run in them."""
+    """Return the names of the stages that record their time, and each experiment's mean time per run in them."""
     measured = [[_seconds(run) for run in experiment.runs] for experiment in experiments]
     stages = list(dict.fromkeys(stage for runs in measured for run in runs for stage in run))
     stages.sort(key=list(_ORDER).index)

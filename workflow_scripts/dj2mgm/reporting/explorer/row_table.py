@@ -1,4 +1,4 @@
-"""Rows as the explorer shows them: numbers in columns, texts on disk, one image each."""
+"""Rows of the explorer: numbers in columns, texts on disk, one image each."""
 
 import json
 import os
@@ -12,11 +12,11 @@ import numpy as np
 
 from dj2mgm.reporting.explorer.steps import Step
 
-MOST_WORDS = 200  # a statistic of more different words is no choice to filter by
+MOST_WORDS = 200  # a statistic with more different words is not offered as a filter
 
 
 class TextFile:
-    """JSON values by row, in a file without a name; eight bytes a row stay in memory."""
+    """JSON values by row, in a temporary file; eight bytes a row are in memory."""
 
     def __init__(self):
         self._file = TemporaryFile()
@@ -28,14 +28,14 @@ class TextFile:
         self._ends.append(self._ends[-1] + len(line))
 
     def finish(self) -> None:
-        """Before the first row is read."""
+        """Flush the file; call this before the first row is read."""
         self._file.flush()
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
     def __getitem__(self, row: int) -> dict:
-        """Several threads may ask at a time."""
+        """Read a row; safe for several threads."""
         if not 0 <= row < len(self):
             raise IndexError(row)
         start, end = self._ends[row], self._ends[row + 1]
@@ -47,7 +47,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Column:
-    """One number a row, NaN where it has none; with `words`, the place of the row's word among them."""
+    """One number per row, NaN if it has none; with `words`, the number is an index into them."""
 
     label: str
     values: np.ndarray  # (N,) float64
@@ -56,15 +56,18 @@ class Column:
 
 @dataclass
 class Table:
-    """One kind of rows.
+    """Rows of one kind.
 
     Args:
+        name: in links.
+        title: on the page.
+        image_root: folder of the images.
         texts: by row {"id", "lines": [[label, text], …], "image": path below image_root}.
         columns: by key.
         steps: operators that drop rows, in their order.
-        fate: (N,) float64, 0 for a row that the run has kept, otherwise the place in `steps`, from 1, of what dropped
-            it. None where nothing is dropped.
-        shown: what the page filters by at first, {column: word}.
+        fate: (N,) float64, place in `steps`, from 1, of the step that dropped the row; 0 for kept rows. None if there
+            are no steps.
+        shown: the page's first filter, {column: word}.
     """
 
     name: str
@@ -84,13 +87,13 @@ class Table:
 
 
 def numbers_column(label: str, values: list | np.ndarray) -> Column | None:
-    """None where no row has a number."""
+    """Return a column of numbers; None if no row has one."""
     numbers = np.array(values, dtype=np.float64)
     return None if np.isnan(numbers).all() else Column(label, numbers)
 
 
 def words_column(label: str, words: list[str | None]) -> Column | None:
-    """None where there is nothing to choose from."""
+    """Return a column of words; None if there are no words or too many different ones."""
     known = sorted({word for word in words if word is not None})
     if not known or len(known) > MOST_WORDS:
         return None

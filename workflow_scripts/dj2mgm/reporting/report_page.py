@@ -1,4 +1,4 @@
-"""Puts the page together from its parts and the templates."""
+"""The report: one page that compares experiments, made from its sections and templates."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,34 +11,41 @@ from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import write_text
 from dj2mgm.reporting.comparable import differences_to_first, judge_name
 from dj2mgm.reporting.comparison import chance_note, metric_table
-from dj2mgm.reporting.copies import copies_found
 from dj2mgm.reporting.curves import loss_curves, memory_timeline
-from dj2mgm.reporting.drawing import environment, grouped, listed
+from dj2mgm.reporting.drawing import format_integer, join_words, template_environment
+from dj2mgm.reporting.duplicate_section import duplicate_sections
 from dj2mgm.reporting.experiment import Experiment
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
-from dj2mgm.reporting.gallery import RecaptionedRow, gallery, quality, read_recaptions, read_truth, recaption_gallery
-from dj2mgm.reporting.histograms import group_by_folder, similarities, statistic_histograms
-from dj2mgm.reporting.judges import agreement, judge_notes
-from dj2mgm.reporting.leaks import leaks_parts
+from dj2mgm.reporting.gallery import (
+    RecaptionedRow,
+    gallery,
+    read_recaptions,
+    read_truth,
+    recaption_gallery,
+    synthesis_quality,
+)
+from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
+from dj2mgm.reporting.judges import judge_agreement, judge_notes
+from dj2mgm.reporting.leak_section import leak_sections
 from dj2mgm.reporting.links import page_name, rows_link, step_key
-from dj2mgm.reporting.record import config_difference, times_table, training_table, versions
+from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.score_curves import score_curves
 from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
 
 LANES = {
-    "original": "with the caption they came with",
-    "recaptioned": "with a new caption",
+    "original": "original caption",
+    "recaptioned": "new caption",
     "repeated": "repeated",
     "dropped": "dropped",
 }
 TRAINED = {
-    "pretrain": "what connects towers and language model; everything else is frozen",
-    "finetune": "LoRA on the language model, and what connects it to the towers",
+    "pretrain": "Trained: the connector of towers and language model. Everything else is frozen.",
+    "finetune": "Trained: the language model, by LoRA, and the connector of towers and language model.",
 }
 
 
 def write_page(experiments: list[Experiment], path: str | Path) -> None:
-    """Write `report.html`: one file, no script, nothing fetched, so that it opens anywhere.
+    """Write the report as one self-contained HTML file without scripts.
 
     Raises:
         InputError: an image of a gallery cannot be read, or two experiments have no seed in common.
@@ -48,9 +55,9 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
     rewritten = list(_recaption_parts(experiments, recaptions))
     copies = list(_copies_parts(experiments))
-    leaks = list(leaks_parts(experiments, path))
+    leaks = list(leak_sections(experiments, path))
     panels = headline_panels(experiments, differences)
-    agreed = agreement(experiments, differences)
+    agreed = judge_agreement(experiments, differences)
     measured = [one for groups in differences.values() for metrics in groups.values() for one in metrics.values()]
     one_seed = any(one["seeds"] == 1 for one in measured)
     page = (
@@ -109,89 +116,88 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
 
 
 def _environment() -> Environment:
-    filled = environment()
-    filled.filters["thousands"] = lambda number: grouped(number).replace("-", "−")
+    filled = template_environment()
+    filled.filters["thousands"] = lambda number: format_integer(number).replace("-", "−")
     filled.filters["score"] = lambda value: f"{round(value, 2) + 0:.2f}".replace("-", "−")
     filled.filters["minus"] = lambda text: text.replace("-", "−")
-    filled.filters["listed"] = listed
+    filled.filters["listed"] = join_words
     filled.globals |= {"rows_link": rows_link, "page_name": page_name, "step_key": step_key}
-    # a line may be broken after "_" and "."
+    # lines may break after "_" and "."
     filled.filters["breakable"] = lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>"))
     return filled
 
 
 def _title(stage: str, experiments: list[Experiment]) -> str:
-    """A stage's label; without its number where it is the only one."""
+    """Return a stage's label, without its number if it is the only training stage."""
     number, _, what = STAGES[stage].label.partition(": ")
     alone = all(len(run.records) == 1 for experiment in experiments for run in experiment.runs)
     return what.capitalize() if alone else f"{number}: {what}"
 
 
 def seeds_note(experiments: list[Experiment]) -> str:
-    """What the intervals cover, in a sentence."""
+    """Describe what the intervals cover."""
     seeds = {experiment.name: experiment.seeds for experiment in experiments}
     if all(len(numbers) == 1 for numbers in seeds.values()):
         return (
-            "One seed. The 95 % intervals cover the choice of images only, not training noise: trained again with "
-            "another seed, either model may score otherwise. List more seeds in the experiments' files to cover it; "
-            "five are recommended."
+            "One seed. The 95 % intervals cover the choice of images but not training noise. Another seed may change "
+            "the scores. To cover training noise, list more seeds in the experiments' files; five are recommended."
         )
     if len({tuple(numbers) for numbers in seeds.values()}) == 1:
         numbers = next(iter(seeds.values()))
         return (
-            f"{len(numbers)} seeds ({listed([str(number) for number in numbers])}). The 95 % intervals cover both the "
-            "choice of images and the noise of training."
+            f"{len(numbers)} seeds ({join_words([str(number) for number in numbers])}). The 95 % intervals cover both "
+            "the choice of images and training noise."
         )
-    counts = listed([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
+    counts = join_words([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
     return (
-        f"Seeds: {counts}. The 95 % intervals cover the choice of images and, where there are two seeds or more, the "
-        "noise of training; differences are taken between equal seeds."
+        f"Seeds: {counts}. The 95 % intervals cover the choice of images and, with at least two seeds, training noise. "
+        "Differences are taken between equal seeds."
     )
 
 
 def method_note(experiments: list[Experiment]) -> str:
-    """How the intervals are made, with their degrees of freedom."""
+    """Describe how the intervals are computed, with their degrees of freedom."""
     groups = [group for experiment in experiments for group in experiment.groups.values()]
     images = [estimate["images"] for group in groups for estimate in group.values()]
     if max(images) == 1:
-        return "One image gives no interval."
-    over = [f"over images ({_freedom(images, 'images')}, fewer where images have unequally many questions)"]
+        return "There is no interval for one image."
+    over = [f"over images ({_freedom(images, 'images')}, fewer if images have different numbers of questions)"]
     if max(seeds := [len(experiment.seeds) for experiment in experiments]) > 1:
         over.append(f"over seeds ({_freedom(seeds, 'seeds')})")
     return (
-        f"The intervals are Student's t {' and '.join(over)}"
-        f"{', each for its part of the variance. Few seeds make them wide: five are recommended' if over[1:] else ''}."
+        f"The intervals use Student's t {' and '.join(over)}"
+        f"{', each for its part of the variance. Few seeds make them wide; five are recommended' if over[1:] else ''}."
     )
 
 
 def _freedom(numbers: list[int], what: str) -> str:
     least, most = max(min(numbers), 2), max(numbers)
     if least == most:
-        return f"{most - 1} degree{'s' if most > 2 else ''} of freedom for {grouped(most)} {what}"
-    return f"{least - 1} to {grouped(most - 1)} degrees of freedom for {least} to {grouped(most)} {what}"
+        return f"{most - 1} degree{'s' if most > 2 else ''} of freedom for {format_integer(most)} {what}"
+    return f"{least - 1} to {format_integer(most - 1)} degrees of freedom for {least} to {format_integer(most)} {what}"
 
 
 def _sections(parts: dict[str, object]) -> list[tuple[str, str]]:
-    """Anchors and titles, of `parts` those that hold something."""
+    """Return anchors and titles of the sections; sections in `parts` only if they are not empty."""
     titles = {
         "verdict": "Headline metrics",
-        "judges": "Two judges",
-        "rows": "Where the rows went",
+        "judges": "Agreement of the judges",
+        "rows": "Rows kept and dropped",
         "leaks": "Leaks",
-        "copies": "Copies of images",
+        "copies": "Near-duplicate images",
         "statistics": "Statistics",
         "losses": "Loss curves",
-        "memory": "Memory of training",
+        "memory": "Training memory",
         "recaptions": "Rewritten captions",
-        "gallery": "What the models say",
+        "gallery": "Sample outputs",
         "metrics": "All metrics",
-        "record": "Configuration and record",
+        "record": "Configuration and run details",
     }
     return [(anchor, title) for anchor, title in titles.items() if parts.get(anchor, True)]
 
 
 def _flows(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
-    """The first run of every experiment."""
+    """Draw the flow of rows for the first run of each experiment."""
     chains = [pretrain_chain(e, e.runs[0], recaptions[e.name]) for e in experiments]
     flows = zip(experiments, chains, draw_flows(chains), strict=True)
     return [_flow(index, *parts) for index, parts in enumerate(flows)]
@@ -204,14 +210,14 @@ def _flow(index: int, experiment: Experiment, steps: list[FlowStep], drawings: l
         "index": index,
         "steps": list(zip(steps, drawings, strict=True)),
         "lanes": {shape.lane for shapes in drawings for shape in shapes},
-        "alt": f"{experiment.name}: of {start.left} rows {end.dropped} were dropped, {end.left} left to train on",
+        "alt": f"{experiment.name}: {start.left} rows, {end.dropped} dropped, {end.left} left for training",
         "instructions": finetune_counts(experiment, experiment.runs[0]),
         "sources": source_table(experiment, experiment.runs[0]),
     }
 
 
 def _statistics(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
-    """Filter stages first, each once; then the synthesis of every experiment that has one."""
+    """Return the histograms of the filter stages, each once, then of the synthesis of each experiment."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     stages = []
     for folder, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
@@ -227,7 +233,7 @@ def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recapt
     for index, experiment in enumerate(experiments):
         run = experiment.runs[0]
         if run.synthesize:
-            mirrored = similarities(run, recaptions[experiment.name])
+            mirrored = similarity_histogram(run, recaptions[experiment.name])
             left_out = {"image_text_similarity"} if mirrored else set()
             recipe = experiment.recipes["synthesize"]
             stages.append(
@@ -243,10 +249,10 @@ def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recapt
 
 
 def _copies_parts(experiments: list[Experiment]) -> Iterator[dict]:
-    """Filter stages, each once."""
+    """Return the near-duplicates of the filter stages, each once."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
-        for found in copies_found(by_name[names[0]][1]):
+        for found in duplicate_sections(by_name[names[0]][1]):
             yield {"experiments": [(name, by_name[name][0]) for name in names], "found": found}
 
 
@@ -260,13 +266,13 @@ def _recaption_parts(experiments: list[Experiment], recaptions: dict[str, list[R
                 "index": index,
                 "count": len(rows),
                 "likelihoods": any(recaption.log_likelihood is not None for recaption in rows),
-                "quality": quality(run, rows, truth),
+                "quality": synthesis_quality(run, rows, truth),
                 "shown": recaption_gallery(run, rows, truth),
             }
 
 
 def _galleries(experiments: list[Experiment]) -> list[dict]:
-    """One for each dataset: experiments on other images cannot be set side by side."""
+    """Return one gallery per dataset, since outputs are comparable only on the same images."""
     by_dataset: dict[Path, list[tuple[int, Experiment]]] = {}
     for index, experiment in enumerate(experiments):
         by_dataset.setdefault(experiment.dataset, []).append((index, experiment))
@@ -292,20 +298,20 @@ def _metrics(index: int, experiment: Experiment, differences: dict[str, Estimate
 
 
 def _evaluation_notes(experiments: list[Experiment]) -> str:
-    """One where all are evaluated alike, else each with its experiments."""
+    """Return one note if all experiments are evaluated the same way, otherwise each note with its experiments."""
     names: dict[str, list[str]] = {}
     for experiment in experiments:
         names.setdefault(_evaluation_note(experiment), []).append(experiment.name)
-    return next(iter(names)) if len(names) == 1 else " ".join(f"{listed(names[note])}: {note}" for note in names)
+    return next(iter(names)) if len(names) == 1 else " ".join(f"{join_words(names[note])}: {note}" for note in names)
 
 
 def _evaluation_note(experiment: Experiment) -> str:
     clip, counts = experiment.runs[0].clip, experiment.dataset_counts
     prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
     questions = experiment.runs[0].vqa["questions"]
-    judges = listed([judge_name(judge) for judge in experiment.judges])
+    judges = join_words([judge_name(judge) for judge in experiment.judges])
     return (
-        f"Model: {experiment.config['model']['name']}. Evaluated on {grouped(counts['evaluation'])} held-out images of "
-        f"{experiment.dataset.name} with {grouped(questions) if questions else 'no'} questions; captions judged by "
-        f"{judges}{prompt}."
+        f"Model: {experiment.config['model']['name']}. Evaluated on {format_integer(counts['evaluation'])} held-out "
+        f"images of {experiment.dataset.name} with {format_integer(questions) if questions else 'no'} questions; "
+        f"captions judged by {judges}{prompt}."
     )

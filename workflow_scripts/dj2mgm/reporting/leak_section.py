@@ -1,0 +1,108 @@
+"""Held-out and benchmark data that leak into the training data: counts, treatment, and scores without them."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
+from dj2mgm.evaluation.seeds import aggregate, drop_images
+from dj2mgm.files import read_json
+from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, format_interval, format_score
+from dj2mgm.reporting.drawing import format_integer
+from dj2mgm.reporting.experiment import Experiment
+
+# columns of the table; the last three count texts, which are compared for benchmarks only
+COUNTS = ("references", "leaked", "questions", "training_images", "training_rows", "texts", "leaked_texts", "text_rows")
+
+
+@dataclass(frozen=True)
+class LeakCounts:
+    """Leaks of the held-out images or of one benchmark."""
+
+    of: str
+    counts: list[str]  # in the order of COUNTS
+
+
+@dataclass(frozen=True)
+class LeakTreatment:
+    """The treatment of leaking rows in one experiment."""
+
+    experiment: str
+    index: int
+    treatment: str
+
+
+@dataclass(frozen=True)
+class LeakScore:
+    """A score with and without the images that leak."""
+
+    experiment: str
+    index: int
+    group: str
+    metric: str
+    every: tuple[str, str]  # score of all images, and its interval
+    rest: tuple[str, str] | None  # the same without the images that leak; None if no image is left
+
+
+@dataclass(frozen=True)
+class LeakSection:
+    """Leaks of one dataset."""
+
+    dataset: str
+    link: str  # to the file that lists the matches
+    matches: list[LeakCounts]
+    treatments: list[LeakTreatment]  # empty if nothing leaks
+    leaked: str  # number of held-out images that leak
+    scores: list[LeakScore]  # empty if no held-out image leaks
+
+
+def leak_sections(experiments: list[Experiment], page: str | Path) -> Iterator[LeakSection]:
+    """Return a section for each dataset with a leak search; links are relative to `page`."""
+    by_folder: dict[Path, list[tuple[int, Experiment]]] = {}
+    for index, experiment in enumerate(experiments):
+        if experiment.leaks:
+            by_folder.setdefault(experiment.leaks, []).append((index, experiment))
+    for folder, group in by_folder.items():
+        file = folder / "leaks.jsonl"
+        leaked, summary = read_leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
+        found = any(counts["leaked"] or counts.get("leaked_texts") for counts in summary.values())
+        yield LeakSection(
+            group[0][1].dataset.name,
+            quote(os.path.relpath(file, Path(page).parent)),
+            [
+                LeakCounts("held-out images" if of == HELD_OUT else of, [_count(counts.get(name)) for name in COUNTS])
+                for of, counts in summary.items()
+            ],
+            [LeakTreatment(one.name, index, _treatment(one)) for index, one in group] if found else [],
+            _count(summary.get(HELD_OUT, {}).get("leaked")),
+            [score for index, experiment in group for score in _scores(index, experiment, leaked)] if leaked else [],
+        )
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else format_integer(number)
+
+
+def _treatment(experiment: Experiment) -> str:
+    if experiment.config["jsonl"]["leaks"] == "keep":
+        return "kept these rows and was trained on them"
+    written = experiment.runs[0].jsonl
+    lost = {split: written[split]["dropped"] for split in ("pretrain", "finetune")}
+    pairs, instructions = (
+        format_integer(counts.get("leaked", 0) + counts.get("leaked_text", 0)) for counts in lost.values()
+    )
+    return f"dropped {pairs} pairs (after the filters) and {instructions} instructions"
+
+
+def _scores(index: int, experiment: Experiment, leaked: set[str]) -> Iterator[LeakScore]:
+    """Return the headline metrics with and without the leaked images; controls are left out."""
+    rest = aggregate([drop_images(run, leaked) for run in experiment.scores])
+    for group, label in GROUP_LABELS.items():
+        if group.endswith("/own"):
+            for metric in HEADLINES:
+                if every := experiment.groups.get(group, {}).get(metric):
+                    pair = every, rest.get(group, {}).get(metric)
+                    shown = [one and (format_score(metric, one["mean"]), format_interval(metric, one)) for one in pair]
+                    yield LeakScore(experiment.name, index, label, HEADLINES[metric][0], *shown)
