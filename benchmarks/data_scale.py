@@ -29,11 +29,11 @@ sys.path.insert(0, str(SCRIPTS))
 
 from dj2mgm.config.runs import Runs  # noqa: E402
 from dj2mgm.data.formats import (  # noqa: E402
-    caption_of,
-    conversation,  # noqa: E402
-    text_of,
+    build_conversation,  # noqa: E402
+    build_dj_text,
+    extract_caption,
 )
-from dj2mgm.data.shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
+from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes  # noqa: E402
 from dj2mgm.files import read_jsonl, read_yaml, write_json_list, write_jsonl, write_yaml  # noqa: E402
 
 DRAWN = 1000
@@ -45,7 +45,7 @@ def repeated(folder: Path, rows: int) -> Iterator[dict]:
     drawn = list(read_jsonl(folder / "drawn/pretrain.jsonl"))
     for number in range(rows):
         row = drawn[number % len(drawn)]
-        yield row | {"id": f"n{number}", "text": text_of(f"{caption_of(row['text'])} {number}")}
+        yield row | {"id": f"n{number}", "text": build_dj_text(f"{extract_caption(row['text'])} {number}")}
 
 
 @dataclass
@@ -94,7 +94,7 @@ def write_sources(folder: Path, rows: int) -> None:
     """What a user brings: pairs, and instructions in one JSON list."""
     write_jsonl(folder / "pairs.jsonl", repeated(folder, rows))
     talks = (
-        conversation(row["id"], row["images"][0], "What is this?", caption_of(row["text"]))
+        build_conversation(row["id"], row["images"][0], "What is this?", extract_caption(row["text"]))
         for row in repeated(folder, rows)
     )
     write_json_list(folder / "instructions.json", talks)

@@ -29,8 +29,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPPro
 from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
 from dj2mgm.config.foundation import SETTINGS  # noqa: E402
 from dj2mgm.config.layers import merge_experiment  # noqa: E402
-from dj2mgm.data.shapes.dataset import scene_of  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
 from dj2mgm.files import write_json  # noqa: E402
 from dj2mgm.foundation.clip import ClipSpec, train_clip  # noqa: E402
 from dj2mgm.foundation.copying import copy_parts  # noqa: E402
@@ -57,7 +57,7 @@ def settings() -> dict:
 def clip_accuracy(folder: Path) -> float:
     """Share of pairs of an image and another scene's caption that are less alike than the image and its own."""
     model, processor = CLIPModel.from_pretrained(folder, dtype=torch.float32), CLIPProcessor.from_pretrained(folder)
-    scenes = [scene_of(UNSEEN, "foundation", index) for index in range(SCENES)]
+    scenes = [draw_row_scene(UNSEEN, "foundation", index) for index in range(SCENES)]
     captions = [describe(scene) for scene in scenes]
     inputs = processor(
         text=captions, images=[render(scene) for scene in scenes], padding=True, truncation=True, return_tensors="pt"
@@ -78,7 +78,7 @@ def token_accuracy(folder: Path, side: int) -> float:
     right = total = 0
     for index in range(SCENES):
         ids, labels = [tokenizer.bos_token_id], [IGNORED]
-        for text, is_answer in training_text(scene_of(UNSEEN, "foundation", index), side, formats, rng):
+        for text, is_answer in training_text(draw_row_scene(UNSEEN, "foundation", index), side, formats, rng):
             tokens = tokenizer(text, add_special_tokens=False).input_ids
             ids += tokens
             labels += tokens if is_answer else [IGNORED] * len(tokens)

@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts")]
 
 from dj2mgm.config.reading import read_config  # noqa: E402
-from dj2mgm.data.shapes.dataset import ShapesSpec, write_shapes  # noqa: E402
+from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes  # noqa: E402
 from dj2mgm.files import write_yaml  # noqa: E402
 
 NOISE = {"clean": 0.0, "fair": 0.3, "poor": 0.6, "junk": 0.9}

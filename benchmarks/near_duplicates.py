@@ -32,8 +32,8 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the operators)
 from dj2mgm.data.images import load_image  # noqa: E402
-from dj2mgm.data.shapes.dataset import scene_of  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
 from dj2mgm.juicer.data_juicer import load_ops  # noqa: E402
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
@@ -102,7 +102,7 @@ def false_alarms(operator, signatures: list[bytes], contents: list[str], folder:
 
 
 def report_found(arguments: argparse.Namespace) -> None:
-    scenes = [scene_of(0, "pretrain", number) for number in range(arguments.rows[0])]
+    scenes = [draw_row_scene(0, "pretrain", number) for number in range(arguments.rows[0])]
     pictures = {"scenes": ([render(scene) for scene in scenes], [describe(scene) for scene in scenes])}
     if arguments.photos:
         photos = [load_image(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
@@ -144,7 +144,7 @@ def report_hashing(arguments: argparse.Namespace) -> None:
     with TemporaryDirectory() as temporary:
         sets = {"scenes, PNG": [str(Path(temporary) / f"{number}.png") for number in range(arguments.planted)]}
         for number, path in enumerate(sets["scenes, PNG"]):
-            render(scene_of(0, "pretrain", number)).save(path)
+            render(draw_row_scene(0, "pretrain", number)).save(path)
         if arguments.photos:
             sets["photos, JPEG"] = [str(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
         for spec in [{NEAR: {}}, *([{EMBEDDING: {"hf_clip": arguments.clip}}] if arguments.clip else [])]:

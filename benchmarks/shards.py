@@ -25,7 +25,7 @@ sys.path[:0] = [str(SCRIPTS)]
 import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from dj2mgm.data.formats import text_of  # noqa: E402
+from dj2mgm.data.formats import build_dj_text  # noqa: E402
 from dj2mgm.data.images import load_image, locate_image  # noqa: E402
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml  # noqa: E402
 
@@ -64,7 +64,7 @@ def write_inputs(folder: Path, rows: int, side: int) -> None:
                 pairs.tar.addfile(info, io.BytesIO(part))
             if number % per_shard == per_shard - 1 or number == rows - 1:
                 pairs.tar.close()
-            yield {"id": f"{number:07d}", "text": text_of(f"caption {number}"), "images": [str(path)]}
+            yield {"id": f"{number:07d}", "text": build_dj_text(f"caption {number}"), "images": [str(path)]}
 
     write_jsonl(folder / "loose/rows.jsonl", pairs())
 

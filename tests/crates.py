@@ -12,7 +12,7 @@ from evaluated_runs import entry, write_run
 from PIL import Image
 
 from dj2mgm.config.stages import STAGES
-from dj2mgm.data.formats import conversation, text_of
+from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.files import write_json, write_jsonl, write_text
 
 PAGE = "baseline/report"
@@ -41,10 +41,10 @@ def write_page() -> dict:
     (photos / "images").mkdir(parents=True)
     for number in range(3):
         (photos / f"images/{number}.png").write_bytes(png(number))
-    rows = [{"id": str(n), "text": text_of("a boat"), "images": [f"images/{n}.png"]} for n in (0, 1, 7)]
+    rows = [{"id": str(n), "text": build_dj_text("a boat"), "images": [f"images/{n}.png"]} for n in (0, 1, 7)]
     for path in (photos / "captions.jsonl", dataset / "pretrain.jsonl"):
         write_jsonl(path, rows)
-    write_json(dataset / "finetune.json", [conversation("0", "images/0.png", "What?", "A boat.")])
+    write_json(dataset / "finetune.json", [build_conversation("0", "images/0.png", "What?", "A boat.")])
     write_jsonl(dataset / "evaluation.jsonl", [{"id": "e0", "image": "images/2.png", "captions": ["a cat"]}])
     write_json(dataset / "summary.json", {"pretrain": 3})
     write_log(dataset, "make_dataset")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.files import read_json, write_json, write_jsonl, write_yaml
 
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=1</script><b>bold</b>'
@@ -59,7 +59,7 @@ def _write_dataset(folder: Path, rows: int, rng: random.Random) -> Path:
         for row in range(rows):
             caption = MARKUP if row == 1 else " ".join(rng.choices(words, k=rng.randint(3, 20)))
             image = "images/gone.jpg" if row == 2 else f"images/{row % PICTURES}.jpg"
-            yield {"id": row_id(row), "text": text_of(caption), "images": [image]}
+            yield {"id": row_id(row), "text": build_dj_text(caption), "images": [image]}
 
     write_jsonl(folder / "pretrain.jsonl", pairs())
     evaluation = ({"id": f"e{n}", "image": f"images/{n}.jpg", "captions": ["a boat"]} for n in range(HELD_OUT))
@@ -145,7 +145,9 @@ def _write_synthesis(folder: Path, rows: list[int], rng: random.Random) -> None:
             stats["caption_log_likelihood"] = [-3.0 if rng.random() < 0.1 else rng.uniform(-6, -1)]
             record = {"recaption": {"original": "old", "caption": f"new caption {row}", "problem": None}}
             change = {"id": row_id(row), "event": "changed", "text_before": "", "step": 1}
-            changes.append(change | {"text_after": text_of(f"new caption {row}")} | {"operator": _name(SYNTHESIZE[0])})
+            changes.append(
+                change | {"text_after": build_dj_text(f"new caption {row}")} | {"operator": _name(SYNTHESIZE[0])}
+            )
         event = {"id": row_id(row), "event": "dropped", "stats": stats} | record
         if stats["image_text_similarity"][0] < limit:
             dropped[2].append(event)

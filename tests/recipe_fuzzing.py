@@ -19,7 +19,7 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 from dj2mgm.config.recipe_check import check_operators  # noqa: E402
 from dj2mgm.config.recipe_operators import allowed_operators  # noqa: E402
-from dj2mgm.data.formats import text_of  # noqa: E402
+from dj2mgm.data.formats import build_dj_text  # noqa: E402
 from dj2mgm.errors import InputError  # noqa: E402
 from dj2mgm.files import write_jsonl  # noqa: E402
 
@@ -232,7 +232,7 @@ def prepare(folder: Path, models: bool = True) -> None:
     rows = []
     for color, caption in {"red": "a red boat on water", "blue": "two dogs and 3 cats"}.items():
         Image.new("RGB", (40, 32), color).save(work / f"data/{color}.png")
-        rows.append({"id": color, "text": text_of(caption), "images": [f"{color}.png"]})
+        rows.append({"id": color, "text": build_dj_text(caption), "images": [f"{color}.png"]})
     write_jsonl(work / "data/pairs.jsonl", rows)
     decoys.mkdir()
     for name in ("model.pt", "weights.bin", "en.sp.model", "secret.json", "model.safetensors"):

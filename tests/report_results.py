@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from evaluated_runs import entry, write_memory, write_scores
 
-from dj2mgm.data.formats import text_of
-from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.evaluation.caption_attributes import attribute_metrics
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import accuracy
@@ -75,7 +75,7 @@ def pair_ids(count: int = PAIRS) -> list[str]:
 
 
 def scene(split: str, index: int):
-    return scene_of(seed=0, split=split, index=index)
+    return draw_row_scene(seed=0, split=split, index=index)
 
 
 def _write_dataset(folder: Path, known: bool) -> Path:
@@ -127,7 +127,7 @@ def _write_filter(folder: Path) -> None:
         | {"stats": stats | {"text_len": 60, "aspect_ratios": [1.0]}}
         for name in similar
     ]
-    rows = [{"id": name, "text": text_of("a red circle"), "images": [f"images/{name}.png"]} for name in kept]
+    rows = [{"id": name, "text": build_dj_text("a red circle"), "images": [f"images/{name}.png"]} for name in kept]
     measured = [
         {"id": name} | stats | {"text_len": 50 + 2 * place, "aspect_ratios": [0.5 + place / 40]}
         for place, name in enumerate(kept)
@@ -155,7 +155,7 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
     names, kept, stats, dropped = _left_by_filter(), [], [], []
     rejected = {1: "batched_image_text_similarity_filter", 2: "caption_log_likelihood_filter"}
     for place, name in enumerate(names):
-        row = {"id": name, "text": text_of("a red circle"), "images": [f"images/{name}.png"]}
+        row = {"id": name, "text": build_dj_text("a red circle"), "images": [f"images/{name}.png"]}
         if place >= LOW:
             kept.append(row)
             stats.append({"id": name, "image_text_similarity": [0.2 + place / 1000], "caption_log_likelihood": []})
@@ -174,7 +174,7 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
             event = {"id": name, "event": "dropped", "step": outcome + 1, "operator": rejected[outcome]}
             dropped.append(event | {"stats": measured, "recaption": record})
         else:
-            kept.append(row | {"text": text_of(new), "recaption": record})
+            kept.append(row | {"text": build_dj_text(new), "recaption": record})
             stats.append({"id": name} | measured)
             dropped.append({"id": name, "event": "changed", "step": 1, "operator": "low_similarity_recaption_mapper"})
     report = {

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.files import write_jsonl
 from dj2mgm.training.trained_weights import gather, save_projector
 
@@ -71,7 +71,7 @@ def write_pairs(folder: Path, captions: list[str]) -> Path:
     rows = []
     for number, caption in enumerate(captions):
         Image.fromarray(rng.integers(0, 256, (32, 40, 3), dtype=np.uint8)).save(folder / f"images/{number}.png")
-        rows.append({"id": f"r{number}", "text": text_of(caption), "images": [f"images/{number}.png"]})
+        rows.append({"id": f"r{number}", "text": build_dj_text(caption), "images": [f"images/{number}.png"]})
     write_jsonl(folder / "pairs.jsonl", rows)
     return folder / "pairs.jsonl"
 

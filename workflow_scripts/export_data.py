@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.data.card import dataset_card
+from dj2mgm.data.export_card import dataset_card
 from dj2mgm.data.exports import FORMATS, TEXTS, Sample
-from dj2mgm.data.formats import caption_of, read_dj_jsonl
+from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, replace_folder, write_text
@@ -54,7 +54,7 @@ def samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterat
         yield Sample(
             id=row["id"],
             image=image,
-            caption=caption_of(row["text"]),
+            caption=extract_caption(row["text"]),
             question=row.get("question", ""),
             original_caption=original_of(row),
             source=row["source"] if isinstance(row.get("source"), str) else "",

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, path_arguments
-from dj2mgm.data.formats import images_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.image_leaks import (
     benchmark_images,
@@ -64,7 +64,7 @@ def main() -> None:
 
 def images_in(split: str, file: Path) -> Iterator[list[str]]:
     """Yield the images of each row."""
-    return (row["images"] for row in read_dj_jsonl(file)) if split == "pretrain" else map(images_of, read_llava(file))
+    return (row["images"] for row in read_dj_jsonl(file)) if split == "pretrain" else map(list_images, read_llava(file))
 
 
 if __name__ == "__main__":

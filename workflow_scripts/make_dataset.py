@@ -10,8 +10,8 @@ import shutil
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.data.mixture import write_mixture
-from dj2mgm.data.own_data import write_own_data
-from dj2mgm.data.shapes.dataset import ShapesSpec, assign_faults, count_faults, write_shapes
+from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, assign_faults, count_faults, write_shapes
+from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.files import read_yaml, write_json
 from dj2mgm.messages import note
 
@@ -29,10 +29,10 @@ def main() -> None:
         shutil.rmtree(working, ignore_errors=True)
         working.mkdir()
         splits, read = write_mixture(sources, args.output_dir, working)
-        summary = write_own_data(splits | settings, args.output_dir) | {"sources": read}
+        summary = write_user_dataset(splits | settings, args.output_dir) | {"sources": read}
         shutil.rmtree(working)
     else:
-        summary = write_own_data(settings, args.output_dir)
+        summary = write_user_dataset(settings, args.output_dir)
     print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)

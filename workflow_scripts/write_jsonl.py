@@ -24,8 +24,8 @@ from pathlib import Path
 
 from dj2mgm.command_line import command_line
 from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_llava
-from dj2mgm.data.held_out import HeldOut
-from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, sha256_of, write_json
 from dj2mgm.messages import note
@@ -45,7 +45,7 @@ def main() -> None:
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
     leaked, leaked_rows = _read_leaks(args.leaks)
-    held_out = HeldOut(read_evaluation(args.evaluation), settings["evaluation_images"])
+    held_out = HeldOutImages(read_evaluation(args.evaluation), settings["evaluation_images"])
     summary: dict = {}
     for name, (rows, root) in _sources(settings, args.pairs, args.instructions).items():
         output = args.output_dir / f"{name}.jsonl"
@@ -75,9 +75,9 @@ def _read_leaks(file: Path | None) -> tuple[frozenset[str], frozenset[str]]:
 
 def _sources(settings: dict, pairs: Path, instructions: Path) -> dict[str, tuple[Iterator[dict], str]]:
     """The rows of each stage, and the folder that their image paths are relative to."""
-    sources = {"pretrain": (caption_rows(read_dj_jsonl(pairs), settings["question"]), settings["pretrain_images"])}
+    sources = {"pretrain": (convert_pairs(read_dj_jsonl(pairs), settings["question"]), settings["pretrain_images"])}
     if next(read_llava(instructions), None) is None:
-        described = () if settings.get("one_stage") else caption_rows(read_dj_jsonl(pairs), DESCRIBE)
+        described = () if settings.get("one_stage") else convert_pairs(read_dj_jsonl(pairs), DESCRIBE)
         sources["finetune"] = described, settings["pretrain_images"]
     else:
         sources["finetune"] = read_llava(instructions), settings["finetune_images"]

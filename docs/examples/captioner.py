@@ -12,7 +12,7 @@ log-likelihoods: mgm_captioning_mapper.py in that folder.
 import numpy as np
 from data_juicer.ops.base_op import OPERATORS, Mapper
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
 
 NAME = "color_captioning_mapper"
@@ -27,7 +27,7 @@ class ColorCaptioningMapper(Mapper):
     draws_at_random = False  # the same image always gets the same caption
 
     def process_batched(self, samples: dict) -> dict:
-        samples[self.text_key] = [text_of(_caption(image)) for [image] in samples[self.image_key]]
+        samples[self.text_key] = [build_dj_text(_caption(image)) for [image] in samples[self.image_key]]
         return samples
 
 

@@ -15,7 +15,7 @@ from places import PROJECT
 from tiny_clip import save_tiny_clip
 
 from dj2mgm.config.recipe_check import check_operators
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.analysis import analyze, summarize
@@ -49,7 +49,7 @@ def data(tmp_path_factory) -> Path:
         Image.new("RGB", size, (number, 0, 0)).save(folder / image)
         chosen = " ".join(rng.choice(words, rng.integers(7, 14)))
         caption = f"x{number}" if number < SHORT else f"{chosen} {number}"
-        rows.append({"id": f"r{number}", "text": text_of(caption), "images": [image]})
+        rows.append({"id": f"r{number}", "text": build_dj_text(caption), "images": [image]})
     rows += [rows[number] | {"id": f"again{number}"} for number in (50, 51, 52)]
     (folder / "images/100.png").unlink()
     (folder / "images/101.png").write_bytes(b"<html>404</html>")
@@ -221,7 +221,7 @@ def test_a_browser_shows_the_page_at_every_width(analyzed, tmp_path):
 def test_the_page_shows_a_statistic_that_is_the_same_in_all_rows(tmp_path):
     (tmp_path / "images").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "images/0.png")
-    rows = [{"id": str(n), "text": text_of(f"caption {n}"), "images": ["images/0.png"]} for n in range(3)]
+    rows = [{"id": str(n), "text": build_dj_text(f"caption {n}"), "images": ["images/0.png"]} for n in range(3)]
     write_jsonl(tmp_path / "pretrain.jsonl", rows)
     found = analyze(settings(tmp_path / "pretrain.jsonl", RECIPE), None, tmp_path / "pretrain.jsonl", tmp_path / "out")
     write_analysis_page(found, tmp_path / "out/analysis.html")
@@ -233,7 +233,7 @@ def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
     empty.touch()
     with pytest.raises(InputError, match="has no rows"):
         analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
-    write_jsonl(empty, [{"id": "a", "text": text_of("a cat"), "images": ["gone.png"]}])
+    write_jsonl(empty, [{"id": "a", "text": build_dj_text("a cat"), "images": ["gone.png"]}])
     first = r"none of 1 images can be read \(missing 1\); the first is .*gone.png: .*image_root"
     with pytest.raises(InputError, match=first):
         analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")

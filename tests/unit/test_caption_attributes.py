@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from dj2mgm.data.shapes.dataset import scene_of
 from dj2mgm.data.shapes.scenes import describe
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.evaluation.caption_attributes import attribute_metrics, count_extra, is_true, judge_caption, parse_caption
 
-SCENES = [scene_of(seed=1, split="evaluation", index=index) for index in range(300)]
+SCENES = [draw_row_scene(seed=1, split="evaluation", index=index) for index in range(300)]
 RED_AND_BLUE = [
     {"color": "red", "shape": "circle", "position": "top left"},
     {"color": "blue", "shape": "star", "position": "bottom right"},

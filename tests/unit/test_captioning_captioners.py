@@ -14,7 +14,7 @@ from places import PROJECT
 from tiny_captioners import save_tiny_blip2, save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
 
-from dj2mgm.data.formats import caption_of, text_of
+from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
@@ -64,7 +64,7 @@ def test_the_mapper_says_what_the_model_says(mgm, images):
     found = operator.process(samples)
     generator = MGMGenerator(Path(arguments["base_model"]), Path(arguments["stage"]))
     said = list(generator.candidates([images[0], images[1]], "", "plain", 3, 5, batch_size=2))
-    assert found["text"] == [text_of(said[0][0][0]), "b", text_of(said[1][0][0])]
+    assert found["text"] == [build_dj_text(said[0][0][0]), "b", build_dj_text(said[1][0][0])]
     for row, expected in ((0, said[0]), (1, []), (2, said[1])):
         meta = found[Fields.meta][row]
         assert meta[CANDIDATES].tolist() == [caption for caption, _ in expected]
@@ -101,9 +101,9 @@ def test_data_juicers_own_operator_recaptions_rows(blip2, images, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     arguments = {"hf_clip": clip, "min_similarity": 10.0, "captioner": blip2, "max_caption_length": 3000}
     [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
-    rows = {"text": [text_of("x")] * 2, "images": [[image] for image in images[:2]]}
+    rows = {"text": [build_dj_text("x")] * 2, "images": [[image] for image in images[:2]]}
     for row in operator.run(NestedDataset.from_dict(rows)).to_list():
-        assert caption_of(row["text"]) == row[Fields.meta]["recaption"]["caption"] != "x"
+        assert extract_caption(row["text"]) == row[Fields.meta]["recaption"]["caption"] != "x"
         assert row[Fields.stats]["caption_log_likelihood"] == []
 
 
@@ -187,7 +187,10 @@ def test_a_file_that_holds_something_else_is_named(tmp_path):
 def recaption(images: list[str], clip: str, mgm: dict, folder: Path, **arguments) -> tuple[list[dict], dict]:
     arguments = {"hf_clip": clip, "captioner": mgm, "captions_folder": str(folder)} | arguments
     [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
-    rows = {"text": [text_of(f"x{number}") for number in range(len(images))], "images": [[path] for path in images]}
+    rows = {
+        "text": [build_dj_text(f"x{number}") for number in range(len(images))],
+        "images": [[path] for path in images],
+    }
     found = operator.run(NestedDataset.from_dict(rows)).to_list()
     return found, operator.report
 
@@ -239,5 +242,5 @@ def test_data_juicer_loads_the_operators_by_their_path(mgm, images, tmp_path):
     [first] = caption_all(Captioner(mgm, 0), images[:1])
     record = row[Fields.meta]["recaption"]
     assert record["original"] == first.candidates[0], "the first operator's caption is the second's original"
-    assert caption_of(row["text"]) == record["caption"] in first.candidates
+    assert extract_caption(row["text"]) == record["caption"] in first.candidates
     assert row[Fields.meta][CANDIDATES] == first.candidates

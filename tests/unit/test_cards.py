@@ -18,7 +18,7 @@ from dj2mgm.config.datasets import resolve_dataset
 from dj2mgm.config.licenses import card_license, check_licenses
 from dj2mgm.config.publishing import publish_settings
 from dj2mgm.config.runs import Runs
-from dj2mgm.data.card import dataset_card
+from dj2mgm.data.export_card import dataset_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml, write_yaml

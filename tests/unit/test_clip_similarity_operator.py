@@ -14,7 +14,7 @@ from places import PROJECT
 from tiny_clip import save_tiny_clip
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, ViTConfig
 
-from dj2mgm.data.shares import limits_of_shares
+from dj2mgm.data.shares import compute_score_limits
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, load_ops
@@ -289,7 +289,7 @@ def test_a_recipe_with_a_missing_clip_ends_in_one_line(photos, tmp_path):
 
 def test_a_score_that_is_no_number_counts_as_the_lowest():
     scores = [0.1 * number for number in range(8)] + [float("nan")] * 2
-    assert limits_of_shares(scores, keep_fraction=0.5)["min"] == pytest.approx(0.3, abs=1e-5)
-    assert limits_of_shares(scores, keep_fraction=1.0)["min"] == pytest.approx(0.0, abs=1e-5)
-    assert limits_of_shares(scores, lower_quantile=0.2, upper_quantile=0.9)["max"] == pytest.approx(0.6, abs=1e-5)
-    assert limits_of_shares([float("nan")], keep_fraction=0.5) == {"min": 0.0, "max": 0.0}
+    assert compute_score_limits(scores, keep_fraction=0.5)["min"] == pytest.approx(0.3, abs=1e-5)
+    assert compute_score_limits(scores, keep_fraction=1.0)["min"] == pytest.approx(0.0, abs=1e-5)
+    assert compute_score_limits(scores, lower_quantile=0.2, upper_quantile=0.9)["max"] == pytest.approx(0.6, abs=1e-5)
+    assert compute_score_limits([float("nan")], keep_fraction=0.5) == {"min": 0.0, "max": 0.0}

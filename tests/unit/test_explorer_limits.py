@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from dj2mgm.config.recipe_operators import defaults_of
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.files import write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import OPERATORS
 from dj2mgm.juicer.recipe_settings import RecipeSettings
@@ -44,7 +44,7 @@ def write_data(folder: Path) -> Path:
         noise = np.random.default_rng(row // 2).integers(0, 255, (4, 4, 3), dtype=np.uint8)
         Image.fromarray(noise).resize((width, height)).save(folder / f"images/{row}.png")
         caption = " ".join(rng.choices(["a", "boat", "red", "12", "!!", "water"], k=rng.randint(1, 9)))
-        rows.append({"id": f"r{row}", "text": text_of(caption), "images": [f"images/{row}.png"]})
+        rows.append({"id": f"r{row}", "text": build_dj_text(caption), "images": [f"images/{row}.png"]})
     write_jsonl(folder / "pretrain.jsonl", rows)
     return folder / "pretrain.jsonl"
 

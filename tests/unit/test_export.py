@@ -12,7 +12,7 @@ from PIL import Image
 import export_data
 from dj2mgm.config.datasets import resolve_dataset
 from dj2mgm.data.exports import FORMATS
-from dj2mgm.data.formats import read_dj_jsonl, text_of
+from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
 from dj2mgm.data.images import locate_image
 from dj2mgm.data.mixture import write_mixture
 from dj2mgm.data.shards import read_file
@@ -36,7 +36,7 @@ def export(tmp_path, monkeypatch, capsys):
     rows = []
     for number, (identifier, caption) in enumerate(ROWS.items()):
         (tmp_path / f"images/{number}.PNG").write_bytes(png(number))
-        row = {"id": identifier, "text": text_of(caption), "images": [f"{number}.PNG"], "source": "web"}
+        row = {"id": identifier, "text": build_dj_text(caption), "images": [f"{number}.PNG"], "source": "web"}
         rows.append(row | ({"recaption": {"original": "wrong", "caption": caption}} if number == 3 else {}))
     write_jsonl(tmp_path / "pairs.jsonl", rows)
     stats = [
@@ -70,7 +70,7 @@ def test_an_export_is_a_source_of_the_same_captions_and_images(export, tmp_path,
     splits, read = write_mixture(resolve_dataset("again")["settings"]["sources"], tmp_path, tmp_path)
     assert read["again"]["rows"] == len(ROWS)
     rows = list(read_dj_jsonl(splits["pretrain"]["file"]))
-    assert [row["text"] for row in rows] == [text_of(caption) for caption in ROWS.values()]
+    assert [row["text"] for row in rows] == [build_dj_text(caption) for caption in ROWS.values()]
     for number, row in enumerate(rows):
         assert read_file(locate_image(splits["pretrain"]["images"], row["images"][0])) == png(number)
 

@@ -12,7 +12,7 @@ import yaml
 from forked_python import forked_python
 from places import PROJECT
 
-from dj2mgm.data.shapes.dataset import ShapesSpec, write_shapes
+from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings

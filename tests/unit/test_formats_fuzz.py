@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dj2mgm.data import rows
-from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava, text_of
-from dj2mgm.data.held_out import HeldOut
-from dj2mgm.data.own_data import write_own_data
+from dj2mgm.data.formats import build_dj_text, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.rows import read_json_list
-from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
+from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 
@@ -31,7 +31,7 @@ values = st.sampled_from(HOSTILE)
 ids = st.sampled_from(["1", "2", "1~2", "1#2", "", 1, True, None]) | values
 images = st.sampled_from(["a.png", "./a.png", "e.png", "none.png", "../x", "\x00"]) | values
 turn = st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt"]), "value": texts})
-pair_texts = texts.map(text_of) | texts
+pair_texts = texts.map(build_dj_text) | texts
 asked = st.fixed_dictionaries({"type": texts, "question": texts, "answer": texts}) | values
 
 
@@ -187,21 +187,21 @@ def chain(tmp_path_factory) -> Path:
 def test_what_make_dataset_accepts_write_jsonl_accepts_with_bad_rows_dropped(chain, captions, said, budget, brought):
     """And every row is written, dropped with a reason, or left out."""
     names = [f"{number}.png" for number in range(6)]
-    pairs = [{"id": n, "text": text_of(text), "images": [n]} for n, text in zip(names, captions, strict=True)]
+    pairs = [{"id": n, "text": build_dj_text(text), "images": [n]} for n, text in zip(names, captions, strict=True)]
     (chain / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     talks = [{"id": 1, "image": "./4.png", "conversations": good_turns(turns)} for turns in said]
     (chain / "talks.json").write_text(json.dumps(talks))
     files = {"pretrain": "pairs.jsonl"} | ({"finetune": "talks.json"} if said else {})
     files |= {"evaluation": "evaluation.jsonl"} if brought else {}
     try:
-        counts = write_own_data({k: {"file": chain / v, "images": chain} for k, v in files.items()}, chain / "out")
+        counts = write_user_dataset({k: {"file": chain / v, "images": chain} for k, v in files.items()}, chain / "out")
     except InputError as error:
         assert str(chain) in str(error)
         return
     assert counts["pretrain"] + counts["left_out"].get("pretrain", 0) == 6
     assert counts["finetune"] + counts["left_out"].get("finetune", 0) == len(said)
-    held_out = HeldOut(read_evaluation(chain / "out/evaluation.jsonl"), chain)
-    rows = {"pretrain": caption_rows(read_dj_jsonl(chain / "out/pretrain.jsonl"), "")}
+    held_out = HeldOutImages(read_evaluation(chain / "out/evaluation.jsonl"), chain)
+    rows = {"pretrain": convert_pairs(read_dj_jsonl(chain / "out/pretrain.jsonl"), "")}
     rows["finetune"] = read_llava(chain / "out/finetune.json")
     for split, found in rows.items():
         rules = SampleRules("drop", max_samples=4, budget=budget, seed=0)

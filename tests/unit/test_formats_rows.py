@@ -9,19 +9,19 @@ import tracemalloc
 import pytest
 
 from dj2mgm.data.formats import (
-    caption_of,
-    conversation,
+    build_conversation,
+    build_dj_text,
+    extract_caption,
     read_dj_jsonl,
     read_evaluation,
     read_llava,
     read_pairs,
-    text_of,
 )
 from dj2mgm.data.rows import MAX_ROW, LineIndex, _read, read_json_file, read_json_list
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
-PAIR = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
+PAIR = {"id": "1", "text": build_dj_text("a red circle"), "images": ["a.png"]}
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]
 TALK = {"id": "1", "image": "a.png", "conversations": TURNS}
 HELD_OUT = {"id": "1", "image": "a.png", "captions": ["a red circle"]}
@@ -167,12 +167,12 @@ def test_a_pairs_question_is_text(tmp_path):
 
 
 def test_a_row_of_several_images_becomes_a_pair_for_each(tmp_path):
-    text = f"{text_of('a red circle')}\n{text_of('two dogs')}"
+    text = f"{build_dj_text('a red circle')}\n{build_dj_text('two dogs')}"
     rows = [{"id": "7", "images": ["a.png", "b.png"], "text": text, "source": "web"}, PAIR | {"id": "8"}]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
     first, second, third = read_pairs(tmp_path / "pairs.jsonl")
     assert [row["id"] for row in (first, second, third)] == ["7", "7~2", "8"] and third == rows[1]
-    assert [caption_of(row["text"]) for row in (first, second)] == ["a red circle", "two dogs"]
+    assert [extract_caption(row["text"]) for row in (first, second)] == ["a red circle", "two dogs"]
     assert [row["images"] for row in (first, second)] == [["a.png"], ["b.png"]] and second["source"] == "web"
     write_jsonl(tmp_path / "made.jsonl", [first, second])
     assert list(read_dj_jsonl(tmp_path / "made.jsonl")) == [first, second]
@@ -182,14 +182,14 @@ def test_a_row_of_several_images_becomes_a_pair_for_each(tmp_path):
     ("changes", "fault"),
     [
         ({"text": "<__dj__image> <__dj__image> two dogs <|__dj__eoc|>"}, "2 images must stand in as many chunks"),
-        ({"text": text_of("a red circle")}, "once for each of its 2 images, found 1"),
+        ({"text": build_dj_text("a red circle")}, "once for each of its 2 images, found 1"),
         ({"images": []}, "must hold paths, at least one"),
         ({"images": ["a.png", 3]}, "must hold paths"),
         ({"id": "8~2"}, "8~2"),
     ],
 )
 def test_a_row_of_several_images_that_cannot_be_divided_is_named(tmp_path, changes, fault):
-    several = {"id": "8", "images": ["a.png", "b.png"], "text": text_of("a") + text_of("b")}
+    several = {"id": "8", "images": ["a.png", "b.png"], "text": build_dj_text("a") + build_dj_text("b")}
     write_jsonl(
         tmp_path / "pairs.jsonl", [PAIR, several, several | changes] if "id" in changes else [several | changes]
     )
@@ -199,10 +199,10 @@ def test_a_row_of_several_images_that_cannot_be_divided_is_named(tmp_path, chang
 
 def test_a_caption_survives_data_juicers_text():
     for caption in ("a red circle", "", "two\nlines", "größer 山"):
-        assert caption_of(text_of(caption)) == caption
+        assert extract_caption(build_dj_text(caption)) == caption
     for caption in ("<|__dj__eoc|> at the front", "in the <|__dj__eoc|> middle"):  # not lost, so that it is refused
-        assert caption_of(text_of(caption)) == caption
-    assert text_of("a white chandelier") == "<__dj__image>\na white chandelier <|__dj__eoc|>"
+        assert extract_caption(build_dj_text(caption)) == caption
+    assert build_dj_text("a white chandelier") == "<__dj__image>\na white chandelier <|__dj__eoc|>"
 
 
 BAD_TALKS = [
@@ -329,7 +329,7 @@ def test_a_mistake_is_found_without_reading_on(tmp_path, monkeypatch):
 
 
 def test_what_conversation_makes_is_read_back(tmp_path):
-    rows = [conversation("1", "a.png", "What?", "A cat."), conversation("2", "b.png", "", "a cat")]
+    rows = [build_conversation("1", "a.png", "What?", "A cat."), build_conversation("2", "b.png", "", "a cat")]
     assert rows[1]["conversations"][0]["value"] == "<image>"
     assert list(read_llava(write_lines(tmp_path / "a.jsonl", *rows))) == rows
 

@@ -32,7 +32,7 @@ import chat
 import merge_adapter
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
-from dj2mgm.data.shards import digest_of, members, read_file
+from dj2mgm.data.shards import compute_digest, members, read_file
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
 from dj2mgm.generators import open_generator
@@ -103,7 +103,7 @@ def test_the_control_is_never_a_copy_of_the_rows_own_image(tmp_path):
     assert list(map(read_file, paths)) == [read_file(tmp_path / name) for name in names]
     for seed in range(20):
         control = control_paths(paths, seed)
-        assert all(digest_of(path) != digest_of(other) for path, other in zip(paths, control, strict=True))
+        assert all(compute_digest(path) != compute_digest(other) for path, other in zip(paths, control, strict=True))
         assert control[:4] == [paths[other] for other in other_images(4, seed)]
 
 

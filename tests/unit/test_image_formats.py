@@ -20,7 +20,7 @@ from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 from places import PROJECT
 from tiny_models import tiny_processor
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import FORMATS, MAX_PIXELS, BadImage, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
@@ -266,7 +266,7 @@ def decode_as_pillow_does(path: Path) -> None:
 
 def filter_with(operator: str, root: Path) -> None:
     data = root / "data.jsonl"
-    write_jsonl(data, [{"id": "1", "text": text_of("a red circle"), "images": ["a.jpg"]}])
+    write_jsonl(data, [{"id": "1", "text": build_dj_text("a red circle"), "images": ["a.jpg"]}])
     run_recipe(RecipeSettings(root, 1, [{operator: {}}]), data, root / "out", FILTERED)
 
 

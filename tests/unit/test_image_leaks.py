@@ -9,8 +9,8 @@ from in_process import run_main
 from PIL import Image, ImageDraw
 
 import find_leaks
-from dj2mgm.data.formats import conversation, text_of
-from dj2mgm.data.perceptual_hash import SIGNATURE, distance, signature_of
+from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.data.near_duplicates.image_signatures import SIGNATURE, compute_signature, distance
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.image_leaks import (
     Reference,
@@ -43,10 +43,10 @@ def found(tmp_path, capsys):
     picture(50).save(others / "new.png")
     picture(51).save(images / "apart.png")
     names = [*(f"{number}.png" for number in range(6)), "broken.png", "1.png"]
-    pairs = ({"id": str(at), "text": text_of("a"), "images": [name]} for at, name in enumerate(names))
+    pairs = ({"id": str(at), "text": build_dj_text("a"), "images": [name]} for at, name in enumerate(names))
     write_jsonl(tmp_path / "data/pretrain.jsonl", pairs)
-    instructions = [conversation(str(number), f"{number}.png", "q", "a") for number in range(6, 12)]
-    write_json_list(tmp_path / "data/finetune.json", [*instructions, conversation("x", "0.png", "q", "a")])
+    instructions = [build_conversation(str(number), f"{number}.png", "q", "a") for number in range(6, 12)]
+    write_json_list(tmp_path / "data/finetune.json", [*instructions, build_conversation("x", "0.png", "q", "a")])
     asked = [{"type": "color", "question": f"What color is it, {at}?", "answer": "red"} for at in range(3)]
     rows = [
         {"id": f"e{at}", "image": image, "captions": ["a"], "questions": asked}
@@ -124,11 +124,11 @@ def test_pages_of_text_are_copies_of_the_same_pixels_only(lines):
         for line in range(lines):
             words = " ".join("".join(draw.choices("abcdefghij", k=6)) for _ in range(8))
             ImageDraw.Draw(page).text((60, 60 + 30 * line), words, fill=(20, 20, 20), font_size=22)
-        pages.append(signature_of(page))
+        pages.append(compute_signature(page))
     references = References([Reference("a", ("0",))], np.array(pages[:1]))
     found = references.copied(np.array(pages))
     assert found == [[(Reference("a", ("0",)), 0)], [], [], [], [], []]
-    photo = signature_of(picture(1))
+    photo = compute_signature(picture(1))
     assert References([Reference("a", ("0",))], photo[None]).copied(np.array([photo]))[0] == [
         (Reference("a", ("0",)), 0)
     ]

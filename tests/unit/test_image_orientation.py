@@ -18,10 +18,10 @@ from tiny_models import tiny_processor
 from transformers.image_utils import load_image as turned_by_transformers
 
 from dj2mgm.data.exports import Sample, write_parquet
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImage, image_size, load_image
-from dj2mgm.data.perceptual_hash import signature_of
-from dj2mgm.data.reference_images import ReferenceImages
+from dj2mgm.data.near_duplicates.image_signatures import compute_signature
+from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
 from dj2mgm.data.shards import members
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.files import read_jsonl, write_jsonl
@@ -112,7 +112,7 @@ def in_a_tar(path: Path) -> np.ndarray:
 
 def by_data_juicer(path: Path) -> dict:
     """Stats of Data-Juicer's own filters in the filter stage."""
-    write_jsonl(path.parent / "data.jsonl", [{"id": "1", "text": text_of("red"), "images": [path.name]}])
+    write_jsonl(path.parent / "data.jsonl", [{"id": "1", "text": build_dj_text("red"), "images": [path.name]}])
     recipe = [{"image_shape_filter": {}}, {"image_aspect_ratio_filter": {"min_ratio": 0.1, "max_ratio": 9}}]
     run_recipe(RecipeSettings(path.parent, 1, recipe), path.parent / "data.jsonl", path.parent / "out", FILTERED)
     [stats] = read_jsonl(path.parent / "out" / STATS)
@@ -157,7 +157,7 @@ READERS = {
     "lmms-eval": lambda path: np.asarray(load_image(save_once(turned_by_transformers(str(path)), path.parent))),
     "the gallery": lambda path: thumbnail(path.parent, path.name),
     "the explorer": lambda path: Explorer._read_image(path.parent, path.name, 64),
-    "perceptual hashes": lambda path: signature_of(load_image(path)),
+    "perceptual hashes": lambda path: compute_signature(load_image(path)),
     "the search for leaks": lambda path: ReferenceImages([path]).signatures,
     "the parquet export": exported,
 }

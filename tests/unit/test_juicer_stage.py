@@ -16,7 +16,7 @@ from forked_python import forked_python
 from PIL import Image
 from places import PROJECT
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, sha256_of, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Filter, Mapper
@@ -32,7 +32,7 @@ def write_dataset(folder: Path, captions: list[str] = CAPTIONS, **extra) -> Path
     rows = []
     for number, caption in enumerate(captions):
         Image.new("RGB", (40, 40), (len(caption), 0, 0)).save(folder / f"images/{number}.png")
-        rows.append({"id": f"r{number}", "text": text_of(caption), "images": [f"images/{number}.png"]} | extra)
+        rows.append({"id": f"r{number}", "text": build_dj_text(caption), "images": [f"images/{number}.png"]} | extra)
     write_jsonl(folder / "pretrain.jsonl", rows)
     return folder / "pretrain.jsonl"
 
@@ -80,10 +80,10 @@ def test_every_row_is_kept_or_named_with_the_operator_that_dropped_it(tmp_path):
         ("r4", 3, "image_text_deduplicator"),
     ]
     assert dropped[0]["stats"] == {"image_integrity": "missing"}
-    assert dropped[2]["stats"] == {"image_integrity": "ok", "text_len": len(text_of("no"))}
+    assert dropped[2]["stats"] == {"image_integrity": "ok", "text_len": len(build_dj_text("no"))}
     assert rows_of(tmp_path / "out/filtered.jsonl") == rows_of(data)[:1]  # relative path and other keys as they were
     assert rows_of(tmp_path / "out/stats.jsonl") == [
-        {"id": "r0", "image_integrity": "ok", "text_len": len(text_of(CAPTIONS[0]))}
+        {"id": "r0", "image_integrity": "ok", "text_len": len(build_dj_text(CAPTIONS[0]))}
     ]
     assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"], summary["errors"]) == (6, 1, 5, 0)
     counts = [(step["rows_in"], step["rows_out"], step["dropped"]) for step in summary["operators"]]
@@ -135,8 +135,8 @@ def test_a_mappers_edits_reach_the_rows_and_the_trace(tmp_path):
     [change] = rows_of(tmp_path / "out/dropped.jsonl")
     assert (change["id"], change["event"], change["operator"]) == ("r0", "changed", "clean_links_mapper")
     texts = [row["text"] for row in rows_of(tmp_path / "out/filtered.jsonl")]
-    assert texts[0] == change["text_after"] != change["text_before"] == text_of("see https://a.example/b now")
-    assert "https" not in texts[0] and texts[1] == text_of("nothing to clean")
+    assert texts[0] == change["text_after"] != change["text_before"] == build_dj_text("see https://a.example/b now")
+    assert "https" not in texts[0] and texts[1] == build_dj_text("nothing to clean")
     assert (summary["rows_kept"], summary["operators"][0]["changed"]) == (2, 1)
 
 
@@ -348,7 +348,7 @@ def write_partitions(folder: Path, partitions: float) -> Path:
     data = write_dataset(folder)
     rows = rows_of(data)
     numbered = (
-        row | {"id": f"n{number}", "text": text_of(f"picture {number % 999}") if number % 7 else row["text"]}
+        row | {"id": f"n{number}", "text": build_dj_text(f"picture {number % 999}") if number % 7 else row["text"]}
         for number, row in zip(range(round(partitions * SMALL_PARTITION)), cycle(rows), strict=False)
     )
     write_jsonl(data, numbered)
@@ -395,7 +395,9 @@ def test_a_killed_run_continues_and_gives_the_same_result(tmp_path, where):
 def test_after_a_failing_row_ray_continues_and_equals_local(tmp_path, first):
     data = write_partitions(tmp_path, 1.1)
     image, process = tmp_path / "images/3.png", [{"image_shape_filter": {"min_width": 1}}, *MIXED]
-    write_jsonl(data, [*read_jsonl(data), {"id": "last", "text": text_of("a late row"), "images": ["images/last.png"]}])
+    write_jsonl(
+        data, [*read_jsonl(data), {"id": "last", "text": build_dj_text("a late row"), "images": ["images/last.png"]}]
+    )
     Image.new("RGB", (40, 40)).save(image)
     (tmp_path / "images/last.png").write_text("no image")
     arguments = command(data, tmp_path / "ray", process, 1, forked_python(), executor=first)

@@ -14,7 +14,7 @@ from tiny_clip import save_tiny_clip
 
 from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.stages import filter_settings, synthesize_settings
-from dj2mgm.data.formats import conversation, text_of
+from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import Fields, load_ops
@@ -62,7 +62,7 @@ def tells(monkeypatch):
 
 def gains(images: list[list[str]], captions: list[str], **arguments) -> list[list[float]]:
     [operator] = load_ops([{NAME: {"base_model": "", "stage": ""} | arguments}])
-    samples = {"text": list(map(text_of, captions)), "images": images, Fields.stats: [{} for _ in images]}
+    samples = {"text": list(map(build_dj_text, captions)), "images": images, Fields.stats: [{} for _ in images]}
     return [stats[STAT].tolist() for stats in operator.compute_stats(samples)[Fields.stats]]
 
 
@@ -83,7 +83,7 @@ def test_likelihoods_of_answers_are_what_training_would_lose(project):
     values = generator.log_likelihoods(images, asked, "What is it?", "gemma")
     encoder, model = family.encoder("gemma", 512), generator.model
     for (image, answer), each in zip(asked, values, strict=True):
-        item = encoder.item(conversation("1", images[image], "What is it?", answer))
+        item = encoder.item(build_conversation("1", images[image], "What is it?", answer))
         batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
     assert generator.log_likelihoods([], [], "", "plain") == []

@@ -10,7 +10,7 @@ from tiny_models import (
     tiny_qwen_processor,
 )
 
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.mgm_family import MGMEncoder
 from dj2mgm.mgm.mgm_generator import MGMGenerator
@@ -123,7 +123,9 @@ def test_learned_answers_are_generated(tmp_path, template, make_processor):
     model = MGMForConditionalGeneration(config)
     images = [save_image(tmp_path / f"{n}.png", (80 * n, 30, 90), (40, 40)) for n in range(len(HARD))]
     encoder = MGMEncoder(processor, template, 64)
-    items = [encoder.item(conversation("1", str(image), "Q?", text)) for image, text in zip(images, HARD, strict=True)]
+    items = [
+        encoder.item(build_conversation("1", str(image), "Q?", text)) for image, text in zip(images, HARD, strict=True)
+    ]
     batch = encoder.batch(items, max(len(item["input_ids"]) for item in items))
     batch["pixel_values"] = processor.normalized(batch["pixel_values"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -11,9 +11,9 @@ from places import PROJECT
 from tiny_clip import save_tiny_clip
 
 from dj2mgm.config.recipes import needs_clip
-from dj2mgm.data.formats import text_of
-from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import render
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer import copies
@@ -32,7 +32,7 @@ def data(tmp_path) -> Path:
     """Nine scenes, copies of three of them (one larger, two smaller), and a row without an image."""
     folder = tmp_path / "images"
     folder.mkdir()
-    scenes = {f"s{number}": render(scene_of(3, "pretrain", number)) for number in range(9)}
+    scenes = {f"s{number}": render(draw_row_scene(3, "pretrain", number)) for number in range(9)}
     for name, image in scenes.items():
         image.save(folder / f"{name}.png")
     for name, copied, side, kind in (
@@ -45,7 +45,7 @@ def data(tmp_path) -> Path:
     names = ["s0.png", "s1.png", "smaller.jpg", "s2.png", "s3.png", "larger.webp", "s4.png", "small.png", "s5.png"]
     names += ["s6.png", "s7.png", "equal.png", "s8.png"]
     rows = [
-        {"id": name.split(".")[0], "text": text_of("a scene" + "!" * place), "images": [f"images/{name}"]}
+        {"id": name.split(".")[0], "text": build_dj_text("a scene" + "!" * place), "images": [f"images/{name}"]}
         for place, name in enumerate(names)
     ]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
@@ -109,7 +109,7 @@ def test_arguments_out_of_range_are_refused(data, tmp_path, arguments, message):
 
 def test_rows_with_several_images_or_none_are_compared_as_wholes(data, tmp_path):
     def row(name: str, *images: str) -> dict:
-        return {"id": name, "text": text_of(" ".join(["<__dj__image>"] * len(images))), "images": list(images)}
+        return {"id": name, "text": build_dj_text(" ".join(["<__dj__image>"] * len(images))), "images": list(images)}
 
     samples = [
         row("a", "images/s1.png", "images/s5.png"),
@@ -150,7 +150,7 @@ def test_a_run_that_ends_midway_goes_on_without_another_search(data, tmp_path, s
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "out", process)
     monkeypatch.setattr(copies, "write_partition", write)
-    monkeypatch.setattr("dj2mgm.juicer.operators.near_duplicates.find_copies", None)  # it is not called again
+    monkeypatch.setattr("dj2mgm.juicer.operators.near_duplicates.find_near_duplicates", None)  # it is not called again
     resumed = run(data, tmp_path / "out", process)
     for name in FILES:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

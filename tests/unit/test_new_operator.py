@@ -12,7 +12,7 @@ from forked_python import forked_python
 from places import PROJECT
 from tiny_models import save_image
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 
 EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def model(tmp_path) -> Path:
 
 def run_filter(scripts: Path, folder: Path, captions: list[str], **arguments) -> subprocess.CompletedProcess:
     save_image(folder / "a.png")
-    rows = [{"id": f"r{n}", "text": text_of(text), "images": ["a.png"]} for n, text in enumerate(captions)]
+    rows = [{"id": f"r{n}", "text": build_dj_text(text), "images": ["a.png"]} for n, text in enumerate(captions)]
     write_jsonl(folder / "pairs.jsonl", rows)
     settings = {"image_root": str(folder), "processes": 2, "recipe": {"process": [{NAME: arguments}]}}
     write_yaml(folder / "config.yaml", settings)

@@ -14,7 +14,7 @@ from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 
 from dj2mgm.config.layers import merge_experiment
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, read_yaml, write_yaml
 from dj2mgm.juicer import executors
@@ -93,7 +93,7 @@ def test_captions_of_a_server_pass_through_the_same_recipe_without_likelihoods(p
     assert len(rows) == COUNT, "a caption without a likelihood passes the filter of likelihoods"
     for row, measured, original in zip(rows, stats, CAPTIONS, strict=True):
         record = row["recaption"]
-        assert row["text"] == text_of(record["caption"]) and record["caption"].startswith("pixels (")
+        assert row["text"] == build_dj_text(record["caption"]) and record["caption"].startswith("pixels (")
         assert (record["original"], record["log_likelihood"]) == (original, None)
         assert measured["image_text_similarity"] == pytest.approx([record["similarity"]])
         assert measured["caption_log_likelihood"] == []
@@ -168,7 +168,7 @@ def test_rows_without_a_usable_caption_keep_theirs_and_only_those_without_an_ans
         assert server.requests == COUNT + 1, "one was tried twice"
         assert report_of(summary)["unusable"] == {"cut off": 1, "empty": 1, "no answer": 1, "refused": 1}
         rows = list(read_jsonl(tmp_path / "out/synthesized.jsonl"))
-        assert [row["text"] for row in rows if row["text"] in map(text_of, CAPTIONS)] == [
+        assert [row["text"] for row in rows if row["text"] in map(build_dj_text, CAPTIONS)] == [
             row["text"] for row in rows if "recaption" not in row
         ]
         assert sum("recaption" not in row for row in rows) == 4 and len(rows) == COUNT

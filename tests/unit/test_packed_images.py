@@ -6,7 +6,7 @@ from PIL import Image
 from tiny_families import save_tiny_family
 from transformers import AutoModelForImageTextToText
 
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.families import load_family
 from dj2mgm.vlm.packed_images import PREFIX
 
@@ -27,7 +27,7 @@ def batch(folder, tmp_path):
     for number, size in enumerate(SIZES):
         path = tmp_path / f"{number}.png"
         Image.effect_noise(size, 90).convert("RGB").save(path)
-        items.append(encoder.item(conversation(str(number), str(path), "What is shown?", "a red circle")))
+        items.append(encoder.item(build_conversation(str(number), str(path), "What is shown?", "a red circle")))
     return encoder.batch(items, max(len(item["input_ids"]) for item in items) + 3)
 
 

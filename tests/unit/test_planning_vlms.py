@@ -9,7 +9,7 @@ from tiny_models import save_image
 from transformers import Gemma2Config, LlavaConfig, MllamaConfig, PaliGemmaConfig
 
 from dj2mgm.config.runs import Runs
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.doctor.plan_checks import workload_at_most
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
@@ -122,8 +122,8 @@ def test_a_model_whose_code_needs_data_is_not_planned_but_says_so(folders, monke
 
 def test_a_stage_is_planned_with_its_largest_images_and_one_of_texts_with_a_blank_one(folders, tmp_path):
     small, large = (str(save_image(tmp_path / f"{side}.png", (9, 9, 9), (side, side))) for side in (40, 150))
-    long = conversation("1", small, "What?", "blue " * 200)
-    rows = [long, conversation("2", large, "What?", "blue"), conversation("3", small, "What?", "red")]
+    long = build_conversation("1", small, "What?", "blue " * 200)
+    rows = [long, build_conversation("2", large, "What?", "blue"), build_conversation("3", small, "What?", "red")]
     family, planned_for = load_family(folders["qwen3_vl"]), []
     for chosen in (rows, [long], [{"id": "4", "conversations": rows[2]["conversations"]}]):
         if "image" not in chosen[0]:

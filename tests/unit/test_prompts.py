@@ -7,7 +7,7 @@ from tiny_models import NUM_IMAGE_TOKENS, save_image, tiny_processor, tiny_qwen_
 
 from dj2mgm.config.chat_templates import chat_template_names, check_chat_templates, read_chat_template
 from dj2mgm.control_tokens import CONTROL
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
@@ -241,7 +241,7 @@ def phi3(tmp_path, monkeypatch) -> str:
 
 def test_a_fourth_format_is_one_file_from_labels_to_stop_tokens(phi3, tmp_path):
     processor = phi3_processor()
-    row = conversation("1", str(save_image(tmp_path / "a.png")), "How many?", "two")
+    row = build_conversation("1", str(save_image(tmp_path / "a.png")), "How many?", "two")
     write_jsonl(tmp_path / "data.jsonl", [row | {"conversations": row["conversations"] + MORE}])
     item = ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(processor, phi3, 256))[0]
     template = ChatTemplate.of(phi3, processor.tokenizer)
@@ -265,7 +265,7 @@ def test_a_stage_may_be_handed_the_content_in_place_of_the_name(phi3):
 
 def test_control_tokens_of_a_format_are_refused_in_data_and_questions(tmp_path):
     template = read_chat_template("chatml") | {"control_tokens": ["[INST]"]}
-    write_jsonl(tmp_path / "data.jsonl", [conversation("1", "a.png", "Q [INST]", "A")])
+    write_jsonl(tmp_path / "data.jsonl", [build_conversation("1", "a.png", "Q [INST]", "A")])
     with pytest.raises(InputError, match=r"row 1: its text holds the control token \[INST\]; fix or delete"):
         ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(tiny_qwen_processor(), template, 256))
     with pytest.raises(InputError, match=r"holds the control token \[INST\]; ask without it"):

@@ -9,7 +9,7 @@ from loguru import logger
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Mapper, NestedDataset, load_ops
@@ -47,7 +47,7 @@ def says(monkeypatch):
                 for row, [image] in enumerate(samples["images"]):
                     self.asked.append(Path(image).stem)
                     candidates = by_name[Path(image).stem]
-                    samples["text"][row] = text_of(candidates[0])
+                    samples["text"][row] = build_dj_text(candidates[0])
                     if likelihoods is not None:
                         samples[Fields.meta][row][CANDIDATES] = np.array(candidates)
                         samples[Fields.meta][row][LOG_LIKELIHOODS] = np.array(likelihoods[Path(image).stem])
@@ -70,7 +70,7 @@ def recaption(rows: dict[str, list], **arguments) -> tuple[list[dict], dict]:
 def similarity(clip: str, caption: str, image: str) -> float:
     """By Data-Juicer's own filter."""
     [operator] = load_ops([{SIMILARITY: {"hf_clip": clip}}])
-    sample = {"text": text_of(caption), "images": [image], Fields.stats: {}}
+    sample = {"text": build_dj_text(caption), "images": [image], Fields.stats: {}}
     return float(operator.compute_stats_single(sample)[Fields.stats]["image_text_similarity"][0])
 
 
@@ -103,7 +103,7 @@ def test_rows_below_get_what_captioner_and_clip_together_find_most_likely(clip, 
         best = int(np.argmax(joint))
         chosen.append((best, int(np.argmax(scores)), int(np.argmax(likelihoods[str(number)]))))
         caption, value = CANDIDATES_OF[str(number)][best], likelihoods[str(number)][best]
-        assert row["text"] == text_of(caption)
+        assert row["text"] == build_dj_text(caption)
         assert row[Fields.stats]["caption_log_likelihood"] == [value]
         assert row[Fields.stats]["image_text_similarity"] == pytest.approx([scores[best]], abs=1e-6)
         assert row[Fields.meta]["recaption"] == {
@@ -121,7 +121,7 @@ def test_a_captioner_that_tells_no_likelihood_is_judged_by_similarity(clip, rows
     captioner = says({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
     found, _ = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
     for number, row in enumerate(found):
-        assert row["text"] == text_of(f"{number} one")
+        assert row["text"] == build_dj_text(f"{number} one")
         assert row[Fields.stats]["caption_log_likelihood"] == []
         assert row[Fields.meta]["recaption"]["log_likelihood"] is None
 
@@ -133,7 +133,7 @@ def test_captions_drawn_at_random_follow_from_seed_and_images_not_from_what_is_k
 
         def process_batched(self, samples):
             DrawingCaptioningMapper.asked += 1
-            return samples | {"text": [text_of(f"number {random.random()}") for _ in samples["text"]]}
+            return samples | {"text": [build_dj_text(f"number {random.random()}") for _ in samples["text"]]}
 
     monkeypatch.setitem(OPERATORS.modules, "drawing_captioning_mapper", DrawingCaptioningMapper)
 
@@ -173,9 +173,9 @@ def test_ties_with_the_last_row_kept_are_kept(clip, rows, says):
 def test_rows_without_exactly_one_image_are_left_alone(clip, rows, says):
     odd = {key: values[:3] for key, values in rows.items()}
     odd["images"] = [[], rows["images"][1] * 2, rows["images"][2]]
-    odd["text"] = ["no image", text_of("a") + text_of("b"), rows["text"][2]]
+    odd["text"] = ["no image", build_dj_text("a") + build_dj_text("b"), rows["text"][2]]
     found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=says(CANDIDATES_OF))
-    assert [row["text"] for row in found] == ["no image", odd["text"][1], text_of("2 one")]
+    assert [row["text"] for row in found] == ["no image", odd["text"][1], build_dj_text("2 one")]
     assert report["below"] == 1
 
 
@@ -216,7 +216,7 @@ def test_unusable_candidates_are_passed_over_and_rows_without_any_are_counted(cl
     logger.remove(sink)
     assert report["unusable"] == {"control token": 1, "empty": 1, "too long": 1}
     assert "3 of 6 images got no usable caption (1 control token, 1 empty, 1 too long)" in warnings[0]
-    assert found[0]["text"] == text_of("good")
+    assert found[0]["text"] == build_dj_text("good")
     for number, problem in ((1, "empty"), (2, "too long"), (3, "control token")):
         assert found[number]["text"] == rows["text"][number]
         record = found[number][Fields.meta]["recaption"]

@@ -5,14 +5,17 @@ import random
 from tiny_models import tiny_tokenizer
 
 from dj2mgm.control_tokens import CONTROL
-from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.foundation.language_model import EMPTY_WORD, chat_formats, draw_board, scene_words, training_text
 
 
 def examples(count=60):
     formats = chat_formats(tiny_tokenizer())
     for index in range(count):
-        yield scene_of(0, "test", index), training_text(scene_of(0, "test", index), 4, formats, random.Random(index))
+        yield (
+            draw_row_scene(0, "test", index),
+            training_text(draw_row_scene(0, "test", index), 4, formats, random.Random(index)),
+        )
 
 
 def test_every_example_shows_the_whole_board_once_and_before_any_answer():
@@ -32,7 +35,7 @@ def test_answers_are_words_about_the_scene_and_hold_no_board():
 
 def test_a_board_without_confusion_names_exactly_the_scenes_objects_in_their_quadrants():
     for index in range(50):
-        scene = scene_of(0, "test", index)
+        scene = draw_row_scene(0, "test", index)
         board = draw_board(scene, 4, random.Random(0), confusion=0.0)
         assert {word for word in board if word != EMPTY_WORD} == {f"[{o.color} {o.shape}]" for o in scene.objects}
         for item in scene.objects:

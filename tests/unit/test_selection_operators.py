@@ -15,7 +15,7 @@ from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 from tiny_models import save_image
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
@@ -48,7 +48,7 @@ def colored(tmp_path_factory) -> Path:
     colors = [color for color, count in COLORS.items() for _ in range(count)]
     for color in COLORS:
         save_image(folder / f"{color}.png", RGB[color])
-    rows = [{"id": f"r{n}", "text": text_of(color), "images": [f"{color}.png"]} for n, color in enumerate(colors)]
+    rows = [{"id": f"r{n}", "text": build_dj_text(color), "images": [f"{color}.png"]} for n, color in enumerate(colors)]
     write_jsonl(folder / "pairs.jsonl", rows)
     return folder / "pairs.jsonl"
 
@@ -106,10 +106,14 @@ def test_clusters_give_as_many_rows_each_as_far_as_they_have_them(clip, colored,
 def test_a_rows_cluster_is_the_one_with_the_nearest_center(clip, tmp_path):
     data = texts(tmp_path, ["x"] * 40)
     images = [str(tmp_path / row["images"][0]) for row in read_jsonl(data)]
-    samples = {"text": [text_of("x")] * 40, "images": [[image] for image in images], Fields.stats: [{} for _ in images]}
+    samples = {
+        "text": [build_dj_text("x")] * 40,
+        "images": [[image] for image in images],
+        Fields.stats: [{} for _ in images],
+    }
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 4, "keep_fraction": 0.5, "seed": 3}}])
     measured = operator.compute_stats(samples)
-    rows = [{"text": text_of("x"), COLUMN: column} for column in measured[COLUMN]]
+    rows = [{"text": build_dj_text("x"), COLUMN: column} for column in measured[COLUMN]]
     found = operator.assign_groups(rows)
     embeddings = ClipSimilarity(clip, "cpu").embed(images, load_image).astype(np.float16)
     centers = fit_clusters(embeddings.astype(np.float32), 4, seed=3).reconstruct_n(0, 4)
@@ -166,8 +170,8 @@ def test_a_second_filter_draws_anew(tmp_path):
 
 
 def test_ngrams_are_the_different_ones_of_a_caption():
-    assert find_ngrams(text_of("A cat, a cat and a dog"), 2) == ["a cat", "cat a", "cat and", "and a", "a dog"]
-    assert find_ngrams(text_of("Snow"), 2) == ["snow"] and find_ngrams(text_of(""), 2) == [""]
+    assert find_ngrams(build_dj_text("A cat, a cat and a dog"), 2) == ["a cat", "cat a", "cat and", "and a", "a dog"]
+    assert find_ngrams(build_dj_text("Snow"), 2) == ["snow"] and find_ngrams(build_dj_text(""), 2) == [""]
 
 
 def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):

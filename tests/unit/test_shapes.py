@@ -10,9 +10,8 @@ from functools import cache
 import pytest
 from PIL import Image
 
-from dj2mgm.data.formats import caption_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.formats import extract_caption, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.shapes.dataset import ShapesSpec, assign_faults, count_faults, mismatched_caption, write_shapes
 from dj2mgm.data.shapes.scenes import (
     COLORS,
     IMAGE_SIZE,
@@ -23,6 +22,7 @@ from dj2mgm.data.shapes.scenes import (
     draw_scene,
     render,
 )
+from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, assign_faults, count_faults, mismatched_caption, write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 
@@ -134,13 +134,13 @@ def test_ground_truth_describes_the_image_of_every_pair_that_has_one(pairs):
 
 def test_captions_are_true_exactly_where_only_the_image_is_damaged(pairs):
     for row, truth, _ in pairs:
-        is_true = caption_of(row["text"]) == truth["caption"]
+        is_true = extract_caption(row["text"]) == truth["caption"]
         assert is_true == (truth["fault"] not in ("mismatched", "junk_text", "short_text")), truth
 
 
 def test_mismatched_captions_never_describe_their_image_not_even_in_part(pairs):
     for row, truth, data in of_fault(pairs, "mismatched"):
-        named, there = objects_in(caption_of(row["text"])), objects_in(truth["caption"])
+        named, there = objects_in(extract_caption(row["text"])), objects_in(truth["caption"])
         assert named and there and not set(named) <= set(there)
         assert set(seen_in(opened(data))) == {position for _, _, position in there}
 
@@ -187,7 +187,7 @@ def test_tiny_and_extreme_images_have_their_documented_shapes(pairs):
 
 def test_junk_and_short_captions_name_no_object(pairs):
     for row, truth, _ in of_fault(pairs, "junk_text", "short_text"):
-        caption = caption_of(row["text"])
+        caption = extract_caption(row["text"])
         assert not objects_in(caption) and len(caption) <= (8 if truth["fault"] == "short_text" else 1000)
 
 

@@ -21,10 +21,10 @@ from PIL import Image
 
 import make_dataset
 from dj2mgm.config.datasets import files_of, resolve_dataset
-from dj2mgm.data.formats import caption_of, read_dj_jsonl, read_llava, text_of
+from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.mixture import write_mixture
-from dj2mgm.data.shards import digest_of, file_size, members, read_file
+from dj2mgm.data.shards import compute_digest, file_size, members, read_file
 from dj2mgm.data.sources.parquet import read as read_parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.data.sources.table import read as read_table
@@ -52,7 +52,7 @@ def write_loose(folder: Path) -> None:
 
 def data_juicer(folder: Path) -> Path:
     write_loose(folder)
-    rows = ({"id": key, "text": text_of(text), "images": [f"{key}.png"]} for key, text in CAPTIONS.items())
+    rows = ({"id": key, "text": build_dj_text(text), "images": [f"{key}.png"]} for key, text in CAPTIONS.items())
     write_jsonl(folder / "rows.jsonl", rows)
     return folder / "rows.jsonl"
 
@@ -152,7 +152,7 @@ def test_every_format_gives_the_same_captions_and_the_same_bytes_of_images(make,
     for row in rows:
         assert row["id"].startswith("one/") and row["source"] == "one"
         path = locate_image(output / "sources.json", row["images"][0])
-        key = next(key for key, text in CAPTIONS.items() if text == caption_of(row["text"]))
+        key = next(key for key, text in CAPTIONS.items() if text == extract_caption(row["text"]))
         assert read_file(path) == IMAGES[key] and file_size(path) == len(IMAGES[key])
         assert load_image(path).size == image_size(path) == (8 + int(key), 8)
         assert locate_image(output / "sources.json", absolute_path(output / "sources.json", row["images"][0])) == path
@@ -189,7 +189,7 @@ def test_a_conversation_of_a_shard_keeps_its_turns_and_its_images(make, tmp_path
 STRAY = {  # what a row of the other format would be read by
     "data_juicer": {"conversations": [{"from": "human", "value": "stray"}], "image": "stray.png"},
     "llava": {"text": None, "images": ["stray.png"], "question": "stray?", "messages": "stray"},
-    "sharegpt": {"text": text_of("stray"), "question": "stray?"},
+    "sharegpt": {"text": build_dj_text("stray"), "question": "stray?"},
 }
 
 
@@ -433,7 +433,7 @@ def test_an_archive_that_has_changed_is_not_read_as_if_it_had_not(tmp_path):
     with tarfile.open(shard) as tar:
         info = tar.getmembers()[2]
     reference = f"{shard}/{info.offset_data}+{info.size}/{info.name}"
-    assert digest_of(reference) == hashlib.sha256(IMAGES["001"]).hexdigest()
+    assert compute_digest(reference) == hashlib.sha256(IMAGES["001"]).hexdigest()
     shard.write_bytes(shard.read_bytes()[512:])
     with pytest.raises(BadImage, match="has changed since it was read"):
         load_image(reference)
@@ -560,7 +560,7 @@ def test_a_random_reading_order_finds_every_image(make):
     rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
     random.Random(0).shuffle(rows)
     for row in rows:
-        key = next(key for key, text in CAPTIONS.items() if text == caption_of(row["text"]))
+        key = next(key for key, text in CAPTIONS.items() if text == extract_caption(row["text"]))
         assert read_file(locate_image(output / "sources.json", row["images"][0])) == IMAGES[key]
 
 
@@ -643,7 +643,9 @@ def test_cells_that_other_readers_take_for_missing_stay_texts(make, tmp_path, en
     output = make(base={"format": "table"} | base(tmp_path), one={"format": "table", "path": f"data/rows.{end}"})
     written = list(map(json.loads, open(output / "pretrain.jsonl", encoding="utf-8")))
     held_out = list(map(json.loads, open(output / "evaluation.jsonl", encoding="utf-8")))
-    captions = [caption_of(row["text"]) for row in written] + [text for row in held_out for text in row["captions"]]
+    captions = [extract_caption(row["text"]) for row in written] + [
+        text for row in held_out for text in row["captions"]
+    ]
     assert set(words) <= set(captions)
 
 

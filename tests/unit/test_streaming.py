@@ -14,10 +14,10 @@ import pytest
 from places import PROJECT
 from tiny_models import save_image
 
-from dj2mgm.data.formats import conversation, read_dj_jsonl, text_of
-from dj2mgm.data.held_out import HeldOut
-from dj2mgm.data.own_data import write_own_data
-from dj2mgm.data.training_jsonl import SampleRules, caption_rows, write_training_jsonl
+from dj2mgm.data.formats import build_conversation, build_dj_text, read_dj_jsonl
+from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
+from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.files import write_json_list, write_jsonl
 from dj2mgm.juicer.partitions import BATCH
 from dj2mgm.juicer.recipe_settings import RecipeSettings
@@ -95,7 +95,7 @@ def test_a_map_on_disk_is_a_map():
 
 def write_pairs(folder: Path, rows: int) -> Path:
     save_image(folder / "a.png")
-    pairs = ({"id": f"r{n}", "text": text_of(f"a picture, number {n}"), "images": ["a.png"]} for n in range(rows))
+    pairs = ({"id": f"r{n}", "text": build_dj_text(f"a picture, number {n}"), "images": ["a.png"]} for n in range(rows))
     write_jsonl(folder / "pairs.jsonl", pairs)
     return folder / "pairs.jsonl"
 
@@ -107,19 +107,19 @@ def filtered(data: Path) -> None:
 
 def written(data: Path) -> None:
     rules = SampleRules("refuse", max_samples=10**9, budget=None, seed=0)
-    rows = caption_rows(read_dj_jsonl(data), "")
-    write_training_jsonl(rows, data.parent, HeldOut(), data.parent / "out/pretrain.jsonl", rules, processes=1)
+    rows = convert_pairs(read_dj_jsonl(data), "")
+    write_training_jsonl(rows, data.parent, HeldOutImages(), data.parent / "out/pretrain.jsonl", rules, processes=1)
 
 
 def made(data: Path) -> None:
-    talks = (conversation(row["id"], row["images"][0], "What?", "a picture") for row in read_dj_jsonl(data))
+    talks = (build_conversation(row["id"], row["images"][0], "What?", "a picture") for row in read_dj_jsonl(data))
     write_json_list(data.parent / "talks.json", talks)
     save_image(data.parent / "x.png", (1, 1, 1))
     save_image(data.parent / "y.png", (2, 2, 2))
     held_out = [{"id": name, "image": f"{name}.png", "captions": ["a picture"]} for name in "xy"]
     write_jsonl(data.parent / "held_out.jsonl", held_out)
     files = {"pretrain": data, "finetune": data.parent / "talks.json", "evaluation": data.parent / "held_out.jsonl"}
-    write_own_data(
+    write_user_dataset(
         {split: {"file": str(f), "images": str(data.parent)} for split, f in files.items()}, data.parent / "out"
     )
 

@@ -17,7 +17,7 @@ from tiny_captioners import save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
 
 from dj2mgm.config.chat_templates import read_chat_template
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, load_ops
@@ -109,7 +109,7 @@ def test_every_row_is_kept_or_dropped_and_new_captions_have_a_record(project, li
             assert set(record) == {"original", "original_similarity", "caption", "similarity", "log_likelihood"}
             assert record["original"] == CAPTIONS[number] and record["original_similarity"] < limit
         if identifier in kept:
-            assert kept[identifier]["text"] == text_of(record["caption"] if record else CAPTIONS[number])
+            assert kept[identifier]["text"] == build_dj_text(record["caption"] if record else CAPTIONS[number])
             expected = [record["log_likelihood"]] if record else []  # Data-Juicer rounds stats to ten digits
             assert stats[identifier]["caption_log_likelihood"] == pytest.approx(expected)
             [score] = stats[identifier]["image_text_similarity"]

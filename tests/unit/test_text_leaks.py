@@ -10,7 +10,7 @@ from PIL import Image
 
 import find_leaks
 import write_jsonl as write_jsonl_script
-from dj2mgm.data.formats import conversation, text_of
+from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.evaluation import text_leaks
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.evaluation.text_leaks import ReferenceTexts, normalize
@@ -72,14 +72,14 @@ def dataset(tmp_path):
     for at, color in enumerate(("red", "blue")):
         Image.new("RGB", (32, 32), color).save(tmp_path / f"{at}.png")
     Image.radial_gradient("L").convert("RGB").save(tmp_path / "asked.jpg")
-    pairs = [{"id": str(at), "text": text_of("a"), "images": [f"{at}.png"]} for at in range(2)]
+    pairs = [{"id": str(at), "text": build_dj_text("a"), "images": [f"{at}.png"]} for at in range(2)]
     write_jsonl(tmp_path / "data/pretrain.jsonl", pairs)
-    text_only = {"id": "t", "conversations": conversation("t", "0.png", LONG, "union")["conversations"]}
+    text_only = {"id": "t", "conversations": build_conversation("t", "0.png", LONG, "union")["conversations"]}
     text_only["conversations"][0]["value"] = LONG
     instructions = [
-        conversation("0", "0.png", f"{LONG}\n{INSTRUCTION}", "Union"),
-        conversation("1", "1.png", LONG, "central"),
-        conversation("2", "1.png", "What color is it?", "red"),
+        build_conversation("0", "0.png", f"{LONG}\n{INSTRUCTION}", "Union"),
+        build_conversation("1", "1.png", LONG, "central"),
+        build_conversation("2", "1.png", "What color is it?", "red"),
         text_only,
     ]
     write_json_list(tmp_path / "data/finetune.json", instructions)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, save_image, tiny_mgm, tiny_processor
 
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.mgm.mgm_family import MGMEncoder
@@ -38,7 +38,7 @@ def answered(item: dict) -> str:
 
 
 def test_an_item_is_the_templated_conversation_and_its_image(dataset, image):
-    item = dataset(conversation("1", image, "How many?", "two"))[0]
+    item = dataset(build_conversation("1", image, "How many?", "two"))[0]
     assert text_of(item["input_ids"]) == (
         "<bos><start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
     )
@@ -47,7 +47,7 @@ def test_an_item_is_the_templated_conversation_and_its_image(dataset, image):
 
 
 def test_stage_1_items_are_image_and_caption(dataset, image):
-    item = dataset(conversation("1", image, "", "a red circle"), template="plain")[0]
+    item = dataset(build_conversation("1", image, "", "a red circle"), template="plain")[0]
     assert text_of(item["input_ids"]) == "<bos><image>a red circle\n"
     assert answered(item) == "a red circle\n"
 
@@ -58,7 +58,7 @@ def test_a_text_only_item_has_no_image(dataset):
 
 
 def test_a_long_conversation_is_cut_at_the_end_and_keeps_its_image(dataset, image):
-    row = conversation("1", image, "How many?", "two " * 100)
+    row = build_conversation("1", image, "How many?", "two " * 100)
     whole, cut = dataset(row)[0], dataset(row, max_length=NUM_IMAGE_TOKENS + 40)[0]
     assert len(cut["input_ids"]) == len(cut["labels"]) == NUM_IMAGE_TOKENS + 40 < len(whole["input_ids"])
     for key in ("input_ids", "labels"):
@@ -67,8 +67,11 @@ def test_a_long_conversation_is_cut_at_the_end_and_keeps_its_image(dataset, imag
 
 
 def test_conversations_that_are_cut_and_those_that_lose_their_answer_are_counted(dataset, image):
-    short, long = conversation("1", image, "How many?", "two"), conversation("2", image, "How many?", "two " * 100)
-    lost = conversation("3", image, "How many? " * 100, "two")
+    short, long = (
+        build_conversation("1", image, "How many?", "two"),
+        build_conversation("2", image, "How many?", "two " * 100),
+    )
+    lost = build_conversation("3", image, "How many? " * 100, "two")
     length = NUM_IMAGE_TOKENS + 60
     assert dataset(short).cuts(length) is None
     assert dataset(short, long, lost, max_length=length).cuts(length) == (
@@ -79,12 +82,12 @@ def test_conversations_that_are_cut_and_those_that_lose_their_answer_are_counted
 
 def test_data_of_which_no_answer_is_left_is_refused(dataset, image):
     with pytest.raises(InputError, match="no token of any answer .* raise max_length, or shorten"):
-        dataset(conversation("3", image, "How many? " * 100, "two"), max_length=NUM_IMAGE_TOKENS + 20)
+        dataset(build_conversation("3", image, "How many? " * 100, "two"), max_length=NUM_IMAGE_TOKENS + 20)
 
 
 def test_a_max_length_without_room_for_text_is_refused(dataset, image):
     with pytest.raises(InputError, match=f"max_length {NUM_IMAGE_TOKENS} leaves no room .* raise it"):
-        dataset(conversation("1", image, "Q", "A"), max_length=NUM_IMAGE_TOKENS)
+        dataset(build_conversation("1", image, "Q", "A"), max_length=NUM_IMAGE_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +95,15 @@ def test_a_max_length_without_room_for_text_is_refused(dataset, image):
 )
 def test_a_text_that_the_model_would_misread_is_refused_by_row(dataset, image, said):
     """`write_jsonl` leaves no such row; a file may come from elsewhere."""
-    row = conversation("2", image, "Q", "A")
+    row = build_conversation("2", image, "Q", "A")
     for turn, value in zip(row["conversations"], said, strict=True):
         turn["value"] = value
     with pytest.raises(InputError, match="data.jsonl, row 2: .* token .*; fix or delete the row"):
-        dataset(conversation("1", image, "Q", "A"), row)
+        dataset(build_conversation("1", image, "Q", "A"), row)
 
 
 def test_a_conversation_with_two_images_is_refused_by_row(dataset, image):
-    row = conversation("two", "", "<image> Which is red?", "the first") | {"image": [str(image), str(image)]}
+    row = build_conversation("two", "", "<image> Which is red?", "the first") | {"image": [str(image), str(image)]}
     with pytest.raises(InputError, match="row two: has 2 images, but MGM takes one"):
         dataset(row)
 
@@ -111,7 +114,9 @@ def test_an_empty_file_is_refused(dataset):
 
 
 def test_a_batch_is_padded_on_the_right_where_labels_are_ignored(dataset, image):
-    data = dataset(conversation("1", image, "How many objects are there?", "two"), conversation("2", image, "", "two"))
+    data = dataset(
+        build_conversation("1", image, "How many objects are there?", "two"), build_conversation("2", image, "", "two")
+    )
     items = [data[0], data[1]]
     pad = tiny_processor().tokenizer.pad_token_id
     longest = len(items[0]["input_ids"])
@@ -124,8 +129,8 @@ def test_a_batch_is_padded_on_the_right_where_labels_are_ignored(dataset, image)
 
 
 def test_images_of_a_mixed_batch_keep_the_order_of_their_rows(dataset, tmp_path):
-    red = conversation("1", str(save_image(tmp_path / "r.png", (255, 0, 0))), "Q", "A")
-    blue = conversation("2", str(save_image(tmp_path / "b.png", (0, 0, 255))), "Q", "A")
+    red = build_conversation("1", str(save_image(tmp_path / "r.png", (255, 0, 0))), "Q", "A")
+    blue = build_conversation("2", str(save_image(tmp_path / "b.png", (0, 0, 255))), "Q", "A")
     data = dataset(red, TEXT_ONLY, blue)
     batch = Collator(data.encoder, longest=99)([data[index] for index in range(3)])
     assert batch["pixel_values"].shape[0] == 2

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tiny_models import save_image
 
 import write_jsonl
-from dj2mgm.data.formats import conversation, read_llava, text_of
-from dj2mgm.data.held_out import HeldOut
-from dj2mgm.data.training_jsonl import SampleRules, _samples, apportion, caption_rows, write_training_jsonl
+from dj2mgm.data.formats import build_conversation, build_dj_text, read_llava
+from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.training_jsonl import SampleRules, _samples, apportion, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, sha256_of
 from dj2mgm.files import write_jsonl as write_rows
@@ -37,14 +37,14 @@ def root(tmp_path):
 
 
 def rows_about(*images: str) -> list[dict]:
-    return [conversation(f"r{index}", image, "Q", "A") for index, image in enumerate(images)]
+    return [build_conversation(f"r{index}", image, "Q", "A") for index, image in enumerate(images)]
 
 
 def write(
     rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, **takes: bool
 ) -> dict:
     rules = SampleRules(on_bad_row, max_samples, budget, seed, **takes)
-    return write_training_jsonl(rows, root, held_out or HeldOut(), output, rules, processes=2)
+    return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes=2)
 
 
 def adds_up(summary: dict) -> bool:
@@ -139,21 +139,21 @@ def test_repeats_are_chosen_by_the_seed_and_the_cap_comes_before_the_budget(root
 
 
 def test_caption_rows_say_the_caption_and_ask_their_own_question_or_the_one_for_all():
-    pair = {"id": "1", "text": text_of("a red circle"), "images": ["a.png"]}
+    pair = {"id": "1", "text": build_dj_text("a red circle"), "images": ["a.png"]}
     for own, for_all, asked in (
         ({}, "", ""),
         ({}, "What?", "What?"),
         ({"question": "Why?"}, "What?", "Why?"),
         ({"question": ""}, "What?", "What?"),
     ):
-        (row,) = caption_rows([pair | own], for_all)
-        assert row == conversation("1", "a.png", asked, "a red circle")
+        (row,) = convert_pairs([pair | own], for_all)
+        assert row == build_conversation("1", "a.png", asked, "a red circle")
 
 
 @pytest.fixture
 def run(root, tmp_path, monkeypatch):
     """Runs the script on two images held out, one pair or those given, and instructions; returns its output folder."""
-    pair = {"id": "p", "text": text_of("a red circle"), "images": ["a.png"]}
+    pair = {"id": "p", "text": build_dj_text("a red circle"), "images": ["a.png"]}
 
     def run(instructions: list[dict], *flags: str, pairs=(pair,), held_out=("e.png", "f.png"), **changes):
         settings = {
@@ -228,10 +228,10 @@ CONTROL = ["<eos>", "</s>", "<end_of_turn>", "<unused0>", "<|im_end|>", "<|image
 
 
 def test_a_control_token_in_a_question_or_an_answer_is_a_bad_row(root, tmp_path):
-    rows = [conversation(f"a{token}", "a.png", "", f"a boat {token}") for token in CONTROL]
-    rows += [conversation(f"q{token}", "a.png", f"What {token}?", "a boat") for token in CONTROL]
-    rows += [conversation("split", "a.png", "What is <im<image>age>?", "a boat")]
-    good = conversation("good", "a.png", "Is <b> < c > <__dj__image>?", "a <b> < c")
+    rows = [build_conversation(f"a{token}", "a.png", "", f"a boat {token}") for token in CONTROL]
+    rows += [build_conversation(f"q{token}", "a.png", f"What {token}?", "a boat") for token in CONTROL]
+    rows += [build_conversation("split", "a.png", "What is <im<image>age>?", "a boat")]
+    good = build_conversation("good", "a.png", "Is <b> < c > <__dj__image>?", "a <b> < c")
     with pytest.raises(InputError, match="row a<eos>: its text holds the control token <eos>"):
         write([*rows, good], root, tmp_path / "out.jsonl")
     summary = write([*rows, good], root, tmp_path / "out.jsonl", on_bad_row="drop")
@@ -240,9 +240,9 @@ def test_a_control_token_in_a_question_or_an_answer_is_a_bad_row(root, tmp_path)
 
 
 def test_a_control_token_in_a_caption_is_a_bad_row(root, tmp_path):
-    pairs = [{"id": token, "text": text_of(f"a boat {token} or two"), "images": ["a.png"]} for token in CONTROL]
-    pairs.append({"id": "good", "text": text_of("a boat"), "images": ["a.png"]})
-    summary = write(caption_rows(pairs, ""), root, tmp_path / "out.jsonl", on_bad_row="drop")
+    pairs = [{"id": token, "text": build_dj_text(f"a boat {token} or two"), "images": ["a.png"]} for token in CONTROL]
+    pairs.append({"id": "good", "text": build_dj_text("a boat"), "images": ["a.png"]})
+    summary = write(convert_pairs(pairs, ""), root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert summary["dropped"] == {"control_token": len(CONTROL)} and summary["rows_out"] == 1
 
 
@@ -272,7 +272,7 @@ def test_an_image_that_is_not_shown_once_in_a_question_makes_a_bad_row(root, tmp
 
 
 def row_about_both(images: list[str]) -> dict:
-    return conversation("both", "", "<image> Which is red?", "the first") | {"image": images}
+    return build_conversation("both", "", "<image> Which is red?", "the first") | {"image": images}
 
 
 def test_several_images_become_absolute_for_models_that_take_them_and_are_refused_for_others(root, tmp_path):
@@ -287,7 +287,7 @@ def test_several_images_become_absolute_for_models_that_take_them_and_are_refuse
 
 
 def test_what_a_model_of_one_question_does_not_take_is_left_out_and_counted(root, tmp_path):
-    twice = conversation("twice", "a.png", "Q", "A")
+    twice = build_conversation("twice", "a.png", "Q", "A")
     twice["conversations"] += TEXT_ONLY["conversations"]
     rows = [row_about_both(["b.png", "a.png"]), TEXT_ONLY, twice, *rows_about("a.png")]
     summary = write(rows, root, tmp_path / "out.jsonl", "drop", one_question=True)
@@ -299,7 +299,7 @@ def test_what_a_model_of_one_question_does_not_take_is_left_out_and_counted(root
     [(["a.png", "zero.png"], "empty"), (["a.png", "e.png"], "held_out"), (["a.png", "b.png", "e.png"], "image_token")],
 )
 def test_one_bad_image_of_several_makes_a_bad_row(root, tmp_path, images, reason):
-    held_out = HeldOut([{"id": "e", "image": "e.png"}], root)
+    held_out = HeldOutImages([{"id": "e", "image": "e.png"}], root)
     rows = [row_about_both(images), TEXT_ONLY]
     summary = write(rows, root, tmp_path / "out.jsonl", "drop", held_out=held_out, several_images=True)
     assert summary["dropped"] == {reason: 1} and adds_up(summary)
@@ -308,7 +308,7 @@ def test_one_bad_image_of_several_makes_a_bad_row(root, tmp_path, images, reason
 def test_a_row_about_a_held_out_image_or_a_copy_of_it_is_a_bad_row(root, tmp_path):
     shutil.copy(root / "e.png", root / "copy.png")
     (root / "link.png").symlink_to("f.png")
-    held_out = HeldOut([{"id": image, "image": image} for image in ("e.png", "f.png")], root)
+    held_out = HeldOutImages([{"id": image, "image": image} for image in ("e.png", "f.png")], root)
     rows = rows_about("a.png", "e.png", "copy.png", "link.png", "copy.png", "b.png")
     with pytest.raises(InputError) as error:
         write(rows, root, tmp_path / "out.jsonl", held_out=held_out)
@@ -329,7 +329,7 @@ def test_the_script_trains_on_no_image_of_the_evaluation_file(run, root, capsys)
 
 def pairs_about(*images: str) -> list[dict]:
     """Every other row has a question of its own."""
-    rows = [{"id": f"p{n}", "text": text_of(f"caption {n}"), "images": [image]} for n, image in enumerate(images)]
+    rows = [{"id": f"p{n}", "text": build_dj_text(f"caption {n}"), "images": [image]} for n, image in enumerate(images)]
     return [row | {"question": "What is it?"} if n % 2 else row for n, row in enumerate(rows)]
 
 

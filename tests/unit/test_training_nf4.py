@@ -12,7 +12,7 @@ from torchao.quantization import to_nf4
 from transformers import AutoModelForImageTextToText
 
 from dj2mgm.config.training import read_deepspeed
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.memory.architecture import MGMArchitecture
@@ -87,7 +87,7 @@ def test_a_stage_in_4_bits_trains_what_one_with_the_restored_weights_does(tmp_pa
     restored.save_pretrained(tmp_path / "restored")
 
     image = str(save_image(tmp_path / "a.png"))
-    rows = [conversation(str(n), image, "Which color is it?", "blue " * n) for n in range(1, 9)]
+    rows = [build_conversation(str(n), image, "Which color is it?", "blue " * n) for n in range(1, 9)]
     write_jsonl(tmp_path / "data.jsonl", rows)
     given = {"deepspeed": read_deepspeed("zero2", "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
     given |= {"global_batch_size": 4, "gradient_accumulation_steps": 4, "projector_learning_rate": None}

@@ -18,7 +18,7 @@ from tiny_models import save_image
 from transformers import AutoModelForImageTextToText, ProcessorMixin
 
 from dj2mgm.config.training import read_deepspeed
-from dj2mgm.data.formats import conversation, images_of
+from dj2mgm.data.formats import build_conversation, list_images
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
@@ -56,12 +56,15 @@ def data(tmp_path_factory) -> dict[str, Path]:
     """By family: one image, one of another size with two turns, and a text; or three single questions."""
     folder = tmp_path_factory.mktemp("data")
     a, b = (str(save_image(folder / f"{w}.png", (w, 30, 90), (w, h))) for w, h in ((48, 40), (90, 60)))
-    two_turns = conversation("2", b, "How many shapes are there?", "two green triangles and one dog")
+    two_turns = build_conversation("2", b, "How many shapes are there?", "two green triangles and one dog")
     two_turns["conversations"] += MORE
     text = {"id": "3", "conversations": MORE}
-    one = conversation("1", a, "What is shown?", "a red circle")
+    one = build_conversation("1", a, "What is shown?", "a red circle")
     write_jsonl(folder / "conversations.jsonl", [one, two_turns, text])
-    two, three = conversation("2", b, "How many?", "two green triangles and one dog"), conversation("3", a, "", "blue")
+    two, three = (
+        build_conversation("2", b, "How many?", "two green triangles and one dog"),
+        build_conversation("3", a, "", "blue"),
+    )
     write_jsonl(folder / "questions.jsonl", [one, two, three])
     files = dict.fromkeys(BUILDERS, folder / "conversations.jsonl")
     return files | dict.fromkeys(WITHOUT_CHAT, folder / "questions.jsonl")
@@ -116,7 +119,7 @@ def test_a_batch_without_an_image_gets_a_blank_one_that_changes_no_loss(folders,
 
 def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int]:
     """The model's own loss of one row as its processor gives it: summed, and over how many tokens."""
-    images = [Image.open(image).convert("RGB") for image in images_of(row)]
+    images = [Image.open(image).convert("RGB") for image in list_images(row)]
     batch = encoder._processed(row, images)
     ids, labels = (torch.tensor([item[name]]) for name in ("input_ids", "labels"))
     assert torch.equal(ids, batch.pop("input_ids"))
@@ -165,10 +168,10 @@ def test_five_steps_of_lora_have_the_losses_of_transformers_and_peft(folders, da
 def test_several_images_stand_where_the_conversation_shows_them(folders, tmp_path, family):
     """In one turn, and in the next; beside a conversation with one, against the model's own loss row by row."""
     paths = [str(save_image(tmp_path / f"{n}.png", (80 * n, 30, 90), size)) for n, size in enumerate(SIZES)]
-    turns = conversation("", "", "of the picture, and <image> which color is it?", "blue")["conversations"]
-    more = conversation("", "", "How many shapes are there?", "two green triangles")["conversations"]
+    turns = build_conversation("", "", "of the picture, and <image> which color is it?", "blue")["conversations"]
+    more = build_conversation("", "", "How many shapes are there?", "two green triangles")["conversations"]
     several = {"id": "1", "image": paths, "conversations": [*turns, *more]}
-    rows = [several, conversation("2", paths[1], "What is shown?", "a red circle")]
+    rows = [several, build_conversation("2", paths[1], "What is shown?", "a red circle")]
     write_jsonl(tmp_path / "data.jsonl", rows)
     found = load_family(folders[family])
     dataset = ConversationDataset(tmp_path / "data.jsonl", found.encoder("", 2048))
@@ -319,10 +322,10 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(folders, data, tmp_path
     with pytest.raises(InputError, match="row 1: its image lies beyond max_length 8; raise it"):
         ConversationDataset(data["llava"], load_family(folders["llava"]).encoder("", 8))
     (tmp_path / "a.png").write_text("no image")
-    write_jsonl(tmp_path / "bad.jsonl", [conversation("7", str(tmp_path / "a.png"), "What?", "a")])
+    write_jsonl(tmp_path / "bad.jsonl", [build_conversation("7", str(tmp_path / "a.png"), "What?", "a")])
     with pytest.raises(InputError, match="row 7: undecodable: .*a.png.*; replace the image, or delete the row"):
         ConversationDataset(tmp_path / "bad.jsonl", load_family(folders["llava"]).encoder("", 512))
-    said = conversation("9", rows_of(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
+    said = build_conversation("9", rows_of(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
     write_jsonl(tmp_path / "control.jsonl", [said])
     with pytest.raises(InputError, match=r"holds the control token <\|im_start\|>"):
         ConversationDataset(tmp_path / "control.jsonl", load_family(folders["qwen3_vl"]).encoder("", 512))
@@ -519,7 +522,9 @@ def test_a_captions_likelihood_does_not_depend_on_longer_captions_beside_it(fold
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_are_trained_behind_what_stands_before_them_when_the_model_is_asked(folders, tmp_path, family):
     encoder = load_family(folders[family]).encoder("", 512)
-    row = conversation("1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle")
+    row = build_conversation(
+        "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
+    )
     item = encoder.item(row)
     begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
     asked = encoder.prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
@@ -535,7 +540,7 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
     found, asked = load_family(folders[family]), ["What is shown?", "Which color?", "How many shapes?", "Which one?"]
     encoder = found.encoder("", 512)
     images = [str(save_image(tmp_path / f"{n}.png", (60 * n, 30, 90), (40, 40))) for n in range(len(HARD))]
-    rows = [conversation(str(n), *given) for n, given in enumerate(zip(images, asked, HARD, strict=True))]
+    rows = [build_conversation(str(n), *given) for n, given in enumerate(zip(images, asked, HARD, strict=True))]
     items = [encoder.item(row) for row in rows]
     batch = Collator(encoder, max(len(item["input_ids"]) for item in items))(items)
     model = found.load(torch.float32, "sdpa").train()
@@ -574,7 +579,7 @@ def test_tokens_before_an_answer_are_those_of_the_prompt_even_where_a_tokenizer_
     decode, image = encoder.tokenizer.decode, str(save_image(tmp_path / "a.png", "red", (40, 40)))
     replacement = encoder.process_image(load_image(image))[1]
     for answer in ("shapes", "3", '"a"', "(b)", "system"):
-        row = conversation("1", image, "What is shown?", answer)
+        row = build_conversation("1", image, "What is shown?", answer)
         row["conversations"] += MORE[: 2 * (turns - 1)]
         item = encoder.item(row)
         ids, labels = item["input_ids"], item["labels"]
@@ -649,7 +654,9 @@ def test_a_processor_is_not_asked_for_kinds_of_tokens_that_it_does_not_give(fold
 @pytest.mark.parametrize("family", BUILDERS)
 def test_a_texts_tokens_are_those_of_the_image_and_its_text(folders, tmp_path, family):
     encoder = load_family(folders[family]).encoder("", 512)
-    row = conversation("1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle")
+    row = build_conversation(
+        "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
+    )
     item = encoder.item(row)
     text = encoder.text_item(row, encoder.process_image(load_image(row["image"]))[1])
     assert text == {name: values for name, values in item.items() if name in TOKEN_FIELDS}
@@ -665,7 +672,7 @@ def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, 
     values = found.generator(None, "cpu").log_likelihoods(images, asked, "What is shown?", "")
     encoder, model = found.encoder("", 512), found.load(torch.float32, "sdpa").eval()
     for (image, answer), each in zip(asked, values, strict=True):
-        item = encoder.item(conversation("1", str(images[image]), "What is shown?", answer))
+        item = encoder.item(build_conversation("1", str(images[image]), "What is shown?", answer))
         batch = encoder.batch([item], len(item["input_ids"]))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
 

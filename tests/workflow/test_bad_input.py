@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from dj2mgm.data.formats import text_of
-from dj2mgm.data.own_data import write_own_data
-from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 
 DROP = "jsonl={on_bad_row: drop}"
@@ -22,9 +22,9 @@ def own_data(tmp_path):
     (folder / "images").mkdir(parents=True)
     rows = []
     for index in range(12):
-        scene = scene_of(3, "own", index)
+        scene = draw_row_scene(3, "own", index)
         render(scene).save(folder / "images" / f"{index}.png")
-        rows.append({"id": str(index), "text": text_of(describe(scene)), "images": [f"images/{index}.png"]})
+        rows.append({"id": str(index), "text": build_dj_text(describe(scene)), "images": [f"images/{index}.png"]})
     write(folder, rows)
     return folder
 
@@ -130,7 +130,7 @@ def test_a_malformed_row_is_named_by_file_and_line(own_data, tmp_path, spoil, me
     write(own_data, rows)
     source = {"file": str(own_data / "captions.jsonl"), "images": str(own_data)}
     with pytest.raises(InputError, match=re.escape(message)):
-        write_own_data({"pretrain": source}, tmp_path / "written")
+        write_user_dataset({"pretrain": source}, tmp_path / "written")
 
 
 def test_a_line_that_is_no_json_is_named(fresh, own_data):
@@ -165,5 +165,5 @@ def test_own_data_is_filtered_its_broken_images_named_and_written(fresh, own_dat
 
 
 def test_an_empty_dataset_after_filtering_names_the_operator(fresh, own_data):
-    write(own_data, [row | {"text": text_of("x")} for row in read(own_data)])
+    write(own_data, [row | {"text": build_dj_text("x")} for row in read(own_data)])
     assert "the recipe kept none of 10 rows; text_length_filter" in refusal(fresh, "filter_data", own_data)

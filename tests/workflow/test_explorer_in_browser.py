@@ -8,7 +8,7 @@ import pytest
 from browser import Page
 from explorer_results import row_id, write_run
 
-from dj2mgm.data.shares import limits_of_shares
+from dj2mgm.data.shares import compute_score_limits
 from dj2mgm.files import read_json
 from dj2mgm.reporting.explorer.explorer_page import write_offline_page
 from dj2mgm.reporting.explorer.results import Results, read_results
@@ -125,7 +125,7 @@ def expected(pairs, chosen: list[list[float | None]]) -> list[int]:
                 scores = [
                     values[limit.scores][row] for row in rows if values[limit.scores][row] == values[limit.scores][row]
                 ]
-                value = limits_of_shares(scores, **{limit.argument: value})[limit.side]
+                value = compute_score_limits(scores, **{limit.argument: value})[limit.side]
             bounds.append(value)
         for row in range(ROWS):
             if outcome[row]:

@@ -8,9 +8,9 @@ import time
 import pytest
 from small_project import copy_project
 
-from dj2mgm.data.formats import text_of
-from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.files import write_jsonl, write_text
 
 CONFIG = ("dataset=photos", "recipe=mine")
@@ -24,9 +24,9 @@ def filtered(tmp_path_factory):
     (project.folder / "photos").mkdir()
     rows = []
     for index in range(12):
-        scene = scene_of(3, "own", index)
+        scene = draw_row_scene(3, "own", index)
         render(scene).save(project.folder / f"photos/{index}.bmp")
-        rows.append({"id": str(index), "text": text_of(describe(scene)), "images": [f"{index}.bmp"]})
+        rows.append({"id": str(index), "text": build_dj_text(describe(scene)), "images": [f"{index}.bmp"]})
     write_jsonl(project.folder / "photos/rows.jsonl", rows)
     write_text(project.folder / "config/recipes/mine.yaml", "process:\n  - text_length_filter: {min_len: 1}\n")
     project.run(*UNTIL, config=CONFIG)

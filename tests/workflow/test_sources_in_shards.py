@@ -4,7 +4,7 @@ import shutil
 
 from small_project import Project
 
-from dj2mgm.data.shards import member_of
+from dj2mgm.data.shards import parse_member
 from dj2mgm.files import read_json, read_jsonl, write_yaml
 
 # byte copies of each other stay in
@@ -41,7 +41,7 @@ def test_what_is_exported_trains_a_model_as_shards_in_the_amounts_that_are_asked
     shares = 2 * usable["shards"] + 20
     assert sum(samples.values()) == budget and abs(samples["parquet"] - 20 * budget / shares) < 1
     rows = list(read_jsonl(project.result("jsonl/pretrain.jsonl", "mixed")))
-    assert len(rows) == budget and all(member_of(row["image"]) for row in rows)
+    assert len(rows) == budget and all(parse_member(row["image"]) for row in rows)
     assert {row["source"] for row in read_jsonl(project.result("jsonl/finetune.jsonl", "mixed"))} == {"again"}
     assert half * 0.5 < written["finetune"]["sources"]["again"]["rows_out"] < half
     assert len(list(read_jsonl(project.result("generate/captions.jsonl", "mixed")))) > 0

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dj2mgm.data.formats import conversation, text_of
-from dj2mgm.data.images import suffix_of
+from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.data.images import detect_suffix
 from dj2mgm.data.shards import file_size, read_file
 from dj2mgm.files import write_json_list, write_jsonl
 
@@ -64,7 +64,7 @@ def _schema(sample: Sample) -> pa.Schema:
 
 def _image(sample: Sample) -> dict:
     content = read_file(sample.image)
-    return {"bytes": content, "path": f"{sample.image.stem}{suffix_of(content)}"}
+    return {"bytes": content, "path": f"{sample.image.stem}{detect_suffix(content)}"}
 
 
 def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
@@ -78,7 +78,7 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
                 tar = shard.enter_context(tarfile.open(folder / f"{number:05d}.tar", "w", format=tarfile.USTAR_FORMAT))
             described = json.dumps(sample.described(), ensure_ascii=False)
             content = read_file(sample.image)
-            files = {suffix_of(content): content}
+            files = {detect_suffix(content): content}
             files |= {".txt": sample.caption.encode(), ".json": described.encode()}
             for suffix, content in files.items():
                 info = tarfile.TarInfo(f"{count - 1:09d}{suffix}")
@@ -91,7 +91,7 @@ def write_llava(samples: Iterable[Sample], folder: Path) -> int:
     """`data.json` of conversations, and images beside it; what is said more is in each row's `about`."""
 
     def row(sample: Sample, image: str) -> dict:
-        return conversation(sample.id, image, sample.question, sample.caption) | {"about": sample.described()}
+        return build_conversation(sample.id, image, sample.question, sample.caption) | {"about": sample.described()}
 
     return write_json_list(folder / "data.json", (row(*pair) for pair in _with_images(samples, folder)))
 
@@ -101,7 +101,7 @@ def write_dj(samples: Iterable[Sample], folder: Path) -> int:
 
     def row(sample: Sample, image: str) -> dict:
         question = {"question": sample.question} if sample.question else {}
-        texts = {"id": sample.id, "text": text_of(sample.caption), "images": [image]}
+        texts = {"id": sample.id, "text": build_dj_text(sample.caption), "images": [image]}
         return texts | question | {"about": sample.described()}
 
     return write_jsonl(folder / "data.jsonl", (row(*pair) for pair in _with_images(samples, folder)))
@@ -111,7 +111,7 @@ def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Samp
     """Each with its image's new path; a thousand images to a folder."""
     for number, sample in enumerate(samples):
         content = read_file(sample.image)
-        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{suffix_of(content)}")
+        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{detect_suffix(content)}")
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
         yield sample, str(path)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.control_tokens import find_control
-from dj2mgm.data.rows import NumberedIds, UniqueIds, check_object, identifier_in, read_json_list, read_objects
+from dj2mgm.data.rows import NumberedIds, UniqueIds, check_object, parse_identifier, read_json_list, read_objects
 from dj2mgm.errors import InputError
 
 # Data-Juicer's image–text format: one JSON object a line.
@@ -18,12 +18,12 @@ DJ_IMAGE_TOKEN = "<__dj__image>"
 END_OF_CHUNK = "<|__dj__eoc|>"
 
 
-def text_of(caption: str) -> str:
+def build_dj_text(caption: str) -> str:
     """Data-Juicer's `text` for one image with this caption."""
     return f"{DJ_IMAGE_TOKEN}\n{caption} {END_OF_CHUNK}"
 
 
-def caption_of(text: str) -> str:
+def extract_caption(text: str) -> str:
     """The caption inside a Data-Juicer `text`: all but the image token and the end of the last chunk."""
     return text.replace(DJ_IMAGE_TOKEN, "").strip().removesuffix(END_OF_CHUNK).strip()
 
@@ -60,7 +60,7 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
         for part, (image, chunk) in enumerate(zip(row["images"], chunks, strict=True), start=1):
             identifier = f"{row['id']}~{part}" if part > 1 else row["id"]
             made.add(identifier, number)
-            yield row | {"id": identifier, "images": [image], "text": text_of(caption_of(chunk))}
+            yield row | {"id": identifier, "images": [image], "text": build_dj_text(extract_caption(chunk))}
 
 
 def _dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict]]:
@@ -103,14 +103,14 @@ IMAGE_TOKEN = "<image>"
 DESCRIBE = "Describe the image."  # stage 2 asks for a caption that comes with no question of its own
 
 
-def conversation(identifier: str, image: str, question: str, answer: str) -> dict:
+def build_conversation(identifier: str, image: str, question: str, answer: str) -> dict:
     """One question and one answer about one image. An empty question is a stage-1 caption row."""
     human = f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN
     turns = [{"from": "human", "value": human}, {"from": "gpt", "value": answer}]
     return {"id": identifier, "image": image, "conversations": turns}
 
 
-def images_of(row: dict) -> list[str]:
+def list_images(row: dict) -> list[str]:
     """Of a LLaVA row; none for a text."""
     images = row.get("image", [])
     return [images] if isinstance(images, str) else images
@@ -132,7 +132,7 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     for number, row in _numbered_rows(Path(path)):
         where = f"{path}, row {number}"
         if number_ids and row.get("id") is not None:
-            row = row | {"id": identifier_in(row["id"], where)}
+            row = row | {"id": parse_identifier(row["id"], where)}
         if not isinstance(row.get("id"), str):
             raise InputError(f"{where}: 'id' must be a string, found {row.get('id')!r}")
         if number_ids:
@@ -173,7 +173,7 @@ def check_no_control(text: str, where: str) -> None:
 
 def image_problem(row: dict) -> str | None:
     """Why the model would not be shown each of a LLaVA row's images exactly once, in questions; None if it would."""
-    wanted = len(images_of(row))
+    wanted = len(list_images(row))
     tokens = sum(turn["value"].count(IMAGE_TOKEN) for turn in row["conversations"][::2])
     if tokens == wanted:
         return None

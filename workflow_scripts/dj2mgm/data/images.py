@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from dj2mgm.data.shards import member_of
+from dj2mgm.data.shards import parse_member
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, read_json
 
@@ -81,7 +81,7 @@ def locate_image(root: str | Path, relative: str) -> Path:
         BadImage: `outside` for a path that leaves the folder (`..`, absolute, or through a link), `missing`, `empty`.
     """
     path, folders = _join(str(root), relative)
-    member = member_of(path)
+    member = parse_member(path)
     try:
         real = os.path.realpath(member.archive if member else path)
         outside = all(os.path.commonpath([folder, real]) != folder for folder in folders)
@@ -145,7 +145,7 @@ def image_size(source: str | Path) -> tuple[int, int]:
         return (height, width) if _header_turn(image) in SIDEWAYS else (width, height)
 
 
-def suffix_of(content: bytes) -> str:
+def detect_suffix(content: bytes) -> str:
     """What the name of an image file with this content ends with.
 
     Raises:
@@ -252,7 +252,7 @@ def _metadata_behind_pixels(png: BinaryIO) -> bool:
 
 def _file_of(source: str | Path | bytes | BinaryIO) -> str | Path | BinaryIO:
     """What Pillow opens."""
-    if isinstance(source, str | Path) and (member := member_of(source)):
+    if isinstance(source, str | Path) and (member := parse_member(source)):
         source = member.read()
     return BytesIO(source) if isinstance(source, bytes) else source
 

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from dj2mgm.data.formats import DESCRIBE, DJ_IMAGE_TOKEN, IMAGE_TOKEN, caption_of, conversation, images_of, text_of
+from dj2mgm.data.formats import (
+    DESCRIBE,
+    DJ_IMAGE_TOKEN,
+    IMAGE_TOKEN,
+    build_conversation,
+    build_dj_text,
+    extract_caption,
+    list_images,
+)
 from dj2mgm.data.rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
@@ -29,7 +37,7 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
         folder: the dataset's own; what readers have to write is in `images/<source>/` there.
 
     Returns:
-        `{split: {file, images, called}}` for `write_own_data`, and by source what was read.
+        `{split: {file, images, called}}` for `write_user_dataset`, and by source what was read.
 
     Raises:
         InputError: names the file, the row or key and the remedy.
@@ -109,7 +117,7 @@ def _conversations(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
     ids = NumberedIds("~")
     for row in _read(source, kind, rows):
         said = _of_pair(row) if kind in PAIR_FORMATS else _asked(row)
-        if images := _below(source, images_of(said)):
+        if images := _below(source, list_images(said)):
             said = said | {"image": images[0] if isinstance(said["image"], str) else images}
         yield said | _named(source, ids, row["id"])
 
@@ -130,20 +138,22 @@ def _below(source: Source, images: list[str]) -> list[str]:
 
 def _as_pair(row: dict, source: Source) -> dict:
     """Return a conversation's one question and answer about one image as a pair."""
-    turns, images = row["conversations"], images_of(row)
+    turns, images = row["conversations"], list_images(row)
     if len(turns) != 2 or len(images) != 1:
         raise InputError(
             f"sources.{source.name}: row {row['id']!r} has {len(images)} images and {len(turns) // 2} questions, where "
             "pairs have one; give the source the split finetune"
         )
     question = turns[0]["value"].replace(IMAGE_TOKEN, "").strip()
-    pair = {"id": row["id"], "text": text_of(turns[1]["value"]), "images": images}
+    pair = {"id": row["id"], "text": build_dj_text(turns[1]["value"]), "images": images}
     return pair | ({"question": question} if question else {})
 
 
 def _of_pair(row: dict) -> dict:
     """Return a pair as a conversation, which asks the pair's question or for its caption."""
-    return conversation(row["id"], row["images"][0], row.get("question") or DESCRIBE, caption_of(row["text"]))
+    return build_conversation(
+        row["id"], row["images"][0], row.get("question") or DESCRIBE, extract_caption(row["text"])
+    )
 
 
 def _asked(row: dict) -> dict:

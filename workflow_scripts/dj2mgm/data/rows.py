@@ -29,7 +29,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
         for number, raw in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), start=1):
             where = f"{path}, line {number}"
             if len(raw) > MAX_ROW:
-                raise too_long(where, len(raw) + _bytes_to_line_end(file, raw))
+                raise row_too_long(where, len(raw) + _bytes_to_line_end(file, raw))
             raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
             if not raw.strip():
                 continue
@@ -45,7 +45,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
             yield number, check_object(row, where)
 
 
-def too_long(where: str, size: int | None = None) -> InputError:
+def row_too_long(where: str, size: int | None = None) -> InputError:
     """Return the error for a row of `size` bytes, None if it was not read to its end."""
     found = f"more than {MAX_ROW}" if size is None else str(size)
     return InputError(f"{where}: the row has {found} bytes, and may have {MAX_ROW} (32 MiB); shorten or delete it")
@@ -165,7 +165,7 @@ class LineIndex:
                 return json.loads(file.readline())
 
 
-def identifier_in(value: object, where: str) -> str | None:
+def parse_identifier(value: object, where: str) -> str | None:
     """Return a row's id as a string, None if the row has none; 1 and "1" are the same id, and are numbered.
 
     Raises:
@@ -250,7 +250,7 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                 raise InputError(f"{path}, row {number}: not valid JSON ({error}); fix the file") from None
             # what is there may be cut off anywhere, in a number too: 1 of 1.5, and of 1. where 5 is still to come
             if after == len(text) and after - at > MAX_ROW:
-                raise too_long(f"{path}, row {number}")
+                raise row_too_long(f"{path}, row {number}")
             if REST_OF_NUMBER.fullmatch(text, after) and (more := _read(file, path, max(CHUNK, len(text) - at))):
                 text, at = text[at:] + more, 0
                 continue

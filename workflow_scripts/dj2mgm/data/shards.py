@@ -52,7 +52,7 @@ class Member:
         return content
 
 
-def member_of(path: str | Path) -> Member | None:
+def parse_member(path: str | Path) -> Member | None:
     """What a path says about a member; None if it is that of a file."""
     match = MEMBER.fullmatch(str(path))
     return match and Member(match["archive"], int(match["offset"]), int(match["size"]), match["name"])
@@ -60,13 +60,13 @@ def member_of(path: str | Path) -> Member | None:
 
 def read_file(path: str | Path) -> bytes:
     """All bytes of a file, or of a member of an archive."""
-    member = member_of(path)
+    member = parse_member(path)
     return member.read() if member else Path(path).read_bytes()
 
 
-def digest_of(path: str | Path) -> str:
+def compute_digest(path: str | Path) -> str:
     """SHA-256 of a file, or of a member of an archive."""
-    if member := member_of(path):
+    if member := parse_member(path):
         return hashlib.sha256(member.read()).hexdigest()
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -74,7 +74,7 @@ def digest_of(path: str | Path) -> str:
 
 def file_size(path: str | Path) -> int:
     """In bytes, of a file or of a member of an archive."""
-    member = member_of(path)
+    member = parse_member(path)
     return member.size if member else Path(path).stat().st_size
 
 

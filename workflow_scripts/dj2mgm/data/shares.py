@@ -8,7 +8,7 @@ TIE = 1e-6  # scores of equal rows in different batches differ by less
 SIDES = {"keep_fraction": "min", "lower_quantile": "min", "upper_quantile": "max"}  # of the range that each cuts
 
 
-def limits_of_shares(
+def compute_score_limits(
     scores: Iterable[float],
     keep_fraction: float = 1.0,
     lower_quantile: float | None = None,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.data import formats
-from dj2mgm.data.formats import control_problem, image_problem, images_of
-from dj2mgm.data.held_out import HeldOut
+from dj2mgm.data.formats import control_problem, image_problem, list_images
+from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.rows import NumberedIds
 from dj2mgm.errors import InputError
@@ -67,7 +67,7 @@ class SampleRules:
 
 
 def write_training_jsonl(
-    rows: Iterable[dict], root: str | Path, held_out: HeldOut, output: Path, rules: SampleRules, processes: int
+    rows: Iterable[dict], root: str | Path, held_out: HeldOutImages, output: Path, rules: SampleRules, processes: int
 ) -> dict:
     """Verify every row and image, then write LLaVA rows with absolute paths; return counts that add up.
 
@@ -142,7 +142,7 @@ def _write_good(
         elif isinstance(found, BadRow):
             bad.add(identifier, found)
         else:
-            good[source_of(found, rules)] += 1
+            good[find_source(found, rules)] += 1
             file.write(json.dumps(found, ensure_ascii=False) + "\n")
     return good, bad, leaked
 
@@ -181,7 +181,7 @@ def scale(rows: Rows, total: int) -> Rows:
     return scaled
 
 
-def source_of(row: dict, rules: SampleRules) -> str | None:
+def find_source(row: dict, rules: SampleRules) -> str | None:
     """None in a dataset that has no sources, where a row's own key `source` says nothing."""
     return row.get("source") if rules.amounts else None
 
@@ -208,7 +208,7 @@ def _samples(good: IO[str], usable: Rows, used: Rows, wanted: Rows, rules: Sampl
 def _counted(rows: Iterable[dict], words: Rows, rules: SampleRules) -> Iterator[dict]:
     """Count the words of each source's samples while they are written."""
     for row in rows:
-        words[source_of(row, rules)] += sum(len(turn["value"].split()) for turn in row["conversations"])
+        words[find_source(row, rules)] += sum(len(turn["value"].split()) for turn in row["conversations"])
         yield row
 
 
@@ -228,7 +228,7 @@ def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str, rul
     left, wanted = Counter(total), Counter(count)
     numbers = {source: random.Random(seed if source is None else f"{seed}/{source}") for source in total}
     for row in rows:
-        source = source_of(row, rules)
+        source = find_source(row, rules)
         if numbers[source].random() * left[source] < wanted[source]:
             wanted[source] -= 1
             yield row
@@ -236,7 +236,7 @@ def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str, rul
 
 
 def _checked_rows(
-    rows: Iterable[dict], root: str | Path, held_out: HeldOut, rules: SampleRules, processes: int
+    rows: Iterable[dict], root: str | Path, held_out: HeldOutImages, rules: SampleRules, processes: int
 ) -> Iterator[tuple[str, dict | BadRow | str]]:
     """Each row's id, and the row with its images' absolute paths, or why it cannot be trained on; if it leaks, how:
     `leaked` by an image, else `leaked_text`.
@@ -248,7 +248,7 @@ def _checked_rows(
     def jobs() -> Iterator[tuple[list[dict], list[str]]]:
         iterator = iter(rows)
         while batch := list(islice(iterator, BATCH)):
-            named = dict.fromkeys(image for row in batch for image in images_of(row))
+            named = dict.fromkeys(image for row in batch for image in list_images(row))
             new = [image for image in named if image not in images]
             images.fill((image, "") for image in new)
             yield batch, new
@@ -258,7 +258,7 @@ def _checked_rows(
         for row, problem in batch:
             leaks = "leaked_text" if problem is None and row["id"] in rules.leaked_rows else ""
             if problem is None and "image" in row:
-                found_images = [json.loads(images.get(image)) for image in images_of(row)]
+                found_images = [json.loads(images.get(image)) for image in list_images(row)]
                 problem = next((of_image for _, of_image in found_images if of_image), None)
                 paths = [path for path, _ in found_images]
                 leaks = leaks if rules.leaked.isdisjoint(paths) else "leaked"
@@ -270,7 +270,7 @@ Problem = tuple[str, str] | None  # reason and detail of a `BadRow`
 
 
 def _check_batch(
-    root: str | Path, held_out: HeldOut, rules: SampleRules, job: tuple[list[dict], list[str]]
+    root: str | Path, held_out: HeldOutImages, rules: SampleRules, job: tuple[list[dict], list[str]]
 ) -> tuple[list[tuple[dict, Problem]], dict[str, tuple[str, Problem]]]:
     """The rows, each with what is wrong with its text; the images, each with its absolute path or what is wrong."""
     rows, images = job
@@ -280,16 +280,16 @@ def _check_batch(
 
 def _check_text(row: dict, rules: SampleRules) -> Problem:
     problems = {"image_token": image_problem(row), "control_token": control_problem(row, rules.control_tokens)}
-    if len(images_of(row)) > 1 and not rules.several_images:
-        problems["several_images"] = f"it has {len(images_of(row))} images, and this model takes one"
-    if rules.one_question and not images_of(row):
+    if len(list_images(row)) > 1 and not rules.several_images:
+        problems["several_images"] = f"it has {len(list_images(row))} images, and this model takes one"
+    if rules.one_question and not list_images(row):
         problems["no_image"] = "it has no image, and this model takes one"
     if rules.one_question and len(row["conversations"]) > 2:
         problems["several_questions"] = "it has several questions, and this model takes one"
     return next(((reason, detail) for reason, detail in problems.items() if detail), None)
 
 
-def _check_image(root: str | Path, held_out: HeldOut, relative: str) -> tuple[str, Problem]:
+def _check_image(root: str | Path, held_out: HeldOutImages, relative: str) -> tuple[str, Problem]:
     try:
         path = locate_image(root, relative)
         load_image(path)
@@ -301,7 +301,7 @@ def _check_image(root: str | Path, held_out: HeldOut, relative: str) -> tuple[st
     return str(path), None
 
 
-def caption_rows(rows: Iterable[dict], question: str) -> Iterator[dict]:
+def convert_pairs(rows: Iterable[dict], question: str) -> Iterator[dict]:
     """Data-Juicer rows as LLaVA rows, of which a model learns to say the caption.
 
     Args:
@@ -310,4 +310,7 @@ def caption_rows(rows: Iterable[dict], question: str) -> Iterator[dict]:
     for row in rows:
         asked = row.get("question") or question
         source = {"source": row["source"]} if "source" in row else {}
-        yield formats.conversation(row["id"], row["images"][0], asked, formats.caption_of(row["text"])) | source
+        yield (
+            formats.build_conversation(row["id"], row["images"][0], asked, formats.extract_caption(row["text"]))
+            | source
+        )

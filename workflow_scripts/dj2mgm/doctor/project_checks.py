@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.config.reading import names_folder
 from dj2mgm.config.runs import Runs
-from dj2mgm.data.formats import images_of, read_evaluation, read_llava, read_pairs
+from dj2mgm.data.formats import list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.doctor.probes import Finding
 from dj2mgm.errors import InputError
@@ -15,7 +15,7 @@ MODEL_PARTS = ("language_model", "vision_tower", "vision_tower_aux", "assembled"
 NAMED = 3  # bad paths named in a message; the others are only counted
 READERS = {
     "pretrain": lambda file: (row["images"][0] for row in read_pairs(file)),
-    "finetune": lambda file: chain.from_iterable(map(images_of, read_llava(file, number_ids=True))),
+    "finetune": lambda file: chain.from_iterable(map(list_images, read_llava(file, number_ids=True))),
     "evaluation": lambda file: (row["image"] for row in read_evaluation(file)),
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.shards import digest_of
+from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
 from dj2mgm.files import read_jsonl
@@ -136,7 +136,7 @@ def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
         try:
             path = locate_image(root, row["image"])
             if path not in known:
-                known[path] = first.setdefault(digest_of(path), path)
+                known[path] = first.setdefault(compute_digest(path), path)
             paths.append(known[path])
         except (BadImage, OSError) as error:
             raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None

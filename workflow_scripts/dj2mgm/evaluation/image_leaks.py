@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.perceptual_hash import SIGNATURE, signature_of
-from dj2mgm.data.reference_images import BLOCK, find_references
+from dj2mgm.data.near_duplicates.image_signatures import SIGNATURE, compute_signature
+from dj2mgm.data.near_duplicates.reference_images import BLOCK, find_reference_pairs
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import image_paths
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
@@ -48,7 +48,7 @@ class References:
             signatures: (M, SIGNATURE) uint8 of the images.
         """
         copied: list[list[tuple[Reference, int]]] = [[] for _ in signatures]
-        for place, reference, bits in sorted(find_references(signatures, self.signatures)):
+        for place, reference, bits in sorted(find_reference_pairs(signatures, self.signatures)):
             copied[place].append((self.known[reference], bits))
         return copied
 
@@ -70,7 +70,7 @@ def read_references(images: dict[Reference, Image], processes: int) -> Reference
 
 def _sign(image: Image) -> np.ndarray | None:
     try:
-        return signature_of(load_image(image))
+        return compute_signature(load_image(image))
     except (BadImage, OSError):
         return None
 

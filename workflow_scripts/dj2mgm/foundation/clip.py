@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from dj2mgm.compute import mixed_precision
-from dj2mgm.data.shapes.dataset import scene_of
 from dj2mgm.data.shapes.scenes import IMAGE_SIZE, describe, render
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.files import replace_folder
 from dj2mgm.foundation.tokenizers import train_clip_tokenizer
@@ -82,7 +82,7 @@ def build_processor(tokenizer: CLIPTokenizer, size: int) -> CLIPProcessor:
 
 def clean_pairs(spec: ClipSpec) -> tuple[torch.Tensor, list[str]]:
     """Return images (pairs, 3, IMAGE_SIZE, IMAGE_SIZE) uint8 and their captions from the foundation split."""
-    scenes = [scene_of(spec.seed, "foundation", index) for index in range(spec.pairs)]
+    scenes = [draw_row_scene(spec.seed, "foundation", index) for index in range(spec.pairs)]
     images = numpy.stack([numpy.asarray(render(scene)) for scene in scenes])
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), [describe(scene) for scene in scenes]
 

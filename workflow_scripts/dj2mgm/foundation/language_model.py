@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer, get_
 from dj2mgm.compute import mixed_precision
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.data.prompts import ChatTemplate, Segments
-from dj2mgm.data.shapes.dataset import scene_of
 from dj2mgm.data.shapes.scenes import COLORS, IMAGE_SIZE, QUESTION_TYPES, SHAPES, Scene, SceneObject, ask, describe
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.foundation.tokenizers import train_gemma_tokenizer
 from dj2mgm.messages import Progress
@@ -121,7 +121,7 @@ def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
     rng = random.Random(f"{seed}/tokenizer")
     corpus = ["user\n", "model\n", DESCRIBE]
     for index in range(scenes):
-        scene = scene_of(seed, "foundation", index)
+        scene = draw_row_scene(seed, "foundation", index)
         corpus.append(describe(scene))
         for kind in QUESTION_TYPES:
             corpus += ask(scene, kind, rng)
@@ -151,7 +151,7 @@ def encode_batch(spec: LanguageModelSpec, tokenizer: GemmaTokenizer, step: int) 
     """Return a right-padded batch of `batch_size` examples: input_ids, attention_mask, labels (B, T) int64."""
     rows, formats = [], chat_formats(tokenizer)
     for index in range(step * spec.batch_size, (step + 1) * spec.batch_size):
-        scene, rng = scene_of(spec.seed, "foundation", index), random.Random(f"{spec.seed}/text/{index}")
+        scene, rng = draw_row_scene(spec.seed, "foundation", index), random.Random(f"{spec.seed}/text/{index}")
         ids, labels = [tokenizer.bos_token_id], [IGNORED]
         for text, is_answer in training_text(scene, spec.patches_per_side, formats, rng):
             tokens = tokenizer(text, add_special_tokens=False).input_ids

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 import pyarrow as pa
 
-from dj2mgm.data.near_copies import Copies
+from dj2mgm.data.near_duplicates.clusters import NearDuplicates
 from dj2mgm.files import replace_file, replace_folder
 from dj2mgm.juicer.chain import ChainStep
 from dj2mgm.juicer.data_juicer import OP
@@ -41,7 +41,7 @@ def drop_copies(step: ChainStep, operator: OP, source: Path, target: Path) -> No
         first += read_counts(partition)["rows"]
 
 
-def _find(operator: OP, source: Path, file: Path) -> Copies:
+def _find(operator: OP, source: Path, file: Path) -> NearDuplicates:
     if not file.exists():
         key = declarations.hash_key(operator)
         rows = column_values(source, "others", "stats")
@@ -52,10 +52,10 @@ def _find(operator: OP, source: Path, file: Path) -> Copies:
         with replace_file(file, "wb") as whole:
             np.savez(whole, copy_of=found.copy_of, distance=found.distance)
     with np.load(file) as found:
-        return Copies(found["copy_of"], found["distance"])
+        return NearDuplicates(found["copy_of"], found["distance"])
 
 
-def _ids_of_kept(source: Path, copies: Copies) -> DiskMap:
+def _ids_of_kept(source: Path, copies: NearDuplicates) -> DiskMap:
     """Id by place, of rows that others are copies of."""
     ids, kept = DiskMap(), np.zeros(len(copies.copy_of), dtype=bool)
     kept[copies.copy_of[copies.copy_of >= 0]] = True
@@ -68,7 +68,7 @@ def _ids_of_kept(source: Path, copies: Copies) -> DiskMap:
 class _Accounts:
     step: ChainStep
     hash_key: str
-    copies: Copies
+    copies: NearDuplicates
     ids: DiskMap
 
     def of(self, partition: Path, first: int) -> Ledger:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dj2mgm.data.shares import SIDES, limits_of_shares
+from dj2mgm.data.shares import SIDES, compute_score_limits
 from dj2mgm.juicer.data_juicer import Filter
 
 PREFIXES = {"min": "min_", "max": "max_"}  # names of Data-Juicer's arguments for the ends of a range begin with these
@@ -97,7 +97,7 @@ def read_limits(operator: Filter, arguments: dict | None, statistic: str, alone:
 def find_share_limits(values: np.ndarray, arguments: dict) -> Limits:
     """Return the limits that the shares and quantiles in `arguments` stand for, given all values."""
     given = {name: arguments[name] for name in SIDES if arguments.get(name) is not None}
-    found = limits_of_shares(values[np.isfinite(values)], **given)
+    found = compute_score_limits(values[np.isfinite(values)], **given)
     return {SIDES[name]: FilterLimit(SIDES[name], name, found[SIDES[name]], share) for name, share in given.items()}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dj2mgm.data.formats import images_of
+from dj2mgm.data.formats import list_images
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
@@ -104,7 +104,7 @@ class MGMEncoder:
         if row is None:
             return {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORED], "pixel_values": None}
         item = self._encoded(row) | {"pixel_values": None}
-        if images := images_of(row):
+        if images := list_images(row):
             item["pixel_values"] = self.processor.resized([load_image(images[0])])[0]
         return item
 
@@ -129,8 +129,8 @@ class MGMEncoder:
         return batch
 
     def _encoded(self, row: dict) -> dict[str, list[int]]:
-        if len(images_of(row)) > 1:
-            raise InputError(f"row {row['id']}: has {len(images_of(row))} images, but MGM takes one; delete the row")
+        if len(list_images(row)) > 1:
+            raise InputError(f"row {row['id']}: has {len(list_images(row))} images, but MGM takes one; delete the row")
         segments = self.template.segments(row["conversations"])
         item = {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
         placeholders = item["input_ids"].count(self.processor.image_token_id)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import DynamicCache
 
 from dj2mgm.compute import default_device
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import REMEDY, ChatTemplate
 from dj2mgm.errors import InputError
@@ -188,7 +188,7 @@ class MGMGenerator(Generator):
             return []
         check_control_tokens((answer for _, answer in answers), self.control_tokens(template))
         chat = ChatTemplate.of(template, self.processor.tokenizer)
-        turns = {answer: conversation("", "", question, answer)["conversations"] for _, answer in answers}
+        turns = {answer: build_conversation("", "", question, answer)["conversations"] for _, answer in answers}
         encoded = {answer: self.processor.encode(chat.segments(each)) for answer, each in turns.items()}
         items = [encoded[answer] for _, answer in answers]
         begin = min(next(place for place, label in enumerate(item["labels"]) if label != IGNORED) for item in items)

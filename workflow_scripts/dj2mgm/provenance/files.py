@@ -8,9 +8,9 @@ from dj2mgm.config.datasets import files_of
 from dj2mgm.config.layers import PARTS, find_model
 from dj2mgm.config.reading import CONFIG, SHIPPED
 from dj2mgm.config.recipe_check import files_named
-from dj2mgm.data.formats import images_of, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.shards import digest_of
+from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
 from dj2mgm.files import sha256_of
 from dj2mgm.messages import Progress, warn
@@ -146,7 +146,7 @@ def digest_images(folder: Path, roots: dict[str, str]) -> dict:
 
 def _images(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
     yield "pretrain", (row["images"][0] for row in read_dj_jsonl(folder / "pretrain.jsonl"))
-    yield "finetune", (image for row in read_llava(folder / "finetune.json") for image in images_of(row))
+    yield "finetune", (image for row in read_llava(folder / "finetune.json") for image in list_images(row))
     yield "evaluation", (row["image"] for row in read_evaluation(folder / "evaluation.jsonl"))
 
 
@@ -157,7 +157,7 @@ def _rows(folder: Path) -> int:
 
 def _content(root: str, image: str) -> str:
     try:
-        return digest_of(locate_image(root, image))
+        return compute_digest(locate_image(root, image))
     except BadImage as error:
         return error.reason
     except OSError as error:

@@ -19,7 +19,7 @@ def dataset_card(settings: dict, records: RunRecord, exported: DatasetCard) -> D
     Args:
         settings: see config/publishing.py.
         records: the record of the run.
-        exported: the card of the export of the same pairs (data/card.py).
+        exported: the card of the export of the same pairs (data/export_card.py).
     """
     data = DatasetCardData(
         **card_license(*(license for name, license in settings["licenses"].items() if _has_pairs(name, records))),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.data.formats import caption_of
+from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import load_image
 from dj2mgm.files import write_text
 from dj2mgm.juicer.analysis import Analysis, suggested_recipe
@@ -227,7 +227,7 @@ def _different(rows: Iterable[int], statistic: Statistic, analysis: Analysis) ->
 
 
 def _example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
-    caption = caption_of(analysis.texts[row])
+    caption = extract_caption(analysis.texts[row])
     if len(caption) > LONGEST_CAPTION:
         caption = caption[:LONGEST_CAPTION] + "…"
     image = data_uri(load_image(analysis.images[row][0]), LONGEST_SIDE, QUALITY) if statistic.of_images else ""

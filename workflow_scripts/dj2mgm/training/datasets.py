@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from dj2mgm.data.formats import control_problem, image_problem, images_of, read_llava, read_texts
+from dj2mgm.data.formats import control_problem, image_problem, list_images, read_llava, read_texts
 from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.training.batches import padded_width
@@ -46,7 +46,7 @@ class ConversationDataset(Dataset):
             if problem := image_problem(row) or control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             length, answered = self.encoder.tokens(row)
-            if (images := images_of(row)) and (pixels := self.encoder.pixels(row)) > most_pixels:
+            if (images := list_images(row)) and (pixels := self.encoder.pixels(row)) > most_pixels:
                 self.largest_images, most_pixels = images, pixels
             self.lengths.append(length)
             self.answers.append(answered)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from dj2mgm.data.formats import DESCRIBE, control_problem, conversation, image_problem, read_evaluation
+from dj2mgm.data.formats import DESCRIBE, build_conversation, control_problem, image_problem, read_evaluation
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml
@@ -89,12 +89,15 @@ def _questions(evaluation: Path, prompt: str) -> Iterator[dict]:
     for row in read_evaluation(evaluation):
         for number, item in enumerate(row["questions"]):
             asked = prompt.replace("{question}", item["question"])
-            yield conversation(f"{row['id']}/{number}", row["image"], asked, item["answer"]) | {"of": row["id"], **item}
+            yield build_conversation(f"{row['id']}/{number}", row["image"], asked, item["answer"]) | {
+                "of": row["id"],
+                **item,
+            }
 
 
 def _captions(evaluation: Path, question: str) -> Iterator[dict]:
     for row in read_evaluation(evaluation):
-        yield conversation(row["id"], row["image"], question, row["captions"][0]) | {"of": row["id"]}
+        yield build_conversation(row["id"], row["image"], question, row["captions"][0]) | {"of": row["id"]}
 
 
 def _first(rows: Iterator[dict], count: int) -> list[dict]:

@@ -13,7 +13,7 @@ from transformers import ProcessorMixin
 
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.chat_rendering import render
-from dj2mgm.data.formats import IMAGE_TOKEN, conversation, images_of
+from dj2mgm.data.formats import IMAGE_TOKEN, build_conversation, list_images
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.modeling_mgm import find_answer_positions
@@ -68,7 +68,7 @@ class ProcessorEncoder:
     def item(self, row: dict | None) -> dict:
         if row is None:
             return self._blank
-        return self._item(row, list(map(load_image, images_of(row))))
+        return self._item(row, list(map(load_image, list_images(row))))
 
     def text_item(self, row: dict, replacement: str) -> dict:
         """Return the tokens of `item`, with `replacement`, which `process_image` returned, for the row's image."""
@@ -85,7 +85,7 @@ class ProcessorEncoder:
         return self._item(sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
 
     def _sizes(self, row: dict) -> list[tuple[int, int]]:
-        return [self._size(image) for image in images_of(row)]
+        return [self._size(image) for image in list_images(row)]
 
     def _item(self, row: dict, images: list[Image.Image]) -> dict:
         replacements = self._placeholders(*(image.size for image in images))
@@ -148,7 +148,7 @@ class ProcessorEncoder:
 
     def _find_control_tokens(self) -> tuple[str, ...]:
         """Return the tokenizer's special tokens and the added tokens that the chat template writes."""
-        written = self._rendered(self._messages(conversation("", "", "a", "a")), True)
+        written = self._rendered(self._messages(build_conversation("", "", "a", "a")), True)
         control = set(self.special) | {token for token in self.tokenizer.get_added_vocab() if token in written}
         return tuple(sorted(token for token in control - {IMAGE_TOKEN} if token.strip()))
 
@@ -198,7 +198,7 @@ class ProcessorEncoder:
         }
 
     def _prompt(self, replacement: str | None, question: str) -> str:
-        turns = conversation("", "", question, "")["conversations"][:1]
+        turns = build_conversation("", "", question, "")["conversations"][:1]
         if replacement is None:
             return self._rendered(self._messages({"conversations": [turns[0] | {"value": question}]}), True)
         text = self._rendered(self._messages({"conversations": turns}), True)
@@ -396,7 +396,7 @@ class ProcessorEncoder:
 
 def sample_row(images: int) -> dict:
     """Return a row with a one-letter question about `images` images and a one-letter answer."""
-    row = conversation("", "", "a", "a")
+    row = build_conversation("", "", "a", "a")
     row["conversations"][0]["value"] = IMAGE_TOKEN * images + "a"
     return row
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image as Pictures
 from transformers import GenerationConfig, PreTrainedModel
 
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.messages import note
 from dj2mgm.questions import (
@@ -175,7 +175,7 @@ class TransformersGenerator(Generator):
         encoded = list(chain.from_iterable(self._encoded_in_parts(images, at_once)))
         for part in split_into_parts(answers, at_once):
             about = [encoded[image] for image, _ in part]
-            rows = [conversation("", "", question, answer) for _, answer in part]
+            rows = [build_conversation("", "", question, answer) for _, answer in part]
             items = [self.encoder.text_item(row, each.replacement) for row, each in zip(rows, about, strict=True)]
             batch = self.encoder.text_batch(items, max(len(item["input_ids"]) for item in items))
             labels, places = batch.pop("labels"), batch.pop("answer_positions")

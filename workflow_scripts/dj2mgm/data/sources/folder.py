@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.data.formats import conversation
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.rows import MAX_ROW, open_input, too_long
+from dj2mgm.data.rows import MAX_ROW, open_input, row_too_long
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 
@@ -18,7 +18,7 @@ def read(source: Source) -> Iterator[dict]:
         if stem in stems:
             raise InputError(f"{image} and {stems[stem]} share a caption file; rename one")
         stems[stem] = image
-        yield conversation(str(stem), str(relative), "", _read_text(source, image.with_suffix(".txt"), image))
+        yield build_conversation(str(stem), str(relative), "", _read_text(source, image.with_suffix(".txt"), image))
 
 
 def _read_text(source: Source, file: Path, image: Path) -> str:
@@ -32,7 +32,7 @@ def _read_text(source: Source, file: Path, image: Path) -> str:
     try:
         with open_input(file) as text:
             if (size := file.stat().st_size) > MAX_ROW:
-                raise too_long(str(file), size)
+                raise row_too_long(str(file), size)
             return text.read().strip()
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from None

@@ -14,11 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dj2mgm.data.formats import conversation
-from dj2mgm.data.rows import MAX_ROW, check_object, identifier_in, too_long
+from dj2mgm.data.formats import build_conversation
+from dj2mgm.data.rows import MAX_ROW, check_object, parse_identifier, row_too_long
 from dj2mgm.data.shards import Member
 from dj2mgm.data.sources.columns import check_single, find_column
-from dj2mgm.data.sources.source import Source, conversation_row, text_in
+from dj2mgm.data.sources.source import Source, build_conversation_row, read_cell
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
 from dj2mgm.streaming import DiskMap
@@ -56,17 +56,17 @@ def _rows(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[
                 row_number += 1
                 where = f"{file}, row {row_number}"
                 paths = [images.add(value, where) for value in _list(row[image]) or ([] if turns else [None])]
-                name = identifier_in(row[identifier], where) if identifier else None
+                name = parse_identifier(row[identifier], where) if identifier else None
                 name = name or f"{file.stem}-{row_number:09d}"
                 if turns:
                     check_object({"turns": row[turns]}, where)
-                    yield conversation_row(name, paths, row[turns], where)
+                    yield build_conversation_row(name, paths, row[turns], where)
                     continue
                 if len(paths) != 1:
                     raise InputError(f"{where}: it has {len(paths)} images, and a caption is of one")
-                caption = text_in(row[text], text, where)
-                asked = text_in(row[question], question, where) if question else ""
-                yield conversation(name, paths[0], asked, caption)
+                caption = read_cell(row[text], text, where)
+                asked = read_cell(row[question], question, where) if question else ""
+                yield build_conversation(name, paths[0], asked, caption)
 
 
 def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
@@ -106,7 +106,7 @@ def _check_texts(batch: pa.RecordBatch, file: Path, before: int) -> None:
     if batch.nbytes > MAX_ROW:
         for number in range(len(batch)):
             if (size := batch.slice(number, 1).nbytes) > MAX_ROW:
-                raise too_long(f"{file}, row {before + number + 1}", size)
+                raise row_too_long(f"{file}, row {before + number + 1}", size)
 
 
 def _list(value: object) -> list:

@@ -4,8 +4,8 @@ paths of `images` or an `image`."""
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.data.rows import check_object, identifier_in, read_json_list, read_objects
-from dj2mgm.data.sources.source import Source, conversation_row
+from dj2mgm.data.rows import check_object, parse_identifier, read_json_list, read_objects
+from dj2mgm.data.sources.source import Source, build_conversation_row
 from dj2mgm.errors import InputError
 
 
@@ -20,8 +20,8 @@ def read(source: Source) -> Iterator[dict]:
             turns = row.get("conversations") or row.get("messages")
             if turns is None:
                 raise InputError(f"{where}: it has neither 'conversations' nor 'messages'; add its turns")
-            identifier = identifier_in(row.get("id"), where)
-            yield conversation_row(identifier or f"{file.stem}-{number:09d}", images, turns, where)
+            identifier = parse_identifier(row.get("id"), where)
+            yield build_conversation_row(identifier or f"{file.stem}-{number:09d}", images, turns, where)
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict]]:

@@ -40,7 +40,7 @@ class Source:
     not_read: NotRead = field(default_factory=NotRead)
 
 
-def text_in(value: object, name: str, where: str) -> str:
+def read_cell(value: object, name: str, where: str) -> str:
     """A caption or question as a column has it: a text, or the first of a list. Null is as empty as "" is."""
     value = next(iter(value), None) if isinstance(value, list) else value
     if value is not None and not isinstance(value, str):
@@ -51,7 +51,7 @@ def text_in(value: object, name: str, where: str) -> str:
 ROLES = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
 
 
-def conversation_row(identifier: str, images: list[str], turns: object, where: str) -> dict:
+def build_conversation_row(identifier: str, images: list[str], turns: object, where: str) -> dict:
     """Turns as ShareGPT, OpenAI or FineVision write them, in LLaVA's form.
 
     What the system says goes before the first question. Where no turn says where the images stand, they stand first.

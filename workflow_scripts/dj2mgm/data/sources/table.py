@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from dj2mgm.data.formats import conversation
-from dj2mgm.data.rows import MAX_ROW, open_input, too_long
+from dj2mgm.data.formats import build_conversation
+from dj2mgm.data.rows import MAX_ROW, open_input, row_too_long
 from dj2mgm.data.sources.columns import find_column
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
@@ -37,7 +37,7 @@ def read(source: Source) -> Iterator[dict]:
                         f"{LOOK_FOR}, or delete the line"
                     )
                 asked = "" if question is None else row[question]
-                yield conversation(f"{file.stem}-{number:09d}", row[image], asked, row[text])
+                yield build_conversation(f"{file.stem}-{number:09d}", row[image], asked, row[text])
 
 
 class _Lines:
@@ -61,7 +61,7 @@ class _Lines:
         self.number += 1
         self.row_size += len(line)
         if self.row_size > MAX_ROW:
-            raise too_long(f"{self.file}, line {self.number}")
+            raise row_too_long(f"{self.file}, line {self.number}")
         try:
             line.encode()
         except UnicodeEncodeError as error:

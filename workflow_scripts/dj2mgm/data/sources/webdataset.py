@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
-from dj2mgm.data.formats import conversation
-from dj2mgm.data.rows import MAX_ROW, check_object, open_input, parse_json, too_long
+from dj2mgm.data.formats import build_conversation
+from dj2mgm.data.rows import MAX_ROW, check_object, open_input, parse_json, row_too_long
 from dj2mgm.data.shards import Member, members
 from dj2mgm.data.sources.columns import find_column
-from dj2mgm.data.sources.source import Source, conversation_row, text_in
+from dj2mgm.data.sources.source import Source, build_conversation_row, read_cell
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES
 from dj2mgm.streaming import DiskMap
@@ -86,25 +86,25 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     described = _read_json(parts[".json"], where) if ".json" in parts else {}
     turns = find_column(shard, list(described), "conversations", source, needed=False)
     if turns:
-        return conversation_row(key, images, described[turns], where)
+        return build_conversation_row(key, images, described[turns], where)
     if len(images) != 1:
         raise InputError(
             f"{where}: it has {len(images)} images, and a caption is of one (its files end in {', '.join(parts)}); "
             f"{APART}"
         )
     question = find_column(shard, list(described), "question", source, needed=False)
-    asked = text_in(described[question], question, where) if question else ""
+    asked = read_cell(described[question], question, where) if question else ""
     if ".txt" in parts and "text" not in source.columns:
-        return conversation(key, images[0], asked, _read_text(parts[".txt"], where))
+        return build_conversation(key, images[0], asked, _read_text(parts[".txt"], where))
     if not described:
         raise InputError(f"{where}: it has neither .txt nor .json; {APART}")
     text = find_column(Path(where), list(described), "text", source)
-    return conversation(key, images[0], asked, text_in(described[text], text, where))
+    return build_conversation(key, images[0], asked, read_cell(described[text], text, where))
 
 
 def _read_text(member: Member, where: str) -> str:
     if member.size > MAX_ROW:
-        raise too_long(f"{where}, {member.name}", member.size)
+        raise row_too_long(f"{where}, {member.name}", member.size)
     try:
         return member.read().decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:

@@ -15,7 +15,7 @@ from data_juicer.ops.base_op import OPERATORS
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_copies import Search
+from dj2mgm.data.near_duplicates.clusters import Search
 
 from .batched_image_text_similarity_filter import load_clip
 from .near_duplicates import PIXELS, NearDeduplicator
@@ -71,7 +71,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         return [(vector.tobytes(), pixels[path]) for vector, path in zip(embeddings, images, strict=True)]
 
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
-        from dj2mgm.data.near_vectors import VectorIndex
+        from dj2mgm.data.near_duplicates.vectors import VectorIndex
 
         vectors = signatures.view(np.float16)
         reach = (2 - 2 * self.min_similarity) ** 0.5 + ROUNDING

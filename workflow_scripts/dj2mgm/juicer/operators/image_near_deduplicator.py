@@ -14,9 +14,9 @@ import numpy as np
 from data_juicer.ops.base_op import OPERATORS
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_codes import near_pairs
-from dj2mgm.data.near_copies import Search
-from dj2mgm.data.perceptual_hash import CODE, MAX_BITS, MAX_LEVELS, distance, signature_of
+from dj2mgm.data.near_duplicates.binary_codes import near_pairs
+from dj2mgm.data.near_duplicates.clusters import Search
+from dj2mgm.data.near_duplicates.image_signatures import CODE, MAX_BITS, MAX_LEVELS, compute_signature, distance
 
 from .near_duplicates import PIXELS, NearDeduplicator
 
@@ -52,7 +52,7 @@ class ImageNearDeduplicator(NearDeduplicator):
         signed = []
         for path in images:
             image = load_image(path)
-            signed.append((signature_of(image).tobytes(), image.width * image.height))
+            signed.append((compute_signature(image).tobytes(), image.width * image.height))
         return signed
 
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:

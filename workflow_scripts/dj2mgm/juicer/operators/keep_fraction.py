@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from data_juicer.ops.base_op import OP, Filter
 from data_juicer.utils.constant import Fields
 
-from dj2mgm.data.shares import SIDES, limits_of_shares
+from dj2mgm.data.shares import SIDES, compute_score_limits
 
 from .declarations import limits_of, shares
 
@@ -57,7 +57,7 @@ def set_limits(operator: OP, stats: Iterable[dict]) -> dict[str, float | None]:
     """
     given = shares(operator)
     scores = (score for row in stats for score in operator.scores_of(row))
-    found = limits_of_shares(scores, **{name: getattr(operator, name) for name in given})
+    found = compute_score_limits(scores, **{name: getattr(operator, name) for name in given})
     for name, limit in given.items():
         setattr(operator, limit, found[SIDES[name]])
     # limits that no share replaces are included: without a share they would have other defaults

@@ -22,8 +22,8 @@ from data_juicer.utils.constant import Fields, StatsKeys
 from data_juicer.utils.mm_utils import remove_special_tokens
 from datasets.fingerprint import generate_random_fingerprint
 
-from dj2mgm.data.formats import text_of
-from dj2mgm.data.shards import digest_of
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.data.shards import compute_digest
 from dj2mgm.messages import Progress
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
@@ -198,7 +198,7 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
         """Return the captions of each image, and the number of images without captions from earlier."""
-        keys = self.captioner.make_keys([digest_of(image) for image in images])
+        keys = self.captioner.make_keys([compute_digest(image) for image in images])
         known = self._store.get(keys)
         waiting = self.captioner.waiting(dict(zip(keys, images, strict=True)), known)
         new = sum(key in waiting for key in keys)
@@ -263,7 +263,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         for start in range(0, len(pairs), size):
             texts, images = zip(*pairs[start : start + size], strict=True)
             samples = {
-                self.text_key: [text_of(text) for text in texts],
+                self.text_key: [build_dj_text(text) for text in texts],
                 self.image_key: [[image] for image in images],
                 Fields.stats: [{} for _ in texts],
             }
@@ -290,7 +290,7 @@ class LowSimilarityRecaptionMapper(Mapper):
             stats[LOG_LIKELIHOOD] = []
             stats[ORIGINAL] = list(stats[StatsKeys.image_text_similarity])
             if record and record.caption is not None:
-                samples[self.text_key][row] = text_of(record.caption)
+                samples[self.text_key][row] = build_dj_text(record.caption)
                 stats[StatsKeys.image_text_similarity] = [record.similarity]
                 if record.log_likelihood is not None:
                     stats[LOG_LIKELIHOOD] = [record.log_likelihood]

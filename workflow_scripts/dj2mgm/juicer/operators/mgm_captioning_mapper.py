@@ -15,7 +15,7 @@ from data_juicer.ops.base_op import OPERATORS, TAGGING_OPS, UNFORKABLE, Mapper
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 
 from .declarations import weight_files
 from .models.captioner import CANDIDATES, LOG_LIKELIHOODS
@@ -96,7 +96,7 @@ class MGMCaptioningMapper(Mapper):
         captions: list[list[tuple[str, float]]] = [[] for _ in samples[self.text_key]]
         for row, candidates in zip(rows, answers, strict=True):
             captions[row] = candidates
-            samples[self.text_key][row] = text_of(candidates[0][0])
+            samples[self.text_key][row] = build_dj_text(candidates[0][0])
         for meta, candidates in zip(samples[Fields.meta], captions, strict=True):
             # typed, so that a batch without captions has columns of the same types
             meta[CANDIDATES] = np.array([caption for caption, _ in candidates], dtype=np.str_)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from data_juicer.utils.constant import Fields
 
-from dj2mgm.data.near_copies import Copies, Search, find_copies
+from dj2mgm.data.near_duplicates.clusters import NearDuplicates, Search, find_near_duplicates
 from dj2mgm.errors import InputError
 
 from .batched_deduplicator import BatchedDeduplicator
@@ -80,14 +80,16 @@ class NearDeduplicator(BatchedDeduplicator):
                 )
         return samples
 
-    def find_copies(self, rows: Iterable[tuple[str, dict]], folder: Path) -> Copies:
+    def find_copies(self, rows: Iterable[tuple[str, dict]], folder: Path) -> NearDuplicates:
         """Find the near-duplicates among all rows.
 
         Args:
             rows: signatures and stats of all rows, in their order.
             folder: folder for temporary files.
         """
-        return find_copies(map(self._signed, rows), folder, partial(self.candidates, folder=folder), self.distance)
+        return find_near_duplicates(
+            map(self._signed, rows), folder, partial(self.candidates, folder=folder), self.distance
+        )
 
     def _signed(self, row: tuple[str, dict]) -> tuple[int, bytes, float]:
         text, stats = row

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.data.formats import caption_of
+from dj2mgm.data.formats import extract_caption
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, readable
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, numbers_column, words_column
@@ -186,7 +186,7 @@ def _record_changes(extras: DiskMap, event: dict) -> None:
     """Record what an event changed or found, as labelled lines."""
     lines = []
     if "text_after" in event:
-        lines.append([f"after {event['operator']}", caption_of(event["text_after"])])
+        lines.append([f"after {event['operator']}", extract_caption(event["text_after"])])
     if problem := (event.get("recaption") or {}).get("problem"):
         lines.append(["new caption not used", problem])
     if "copy_of" in event:
@@ -197,7 +197,7 @@ def _record_changes(extras: DiskMap, event: dict) -> None:
 
 
 def _lines(row: dict, extra: str | None) -> list[list[str]]:
-    lines = [["", caption_of(row["text"])]]
+    lines = [["", extract_caption(row["text"])]]
     if extra:
         added = json.loads(extra)
         if any(label.startswith("after ") for label, _ in added):

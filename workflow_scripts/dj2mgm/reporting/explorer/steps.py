@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from dj2mgm.config.recipe_operators import defaults_of
-from dj2mgm.data.shares import SIDES, limits_of_shares
+from dj2mgm.data.shares import SIDES, compute_score_limits
 from dj2mgm.reporting.histograms import LIMITS, parse_number
 from dj2mgm.reporting.links import step_key
 
@@ -235,4 +235,4 @@ def limit_value(
         return value
     scores = by_key[limit.scores]
     scores = np.where(np.isfinite(scores), scores, by_key[limit.column])[arrived]
-    return limits_of_shares(scores[np.isfinite(scores)], **{limit.argument: value})[limit.side]
+    return compute_score_limits(scores[np.isfinite(scores)], **{limit.argument: value})[limit.side]

@@ -17,7 +17,7 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import SpecialTokens, get_special_tokens
 
 from dj2mgm.control_tokens import CONTROL
-from dj2mgm.data.formats import text_of
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import sha256_of
 
@@ -113,7 +113,7 @@ class Captioner:
         """Return captions of up to `batch_size` image files, given with their keys."""
         padded = [*images, *[images[-1]] * (self.batch_size - len(images))]
         samples = {
-            self.operator.text_key: [text_of("")] * len(padded),
+            self.operator.text_key: [build_dj_text("")] * len(padded),
             self.operator.image_key: [[image] for image in padded],
             Fields.meta: [{} for _ in padded],
         }

@@ -28,7 +28,7 @@ NOISE = 200  # a frequency that a drawing lacks, since it is symmetric, has less
 COSINES = np.cos(np.pi / SIDE * np.outer(np.arange(FREQUENCIES), np.arange(SIDE) + 0.5))  # DCT-II, (16, 64)
 
 
-def signature_of(image: Image.Image) -> np.ndarray:
+def compute_signature(image: Image.Image) -> np.ndarray:
     """(SIGNATURE,) uint8 of an RGB image: bits, packed, then the colors of the cells."""
     small = image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
     spectrum = (COSINES @ np.asarray(small.convert("L"), dtype=np.float64) @ COSINES.T).ravel()

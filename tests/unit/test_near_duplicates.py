@@ -1,4 +1,4 @@
-"""Copies among many pictures: the search is exact, the best picture is kept, and drawn scenes are told apart."""
+"""Near-duplicate search: it is exact, keeps the best image, and distinguishes drawn scenes."""
 
 import random
 from collections.abc import Iterable
@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dj2mgm.data.near_codes import MAX_RADIUS, near_pairs
-from dj2mgm.data.near_copies import find_copies, keep_best
-from dj2mgm.data.near_vectors import VectorIndex
-from dj2mgm.data.perceptual_hash import MAX_BITS, MAX_LEVELS, distance, signature_of
-from dj2mgm.data.reference_images import ReferenceImages
-from dj2mgm.data.shapes.dataset import scene_of
+from dj2mgm.data.near_duplicates.binary_codes import MAX_RADIUS, near_pairs
+from dj2mgm.data.near_duplicates.clusters import find_near_duplicates, keep_best
+from dj2mgm.data.near_duplicates.image_signatures import MAX_BITS, MAX_LEVELS, compute_signature, distance
+from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
+from dj2mgm.data.near_duplicates.vectors import VectorIndex
 from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 
 SCENES = 300
 
 
 @pytest.fixture(scope="module")
 def scenes() -> list[Image.Image]:
-    return [render(scene_of(3, "pretrain", number)) for number in range(SCENES)]
+    return [render(draw_row_scene(3, "pretrain", number)) for number in range(SCENES)]
 
 
 def encoded(image: Image.Image, kind: str, quality: int) -> Image.Image:
@@ -106,7 +106,7 @@ def test_each_copy_is_near_a_better_kept_one_and_no_two_kept_are_near(pairs, ord
 
 def test_many_that_are_all_near_each_other_are_never_all_paired(monkeypatch):
     """5000 in two groups: of the first few, whose pairs are too many at once, a quarter is taken, and so on."""
-    monkeypatch.setattr("dj2mgm.data.near_copies.PAIRS", 20_000)
+    monkeypatch.setattr("dj2mgm.data.near_duplicates.clusters.PAIRS", 20_000)
     rank, asked = np.random.default_rng(0).permutation(5000), []
 
     def near(places):
@@ -135,7 +135,7 @@ def test_rows_are_compared_image_by_image_with_rows_of_as_many(tmp_path):
         differing = (left != right).sum(axis=1).astype(float)
         return np.where(differing < 2, differing, np.inf)
 
-    copies = find_copies(rows, tmp_path, candidates, apart)
+    copies = find_near_duplicates(rows, tmp_path, candidates, apart)
     assert copies.copy_of.tolist() == [1, -1, -1, 2, -1, -1, -1, 1, 2]
     assert copies.distance.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 0]
     assert copies.sizes() == {"3": 2}
@@ -167,22 +167,22 @@ def test_vectors_in_cells_are_those_that_comparing_all_finds(tmp_path):
     ids=["jpeg 30", "jpeg 95", "webp 50", "a third", "twice"],
 )
 def test_a_picture_is_recognized_after_encoding_and_scaling(scenes, change):
-    before = np.stack([signature_of(image) for image in scenes])
-    after = np.stack([signature_of(change(image)) for image in scenes])
+    before = np.stack([compute_signature(image) for image in scenes])
+    after = np.stack([compute_signature(change(image)) for image in scenes])
     assert np.isfinite(distance(before, after, MAX_BITS, MAX_LEVELS)).mean() >= 0.99
 
 
 def test_scenes_of_other_content_are_no_copies(scenes):
-    signatures = np.stack([signature_of(image) for image in scenes])
+    signatures = np.stack([compute_signature(image) for image in scenes])
     first, second = np.triu_indices(SCENES, 1)
     near = np.isfinite(distance(signatures[first], signatures[second], MAX_BITS, MAX_LEVELS))
-    texts = [describe(scene_of(3, "pretrain", number)) for number in range(SCENES)]
+    texts = [describe(draw_row_scene(3, "pretrain", number)) for number in range(SCENES)]
     assert all(texts[i] == texts[j] for i, j in zip(first[near], second[near], strict=True))
 
 
 def test_a_mere_change_of_color_makes_another_picture(scenes):
     red, green, blue = scenes[0].split()
-    left, right = signature_of(scenes[0])[None], signature_of(Image.merge("RGB", (blue, red, green)))[None]
+    left, right = compute_signature(scenes[0])[None], compute_signature(Image.merge("RGB", (blue, red, green)))[None]
     assert distance(left, right, 256, MAX_LEVELS) == np.inf
 
 

@@ -26,7 +26,7 @@ PACKED = struct.Struct("<iif")
 
 
 @dataclass(frozen=True)
-class Copies:
+class NearDuplicates:
     """
     Args:
         copy_of: (N,) int32, place of the kept row that a row is a copy of; -1 for a row that is kept.
@@ -43,12 +43,12 @@ class Copies:
         return {str(size): int(count) for size, count in zip(sizes, clusters, strict=True)}
 
 
-def find_copies(
+def find_near_duplicates(
     rows: Iterable[tuple[int, bytes, float]],
     folder: Path,
     candidates: Callable[[np.ndarray], Search],
     distance: Distance,
-) -> Copies:
+) -> NearDuplicates:
     """Rows are compared with rows of as many images, image by image. What is known of each row is in files.
 
     Args:
@@ -65,11 +65,11 @@ def find_copies(
             if images not in files:
                 files[images] = _SignatureFile(folder, images)
             files[images].add(place, signatures, score)
-        copies = Copies(file_array(place + 1, np.int32, folder), file_array(place + 1, np.float32, folder))
+        copies = NearDuplicates(file_array(place + 1, np.int32, folder), file_array(place + 1, np.float32, folder))
         copies.copy_of[:] = -1
         for images, file in files.items():
             if images:
-                file.find_copies(copies, candidates, distance)
+                file.find_near_duplicates(copies, candidates, distance)
         return copies
     finally:
         for file in files.values():
@@ -93,7 +93,7 @@ class _SignatureFile:
             self.count += 1
         self.rows.write(PACKED.pack(place, slot, score))
 
-    def find_copies(self, copies: Copies, candidates: Callable, distance: Distance) -> None:
+    def find_near_duplicates(self, copies: NearDuplicates, candidates: Callable, distance: Distance) -> None:
         """Fill in `copies` of these rows."""
         self.file.flush()
         self.rows.flush()

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.shards import digest_of, file_size
+from dj2mgm.data.shards import compute_digest, file_size
 from dj2mgm.errors import InputError
 
 
-class HeldOut:
+class HeldOutImages:
     """The images of evaluation rows; a few hundred bytes of memory for each.
 
     Args:
@@ -43,11 +43,11 @@ class HeldOut:
         """
         if path in self._paths:
             return "file"
-        if file_size(path) in self._sizes and digest_of(path) in self._digests:
+        if file_size(path) in self._sizes and compute_digest(path) in self._digests:
             return "copy"
         return None
 
     def _add(self, path: Path) -> None:
         self._paths.add(path)
         self._sizes.add(file_size(path))
-        self._digests.add(digest_of(path))
+        self._digests.add(compute_digest(path))

@@ -123,7 +123,7 @@ def row_rng(seed: int, split: str, index: int) -> random.Random:
     return random.Random(f"{seed}/{split}/{index}")
 
 
-def scene_of(seed: int, split: str, index: int) -> Scene:
+def draw_row_scene(seed: int, split: str, index: int) -> Scene:
     return draw_scene(row_rng(seed, split, index))
 
 
@@ -171,7 +171,7 @@ def _write_pretrain(spec: ShapesSpec, faults: list[str], folder: Path) -> tuple[
         identifier = f"p{index:06d}"
         path = f"images/pretrain/{identifier}.png"
         (folder / path).write_bytes(data)
-        rows.append({"id": identifier, "text": formats.text_of(caption), "images": [path]})
+        rows.append({"id": identifier, "text": formats.build_dj_text(caption), "images": [path]})
         truth.append({"id": identifier, "fault": fault, "caption": true_caption})
     return rows, truth
 
@@ -199,17 +199,17 @@ def _write_finetune(spec: ShapesSpec, folder: Path) -> Iterator[dict]:
     for index in range(spec.finetune_instructions):
         image_index, turn = divmod(index, QUESTIONS_PER_IMAGE)
         path = f"images/finetune/f{image_index:06d}.png"
-        scene = scene_of(spec.seed, "finetune", image_index)
+        scene = draw_row_scene(spec.seed, "finetune", image_index)
         if turn == 0:
             (folder / path).write_bytes(png_bytes(render(scene)))
         kind = QUESTION_TYPES[index % len(QUESTION_TYPES)]
         question, answer = ask(scene, kind, row_rng(spec.seed, "question", index))
-        yield formats.conversation(f"f{index:06d}", path, question, answer)
+        yield formats.build_conversation(f"f{index:06d}", path, question, answer)
 
 
 def _write_evaluation(spec: ShapesSpec, folder: Path) -> Iterator[dict]:
     for index in range(spec.evaluation_images):
-        scene = scene_of(spec.seed, "evaluation", index)
+        scene = draw_row_scene(spec.seed, "evaluation", index)
         identifier = f"e{index:06d}"
         path = f"images/evaluation/{identifier}.png"
         (folder / path).write_bytes(png_bytes(render(scene)))

@@ -10,9 +10,9 @@ from places import PROJECT
 from tiny_models import save_image
 
 from dj2mgm.config.datasets import resolve_dataset
-from dj2mgm.data.formats import conversation, text_of
-from dj2mgm.data.held_out import HeldOut
-from dj2mgm.data.own_data import write_own_data
+from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, sha256_of, write_jsonl
 
@@ -28,7 +28,7 @@ def kit(tmp_path, monkeypatch):
 
 def test_the_challenges_folders_become_the_workflows_files(kit, tmp_path):
     dataset = resolve_dataset("better_synth")
-    summary = write_own_data(dataset["settings"], tmp_path / "out")
+    summary = write_user_dataset(dataset["settings"], tmp_path / "out")
     left_out = {"left_out": {"pretrain": 2}, "left_out_copies": {}}
     assert summary == {"pretrain": 4, "finetune": 3, "evaluation": 2} | left_out
     pairs = list(read_jsonl(tmp_path / "out/pretrain.jsonl"))
@@ -43,7 +43,7 @@ def test_a_pair_whose_question_is_not_there_is_named(kit, tmp_path):
     path = kit / "input/pretrain_stage_1_10k/stage_1.json"
     path.write_text("[]")
     with pytest.raises(InputError, match=r"stage_1.json has no row with the id '00000000\d' of a pair; leave"):
-        write_own_data(resolve_dataset("better_synth")["settings"], tmp_path / "out")
+        write_user_dataset(resolve_dataset("better_synth")["settings"], tmp_path / "out")
     assert not any((tmp_path / "out").iterdir())
 
 
@@ -54,7 +54,7 @@ def pairs_with_images(folder: Path, rows: int, unreadable: set[int]) -> dict:
         save_image(folder / f"{index}.png", (200, index, 0), (32, 32))
         if index in unreadable:
             (folder / f"{index}.png").write_bytes(b"no image")
-    lines = [{"id": str(i), "text": text_of("a red square"), "images": [f"{i}.png"]} for i in range(rows)]
+    lines = [{"id": str(i), "text": build_dj_text("a red square"), "images": [f"{i}.png"]} for i in range(rows)]
     write_jsonl(folder / "pairs.jsonl", lines)
     return {"pretrain": {"file": str(folder / "pairs.jsonl"), "images": str(folder)}}
 
@@ -67,7 +67,7 @@ def evaluation_about(folder: Path, *images: str) -> dict:
 
 
 def instructions_about(folder: Path, *images: str) -> dict:
-    write_jsonl(folder / "talks.jsonl", [conversation(f"t{n}", i, "What?", "A.") for n, i in enumerate(images)])
+    write_jsonl(folder / "talks.jsonl", [build_conversation(f"t{n}", i, "What?", "A.") for n, i in enumerate(images)])
     return {"file": str(folder / "talks.jsonl"), "images": str(folder)}
 
 
@@ -75,7 +75,7 @@ def instructions_about(folder: Path, *images: str) -> dict:
 def test_a_tenth_that_can_be_read_is_held_out_and_the_rest_is_trained_on(tmp_path, rows):
     unreadable = set(range(0, rows, 2))
     settings = pairs_with_images(tmp_path, rows, unreadable)
-    counts = write_own_data(settings, tmp_path / "out")
+    counts = write_user_dataset(settings, tmp_path / "out")
     rows_of = {name: read_jsonl(tmp_path / f"out/{name}.jsonl") for name in ("pretrain", "evaluation")}
     ids = {name: {int(row["id"]) for row in found} for name, found in rows_of.items()}
     assert (counts.pop("left_out"), counts.pop("left_out_copies")) == ({"pretrain": len(ids["evaluation"])}, {})
@@ -83,16 +83,16 @@ def test_a_tenth_that_can_be_read_is_held_out_and_the_rest_is_trained_on(tmp_pat
     assert read_json(tmp_path / "out/finetune.json", list) == []  # stage 2 asks for what is left of the captions
     assert len(ids["evaluation"]) == max(2, rows // 10) and not ids["evaluation"] & unreadable
     assert ids["pretrain"] == set(range(rows)) - ids["evaluation"]
-    again = write_own_data(settings, tmp_path / "again")
+    again = write_user_dataset(settings, tmp_path / "again")
     assert again["evaluation"] == counts["evaluation"]
     assert (tmp_path / "again/evaluation.jsonl").read_bytes() == (tmp_path / "out/evaluation.jsonl").read_bytes()
 
 
 def test_holding_out_opens_few_of_many_images(tmp_path, monkeypatch):
     settings, opened = pairs_with_images(tmp_path, 200, set()), []
-    monkeypatch.setattr("dj2mgm.data.own_data.MAX_HELD_OUT", 5)
-    monkeypatch.setattr("dj2mgm.data.own_data.load_image", opened.append)
-    assert write_own_data(settings, tmp_path / "out")["evaluation"] == 5
+    monkeypatch.setattr("dj2mgm.data.user_dataset.MAX_HELD_OUT", 5)
+    monkeypatch.setattr("dj2mgm.data.user_dataset.load_image", opened.append)
+    assert write_user_dataset(settings, tmp_path / "out")["evaluation"] == 5
     assert len(opened) < 50
 
 
@@ -101,11 +101,11 @@ def test_nothing_that_is_said_about_a_held_out_image_is_trained_on(tmp_path):
     settings = pairs_with_images(tmp_path / "photos", 30, set())
     rows = [row | {"id": f"{row['id']}-{n}"} for row in read_jsonl(tmp_path / "photos/pairs.jsonl") for n in range(5)]
     write_jsonl(tmp_path / "photos/pairs.jsonl", rows)
-    talks = [conversation(f"t{n}", f"photos/./{n}.png", "What?", "a square") for n in range(30)]
+    talks = [build_conversation(f"t{n}", f"photos/./{n}.png", "What?", "a square") for n in range(30)]
     talks.append({"id": "text", "conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]})
     write_jsonl(tmp_path / "talks.jsonl", talks)
     settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path)}
-    counts = write_own_data(settings, tmp_path / "out")
+    counts = write_user_dataset(settings, tmp_path / "out")
     left_out = {"left_out": {"pretrain": 15, "finetune": 3}, "left_out_copies": {}}
     assert counts == {"pretrain": 135, "finetune": 28, "evaluation": 3} | left_out
     evaluation = list(read_jsonl(tmp_path / "out/evaluation.jsonl"))
@@ -120,24 +120,24 @@ def test_nothing_that_is_said_about_a_held_out_image_is_trained_on(tmp_path):
 def test_a_link_to_the_folder_of_images_hides_no_held_out_image(tmp_path):
     settings = pairs_with_images(tmp_path / "photos", 20, set())
     (tmp_path / "link").symlink_to("photos")
-    talks = [conversation(f"t{n}", f"{n}.png", "What?", "a square") for n in range(20)]
+    talks = [build_conversation(f"t{n}", f"{n}.png", "What?", "a square") for n in range(20)]
     write_jsonl(tmp_path / "talks.jsonl", talks)
     settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path / "link")}
-    assert write_own_data(settings, tmp_path / "out")["left_out"] == {"pretrain": 2, "finetune": 2}
+    assert write_user_dataset(settings, tmp_path / "out")["left_out"] == {"pretrain": 2, "finetune": 2}
 
 
 def test_two_images_are_too_few_to_hold_out_and_train(tmp_path):
     with pytest.raises(InputError, match="pairs.jsonl: all its images are held out.*add images"):
-        write_own_data(pairs_with_images(tmp_path, 2, set()), tmp_path / "out")
+        write_user_dataset(pairs_with_images(tmp_path, 2, set()), tmp_path / "out")
 
 
 def test_of_many_captions_of_a_held_out_image_the_first_are_references(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.data.own_data.MAX_REFERENCES", 2)
+    monkeypatch.setattr("dj2mgm.data.user_dataset.MAX_REFERENCES", 2)
     settings = pairs_with_images(tmp_path, 3, set())
     pairs = list(read_jsonl(tmp_path / "pairs.jsonl"))
-    rows = [row | {"id": f"{row['id']}-{n}", "text": text_of(f"caption {n}")} for row in pairs for n in range(4)]
+    rows = [row | {"id": f"{row['id']}-{n}", "text": build_dj_text(f"caption {n}")} for row in pairs for n in range(4)]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
-    write_own_data(settings, tmp_path / "out")
+    write_user_dataset(settings, tmp_path / "out")
     captions = [row["captions"] for row in read_jsonl(tmp_path / "out/evaluation.jsonl")]
     assert captions == [["caption 0", "caption 1"]] * 2
 
@@ -156,7 +156,7 @@ def test_an_evaluation_that_cannot_be_scored_is_refused_before_anything_is_train
     shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
     settings["evaluation"] = evaluation_about(tmp_path, *images)
     with pytest.raises(InputError, match=f"evaluation.jsonl.*{says}"):
-        write_own_data(settings, tmp_path / "out")
+        write_user_dataset(settings, tmp_path / "out")
 
 
 def images_of(file: Path) -> list[str]:
@@ -173,7 +173,7 @@ def test_images_of_an_evaluation_file_are_not_trained_on_under_any_name(tmp_path
     save_image(tmp_path / "elsewhere.png", (9, 9, 9))
     talked_about = ("./0.png", "link.png", "hard.png", "copy.png", "3.png", "missing.png", "4.png")
     settings["finetune"] = instructions_about(tmp_path, *talked_about)
-    counts = write_own_data(settings, tmp_path / "out")
+    counts = write_user_dataset(settings, tmp_path / "out")
     assert counts["left_out"] == {"pretrain": 3, "finetune": 4}
     assert counts["left_out_copies"] == {"finetune": 2}
     assert images_of(tmp_path / "out/pretrain.jsonl") == [f"{n}.png" for n in range(3, 8)]
@@ -189,7 +189,7 @@ def test_a_copy_of_an_image_that_is_held_out_here_is_not_trained_on_and_not_held
     settings = pairs_with_images(tmp_path, 30, set())
     for number in range(15):
         shutil.copy(tmp_path / f"{number}.png", tmp_path / f"{number + 15}.png")
-    counts = write_own_data(settings, tmp_path / "out")
+    counts = write_user_dataset(settings, tmp_path / "out")
     trained, held_out = (
         {int(image.removesuffix(".png")) % 15 for image in images_of(tmp_path / f"out/{name}.jsonl")}
         for name in ("pretrain", "evaluation")
@@ -203,16 +203,16 @@ def test_an_image_in_other_bytes_is_another_image(tmp_path):
     settings["evaluation"] = evaluation_about(tmp_path, "a.bmp", "b.bmp")
     save_image(tmp_path / "a.bmp", (200, 0, 0), (32, 32))  # as 0.png
     save_image(tmp_path / "b.bmp", (1, 2, 3), (32, 32))
-    assert write_own_data(settings, tmp_path / "out")["left_out"] == {}
+    assert write_user_dataset(settings, tmp_path / "out")["left_out"] == {}
 
 
 def test_only_files_as_large_as_a_held_out_one_are_read(tmp_path, monkeypatch):
     paths = [tmp_path / f"{number}.png" for number in range(5)]
     for number, path in enumerate(paths):
         path.write_bytes(bytes(10 + number // 2))
-    held_out = HeldOut([{"id": "0", "image": "0.png"}], tmp_path)
+    held_out = HeldOutImages([{"id": "0", "image": "0.png"}], tmp_path)
     read = []
-    monkeypatch.setattr("dj2mgm.data.held_out.digest_of", lambda path: read.append(path) or sha256_of(path))
+    monkeypatch.setattr("dj2mgm.data.held_out_images.compute_digest", lambda path: read.append(path) or sha256_of(path))
     assert [held_out.match(path) for path in paths] == ["file", "copy", None, None, None]
     assert read == [paths[1]]
 
@@ -222,7 +222,7 @@ def test_instructions_about_held_out_images_only_are_refused(tmp_path):
     settings["evaluation"] = evaluation_about(tmp_path, "0.png", "1.png")
     settings["finetune"] = instructions_about(tmp_path, "0.png", "1.png")
     with pytest.raises(InputError, match="talks.jsonl: all its images are held out"):
-        write_own_data(settings, tmp_path / "out")
+        write_user_dataset(settings, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("name", "content"), [("talks.json", "[]"), ("talks.jsonl", "")])
@@ -231,7 +231,7 @@ def test_an_empty_list_of_instructions_is_refused_before_anything_is_written(tmp
     (tmp_path / name).write_text(content)
     settings["finetune"] = {"file": str(tmp_path / name), "images": str(tmp_path)}
     with pytest.raises(InputError, match=f"{name} holds no rows; add some, or leave it out"):
-        write_own_data(settings, tmp_path / "out")
+        write_user_dataset(settings, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -242,7 +242,7 @@ def test_spellings_of_a_path_are_one_image(tmp_path):
         row | {"id": f"{row['id']}-{s}", "images": [s + row["images"][0]]} for row in rows for s in ("./", ".//")
     ]
     write_jsonl(tmp_path / "pairs.jsonl", rows + spelled)
-    counts = write_own_data(settings, tmp_path / "out")
+    counts = write_user_dataset(settings, tmp_path / "out")
     assert counts["evaluation"] == 2 and counts["pretrain"] == 9 and counts["left_out"] == {"pretrain": 6}
     assert counts["left_out_copies"] == {}
     assert [len(row["captions"]) for row in read_jsonl(tmp_path / "out/evaluation.jsonl")] == [3, 3]
@@ -252,19 +252,22 @@ def test_a_file_with_a_byte_order_mark_and_lone_carriage_returns_is_read_alike_b
     settings = pairs_with_images(tmp_path, 5, set())
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b", ", b",\r"))
-    assert write_own_data(settings, tmp_path / "out")["pretrain"] == 3
+    assert write_user_dataset(settings, tmp_path / "out")["pretrain"] == 3
 
 
 @pytest.mark.parametrize("token", ["<image>", "<start_of_turn>", "<|im_end|>", "</s>", "<unused0>", "<|image_pad|>"])
 def test_a_control_token_in_a_text_stops_no_dataset(tmp_path, token):
     """`write_jsonl` refuses or drops such rows, as the experiment says."""
     settings = pairs_with_images(tmp_path, 5, set())
-    rows = [row | {"text": text_of(f"a {token} square")} for row in read_jsonl(tmp_path / "pairs.jsonl")]
+    rows = [row | {"text": build_dj_text(f"a {token} square")} for row in read_jsonl(tmp_path / "pairs.jsonl")]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
-    talks = [conversation("t", "0.png", f"What {token}?", "A."), conversation("u", "0.png", "What?", f"A {token}.")]
+    talks = [
+        build_conversation("t", "0.png", f"What {token}?", "A."),
+        build_conversation("u", "0.png", "What?", f"A {token}."),
+    ]
     write_jsonl(tmp_path / "talks.jsonl", [row | {"id": f"{row['id']}{n}"} for row in talks for n in range(2)])
     settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path)}
-    counts = write_own_data(settings, tmp_path / "out")
+    counts = write_user_dataset(settings, tmp_path / "out")
     assert counts["pretrain"] == 3 and counts["finetune"] + counts["left_out"].get("finetune", 0) == 4
 
 
@@ -275,5 +278,5 @@ def test_missing_images_are_counted_and_the_first_is_named(tmp_path):
     (tmp_path / "0.png").write_bytes(b"x")
     found = r"too few readable images .*\(0 readable, 11 missing, 1 undecodable; the first is (.*)\); correct the paths"
     with pytest.raises(InputError, match=found) as error:
-        write_own_data(settings, tmp_path / "out")
+        write_user_dataset(settings, tmp_path / "out")
     assert str(tmp_path) in str(error.value)

@@ -12,8 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_codes import near_pairs
-from dj2mgm.data.perceptual_hash import CODE, MAX_BITS, MAX_LEVELS, SIGNATURE, distance, signature_of
+from dj2mgm.data.near_duplicates.binary_codes import near_pairs
+from dj2mgm.data.near_duplicates.image_signatures import (
+    CODE,
+    MAX_BITS,
+    MAX_LEVELS,
+    SIGNATURE,
+    compute_signature,
+    distance,
+)
 from dj2mgm.streaming import map_in_order
 
 BLOCK = 10_000  # images that are looked for together
@@ -51,13 +58,13 @@ class ReferenceImages:
         while block := list(islice(images, BLOCK)):
             signatures = _signatures(block, processes)
             nearest: dict[int, tuple] = {}  # place → (bits, reference)
-            for place, reference, differing in find_references(signatures, self.signatures, max_bits, max_levels):
+            for place, reference, differing in find_reference_pairs(signatures, self.signatures, max_bits, max_levels):
                 nearest[place] = min(nearest.get(place, (differing, reference)), (differing, reference))
             for place, (differing, reference) in sorted(nearest.items()):
                 yield block[place], self.paths[reference], int(differing)
 
 
-def find_references(
+def find_reference_pairs(
     signatures: np.ndarray, references: np.ndarray, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS
 ) -> Iterator[tuple[int, int, int]]:
     """Every pair of an image and a reference that it is a copy of: their places, and how many bits differ.
@@ -80,4 +87,4 @@ def _signatures(paths: list, processes: int) -> np.ndarray:
 
 
 def _sign(path: str | Path) -> np.ndarray:
-    return signature_of(load_image(path))
+    return compute_signature(load_image(path))

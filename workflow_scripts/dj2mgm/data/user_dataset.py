@@ -14,10 +14,10 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dj2mgm.data.formats import IMAGE_TOKEN, caption_of, images_of, read_evaluation, read_llava, read_pairs
-from dj2mgm.data.held_out import HeldOut
+from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
+from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, absolute_path, load_image, locate_image
-from dj2mgm.data.shards import digest_of
+from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 from dj2mgm.streaming import DiskMap
@@ -28,7 +28,7 @@ MAX_REFERENCES = 50  # of one image: no published benchmark has more
 LEAST = 2  # each image's control is another image
 
 
-def write_own_data(settings: dict, output_dir: Path) -> dict:
+def write_user_dataset(settings: dict, output_dir: Path) -> dict:
     """Validate what is there, make what is missing, write pretrain.jsonl, finetune.json, evaluation.jsonl.
 
     Without instructions finetune.json is an empty list: stage 2 then asks for the captions that stage 1 trains on,
@@ -59,7 +59,7 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
     conversations: Iterable[dict] = ()
     if instructions:
         rows = read_llava(instructions["file"], number_ids=True)
-        conversations = apart.rows("finetune", rows, instructions["images"], images_of)
+        conversations = apart.rows("finetune", rows, instructions["images"], list_images)
     counts["finetune"] = write_json_list(output_dir / "finetune.json", conversations)
     for split, files in (("pretrain", settings["pretrain"]), ("finetune", instructions)):
         if files and not counts[split]:
@@ -74,7 +74,7 @@ def write_own_data(settings: dict, output_dir: Path) -> dict:
 class _HeldOutFilter:
     """Leaves out rows about held-out images and counts them, by split."""
 
-    def __init__(self, held_out: HeldOut):
+    def __init__(self, held_out: HeldOutImages):
         self.held_out = held_out
         self.match = lru_cache(maxsize=1024)(self._match)  # rows about an image tend to follow each other
         self.left_out: Counter = Counter()
@@ -99,14 +99,14 @@ class _HeldOutFilter:
             return None
 
 
-def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOut]:
+def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOutImages]:
     """Evaluation rows, brought or held out, and their images."""
     source, root = settings["pretrain"]["file"], settings["pretrain"]["images"]
     if not (images := count_images(source)):
         raise InputError(f"{_called(settings['pretrain'])} holds no rows")
     if "evaluation" in settings:
         file = settings["evaluation"]["file"]
-        held_out = HeldOut(read_with_images(**settings["evaluation"]), settings["evaluation"]["images"])
+        held_out = HeldOutImages(read_with_images(**settings["evaluation"]), settings["evaluation"]["images"])
         if len(held_out) < LEAST:
             raise InputError(f"{file} has {len(held_out)} different images; at least {LEAST} are needed")
         return read_evaluation(file), held_out
@@ -123,7 +123,7 @@ def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOut]:
             f"{_called(settings['pretrain'])}: too few different, readable images to hold {LEAST} out for evaluation; "
             "add some, or an evaluation file"
         )
-    return evaluation, HeldOut(evaluation, root)
+    return evaluation, HeldOutImages(evaluation, root)
 
 
 def _called(split: dict) -> str:
@@ -172,7 +172,7 @@ def hold_out(source: str, root: str, images: int, unreadable: UnreadableImages) 
     for row in read_pairs(source):
         name = _name(row)
         drawn = random.Random(name).random(), name
-        if name in contents or (len(heap) == wanted and drawn < heap[0]) or not caption_of(row["text"]):
+        if name in contents or (len(heap) == wanted and drawn < heap[0]) or not extract_caption(row["text"]):
             continue
         content = _content(root, row["images"][0], unreadable)
         if content is None or content in contents.values():
@@ -184,7 +184,7 @@ def hold_out(source: str, root: str, images: int, unreadable: UnreadableImages) 
     rows: dict[str, dict] = {}
     for row in read_pairs(source):
         name = _name(row)
-        if name in contents and (caption := caption_of(row["text"])):
+        if name in contents and (caption := extract_caption(row["text"])):
             image = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
             if len(image["captions"]) < MAX_REFERENCES:
                 image["captions"].append(caption)
@@ -203,7 +203,7 @@ def _content(root: str, relative: str, unreadable: UnreadableImages) -> str | No
     except BadImage as error:
         unreadable.add(error.reason, absolute_path(root, relative))
         return None
-    return digest_of(path)
+    return compute_digest(path)
 
 
 def read_with_images(file: str, images: str) -> Iterator[dict]:

@@ -1,0 +1,1 @@
+"""Search for near-duplicates: signatures of images, codes and vectors within a distance, clusters."""
