@@ -1,5 +1,4 @@
 # Input functions of the rules: which files a job reads.
-import json
 from glob import escape, glob
 from itertools import chain
 
@@ -63,14 +62,6 @@ def chat_templates(*names):
     """Chat formats that a script reads by name, as inputs."""
     files = (config_file("chat_templates", f"{name}.yaml") for name in names)
     return [os.path.relpath(file) for file in files]
-
-
-def settings(wildcards):
-    """What a stage of a run is handed, as text."""
-    run = RUNS.at(wildcards.run)
-    # not in what a stage's output depends on: runs with other labels share it
-    labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
-    return json.dumps(run.settings[wildcards.stage] | labels)
 
 
 def dataset_file(name):

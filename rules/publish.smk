@@ -83,6 +83,10 @@ rule push_model:
         )
 
 
+# `use rule` does not take `localrule` over, and the directive `localrules` does not know the names of a module's rules
+workflow.localrules(workflow.modifier.modify_rulename("push_dataset"))
+
+
 use rule push_model as push_dataset with:
     input:
         card="results/published/{run}/dataset/README.md",

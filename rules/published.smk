@@ -2,12 +2,6 @@
 from dj2mgm.config.publishing import publish_settings, records_of
 
 
-def publishing(wildcards):
-    """Input function: the published parts of a run as JSON."""
-    with user_errors():
-        return json.dumps(publish_settings(RUNS, RUNS.at(wildcards.run)))
-
-
 def records(*names):
     """Input function: the files whose figures a card states, in all folders or the named ones."""
 

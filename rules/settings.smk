@@ -1,164 +1,102 @@
-# Every stage is handed its slice of the configuration as one file, from which it can also be run by hand.
+# Every stage receives its settings as one file, from which it can also be run by hand.
 from dj2mgm.config.leaks import leak_settings
 from dj2mgm.config.stages import foundation_settings, model_settings
-
-# `use rule` does not take `localrule` over; the directive `localrules` does not know the names of a module's rules
-workflow.localrules(
-    *map(
-        workflow.modifier.modify_rulename,
-        (
-            "configure_dataset",
-            "configure_foundation",
-            "configure_model",
-            "configure_page",
-            "configure_variants",
-            "configure_attention_benchmark",
-            "configure_challenge",
-            "configure_analysis",
-            "configure_export",
-            "configure_publishing",
-            "configure_leaks",
-            "configure_evaluation",
-            "configure_crate",
-            "push_dataset",
-        ),
-    )
-)
+from dj2mgm.files import yaml_text
 
 
-rule resolve_config:
-    input:
-        code=code("resolve_config.py"),
-    output:
-        "results/{run}/{stage}/config.yaml",
-    log:
-        "results/{run}/{stage}/config.log",
-    localrule: True
-    conda:
-        "../envs/dataset.yaml"
-    params:
-        settings=settings,
-    shell:
-        stage_command(
-            "resolve_config.py", "--settings {params.settings:q} --output {output:q}"
-        )
+def stage_settings(wildcards):
+    """Return the settings of a stage of a run."""
+    run = RUNS.at(wildcards.run)
+    # runs with other labels share a stage: its output does not depend on them
+    labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
+    return run.settings[wildcards.stage] | labels
 
 
-use rule resolve_config as configure_dataset with:
-    output:
-        "results/datasets/{dataset}/config.yaml",
-    log:
-        "results/datasets/{dataset}/config.log",
-    params:
-        settings=lambda w: json.dumps(dataset_settings(w)),
+def attention_settings(wildcards):
+    """Return the settings of `attention_benchmark`."""
+    threads = RUNS.first(REFERENCE).config["cpu_threads"]
+    return RUNS.attention_benchmark | {"cpu_threads": threads}
 
 
-use rule resolve_config as configure_foundation with:
-    output:
+def publishing_settings(wildcards):
+    """Return the settings of what is published of a run."""
+    with user_errors():
+        return publish_settings(RUNS, RUNS.at(wildcards.run))
+
+
+# by rule: the file, and the function that returns its content
+SETTINGS = {
+    "configure_stage": ("results/{run}/{stage}/config.yaml", stage_settings),
+    "configure_dataset": ("results/datasets/{dataset}/config.yaml", dataset_settings),
+    "configure_foundation": (
         "results/foundation/{model}/{part}.yaml",
-    log:
-        "results/foundation/{model}/{part}.config.log",
-    params:
-        settings=lambda w: json.dumps(foundation_settings(MODELS[w.model], w.part)),
-
-
-use rule resolve_config as configure_model with:
-    output:
+        lambda w: foundation_settings(MODELS[w.model], w.part),
+    ),
+    "configure_model": (
         "results/models/{model}/config.yaml",
-    log:
-        "results/models/{model}/config.log",
-    params:
-        settings=lambda w: json.dumps(model_settings(MODELS[w.model])),
-
-
-use rule resolve_config as configure_page with:
-    output:
+        lambda w: model_settings(MODELS[w.model]),
+    ),
+    "configure_page": (
         "results/{page}/config.yaml",
-    log:
-        "results/{page}/config.log",
-    params:
-        settings=lambda w: json.dumps(page(pages.experiments_on(RUNS, w.page))),
-
-
-use rule resolve_config as configure_variants with:
-    output:
+        lambda w: page(pages.experiments_on(RUNS, w.page)),
+    ),
+    "configure_variants": (
         f"results/{PLACE}{{variants}}/config.yaml",
-    log:
-        f"results/{PLACE}{{variants}}/config.log",
-    params:
-        settings=lambda w: json.dumps(page(RUNS.experiments_by_page[w.variants])),
-
-
-use rule resolve_config as configure_attention_benchmark with:
-    output:
+        lambda w: page(RUNS.experiments_by_page[w.variants]),
+    ),
+    "configure_attention_benchmark": (
         f"results/{PLACE}attention_benchmark/config.yaml",
-    log:
-        f"results/{PLACE}attention_benchmark/config.log",
-    params:
-        settings=lambda w: json.dumps(
-            RUNS.attention_benchmark
-            | {"cpu_threads": RUNS.first(REFERENCE).config["cpu_threads"]}
-        ),
-
-
-use rule resolve_config as configure_challenge with:
-    output:
+        attention_settings,
+    ),
+    "configure_challenge": (
         f"results/{PLACE}challenge/config.yaml",
-    log:
-        f"results/{PLACE}challenge/config.log",
-    params:
-        settings=lambda w: json.dumps(challenge_settings()),
-
-
-use rule resolve_config as configure_analysis with:
-    output:
+        lambda w: challenge_settings(),
+    ),
+    "configure_analysis": (
         "results/datasets/{dataset}/analyze/config.yaml",
-    log:
-        "results/datasets/{dataset}/analyze/config.log",
-    params:
-        settings=lambda w: json.dumps(RUNS.analysis_settings(w.dataset)),
-
-
-use rule resolve_config as configure_export with:
-    output:
+        lambda w: RUNS.analysis_settings(w.dataset),
+    ),
+    "configure_export": (
         "results/{run}/export/config.yaml",
-    log:
-        "results/{run}/export/config.log",
-    params:
-        settings=lambda w: json.dumps(RUNS.export_settings(RUNS.at(w.run))),
-
-
-use rule resolve_config as configure_publishing with:
-    output:
+        lambda w: RUNS.export_settings(RUNS.at(w.run)),
+    ),
+    "configure_publishing": (
         "results/published/{run}/config.yaml",
-    log:
-        "results/published/{run}/config.log",
-    params:
-        settings=lambda w: publishing(w),
-
-
-use rule resolve_config as configure_leaks with:
-    output:
+        publishing_settings,
+    ),
+    "configure_leaks": (
         "results/datasets/{dataset}/leaks/config.yaml",
-    log:
-        "results/datasets/{dataset}/leaks/config.log",
-    params:
-        settings=lambda w: json.dumps(leak_settings(RUNS, w.dataset)),
-
-
-use rule resolve_config as configure_evaluation with:
-    output:
+        lambda w: leak_settings(RUNS, w.dataset),
+    ),
+    "configure_evaluation": (
         "results/evaluations/{task}/config.yaml",
-    log:
-        "results/evaluations/{task}/config.log",
-    params:
-        settings=lambda w: json.dumps(evaluation_settings(w.task)),
-
-
-use rule resolve_config as configure_crate with:
-    output:
+        lambda w: evaluation_settings(w.task),
+    ),
+    "configure_crate": (
         "results/{page}/crate/config.yaml",
-    log:
-        "results/{page}/crate/config.log",
-    params:
-        settings=lambda w: json.dumps(crate_settings(w.page)),
+        lambda w: crate_settings(w.page),
+    ),
+}
+
+
+def in_yaml(find_settings):
+    """Params function: the settings that a function of the wildcards returns, as YAML."""
+    return lambda wildcards: yaml_text(find_settings(wildcards))
+
+
+# Snakemake fills the template itself, here and at once
+for name, (file, find_settings) in SETTINGS.items():
+
+    rule:
+        name:
+            name
+        input:
+            os.path.relpath(SCRIPTS / "dj2mgm/config/settings.yaml.jinja"),
+        output:
+            file,
+        log:
+            Path(file).with_suffix(".log"),  # stays empty; `snakemake --lint` requires one
+        params:
+            yaml=in_yaml(find_settings),
+        template_engine:
+            "jinja2"

@@ -81,5 +81,5 @@ def count_jobs(printed: str, target: str) -> dict[str, int]:
         return {}
     table = printed.split("Job stats:")[1].split("\ntotal")[0]
     counts = {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)$", table, flags=re.MULTILINE)}
-    omitted = (target, "configure_", "resolve_config")
+    omitted = (target, "configure_")
     return {rule: count for rule, count in counts.items() if not rule.startswith(omitted)}

@@ -20,7 +20,7 @@ SCRIPTS = {
 DOCS = {name: ast.get_docstring(ast.parse(text)) for name, text in SCRIPTS.items()}
 COMMAND = re.compile(r"^ *((?:python|bash|deepspeed) (?:.*\\\n)*.*)$", flags=re.MULTILINE)
 CONFIG = {"publish": {"repository": "me/my-model"}}
-PRINTED = ("plan_memory", "doctor", "diagnose", "resolve_config")  # rules hand them values, not files
+PRINTED = ("plan_memory", "doctor", "diagnose")  # rules hand them values, not files
 
 
 def commands_of(name: str) -> list[str]:

@@ -137,7 +137,12 @@ def write_json_list(path: str | Path, rows: Iterable[dict]) -> int:
 
 def write_yaml(path: str | Path, value: Any) -> None:
     with replace_file(path) as file:
-        yaml.safe_dump(value, file, sort_keys=False, allow_unicode=True)
+        file.write(yaml_text(value))
+
+
+def yaml_text(value: Any) -> str:
+    """Return a value in YAML, as every file of settings is written."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
 
 
 @contextmanager

@@ -392,6 +392,8 @@ def reserved_names() -> frozenset[str]:
     project = SCRIPTS.parent
     texts = [path.read_text(encoding="utf-8") for path in (project / "Snakefile", *(project / "rules").glob("*.smk"))]
     pairs = [
-        name for text in texts for name in re.findall(r"^(?:use )?rule (?:\w+ as )?(\w+)|results/(\w+)", text, re.M)
+        name
+        for text in texts
+        for name in re.findall(r'^(?:use )?rule (?:\w+ as )?(\w+)|^    "(\w+)": \(|results/(\w+)', text, re.M)
     ]
     return frozenset({"captions", "report", *(name.lower() for pair in pairs for name in pair if name)})
