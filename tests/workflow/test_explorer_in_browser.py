@@ -1,4 +1,4 @@
-"""The explorer in a real browser, served and as one file: its counts, its keys, and that it asks nobody else."""
+"""The explorer in a browser, served and as one file: counts, keys, dark mode, and no requests to other machines."""
 
 import threading
 from pathlib import Path
@@ -61,7 +61,7 @@ def wait(page: Page, condition: str) -> None:
     assert page.evaluate(script), condition
 
 
-def test_the_counts_are_the_summaries_and_nothing_leaves_the_machine(page, run):
+def test_counts_agree_with_summaries_and_page_is_offline(page, run):
     summaries = [read_json(run / stage / "summary.json") for stage in ("filter", "synthesize")]
     counts = page.evaluate("[...explorer.cascade(explorer.now().table, explorer.now().limits.chosen).counts]")
     operators = [operator for summary in summaries for operator in summary["operators"]]
@@ -90,8 +90,8 @@ def test_markup_in_a_caption_is_shown_as_text(page):
     silent(page)
 
 
-def test_a_slider_says_at_once_what_falls(page, results):
-    """Any limits give the counts that NumPy gives for them, also of shares."""
+def test_moved_limits_drop_the_same_rows_as_numpy(page, results):
+    """For random limits, also by share, the page and NumPy agree row by row."""
     pairs, rng = results.tables[0], np.random.default_rng(0)
     for _ in range(12):
         chosen = [
@@ -112,7 +112,7 @@ def to_json(chosen: list) -> str:
 
 
 def expected(pairs, chosen: list[list[float | None]]) -> list[int]:
-    """Row by row."""
+    """Return the place of the step that drops each row, computed in plain Python."""
     outcome = [0] * ROWS
     values = {key: column.values.tolist() for key, column in pairs.columns.items()}
     for place, (step, limits) in enumerate(zip(pairs.steps, chosen, strict=True), start=1):
@@ -159,7 +159,7 @@ def focused(page: Page) -> str:
 
 
 def cell_of(row: int) -> str:
-    """That keys move among the rows, from this one on."""
+    """Return a condition: arrow keys move between rows, and this row has the focus."""
     focus = f'document.querySelector("td.focus")?.textContent === "{row_id(row)}"'
     return f'!document.querySelector("dialog[open]") && explorer.grid().keys.enabled() && {focus}'
 
@@ -198,6 +198,16 @@ def test_keys_alone_move_a_slider_and_open_a_row(page):
     silent(page)
 
 
+def test_rows_are_readable_in_dark_mode(browser, addresses):
+    browser.open(addresses["file"], 1400, dark=True)
+    assert browser.evaluate(READY)
+    backgrounds = (
+        "[...document.querySelectorAll('#rows, .dt-scroll-head')].map(e => getComputedStyle(e).backgroundColor)"
+    )
+    assert browser.evaluate(backgrounds) == ["rgb(28, 31, 37)"] * 2, "the table has the color of the style sheet"
+    assert browser.evaluate('getComputedStyle(document.querySelector("#rows td")).color') == "rgb(232, 230, 225)"
+
+
 def test_links_of_the_report_open_their_rows(page, run):
     dropped = read_json(run / "filter/summary.json")["operators"][1]["dropped"]
     visit(page, f"{page.address}#drop=filter-2")
@@ -220,7 +230,7 @@ def test_a_name_that_addresses_must_quote_is_opened(browser, results):
 
 
 def test_all_rows_are_reached_by_scrolling(page):
-    """Only those in view are in the page; the height of the rest is a guess until the end is near."""
+    """The page contains only the rows in view; the height of the others is estimated until the end is near."""
     last = f'[...document.querySelectorAll("#rows tbody td:nth-child(2)")].at(-1)?.textContent === "{row_id(ROWS - 1)}"'
     bottom = 'document.querySelector(".dt-scroll-body").scrollTop = 1e9'
     wait(page, f"({bottom}, {last})")
