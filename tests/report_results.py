@@ -1,5 +1,7 @@
-"""Two small experiments as their rules leave them, with everything that the report shows: images, captions, statistics,
-recaptions, losses. `baseline` and `dj_synth` share a filter; in `photos` nothing is known about the images."""
+"""Results of small experiments with everything that the report shows.
+
+`baseline` and `dj_synth` share a filter; `photos` has no ground truth.
+"""
 
 import math
 from pathlib import Path
@@ -61,7 +63,7 @@ def write_results(root: Path, seeds: tuple[int, ...] = (0, 1)) -> Path:
 
 
 def write_photos(root: Path) -> Path:
-    """One experiment with one seed on a dataset without objects, questions and ground truth."""
+    """Write one experiment with one seed on a dataset without objects, questions and ground truth."""
     dataset = _write_dataset(root / "datasets/photos", known=False)
     _write_filter(root / "photos/filter")
     stages = _write_run(root / "photos", root / "photos/filter", dataset, 7, 0)
@@ -151,7 +153,10 @@ def _operator(step: int, name: str, rows_in: int, dropped: int) -> dict:
 
 
 def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
-    """Return the ids left. The first UNUSABLE of the low rows got no caption, the next UNLIKE no similar one, …"""
+    """Write the synthesis and return the ids left.
+
+    Of the rows with low similarity, the first UNUSABLE get no caption, the next UNLIKE get no similar one, and so on.
+    """
     names, kept, stats, dropped = _left_by_filter(), [], [], []
     rejected = {1: "batched_image_text_similarity_filter", 2: "caption_log_likelihood_filter"}
     for place, name in enumerate(names):
@@ -198,7 +203,7 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
 
 
 def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, better: int) -> dict[str, str]:
-    """`better` of the images get the true caption from every model; an experiment with some has a synthesis."""
+    """Write a run; `better` more images get the true caption, and with any, the run has a synthesis."""
     stages = {name: folder / name for name in ("jsonl", "pretrain", "finetune", "generate")}
     stages |= {
         "filter": filter_folder,
@@ -235,7 +240,7 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
 
 
 def _write_scores(folder: Path, seed: int, known: bool) -> dict:
-    """Three checkpoints; of the last, the evaluation judges as the training did but for the first question."""
+    """Write three checkpoints; evaluation and training disagree on the first question of the last one."""
     questions = known and folder.name == "finetune"
     rows = [{"step": step, "loss": (4 + seed) / step, "questions": IMAGES, "seconds": 0.5} for step in (10, 20, 29)]
     rows = [row | ({"accuracy": row["step"] / 40 + seed / 10} if questions else {}) for row in rows]

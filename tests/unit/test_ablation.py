@@ -28,7 +28,7 @@ FAULTS = [
 
 
 def values(better: float, attributes: bool = True) -> tuple[dict, dict]:
-    """All tabulated scores, `better` than chance by the same amount on every image."""
+    """Return all tabulated scores, `better` above chance on every image."""
     rng = np.random.default_rng(0)
     clip = {
         f"{model}/{images}": {"clip_score": {name: (better + rng.random(), 1) for name in IMAGES}}
@@ -40,7 +40,7 @@ def values(better: float, attributes: bool = True) -> tuple[dict, dict]:
 
 
 def train_on(stages: dict, ids: list[str], recaptions: dict[str, str]) -> None:
-    """What a run trained on, and the rows that got a new caption."""
+    """Write the training rows of a run, and the rows with a new caption."""
     write_jsonl(Path(stages["jsonl"]) / "pretrain.jsonl", [{"id": identifier} for identifier in ids])
     rows = [{"id": i, "text": recaptions.get(i, "as it was")} for i in dict.fromkeys(i.split("#")[0] for i in ids)]
     rows = [row | ({"recaption": {"caption": row["text"]}} if row["id"] in recaptions else {}) for row in rows]
@@ -50,7 +50,7 @@ def train_on(stages: dict, ids: list[str], recaptions: dict[str, str]) -> None:
 
 @pytest.fixture
 def results(tmp_path):
-    """The complete recipe, two seeds; without the filter <b>, without the mapper, which is worth more."""
+    """Write the complete recipe with two seeds, without <b>filter, and without the mapper, which gains more."""
     dataset = write_dataset(tmp_path / "datasets/shapes", FAULTS)
     root = tmp_path / "results"
     complete = {seed: write_run(root / f"complete/{seed}", *values(0.5), 50, 30 + seed) for seed in (0, 1)}

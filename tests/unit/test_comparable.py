@@ -1,4 +1,4 @@
-"""What was not measured alike is compared nowhere: not on other images, by another judge, or with another prompt."""
+"""No scores are compared that were measured on other images, by another judge, or with another prompt."""
 
 import shutil
 
@@ -28,7 +28,7 @@ def change_prompt(config, name: str) -> None:
 
 
 def change_scores(config, change) -> None:
-    """`change`: adds to the values of a row of scores.jsonl, in all runs."""
+    """Add `change(values)` to the values of each row of scores.jsonl, in all runs."""
     for file in config.parent.parent.glob("*/**/evaluate_clip/scores.jsonl"):
         rows = list(read_jsonl(file))
         for row in rows:
@@ -37,7 +37,7 @@ def change_scores(config, change) -> None:
 
 
 def move_to_a_copy(config, change=None) -> None:
-    """dj_synth is evaluated on another dataset, whose rows have the same ids; `change`: of each row."""
+    """Evaluate dj_synth on a copy of the dataset with the same ids, and apply `change` to each row."""
     experiments = read_yaml(config)
     folder = config.parent.parent / "datasets/other"
     shutil.copytree(config.parent.parent / "datasets/shapes", folder)
@@ -48,7 +48,7 @@ def move_to_a_copy(config, change=None) -> None:
 
 
 def compared(config) -> set[str]:
-    """Metrics that have a difference, which all parts of the report agree on."""
+    """Return the metrics with a difference, and check that all parts of the report agree on them."""
     experiments = load_experiments(config)
     differences = {"dj_synth": score_differences(experiments[1], experiments[0])}
     found = {metric for metrics in differences["dj_synth"].values() for metric in metrics}
@@ -94,7 +94,7 @@ def test_scores_of_another_judge_or_prompt_are_not_compared(monkeypatch, config,
         assert judge in text[text.index("Evaluated on") :], "the record names each experiment's judge and prompt"
 
 
-def test_another_second_judge_leaves_the_first_ones_scores_comparable(config):
+def test_other_second_judge_keeps_first_scores_comparable(config):
     add_second_judge(config, lambda value, row: value / 10)
     before = compared(config)
     assert "second_clip_score" in before
@@ -110,7 +110,7 @@ def test_another_second_judge_leaves_the_first_ones_scores_comparable(config):
 @pytest.mark.parametrize(
     "change", [{"captions": ["another picture"]}, {"questions": [{"type": "a", "question": "b", "answer": "c"}]}]
 )
-def test_other_images_are_not_compared_though_their_ids_are_the_same(monkeypatch, config, change):
+def test_other_images_with_equal_ids_are_not_compared(monkeypatch, config, change):
     move_to_a_copy(config, lambda row: change)
     assert compared(config) == set()
     text = text_of(write_report(monkeypatch, config))
@@ -131,7 +131,7 @@ def test_the_same_images_in_another_dataset_are_compared(config):
     assert compared(config) == before and describe_obstacles(*load_experiments(config)) == []
 
 
-def test_what_cannot_be_compared_needs_no_seed_in_common(config):
+def test_incomparable_experiments_need_no_shared_seed(config):
     experiments = read_yaml(config)
     for run in experiments["experiments"][1]["runs"]:
         run["seed"] += 10

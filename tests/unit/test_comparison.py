@@ -1,4 +1,4 @@
-"""comparison.csv and the reading of experiments, from results made by hand."""
+"""Reading of experiments and comparison.csv, on results made by hand."""
 
 import shutil
 
@@ -26,7 +26,7 @@ IMAGES = [f"e{number}" for number in range(30)]
 
 
 def values(better: float, seed: int, extra: bool = False) -> tuple[dict, dict]:
-    """Scores of both evaluations, `better` above chance on own images."""
+    """Return scores of both evaluations, `better` above chance on the right images."""
     rng = np.random.default_rng(seed)
     clip = {
         "finetune/own": {"clip_score": {name: (better + rng.random(), 1) for name in IMAGES}},
@@ -40,7 +40,7 @@ def values(better: float, seed: int, extra: bool = False) -> tuple[dict, dict]:
 
 @pytest.fixture
 def results(tmp_path):
-    """Two experiments of two seeds that share a filter folder; the second has one metric more."""
+    """Write two experiments with two seeds that share a filter folder; the second has one more metric."""
     root = tmp_path / "results ünd mehr"
     dataset = write_dataset(root / "datasets/shapes")
     baseline = {seed: write_run(root / f"baseline/seed-{seed}", *values(0.0, seed)) for seed in (0, 1)}
@@ -54,7 +54,7 @@ def results(tmp_path):
 
 
 def changed(results, change) -> str:
-    """The sentence about a configuration after a change."""
+    """Return the error message for a changed configuration."""
     experiments = [
         entry("baseline", results / "datasets/shapes", {0: write_run(results / "one", *values(0.0, 0))}),
         entry("other", results / "datasets/shapes", {0: write_run(results / "two", *values(0.0, 1))}),
@@ -136,7 +136,7 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
     assert difference.mark.low == difference.mark.at == difference.mark.high
 
 
-def test_chance_is_spoken_of_where_there_are_several_differences():
+def test_chance_note_for_several_differences():
     assert chance_note(1, one_seed=True) == ""
     several, one = chance_note(6, one_seed=False), chance_note(6, one_seed=True)
     assert "Each of the 6 differences" in several and "at most about one in 20 is shown by chance" in several
@@ -167,7 +167,7 @@ def test_verdicts(metric, low, high, expected):
         ("pope/pope_accuracy", "0.900", "+0.900", ""),
     ],
 )
-def test_a_slash_in_a_question_type_does_not_make_it_a_task_of_lmms_eval(metric, level, points, kind):
+def test_question_type_with_a_slash_is_not_a_task(metric, level, points, kind):
     assert (format_score(metric, 0.9), format_difference(metric, 0.9)) == (level, points)
     estimate = {"mean": 0.9, "low": 0.8, "high": 1.0, "n": 9, "seeds": 1}
     _, [row] = difference_table({"finetune/own": {metric: estimate}})

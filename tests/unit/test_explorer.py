@@ -1,4 +1,4 @@
-"""The explorer: its counts are those of the run, and its server answers only whom it should."""
+"""The explorer's counts agree with the run, and its server rejects all requests without the token."""
 
 import contextlib
 import http.client
@@ -41,8 +41,8 @@ def results(run) -> Results:
     return read_results(run)
 
 
-def test_limits_at_the_recipes_values_drop_what_the_run_has_dropped(results, run):
-    """Row by row, by the limits alone: with values at open and closed ends, Data-Juicer's defaults and shares."""
+def test_limits_reproduce_the_rows_dropped_by_the_run(results, run):
+    """Rows include values at open and closed ends, Data-Juicer's defaults, and limits by share."""
     pairs = results.tables[0]
     for stage in ("filter", "synthesize"):
         summary = read_json(run / stage / "summary.json")
@@ -85,7 +85,7 @@ def test_limits_at_the_recipes_values_drop_what_the_run_has_dropped(results, run
     }
 
 
-def test_a_step_whose_rows_do_not_follow_from_its_limits_has_no_slider(tmp_path):
+def test_steps_that_limits_cannot_reproduce_have_no_slider(tmp_path):
     run = write_run(tmp_path / "results", 200, several=False)
     file = run / "filter/config.yaml"
     file.write_text(file.read_text().replace("min_len: 38", "min_len: 45"))
@@ -94,7 +94,7 @@ def test_a_step_whose_rows_do_not_follow_from_its_limits_has_no_slider(tmp_path)
     assert len(steps["image_shape_filter"].limits) == 4
 
 
-def test_rows_show_copies_and_captions_before_and_after(results):
+def test_rows_show_near_duplicates_and_rewritten_captions(results):
     pairs, captions, answers = results.tables
     lines = [row["lines"] for row in pairs.texts]
     after = "after low_similarity_recaption_mapper"
@@ -136,7 +136,7 @@ def test_captions_of_one_image_have_its_scores(tmp_path):
         (lambda run: write_jsonl(run / "filter/dropped.jsonl", []) or run, "summary.json counts 1; run the stage"),
     ],
 )
-def test_a_folder_that_cannot_be_explored_is_one_sentence(tmp_path, change, message):
+def test_unusable_folders_are_reported_in_one_sentence(tmp_path, change, message):
     run = write_run(tmp_path / "results", 60)
     folder = change(run)
     with pytest.raises(InputError, match=message):
@@ -161,7 +161,7 @@ def test_a_row_that_cannot_be_shown_is_named(tmp_path, change, message):
         read_results(dataset)
 
 
-def test_two_folders_of_one_name_are_one_sentence(results):
+def test_folders_with_the_same_name_are_rejected(results):
     with pytest.raises(InputError, match="2 of the folders are named run"):
         Explorer([results, results], {})
 
@@ -311,14 +311,14 @@ def test_a_name_that_addresses_must_quote_is_served(results, name):
     server.server_close()
 
 
-def test_an_address_that_is_none_is_a_bad_request(server, capfd):
+def test_invalid_address_is_a_bad_request(server, capfd):
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
         client.sendall(f"GET http://[/ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
         assert client.recv(12) == b"HTTP/1.1 400"
     assert capfd.readouterr().err == ""
 
 
-def test_a_port_that_is_taken_is_one_sentence(server, results):
+def test_taken_port_is_reported(server, results):
     with pytest.raises(InputError, match=f"port {server.server_port} cannot be opened"):
         Server(Explorer([results], {}), server.server_port)
     with pytest.raises(InputError, match="port 70000 cannot be opened"):
@@ -333,8 +333,8 @@ def test_statistics_of_a_run_fill_the_columns(results, run):
         assert pairs.columns["filter/image_width"].values[places[row["id"]]] == row["image_width"][0]
 
 
-def test_the_reports_links_name_steps_and_rows_that_the_explorer_has(tmp_path):
-    """Of a report on results that the explorer reads as well: every link's filter is one of its page."""
+def test_links_of_the_report_exist_in_the_explorer(tmp_path):
+    """Each link of a report names a filter that the explorer's page of the same results has."""
     page = tmp_path / "report.html"
     write_page(load_experiments(write_results(tmp_path / "results")), page)
     links = re.findall(r'href="(explore-[^"]+)"', page.read_text())

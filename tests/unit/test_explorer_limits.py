@@ -1,4 +1,4 @@
-"""The explorer's limits are those that Data-Juicer's operators apply: real operators, values at the limits."""
+"""The explorer's limits agree with Data-Juicer's operators, for values at the limits."""
 
 import inspect
 import random
@@ -49,7 +49,7 @@ def write_data(folder: Path) -> Path:
     return folder / "pretrain.jsonl"
 
 
-def test_every_limit_that_can_be_moved_drops_what_the_operator_drops(tmp_path, monkeypatch):
+def test_movable_limits_agree_with_the_operators(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = write_data(Path("results/datasets/boats"))
     output = Path("results/boats/filter")

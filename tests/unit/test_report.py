@@ -1,4 +1,4 @@
-"""The report of two small experiments: it stands alone, shows the files' figures, and leaves out what there is not."""
+"""The report of two small experiments: self-contained, with the values of the files, and without empty sections."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ def write_report(monkeypatch, config):
 
 
 class Elements(HTMLParser):
-    """Every tag with its attributes, all text, and a check that tags are closed in order."""
+    """All tags with their attributes, all text, and the tags left open; tags must be closed in order."""
 
     VOID = {"meta", "img", "br", "wbr"}
 
@@ -108,7 +108,7 @@ def test_page_shows_the_figures_of_the_files(monkeypatch, root):
         assert expected in text
 
 
-def test_memory_is_drawn_with_its_peaks_beside_what_was_predicted(monkeypatch, root):
+def test_memory_is_drawn_with_peaks_and_predictions(monkeypatch, root):
     config = write_results(root)
     text = text_of(write_report(monkeypatch, config))
     assert "finetuneGPU22.50 GiB21.00 GiB−7 %23.6 GiB" in text
@@ -124,7 +124,7 @@ def test_memory_is_drawn_with_its_peaks_beside_what_was_predicted(monkeypatch, r
     assert dj_synth.unit == "seconds"
 
 
-def test_the_highest_reading_is_drawn_however_many_there_are_and_attempts_follow_each_other(root):
+def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
     config = write_results(root, seeds=(0,))
     lines = ["attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib"]
     lines += [f"{attempt},,{second},training,1.0,9.0," for attempt in (1, 2) for second in range(5000)]
@@ -139,7 +139,7 @@ def test_the_highest_reading_is_drawn_however_many_there_are_and_attempts_follow
     assert timeline.unit == "minutes"
 
 
-def test_one_experiment_without_ground_truth_shows_no_difference_and_no_synthesis(monkeypatch, root):
+def test_single_experiment_without_ground_truth(monkeypatch, root):
     text = text_of(write_report(monkeypatch, write_photos(root)))
     assert "One seed. The 95 % intervals cover the choice of images but not training noise" in text
     assert "CLIPScore" in text and "What photos is for." in text
@@ -156,7 +156,7 @@ def test_one_experiment_without_ground_truth_shows_no_difference_and_no_synthesi
 
 
 def test_captions_without_likelihoods_are_shown_without_them(monkeypatch, root):
-    """A server that writes captions tells none."""
+    """Captioning servers return no likelihoods."""
     config = write_results(root, seeds=(0,))
     for file in (root / "dj_synth/synthesize").glob("*.jsonl"):
         text = re.sub(r'"log_likelihood": [-\d.]+', '"log_likelihood": null', file.read_text(encoding="utf-8"))
@@ -198,7 +198,7 @@ def test_panels_compare_what_both_measured(root):
                 assert level.shuffled < level.mark.at
 
 
-def test_a_metric_that_one_experiment_lacks_is_left_out_of_its_rows(root):
+def test_panels_leave_out_metrics_that_were_not_measured(root):
     shapes, photos = write_results(root, seeds=(7,)), write_photos(root)
     experiments = [load_experiments(photos)[0], load_experiments(shapes)[0]]
     panels = {panel.title: panel for panel in headline_panels(experiments, {})}
@@ -207,7 +207,7 @@ def test_a_metric_that_one_experiment_lacks_is_left_out_of_its_rows(root):
 
 
 @pytest.mark.parametrize(("low", "high", "kind"), [(0.01, 0.2, "better"), (-0.2, -0.01, "worse"), (-0.1, 0.1, "same")])
-def test_the_verdict_names_the_metric_under_what_its_interval_shows(root, low, high, kind):
+def test_verdict_follows_the_interval(root, low, high, kind):
     experiments = load_experiments(write_results(root))
     estimate = {"mean": (low + high) / 2, "low": low, "high": high, "n": 9, "seeds": 2}
     [verdict] = verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
@@ -218,7 +218,7 @@ def test_the_verdict_names_the_metric_under_what_its_interval_shows(root, low, h
     assert set(map(tuple, found.values())) == {()}
 
 
-def test_gallery_is_spread_over_the_split_and_judges_captions_and_answers(root):
+def test_gallery_marks_captions_and_answers(root):
     experiments = list(enumerate(load_experiments(write_results(root))))
     items = gallery(experiments, items=5)
     assert [item.identifier for item in items] == ["e00", "e03", "e06", "e09", "e12"]
@@ -234,7 +234,7 @@ def test_gallery_is_spread_over_the_split_and_judges_captions_and_answers(root):
     assert len(gallery(experiments, items=100)) == IMAGES
 
 
-def test_clusters_of_similar_images_are_counted_and_the_largest_shown(monkeypatch, root):
+def test_near_duplicate_clusters_are_counted_and_shown(monkeypatch, root):
     config = write_results(root)
     assert "ear-duplicate images" not in text_of(write_report(monkeypatch, config))
     folder, dataset = root / "baseline/filter", root / "datasets/shapes"
@@ -268,7 +268,7 @@ def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
     assert "e00.png has zero bytes; restore the image" in capsys.readouterr().err
 
 
-def test_one_seed_is_said_in_the_verdict_itself(monkeypatch, root):
+def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
     one, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
     assert one.count(", with one seed.") == 2  # after pretraining and after fine-tuning
     assert ", with one seed." not in two and "for these two models" not in two
@@ -278,7 +278,7 @@ def test_one_seed_is_said_in_the_verdict_itself(monkeypatch, root):
     assert "shown by chance" in two and "shown by chance" not in one
 
 
-def test_page_says_how_intervals_are_made_and_what_holds_of_several(monkeypatch, root):
+def test_page_describes_the_intervals(monkeypatch, root):
     text = text_of(write_report(monkeypatch, write_results(root)))
     assert "Student's t over images (14 degrees of freedom for 15 images, fewer" in text
     assert "over seeds (1 degree of freedom for 2 seeds)" in text and "five are recommended" in text
@@ -312,7 +312,7 @@ def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
     assert losses.x_ticks[-1].text == "100" and losses.x_ticks[-1].at == 100
 
 
-def test_score_curves_have_a_band_over_the_seeds_around_their_mean(root):
+def test_score_curves_have_a_band_over_the_seeds(root):
     experiments = load_experiments(write_results(root))
     assert [drawn.what for drawn in score_curves(experiments, "pretrain")] == ["Loss of held-out answers"]
     loss, accuracy = score_curves(experiments, "finetune")
@@ -321,12 +321,12 @@ def test_score_curves_have_a_band_over_the_seeds_around_their_mean(root):
     heights = [100 - float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", accuracy.lines[0].path)]
     assert heights == pytest.approx([25, 50, 72.5, 82.5, 60, 35])  # the seeds' lowest, then back along their highest
     assert "2.0 % of the stage's time" in loss.note
-    # of 15 questions with each of two seeds; dj_synth answers six more, and of both the first is judged otherwise
+    # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
     same = [re.search(r"agree in (\d+) of (\d+)", score_curves([each], "finetune")[1].note) for each in experiments]
     assert [found.groups() for found in same] == [("28", "30"), ("16", "30")]
 
 
-def test_a_run_of_which_nothing_was_asked_has_no_score_curve(monkeypatch, root):
+def test_runs_without_questions_have_no_score_curves(monkeypatch, root):
     config = write_photos(root)
     assert "Held-out answers during training" in write_report(monkeypatch, config).read_text()
     for stage in ("pretrain", "finetune"):
@@ -335,7 +335,7 @@ def test_a_run_of_which_nothing_was_asked_has_no_score_curve(monkeypatch, root):
     assert "Held-out answers during training" not in write_report(monkeypatch, config).read_text()
 
 
-def test_a_loss_that_is_no_number_leaves_a_gap():
+def test_loss_that_is_not_a_number_leaves_a_gap():
     class Run:
         steps = {"pretrain": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": float("nan")}, {"step": 3, "loss": 1.0}]}
 

@@ -1,4 +1,4 @@
-"""What the report says about the data: rows by lane, statistics, recaptions, and how settings differ."""
+"""The report's sections on data: rows by lane, statistics, rewritten captions, and differences of settings."""
 
 import math
 import re
@@ -61,7 +61,7 @@ def test_every_row_is_in_one_lane_at_every_step(experiments):
         assert steps[-1].lanes.left == experiment.runs[0].records["pretrain"]["samples"] == LEFT - 1
 
 
-def test_recaptions_have_a_lane_of_their_own_until_they_are_dropped(experiments):
+def test_recaptioned_rows_have_a_lane_until_dropped(experiments):
     steps = {step.name: step for step in chain(experiments[1])}
     high = LEFT - LOW
     mapper, unlike = steps["low_similarity_recaption_mapper"], steps["batched_image_text_similarity_filter"]
@@ -76,7 +76,7 @@ def test_recaptions_have_a_lane_of_their_own_until_they_are_dropped(experiments)
 
 def test_instructions_are_counted_to_what_was_trained_on(experiments):
     counts = finetune_counts(experiments[0], experiments[0].runs[0])
-    assert counts == [("in the dataset", 40), ("left out: missing", -2), ("trained on", 38)]
+    assert counts == [("in the dataset", 40), ("dropped: missing", -2), ("trained on", 38)]
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def test_samples_are_what_was_seen_and_not_the_rows_of_the_file(experiments, epo
     for record in run.records.values():
         record |= {"rows": record["samples"], "samples": int(epochs * record["samples"])}
     counts = finetune_counts(experiments[0], run)
-    assert counts == [("in the dataset", 40), ("left out: missing", -2), between, ("trained on", int(epochs * 38))]
+    assert counts == [("in the dataset", 40), ("dropped: missing", -2), between, ("trained on", int(epochs * 38))]
     assert sum(count for _, count in counts[:-1]) == counts[-1][1]
     end, samples = chain(experiments[0])[-1], run.records["pretrain"]["samples"]
     assert end.name == name and end.note.startswith(f"{samples} samples in 29 steps, ")
 
 
-def test_instructions_that_are_made_from_the_pairs_are_counted_as_such(experiments):
+def test_instructions_made_from_pairs_are_counted(experiments):
     none = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"finetune": 0})
     rows_in = none.runs[0].jsonl["finetune"]["rows_in"]
     assert finetune_counts(none, none.runs[0])[0] == ("made from the pairs", rows_in)
 
 
-def test_each_source_has_its_rows_its_samples_and_how_often_they_are_used(experiments):
+def test_source_table_counts_rows_and_samples(experiments):
     assert source_table(experiments[0], experiments[0].runs[0]) == []
     read = {"a": {"split": "pretrain", "rows": 9, "format": "table"}}
     read["b"] = {"split": "finetune", "rows": 5, "format": "llava"}
@@ -123,7 +123,7 @@ def test_each_source_has_its_rows_its_samples_and_how_often_they_are_used(experi
 
 
 def edges(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Left and right edges of a band at its top and at its bottom."""
+    """Return the left and right edges of a band at its top and at its bottom."""
     numbers = [float(number) for number in re.findall(r"-?\d+\.?\d*", path)]
     if "C" not in path:
         return (numbers[0], numbers[2]), (numbers[0], numbers[2])
@@ -207,7 +207,7 @@ def test_bars_are_proportional_and_stacked():
     assert stacked_bars({"kept": np.array([0, 0])}, highest=1) == []
 
 
-def test_one_row_among_thousands_is_still_seen_and_nothing_leaves_the_drawing():
+def test_bars_of_single_rows_are_visible():
     for bars in stacked_bars({"kept": np.array([100_000]), "dropped": np.array([1])}, highest=100_001):
         [(top, height)] = [(float(a), float(b)) for a, b in re.findall(r"M[\d.]+ ([\d.]+)h[\d.]+v([\d.]+)", bars.path)]
         assert height > 1 and 0 <= top and top + height <= HEIGHT + 0.01
@@ -217,7 +217,7 @@ def test_one_row_among_thousands_is_still_seen_and_nothing_leaves_the_drawing():
     ("values", "log"),
     [([1, 2, 3, 20], False), ([0.01, 1, 1, 1], True), ([1, 1, 1, 50], True), ([-5, 0.1, 7], False)],
 )
-def test_bins_hold_every_value_and_are_logarithmic_only_for_outliers(values, log):
+def test_bins_cover_all_values_and_are_log_for_outliers(values, log):
     edges_, logarithmic = bin_edges(np.array(values, dtype=float))
     assert logarithmic == log
     assert np.histogram(values, edges_)[0].sum() == len(values)
@@ -269,7 +269,7 @@ def test_recaptions_are_accepted_if_they_are_still_there(experiments):
     assert read_recaptions(experiments[0].runs[0]) == []
 
 
-def test_similarities_before_and_after_have_all_rows_left_by_the_filter(experiments):
+def test_similarity_histogram_has_all_filtered_rows(experiments):
     run = experiments[1].runs[0]
     found = similarity_histogram(run, read_recaptions(run))
     assert found.counts == {"kept": LEFT - LOW, "replaced": LOW, "accepted": ACCEPTED, "rejected": UNLIKE + UNLIKELY}
@@ -281,7 +281,7 @@ def test_similarities_before_and_after_have_all_rows_left_by_the_filter(experime
 @pytest.mark.parametrize(
     ("low", "high", "limit"), [(-0.13, 0.16, 0.135), (0.2, 0.5, 0.1), (0.1, 0.1, 0.1), (0, 1, None)]
 )
-def test_no_bin_of_similarities_holds_rows_of_both_sides_of_the_limit(low, high, limit):
+def test_limit_is_an_edge_of_the_similarity_bins(low, high, limit):
     edges_ = bin_edges_at(low, high, limit)
     assert np.histogram([low, (low + high) / 2, high], edges_)[0].sum() == 3
     assert limit is None or not edges_[0] < limit < edges_[-1] or np.isclose(edges_, limit).any()
@@ -300,7 +300,7 @@ def test_quality_is_measured_against_the_ground_truth(experiments):
     assert synthesis_quality(run, recaptions, {}) == []
 
 
-def test_the_gallery_judges_captions_only_where_the_truth_is_known(experiments, tmp_path):
+def test_recaption_gallery_needs_ground_truth_for_marks(experiments, tmp_path):
     run = experiments[1].runs[0]
     recaptions, truth = read_recaptions(run), read_truth(experiments[1])
     for item in recaption_gallery(run, recaptions, truth, items=LOW):
@@ -324,7 +324,7 @@ def test_only_what_differs_is_listed_and_recipes_by_operator(experiments):
     assert not [row for row in rows if row[0].startswith(("filter", "pretrain", "seeds"))]
 
 
-def test_nested_settings_are_dotted_and_repeated_operators_are_told_apart():
+def test_settings_are_flat_and_repeated_operators_numbered():
     assert flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": {}}) == {"a.b.c": 1, "a.d": [1, 2], "e": {}}
     process = [{"f": {"x": 1}}, {"g": None}, {"f": {"x": 2}}]
     assert operators("filter recipe", process) == {

@@ -1,4 +1,4 @@
-"""What the report says of the models that judge captions: what else they do, and how far two of them agree."""
+"""Notes on the judges of captions, and the agreement of two judges."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ def config(tmp_path):
 
 
 def change_judges(config, name: str, judges) -> None:
-    """`judges`: from those of each run to others."""
+    """Replace the judges of all runs of an experiment by `judges(judges)`."""
     for file in config.parent.parent.glob(f"{name}/**/evaluate_clip/metrics.json"):
         metrics = read_json(file)
         write_json(file, metrics | {"judges": judges(metrics["judges"])})
 
 
 def add_second_judge(config, score) -> None:
-    """`score`: from the first judge's score and the row to the second's."""
+    """Add a second judge with the scores `score(first judge's score, row)`."""
     for name in ("baseline", "dj_synth"):
         change_judges(config, name, lambda judges: [*judges, SIGLIP])
         for file in config.parent.parent.glob(f"{name}/**/evaluate_clip/scores.jsonl"):
@@ -37,7 +37,7 @@ def add_second_judge(config, score) -> None:
             write_jsonl(file, rows)
 
 
-def test_a_judge_that_has_selected_is_named_beside_its_scores(monkeypatch, config, tmp_path):
+def test_note_on_a_judge_that_selected_the_data(monkeypatch, config, tmp_path):
     said = "The judge also selected the data of dj_synth."
     assert text_of(write_report(monkeypatch, config)).count(said) == 1  # one panel is of CLIP scores
     change_judges(config, "dj_synth", lambda judges: [judge | {"selects": []} for judge in judges])
@@ -46,19 +46,19 @@ def test_a_judge_that_has_selected_is_named_beside_its_scores(monkeypatch, confi
     assert "The judge also" not in text_of(write_report(monkeypatch, write_photos(tmp_path / "photos")))
 
 
-def test_a_judge_that_the_model_sees_with_is_named_beside_its_scores(config):
+def test_note_on_a_judge_that_shares_its_image_tower(config):
     for name in ("baseline", "dj_synth"):
         change_judges(config, name, lambda judges: [judge | {"selects": [], "sees": True} for judge in judges])
     [note] = judge_notes(load_experiments(config))
     assert note.startswith("The judge shares its image tower with the trained models of baseline and dj_synth.")
 
 
-def test_without_a_second_judge_nothing_is_said_of_one(monkeypatch, config):
+def test_no_section_without_a_second_judge(monkeypatch, config):
     text = text_of(write_report(monkeypatch, config))
     assert "Agreement of the judges" not in text and "second judge" not in text and "Judge: " not in text
 
 
-def test_the_second_judges_scores_and_the_agreement_stand_beside(monkeypatch, config):
+def test_second_judge_has_scores_and_agreement(monkeypatch, config):
     add_second_judge(config, lambda value, row: value / 10)
     text = text_of(write_report(monkeypatch, config))
     assert "CLIPScore, second judge" in text and "Judge: models/siglip (SigLIP)." in text
@@ -67,7 +67,7 @@ def test_the_second_judges_scores_and_the_agreement_stand_beside(monkeypatch, co
     differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
     found = judge_agreement(experiments, differences)
     assert {row.rank_correlation for row in found.correlations} == {"1.00"}
-    assert [row.captions for row in found.correlations] == [str(2 * IMAGES)] * 4  # two seeds; two models of both
+    assert [row.captions for row in found.correlations] == [str(2 * IMAGES)] * 4  # two seeds; two models each
     assert [(row.experiment, row.group) for row in found.contrasts] == [
         ("dj_synth", "Fine-tuned"),
         ("dj_synth", "Pretrained"),
@@ -75,7 +75,7 @@ def test_the_second_judges_scores_and_the_agreement_stand_beside(monkeypatch, co
     assert {(row.agreement, row.shown) for row in found.contrasts} == {("both: better", "better")}
 
 
-def test_judges_that_contradict_each_other_are_shown_to(config):
+def test_contradicting_judges_are_reported(config):
     add_second_judge(config, lambda value, row: 3 - value)
     experiments = load_experiments(config)
     differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}

@@ -1,4 +1,4 @@
-"""What the report says of images that are in the training data and evaluated on: only where they were looked for."""
+"""The report's section on evaluation data that are also in the training data."""
 
 import pandas as pd
 import pytest
@@ -17,7 +17,7 @@ LEAKED = ["e00", "e03", "e14"]
 
 @pytest.fixture
 def config(tmp_path):
-    """Of a dataset with leaks, which baseline keeps and dj_synth drops."""
+    """Write experiments on a dataset with leaks, which baseline keeps and dj_synth drops."""
     config = write_results(tmp_path, seeds=(0,))
     folder = tmp_path / "datasets/shapes/leaks and more"
     rows = [{"split": "pretrain", "image": "a", "path": "/a", "of": "held_out", "ids": [name]} for name in LEAKED]
@@ -40,7 +40,7 @@ def config(tmp_path):
     return config
 
 
-def test_matches_treatment_and_the_file_are_shown(monkeypatch, config):
+def test_section_shows_counts_treatment_and_file(monkeypatch, config):
     page = write_report(monkeypatch, config)
     elements = Elements(page.read_text(encoding="utf-8"))
     text = elements.text()
@@ -68,7 +68,7 @@ def test_scores_without_leaks_are_those_of_the_other_images(config, tmp_path):
     assert ("dj_synth", "Pretrained", "CLIPScore") in shown
 
 
-def test_where_every_image_leaks_nothing_is_left_to_score(config, tmp_path):
+def test_no_scores_are_left_if_every_image_leaks(config, tmp_path):
     file = tmp_path / "datasets/shapes/leaks and more/leaks.jsonl"
     names = [f"e{number:02d}" for number in range(IMAGES)]
     write_jsonl(file, [{"of": "held_out", "ids": names}])  # all about one image
@@ -78,7 +78,7 @@ def test_where_every_image_leaks_nothing_is_left_to_score(config, tmp_path):
     assert part.leaked == "1" and {score.rest for score in part.scores} == {None}
 
 
-def test_no_leaks_are_said_to_be_none(monkeypatch, config, tmp_path):
+def test_section_states_that_no_leaks_were_found(monkeypatch, config, tmp_path):
     folder = tmp_path / "datasets/shapes/leaks and more"
     write_jsonl(folder / "leaks.jsonl", [])
     summary = read_json(folder / "summary.json")
@@ -88,11 +88,11 @@ def test_no_leaks_are_said_to_be_none(monkeypatch, config, tmp_path):
     assert "without images that leak" not in text and "was trained on them" not in text
 
 
-def test_nothing_is_said_where_leaks_were_not_looked_for(monkeypatch, tmp_path):
+def test_no_section_without_a_leak_search(monkeypatch, tmp_path):
     assert "eaks" not in text_of(write_report(monkeypatch, write_results(tmp_path, seeds=(0,))))
 
 
-def test_the_challenges_table_has_scores_without_leaks_where_there_are_some(tmp_path):
+def test_challenge_table_has_scores_without_leaks(tmp_path):
     scores = {name: {"score": 50.0, "variant": "v"} for name in ("textvqa", "mmbench")}
     runs = []
     for experiment, rest in (("a", {}), ("b", {"without_leaked": {"estimates": {"score": {"mean": 30.0}}}})):

@@ -1,4 +1,4 @@
-"""Ways to fine-tune side by side, on results with chosen scores and costs."""
+"""Comparison of fine-tuning methods, on results with chosen scores and costs."""
 
 import re
 import sys
@@ -18,14 +18,14 @@ IMAGES = [f"e{number}" for number in range(60)]
 
 
 def values(level: float, noise: float, seed: int = 0) -> tuple[dict, dict]:
-    """Scores around `level` on every image."""
+    """Return scores around `level` on every image."""
     rng = np.random.default_rng(seed)
     scores = {name: (float(level + noise * rng.standard_normal()), 1) for name in IMAGES}
     return {"finetune/own": {"clip_score": scores}}, {"finetune/own": {"vqa_accuracy": scores}}
 
 
 def write_tuning(root: Path, name: str, level: float, noise: float = 0.01, **costs) -> dict:
-    """One experiment's entry; costs: parameters, seconds, host and gpu (GiB)."""
+    """Write an experiment and return its entry; costs: parameters, seconds, host and gpu (GiB)."""
     folder = root / name
     stages = write_run(folder, *values(level, noise, seed=len(name)))
     record = {"trained_parameters": costs["parameters"], "train_seconds": costs["seconds"], "seed": 0}
@@ -38,7 +38,7 @@ def write_tuning(root: Path, name: str, level: float, noise: float = 0.01, **cos
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes entries as a page's configuration; returns its path."""
+    """Return a function that writes entries as a page's configuration and returns its path."""
     write_dataset(tmp_path / "dataset")
 
     def write(*entries):
@@ -60,7 +60,7 @@ FULL = {"parameters": 2_500_000_000, "seconds": 7200, "host": 45.0, "gpu": 23.0}
 LORA = {"parameters": 7_000_000, "seconds": 3600, "host": 8.5, "gpu": 11.5}
 
 
-def test_costs_and_scores_stand_side_by_side(monkeypatch, tmp_path, write):
+def test_costs_and_scores_are_tabulated(monkeypatch, tmp_path, write):
     full, lora = write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.78, **LORA)
     html, table = page_and_table(monkeypatch, write(full, lora))
     lines = table.set_index("name")
@@ -79,7 +79,7 @@ def test_costs_and_scores_stand_side_by_side(monkeypatch, tmp_path, write):
 @pytest.mark.parametrize(
     ("level", "noise", "enough"), [(0.79, 0.01, True), (0.6, 0.01, False), (0.72, 0.3, None), (0.9, 0.01, True)]
 )
-def test_nine_tenths_are_kept_only_where_the_interval_says_so(tmp_path, write, level, noise, enough):
+def test_kept_share_is_decided_by_the_interval(tmp_path, write, level, noise, enough):
     full = write_tuning(tmp_path, "full", 0.8, **FULL)
     config = write(full, write_tuning(tmp_path, "lora", level, noise, **LORA))
     reference, lora = tunings(load_experiments(config))
@@ -90,8 +90,8 @@ def test_nine_tenths_are_kept_only_where_the_interval_says_so(tmp_path, write, l
 
 
 @pytest.mark.parametrize(("level", "share", "enough"), [(0.48, 0.96, True), (0.4, 0.8, False)])
-def test_the_share_is_over_the_seeds_that_the_interval_is_over(tmp_path, write, level, share, enough):
-    """The reference's other seeds are luckier: over all, a share of 0.48 / 0.7 would contradict "yes"."""
+def test_kept_share_uses_the_shared_seeds(tmp_path, write, level, share, enough):
+    """The reference's other seeds score higher; over all seeds, a share of 0.48 / 0.7 would contradict "yes"."""
     full, lora = write_tuning(tmp_path, "full", 0.5, **FULL), write_tuning(tmp_path, "lora", level, **LORA)
     for seed in (1, 2):
         stages = write_tuning(tmp_path / str(seed), "full", 0.8, **FULL)["runs"][0]["stages"]
@@ -100,7 +100,7 @@ def test_the_share_is_over_the_seeds_that_the_interval_is_over(tmp_path, write, 
         assert (one.share, one.enough) == (pytest.approx(share, abs=0.01), enough)
 
 
-def test_scores_of_captions_after_another_prompt_are_not_compared(monkeypatch, tmp_path, write):
+def test_scores_with_another_prompt_are_not_compared(monkeypatch, tmp_path, write):
     full, lora = write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.78, **LORA)
     file = tmp_path / "lora/evaluate_clip/metrics.json"
     write_json(file, read_json(file) | {"prompt": "A photo depicts "})
@@ -110,7 +110,7 @@ def test_scores_of_captions_after_another_prompt_are_not_compared(monkeypatch, t
     assert "Captions of lora and full were judged with different prompts" in html and html.count("% kept") == 1
 
 
-def test_one_image_keeps_what_it_keeps_but_shows_nothing(monkeypatch, tmp_path, write):
+def test_one_image_decides_nothing(monkeypatch, tmp_path, write):
     monkeypatch.setattr(sys.modules[__name__], "IMAGES", IMAGES[:1])
     html, _ = page_and_table(
         monkeypatch, write(write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.8, **LORA))

@@ -1,4 +1,4 @@
-"""The challenge: which jobs it needs, what it says without files, and one run on small files in the real formats."""
+"""The challenge: its jobs, its message without files, and one run on small files in the real formats."""
 
 import pandas
 from benchmark_files import circular_rows, write_mmbench, write_textvqa
@@ -6,7 +6,7 @@ from small_project import Project
 
 
 def files(project: Project) -> str:
-    """Writes both benchmarks' files into the project; the setting that names them."""
+    """Write both benchmarks' files into the project, and return the setting that names them."""
     textvqa = write_textvqa(project.folder / "textvqa")
     mmbench = write_mmbench(project.folder / "mmbench.tsv", circular_rows())
     return f"benchmarks={{textvqa: {textvqa}, mmbench: {mmbench}}}".replace("'", '"')

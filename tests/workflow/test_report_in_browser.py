@@ -1,4 +1,4 @@
-"""The report in a real browser, offline: nothing fetched, no console error, everything drawn, no sideways scrolling."""
+"""The report in a browser without network: no requests, no console errors, everything drawn, no sideways scrolling."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def check_layout(browser: Page, width: int) -> None:
 
 
 def check_silence(browser: Page, page: Path) -> None:
-    """Nothing is fetched and nothing complains."""
+    """Check that the page made no requests and reported no errors."""
     requests = [event["request"]["url"] for event in browser.reported("Network.requestWillBeSent")]
     assert [url for url in requests if not url.startswith("data:")] == [page.resolve().as_uri()]
     assert browser.reported("Runtime.consoleAPICalled") == []
@@ -69,7 +69,7 @@ def check_silence(browser: Page, page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def small_pages(tmp_path_factory) -> list[Path]:
-    """Ways to fine-tune side by side, and the attention benchmark."""
+    """Write the pages of fine-tuning methods and of the attention benchmark."""
     root = tmp_path_factory.mktemp("small pages ä")
     estimate = {"n": 60, "mean": 0.78, "low": 0.71, "high": 0.84, "seeds": 1}
     scores = dict.fromkeys(("attribute_accuracy", "clip_score", "vqa_accuracy"), estimate)
@@ -87,7 +87,7 @@ def small_pages(tmp_path_factory) -> list[Path]:
     return [root / "tuning.html", root / "attention.html"]
 
 
-def test_the_checks_of_this_file_find_what_they_look_for(browser: Page, tmp_path):
+def test_checks_of_this_file_find_faults(browser: Page, tmp_path):
     page = tmp_path / "broken.html"
     page.write_text(
         '<meta name="viewport" content="width=device-width">'

@@ -30,14 +30,14 @@ HEADLINES = {  # metric: title, meaning
 GROUP_LABELS = {
     "finetune/own": "Fine-tuned",
     "finetune/shuffled": "Fine-tuned, shuffled images",
-    "finetune/difference": "Fine-tuned, own − shuffled",
+    "finetune/difference": "Fine-tuned − shuffled images",
     "finetune/none": "Fine-tuned, no image",
     "pretrain/own": "Pretrained",
     "pretrain/shuffled": "Pretrained, shuffled images",
-    "pretrain/difference": "Pretrained, own − shuffled",
+    "pretrain/difference": "Pretrained − shuffled images",
     "base/own": "Before training",
     "base/shuffled": "Before training, shuffled images",
-    "base/difference": "Before training, own − shuffled",
+    "base/difference": "Before training − shuffled images",
     "reference": "Reference captions",
 }
 
@@ -102,10 +102,10 @@ def chance_note(comparisons: int, one_seed: bool) -> str:
     judged = f"Each of the {comparisons} differences is judged by its own interval."
     if one_seed:
         return (
-            f"{judged} With one seed, a difference between two models is often shown although their data are equally "
-            "good, because another seed changes the scores, too."
+            f"{judged} With one seed, a difference between two models often comes from the seed alone, because "
+            "training with another seed also changes the scores."
         )
-    return f"{judged} If the data make no difference, at most about one in 20 is shown by chance."
+    return f"{judged} If there is no true difference, at most about one in 20 is shown by chance."
 
 
 def format_score(metric: str, value: float) -> str:

@@ -72,7 +72,7 @@ def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, 
     made = "made from the pairs" if written["rows_in"] else "none"
     counts = [("in the dataset", brought) if brought else (made, written["rows_in"])]
     lost = {reason.replace("_", " "): number for reason, number in written["dropped"].items() if number}
-    counts += [(f"left out: {reason}", -number) for reason, number in lost.items()]
+    counts += [(f"dropped: {reason}", -number) for reason, number in lost.items()]
     if repeated := written.get("repeated"):
         counts.append(("repeated", repeated))
     rows, samples = _count_rows_and_samples(run.records["finetune"])

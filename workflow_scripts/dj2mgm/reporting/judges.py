@@ -40,8 +40,8 @@ def _note(experiments: list[Experiment], place: int, named: bool) -> str:
         sentences.append(f"Judge: {judge_name(next(iter(asked.values())))}.")
     if selected:
         sentences.append(
-            f"The judge also selected the data of {join_words(selected)}. These scores can therefore rise because the "
-            f"captions repeat what this {kinds} prefers, including its mistakes. Check that the other scores agree."
+            f"The judge also selected the data of {join_words(selected)}. These scores can rise because the captions "
+            f"follow the preferences of this {kinds}, including its mistakes. Check that other scores agree."
         )
     if seen:
         sentences.append(
