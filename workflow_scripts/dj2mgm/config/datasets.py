@@ -1,5 +1,6 @@
 """Which data an experiment uses: a file in config/datasets, or a folder that someone brought."""
 
+import difflib
 import os
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def resolve_dataset(value: str) -> dict:
     elif os.path.isdir(value):
         settings, name = _describe_folder(Path(value)), _name_of(Path(value))
     else:
-        hint = suggestion(value, known)
+        near = difflib.get_close_matches(value, _folders_beside(value), n=1)
+        hint = f"did you mean the folder {near[0]!r}?" if near else suggestion(value, known)
         raise InputError(f"dataset: {value!r} is neither a folder nor a file in config/datasets; {hint}")
     splits = ("pretrain", "finetune", "evaluation")
     if settings.get("generator"):
@@ -50,6 +52,16 @@ def resolve_dataset(value: str) -> dict:
         images = {split: settings.get(split, settings["pretrain"])["images"] for split in splits}
     settings, licenses = take_licenses(settings)
     return {"name": name, "settings": settings, "images": images, "licenses": licenses}
+
+
+def _folders_beside(path: str) -> list[str]:
+    """Return the folders that lie where `path` would, each spelled as `path` is."""
+    parent = os.path.dirname(path)
+    try:
+        with os.scandir(parent or ".") as entries:
+            return [os.path.join(parent, entry.name) for entry in entries if entry.is_dir()]
+    except (OSError, ValueError):
+        return []
 
 
 def files_of(dataset: dict) -> list[str]:
@@ -179,7 +191,7 @@ def _describe_folder(folder: Path) -> dict:
     settings = {"pretrain": {"file": str(captions[0]), "images": str(folder)}}
     if instructions:
         settings["finetune"] = {"file": str(instructions[0]), "images": str(folder)}
-    if (folder / "evaluation.jsonl").is_file():
+    if os.path.lexists(folder / "evaluation.jsonl"):  # a link to nothing is a mistake, which `check_files` names
         settings["evaluation"] = {"file": str(folder / "evaluation.jsonl"), "images": str(folder)}
     validated(FilesDataset, settings, f"dataset {folder}")
     return settings
