@@ -119,3 +119,10 @@ def test_an_export_that_fails_leaves_the_one_before(export, tmp_path, monkeypatc
         export("dj")
     assert (tmp_path / "out/dj/data.jsonl").read_bytes() == before
     assert json.loads(before.splitlines()[0])["about"]["score"] == 2.0
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_undecodable_image_is_named_with_its_row(export, tmp_path, kind):
+    (tmp_path / "images/4.PNG").write_bytes(b"no image")
+    with pytest.raises(AssertionError, match=r"row 'web/4': .*4.PNG cannot be exported .*; replace the image"):
+        export(kind)

@@ -20,7 +20,7 @@ from in_process import run_main
 from PIL import Image
 
 import make_dataset
-from dj2mgm.config.datasets import files_of, resolve_dataset
+from dj2mgm.config.datasets import check_files, files_of, resolve_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.mixture import write_mixture
@@ -859,3 +859,30 @@ def test_a_repeated_parquet_image_is_written_once(make, tmp_path):
     assert [len(list(members(shard))) for shard in (output / "images/one").iterdir()] == [20]
     summary = read_json(output / "summary.json")
     assert summary["evaluation"] == 2 and summary["left_out"] == {"pretrain": 2 * 20}
+
+
+@pytest.mark.parametrize("system", [{"system": "Be short."}, {"system": ""}])
+def test_a_system_prompt_beside_the_turns_is_kept(make, tmp_path, system):
+    path = sharegpt(tmp_path / "data/one")
+    write_jsonl(path, [row | system for row in list(read_jsonl(path))])
+    one = {"format": "sharegpt", "path": str(path), "split": "finetune"}
+    row = next(read_llava(make(base={"format": "table"} | base(tmp_path), one=one) / "finetune.json"))
+    assert row["conversations"][0]["value"].startswith("Be short.") == bool(system["system"])
+
+
+@pytest.mark.parametrize("value", ["my_fotos", "below/my_fotos", "{tmp}/my_fotos"])
+def test_a_misspelt_folder_is_answered_with_the_one_beside_it(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("my_photos", "below/my_photos"):
+        (tmp_path / folder).mkdir(parents=True)
+    value = value.format(tmp=tmp_path)
+    with pytest.raises(InputError, match=f"did you mean the folder '{value.replace('fotos', 'photos')}'"):
+        resolve_dataset(value)
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, lambda place: place.symlink_to("nowhere")])
+def test_an_evaluation_file_that_cannot_be_read_is_not_ignored(tmp_path, put):
+    data_juicer(tmp_path / "mine")
+    put(tmp_path / "mine/evaluation.jsonl")
+    with pytest.raises(InputError, match="evaluation.file: there is no file .*evaluation.jsonl"):
+        check_files(resolve_dataset(str(tmp_path / "mine"))["settings"])

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.images import detect_suffix
+from dj2mgm.data.images import BadImage, detect_suffix
 from dj2mgm.data.shards import file_size, read_file
+from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
 SHARD_BYTES = 500 * 10**6
@@ -63,8 +64,24 @@ def _schema(sample: Sample) -> pa.Schema:
 
 
 def _image(sample: Sample) -> dict:
-    content = read_file(sample.image)
-    return {"bytes": content, "path": f"{sample.image.stem}{detect_suffix(content)}"}
+    content, suffix = _read_image(sample)
+    return {"bytes": content, "path": f"{sample.image.stem}{suffix}"}
+
+
+def _read_image(sample: Sample) -> tuple[bytes, str]:
+    """Return the bytes of a sample's image, and the suffix of their format.
+
+    Raises:
+        InputError: the image cannot be read, or has no format that the workflow reads.
+    """
+    try:
+        content = read_file(sample.image)
+        return content, detect_suffix(content)
+    except (BadImage, OSError) as error:
+        raise InputError(
+            f"row {sample.id!r}: {sample.image} cannot be exported ({error}); replace the image, or take the "
+            "row out of the dataset"
+        ) from None
 
 
 def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
@@ -77,8 +94,8 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
                 number = len(list(folder.iterdir()))
                 tar = shard.enter_context(tarfile.open(folder / f"{number:05d}.tar", "w", format=tarfile.USTAR_FORMAT))
             described = json.dumps(sample.described(), ensure_ascii=False)
-            content = read_file(sample.image)
-            files = {detect_suffix(content): content}
+            content, suffix = _read_image(sample)
+            files = {suffix: content}
             files |= {".txt": sample.caption.encode(), ".json": described.encode()}
             for suffix, content in files.items():
                 info = tarfile.TarInfo(f"{count - 1:09d}{suffix}")
@@ -110,8 +127,8 @@ def write_dj(samples: Iterable[Sample], folder: Path) -> int:
 def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Sample, str]]:
     """Each with its image's new path; a thousand images to a folder."""
     for number, sample in enumerate(samples):
-        content = read_file(sample.image)
-        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{detect_suffix(content)}")
+        content, suffix = _read_image(sample)
+        path = Path("images", f"{number // 1000:05d}", f"{number:09d}{suffix}")
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
         yield sample, str(path)

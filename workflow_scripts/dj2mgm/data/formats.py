@@ -72,7 +72,10 @@ def _dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict
             if key not in row:
                 raise InputError(f"{where}: key {key!r} is missing; a row needs id, text and images")
             if not isinstance(row[key], kind):
-                raise InputError(f"{where}: {key!r} must be a {kind.__name__}, found {type(row[key]).__name__}")
+                found = type(row[key]).__name__
+                raise InputError(
+                    f"{where}: {key!r} must be a {kind.__name__}, found {found}; write one, or delete the row"
+                )
         ids.add(row["id"], number)
         images = row["images"]
         count_fits = len(images) == 1 or (several_images and images)
@@ -134,7 +137,7 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
         if number_ids and row.get("id") is not None:
             row = row | {"id": parse_identifier(row["id"], where)}
         if not isinstance(row.get("id"), str):
-            raise InputError(f"{where}: 'id' must be a string, found {row.get('id')!r}")
+            raise InputError(f"{where}: 'id' must be a string, found {row.get('id')!r}; give each row one")
         if number_ids:
             row = row | {"id": numbered.add(row["id"])}
         else:

@@ -258,8 +258,8 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                 return
             if problem or after == len(text):
                 if before is BEFORE_FIRST and not before.match(text):
-                    found = OBJECT if text.lstrip().startswith("{") else "something else"
-                    raise InputError(f"{path}: expected a JSON list, found {found}")
+                    found = OBJECT if text.lstrip().startswith("{") else "something else" if text else "an empty file"
+                    raise InputError(f"{path}: expected a JSON list, found {found}; check that this is the right file")
                 raise InputError(
                     f"{path}, row {number}: not valid JSON ({problem or 'the list does not end'}); fix the file"
                 )

@@ -20,6 +20,8 @@ def read(source: Source) -> Iterator[dict]:
             turns = row.get("conversations") or row.get("messages")
             if turns is None:
                 raise InputError(f"{where}: it has neither 'conversations' nor 'messages'; add its turns")
+            if isinstance(turns, list) and row.get("system"):  # as LLaMA-Factory stores it
+                turns = [{"role": "system", "content": row["system"]}, *turns]
             identifier = parse_identifier(row.get("id"), where)
             yield build_conversation_row(identifier or f"{file.stem}-{number:09d}", images, turns, where)
 
