@@ -1,4 +1,4 @@
-# What eager attention, SDPA and FlashAttention take in time and memory, with the baseline's language model.
+# Time and memory of eager attention, SDPA and FlashAttention, with the baseline's language model.
 
 
 rule benchmark_attention:

@@ -1,5 +1,5 @@
-# Before anything is trained: what fits this machine, and DeepSpeed configurations for other numbers of GPUs; for the
-# reference's model.
+# The memory plan for this machine, and DeepSpeed configurations for other numbers of GPUs, both for the reference's
+# model.
 PLANNED = RUNS.configs[REFERENCE]["model"]["name"]
 
 
@@ -30,7 +30,7 @@ rule deepspeed_configs:
         )
 
 
-# Prints, and runs whenever it is asked.
+# It prints the plan, and runs at every request because it has no output.
 rule plan:
     input:
         foundation_files(PLANNED),

@@ -1,4 +1,4 @@
-# Both training stages, by workflow_scripts/launch.sh. Each resumes from the checkpoints beside its outputs.
+# Both training stages, started by workflow_scripts/launch.sh. Each resumes from the checkpoints in its folder.
 rule pretrain:
     input:
         model_files,

@@ -20,7 +20,7 @@ from transformers import (
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.files import write_jsonl
-from dj2mgm.training.trained_weights import gather, save_projector
+from dj2mgm.training.trained_weights import gather_weights, save_projector
 
 BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into whatever model it has loaded
 QUERY_TOKENS = 4
@@ -83,5 +83,5 @@ def save_tiny_mgm(folder: Path) -> tuple[Path, Path]:
     tiny_processor().save_pretrained(folder / "base")
     parts = (".projector.", ".patch_info_mining.")
     trained = {name: tensor for name, tensor in model.named_parameters() if any(part in name for part in parts)}
-    save_projector(model, gather(trained), folder / "pretrain")
+    save_projector(model, gather_weights(trained), folder / "pretrain")
     return folder / "base", folder / "pretrain"

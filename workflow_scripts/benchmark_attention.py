@@ -1,10 +1,10 @@
-"""Measures eager attention, SDPA and FlashAttention with the model's language model, by sequence length.
+r"""Measure eager attention, SDPA and FlashAttention in the model's language model, by sequence length.
 
-    python workflow_scripts/benchmark_attention.py --config results/attention_benchmark/config.yaml \\
+    python workflow_scripts/benchmark_attention.py --config results/attention_benchmark/config.yaml \
         --model results/models/tiny/mgm --output-dir results/attention_benchmark
 
-Writes attention.csv and attention.html. What cannot run here (FlashAttention without a GPU, long sequences on a CPU) is
-a row that says so.
+Writes attention.csv and attention.html. Configurations that cannot run here (FlashAttention without a GPU, long
+sequences on a CPU) have a row with the reason.
 """
 
 import csv
@@ -22,8 +22,8 @@ def main() -> None:
     paths = path_arguments(__doc__, "--config", "--model", "--output-dir")
     rows = []
     for row in measure_all(paths.model, read_yaml(paths.config)):
-        said = f"skipped: {row.skipped}" if row.skipped else f"{row.seconds:.3f} s, {row.memory_gib:.3f} GiB"
-        print(f"{row.implementation}, {row.sequence_length} tokens: {said}", file=sys.stderr, flush=True)
+        result = f"skipped: {row.skipped}" if row.skipped else f"{row.seconds:.3f} s, {row.memory_gib:.3f} GiB"
+        print(f"{row.implementation}, {row.sequence_length} tokens: {result}", file=sys.stderr, flush=True)
         rows.append(row)
     with replace_file(paths.output_dir / "attention.csv") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Measurement)], lineterminator="\n")

@@ -1,8 +1,8 @@
-"""Compiles DeepSpeed's CPU extensions for this machine's processor, which takes a minute or two once.
+"""Compile DeepSpeed's CPU extensions for this machine's processor, which takes a minute or two once.
 
     python workflow_scripts/compile_extensions.py
 
-They are compiled at first use anyway; done beforehand, no training stage spends its time on it.
+Otherwise the first training stage compiles them.
 """
 
 import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)

@@ -23,7 +23,7 @@ from dj2mgm.doctor.gpu_checks import PATH, end_orphans, variables, write_environ
 from dj2mgm.doctor.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
 from dj2mgm.doctor.torch_probe import TorchProbe
 from dj2mgm.memory.prediction import read_free_memory
-from dj2mgm.training.build_locks import stale_locks
+from dj2mgm.training.build_locks import find_stale_locks
 
 TORCH_LIMIT_S = 180
 COMPILE_LIMIT_S = 900
@@ -38,7 +38,7 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
         driver = probe_driver()
     outcome = run_probe("dj2mgm.doctor.torch_probe", TORCH_LIMIT_S)
     torch = TorchProbe(**outcome.values) if outcome.values else None
-    locks = stale_locks()
+    locks = find_stale_locks()
     extension = None if locks else run_probe("dj2mgm.doctor.extension_probe", COMPILE_LIMIT_S)
     runs, configuration = project_checks.read_runs(config)
     machine = read_free_memory(len(driver.gpus))

@@ -1,15 +1,15 @@
-"""Stage 2: LoRA on the language model, or all of it, plus the projector, on instructions.
+r"""Stage 2: train the projector, and LoRA or full fine-tuning of the language model, on instructions.
 
-    bash workflow_scripts/launch.sh 1 1 workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \\
-        --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny/mgm \\
-        --projector results/baseline/pretrain/projector.safetensors \\
-        --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \\
+    bash workflow_scripts/launch.sh 1 1 workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \
+        --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny/mgm \
+        --projector results/baseline/pretrain/projector.safetensors \
+        --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \
         --output-dir results/baseline/finetune
 
-Writes adapter/ (PEFT) or, where `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl (per
+Writes adapter/ (PEFT) or, if `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl (per
 logging step), scores.jsonl (per checkpoint) and metrics.json. Resumes from its own checkpoints. A model without a stage
-1 has no --projector, and learns from the pairs too (--pairs); what connects its towers and language model is trained
-with all of the language model, and not by LoRA. Without --evaluation and --asking, nothing is scored.
+1 has no --projector, and learns from the pairs too (--pairs). The module between its towers and language model is
+trained by full fine-tuning, and not by LoRA. Without --evaluation and --asking, nothing is scored.
 """
 
 import shutil
@@ -31,21 +31,21 @@ from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
 from dj2mgm.mgm.trained_weights import language_parameters, load_projector, projector_parameters
 from dj2mgm.training.settings import LoraSettings, load_training_settings
-from dj2mgm.training.stage import held_out_of, run_stage
+from dj2mgm.training.stage import held_out_paths, run_stage
 from dj2mgm.training.trained_weights import save_projector, save_weights
 from dj2mgm.vision_language import Parts
 
 
 def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None:
-    """The projector that stage 1 has trained, if there was a stage 1."""
+    """Load the projector that stage 1 has trained, if there was a stage 1."""
     if projector is None and parts.fresh:
-        raise InputError("stage 1 trains this model's projector: name its file with --projector")
+        raise InputError("stage 1 trains this model's projector; name its file with --projector")
     if projector:
         load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
 
 
 def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path | None) -> PeftModel:
-    """Wrap the language model's projections; a projector of stage 1 learns on, everything else stays frozen."""
+    """Add LoRA to the language model's projections and train a projector of stage 1; freeze everything else."""
     load_stage_1(model, parts, projector)
     return wrap_with_lora(model, lora, parts.decoder, projector=projector is not None)
 
@@ -53,19 +53,19 @@ def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path
 def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
     if any(parameter.requires_grad for parameter in projector_parameters(model).values()):
         save_projector(model, weights, folder)
-    (folder / LANGUAGE_MODEL).unlink(missing_ok=True)  # of a run that trained it; only one of the two may count
+    (folder / LANGUAGE_MODEL).unlink(missing_ok=True)  # from an earlier full fine-tuning
     lora = {name: tensor for name, tensor in weights.items() if "lora_" in name}
     with replace_folder(folder / "adapter") as adapter:
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
 
 
 def train_language_model(model: nn.Module, parts: Parts, projector: Path | None) -> nn.Module:
-    """The projector and all of the language model are trained, the towers stay frozen."""
+    """Train the projector and the whole language model; freeze the towers."""
     load_stage_1(model, parts, projector)
     model.requires_grad_(False)
     connector = projector_parameters(model)
     if not connector:
-        raise InputError("nothing is known to connect this model's towers and language model; train LoRA instead")
+        raise InputError("no known module connects this model's towers and language model; train LoRA instead")
     for parameter in (*connector.values(), *language_parameters(model).values()):
         parameter.requires_grad_(True)
     return model
@@ -85,7 +85,7 @@ def main() -> None:
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
     inputs |= {name: path for name in ("projector", "pairs") if (path := getattr(args, name))}
-    held_out = held_out_of(args)
+    held_out = held_out_paths(args)
     if settings.lora:
         prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
         run_stage("lora", settings, inputs, args.output_dir, prepare, save_adapter_and_projector, held_out)

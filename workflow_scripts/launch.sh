@@ -1,8 +1,8 @@
 #!/bin/bash
-# Starts a training script, one process for each GPU:
-# - one GPU: the script by itself;
-# - several GPUs of one node: under DeepSpeed's launcher;
-# - several nodes: in a job of Slurm, under srun and torchrun.
+# Start a training script with one process for each GPU:
+# - one GPU: the script itself;
+# - several GPUs of one node: DeepSpeed's launcher;
+# - several nodes, in a job of Slurm: srun and torchrun.
 #
 #     bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]
 set -euo pipefail
@@ -12,18 +12,18 @@ if (($# < 3)); then
 fi
 gpus=$1 nodes=$2
 shift 2
-# a port that is free now, so that two trainings on one node do not meet
+# a free port, so that two trainings on one node do not share one
 port=$(python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 
 if ((gpus == 1 && nodes == 1)); then
-    # what DeepSpeed's launcher would say to it, without the seconds in which that imports DeepSpeed
+    # the variables that DeepSpeed's launcher would set, without the seconds in which it imports DeepSpeed
     visible=${CUDA_VISIBLE_DEVICES-0}
     export CUDA_VISIBLE_DEVICES=${visible%%,*} MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
     export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_SIZE=1 CROSS_RANK=0 CROSS_SIZE=1
     exec python -u "$@"
 fi
 if ((nodes == 1)); then
-    # the devices that a scheduler or the user chose; the `deepspeed` command would take the machine's first instead
+    # the devices that a scheduler or the user chose; the `deepspeed` command would use the machine's first ones
     devices=$(python - "$gpus" << 'PYTHON'
 import base64, json, os, sys
 
@@ -31,12 +31,12 @@ gpus, visible = int(sys.argv[1]), os.environ.get("CUDA_VISIBLE_DEVICES")
 if visible is None:
     devices = list(range(gpus))
 elif visible == "":
-    devices = [""] * gpus  # none, for processes on the CPU
+    devices = [""] * gpus  # no device, for processes on the CPU
 else:
     devices = visible.split(",")[:gpus]
 if len(devices) < gpus:
     named = len(devices)
-    sys.exit(f"error: gpus: {gpus}, but CUDA_VISIBLE_DEVICES lists only {named} ({visible}): set gpus: {named}")
+    sys.exit(f"error: gpus: {gpus}, but CUDA_VISIBLE_DEVICES lists only {named} ({visible}); set gpus: {named}")
 print(base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode())
 PYTHON
     )

@@ -1,9 +1,9 @@
-"""Makes one plain folder of a base model and what a stage has trained, for `from_pretrained` and for passing on.
+r"""Merge a base model and the trained weights of a stage into one model folder, for `from_pretrained` and for sharing.
 
-    python workflow_scripts/merge_adapter.py --model results/models/mgm-2b/mgm --stage results/baseline/finetune \\
+    python workflow_scripts/merge_adapter.py --model results/models/mgm-2b/mgm --stage results/baseline/finetune \
         --output-dir exported/baseline
 
-LoRA is merged into the language model's weights, which keep their dtype; nothing of PEFT is needed to use the folder.
+LoRA is merged into the language model's weights, which keep their dtype. The folder can be used without PEFT.
 """
 
 from dj2mgm.command_line import command_line, path_arguments, project_imports
@@ -18,7 +18,7 @@ with project_imports():
 def main() -> None:
     args = path_arguments(__doc__, "--model", "--stage", "--output-dir")
     if args.output_dir.exists():
-        raise InputError(f"{args.output_dir} is there already; name a new folder, or delete it first")
+        raise InputError(f"{args.output_dir} exists already; name a new folder, or delete it first")
     family = load_family(args.model)
     model = family.trained(args.stage, dtype="auto")
     with replace_folder(args.output_dir) as folder:

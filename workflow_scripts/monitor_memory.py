@@ -1,10 +1,10 @@
-"""Shows the memory of this machine, its GPUs, the control group's limit, and of a process with its children.
+"""Show the memory of this machine, its GPUs, its control group, and a process with its descendants.
 
     python workflow_scripts/monitor_memory.py                                # a line every 30 s until Ctrl-C
     python workflow_scripts/monitor_memory.py --pid 4711 --interval 5 --analysis   # ends with the process
     python workflow_scripts/monitor_memory.py --once
 
-With --analysis, mean, peak and growth follow at the end. Sizes are in GiB.
+--analysis adds mean, peak and growth at the end. Sizes are in GiB.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main() -> None:
     process = find_process(args.pid)
     console = Console()
     if args.once:
-        console.print(table_of(read_memory(process), args.pid is not None))
+        console.print(build_table(read_memory(process), args.pid is not None))
         return
     rows: list[tuple[float, dict[str, float]]] = []
     try:
@@ -37,27 +37,27 @@ def main() -> None:
     except KeyboardInterrupt:
         pass
     if args.analysis and rows:
-        console.print(analysis_of(rows))
+        console.print(build_analysis(rows))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--interval", type=float, default=30, help="seconds between two lines (default 30)")
-    parser.add_argument("--analysis", action="store_true", help="at the end, or on Ctrl-C, summarize what was seen")
-    parser.add_argument("--once", action="store_true", help="one reading as a table")
-    parser.add_argument("--pid", type=int, help="a process to watch with all below it, until it ends")
+    parser.add_argument("--analysis", action="store_true", help="summarize the readings at the end, or on Ctrl-C")
+    parser.add_argument("--once", action="store_true", help="print one reading as a table")
+    parser.add_argument("--pid", type=int, help="process to watch with its descendants until it ends")
     args = parser.parse_args()
     if not args.interval > 0:
-        raise InputError(f"--interval {args.interval:g}: give a number of seconds above 0")
+        raise InputError(f"--interval {args.interval:g}: expected a number of seconds above 0")
     return args
 
 
 def find_process(pid: int | None) -> psutil.Process:
-    """The process of a number; without a number, this one."""
+    """Return the process with an id; None stands for this process."""
     try:
         return psutil.Process(pid)
     except (psutil.NoSuchProcess, ValueError):
-        raise InputError(f"--pid {pid}: no such process; `ps` lists those that run") from None
+        raise InputError(f"--pid {pid}: there is no such process; `ps` lists the running ones") from None
 
 
 def watch(
@@ -66,8 +66,8 @@ def watch(
     """Print a line every `interval` seconds, and append (seconds since the start, GiB by column) to `rows`."""
     start = time.monotonic()
     while True:
-        reading = shown(read_memory(process), with_tree)
-        if with_tree and not runs(process):
+        reading = select_columns(read_memory(process), with_tree)
+        if with_tree and not is_running(process):
             return
         if not rows:
             print("    time  " + "  ".join(f"{title(name):>13}" for name in reading), flush=True)
@@ -79,8 +79,8 @@ def watch(
             return
 
 
-def runs(process: psutil.Process) -> bool:
-    """A process that has ended but that its parent has not asked about yet, a zombie, runs no more."""
+def is_running(process: psutil.Process) -> bool:
+    """Return whether a process is running; a zombie, which its parent has not waited for yet, is not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -88,7 +88,7 @@ def runs(process: psutil.Process) -> bool:
 
 
 def ends_within(process: psutil.Process, seconds: float) -> bool:
-    """Wait, but no longer than the process runs."""
+    """Wait at most `seconds` for the process to end; return whether it has ended."""
     try:
         process.wait(seconds)
     except psutil.TimeoutExpired:
@@ -96,8 +96,8 @@ def ends_within(process: psutil.Process, seconds: float) -> bool:
     return True
 
 
-def shown(reading: Reading, with_tree: bool) -> dict[str, float]:
-    """GiB by column, of what there is; the process tree only where one is watched."""
+def select_columns(reading: Reading, with_tree: bool) -> dict[str, float]:
+    """Return GiB by column, without missing values, and with the process tree only if one is watched."""
     columns = reading.columns()
     return {name: size for name, size in columns.items() if size is not None and (with_tree or name != "job_gib")}
 
@@ -106,20 +106,20 @@ def title(name: str) -> str:
     return TITLES.get(name) or name.removesuffix("_gib").replace("gpu", "GPU ")
 
 
-def table_of(reading: Reading, with_tree: bool) -> Table:
+def build_table(reading: Reading, with_tree: bool) -> Table:
     limits = {"host_gib": reading.host_total, "job_gib": reading.host_limit}
     limits |= {"cgroup_gib": reading.cgroup.limit} if reading.cgroup else {}
     limits |= {f"gpu{gpu.index}_gib": gpu.total for gpu in reading.gpus}
     table = Table("memory", *right_aligned("used GiB", "of GiB", "share"))
-    for name, size in shown(reading, with_tree).items():
+    for name, size in select_columns(reading, with_tree).items():
         limit = limits[name] / GIB
         table.add_row(title(name), f"{size:.2f}", f"{limit:.2f}", f"{size / limit:.0%}")
     if not reading.gpus:
-        table.caption = "no NVIDIA driver: no GPU to read"
+        table.caption = "no GPU: there is no NVIDIA driver"
     return table
 
 
-def analysis_of(rows: list[tuple[float, dict[str, float]]]) -> Table:
+def build_analysis(rows: list[tuple[float, dict[str, float]]]) -> Table:
     seconds = rows[-1][0]
     table = Table("memory", *right_aligned("mean GiB", "peak GiB", "peak after", "growth GiB/h"), "verdict")
     for name in rows[0][1]:
@@ -132,7 +132,7 @@ def analysis_of(rows: list[tuple[float, dict[str, float]]]) -> Table:
             f"{summary.slope_per_hour:+.2f}",
             "keeps growing" if summary.grows else "steady",
         )
-    table.caption = f"{len(rows)} readings in {seconds:.0f} s; growth is that of the second half"
+    table.caption = f"{len(rows)} readings in {seconds:.0f} s; growth over the second half"
     return table
 
 

@@ -1,9 +1,10 @@
-"""Stage 1: train what connects towers and language model on captions; these stay frozen. In MGM it is projector and
-patch info mining.
+r"""Stage 1: train the projector between towers and language model on captions.
 
-    bash workflow_scripts/launch.sh 1 1 workflow_scripts/pretrain.py --config results/baseline/pretrain/config.yaml \\
-        --data results/baseline/jsonl/pretrain.jsonl --model results/models/tiny/mgm \\
-        --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \\
+Towers and language model stay frozen. In MGM, patch info mining is trained, too.
+
+    bash workflow_scripts/launch.sh 1 1 workflow_scripts/pretrain.py --config results/baseline/pretrain/config.yaml \
+        --data results/baseline/jsonl/pretrain.jsonl --model results/models/tiny/mgm \
+        --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \
         --output-dir results/baseline/pretrain
 
 Writes projector.safetensors, metrics.jsonl (per logging step), scores.jsonl (per checkpoint) and metrics.json; resumes
@@ -20,13 +21,13 @@ from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.training.settings import load_training_settings
-from dj2mgm.training.stage import held_out_of, run_stage
+from dj2mgm.training.stage import held_out_paths, run_stage
 from dj2mgm.training.trained_weights import save_projector
 from dj2mgm.vision_language import Parts
 
 
 def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
-    """Freeze everything else; what is to begin anew gets weights from the run's seed."""
+    """Freeze all other parameters, and initialize the projector from the run's seed."""
     model.requires_grad_(False)
     for module in parts.fresh:
         with deepspeed.zero.GatheredParameters(list(module.parameters()), modifier_rank=0):
@@ -35,7 +36,7 @@ def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
                     layer.reset_parameters()
     found = projector_parameters(model)
     if not found:
-        raise InputError("nothing is known to connect this model's towers and language model; leave out `pretrain`")
+        raise InputError("no known module connects this model's towers and language model; remove `pretrain`")
     for parameter in found.values():
         parameter.requires_grad_(True)
     return model
@@ -47,7 +48,7 @@ def main() -> None:
     args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
-    run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out_of(args))
+    run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out_paths(args))
 
 
 if __name__ == "__main__":

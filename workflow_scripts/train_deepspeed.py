@@ -1,11 +1,10 @@
-"""Trains a preset (config/presets) under DeepSpeed: a text model as a whole, on any number of GPUs.
+"""Train a preset (config/presets), a text model, by full fine-tuning under DeepSpeed on any number of GPUs.
 
     python workflow_scripts/train_deepspeed.py --preset 7b_mamba --num-gpus 6 --dry-run
     python workflow_scripts/train_deepspeed.py --preset 7b_mamba --num-gpus 6
 
-With --dry-run everything up to the first step is looked at: configuration, batch sizes, memory, and data if there is
-any. For a machine other than this one, --gpu-memory and --host-memory say what it has, in GiB. Results go to
-results/presets/<preset>.
+--dry-run checks everything up to the first step: configuration, batch sizes, memory, and data if there is any.
+--gpu-memory and --host-memory (GiB) describe another machine than this one. Results go to results/presets/<preset>.
 """
 
 import argparse
@@ -27,7 +26,12 @@ with project_imports():
     from dj2mgm.memory.architecture import Architecture, load_architecture
     from dj2mgm.memory.prediction import Machine, read_free_memory
     from dj2mgm.memory.step import Workload
-    from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus, with_batch
+    from dj2mgm.training.deepspeed_config import (
+        BY_GPU_COUNT,
+        build_config_for_gpus,
+        complete_deepspeed_config,
+        with_batch,
+    )
     from dj2mgm.training.memory_plan import check_memory
     from dj2mgm.training.settings import TrainingSettings
 
@@ -39,9 +43,9 @@ def main() -> None:
     args = parse_arguments()
     preset = read_preset(args.preset)
     architecture = load_architecture(args.preset, Path(preset.model), text=True)
-    settings = settings_of(preset, args, architecture)
+    settings = resolve_settings(preset, args, architecture)
     print_batch(settings)
-    print_plan(settings, architecture, machine_of(args))
+    print_plan(settings, architecture, describe_machine(args))
     print_data(settings, preset, args.dry_run)
     if args.dry_run:
         print("dry run: nothing was launched")
@@ -54,22 +58,24 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--preset", required=True)
     parser.add_argument("--num-gpus", type=int, default=1)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--deepspeed-config", type=Path, help="a DeepSpeed JSON (default: that for the number of GPUs)")
-    parser.add_argument("--gpu-memory", type=float, help="GiB that can be used of each GPU")
-    parser.add_argument("--host-memory", type=float, help="GiB of main memory that can be used")
+    parser.add_argument("--deepspeed-config", type=Path, help="DeepSpeed JSON file (default: by the number of GPUs)")
+    parser.add_argument("--gpu-memory", type=float, help="usable GiB of each GPU")
+    parser.add_argument("--host-memory", type=float, help="usable GiB of main memory")
     parser.add_argument("--output-dir", type=Path)
     return parser.parse_args()
 
 
-def settings_of(preset: Preset, args: argparse.Namespace, architecture: Architecture) -> TrainingSettings:
-    """The preset with the batch sizes and the content of its DeepSpeed configuration."""
+def resolve_settings(preset: Preset, args: argparse.Namespace, architecture: Architecture) -> TrainingSettings:
+    """Return the preset's settings with batch sizes and the content of its DeepSpeed configuration."""
     if args.deepspeed_config:
         config = complete_deepspeed_config(read_json_file(args.deepspeed_config), architecture.hidden_size)
     elif args.num_gpus in BY_GPU_COUNT:
-        config = config_for_gpus(args.num_gpus, architecture.hidden_size)
+        config = build_config_for_gpus(args.num_gpus, architecture.hidden_size)
     else:
         known = ", ".join(map(str, BY_GPU_COUNT))
-        raise InputError(f"--num-gpus {args.num_gpus}: there are configurations for {known}; give a --deepspeed-config")
+        raise InputError(
+            f"--num-gpus {args.num_gpus}: there are configurations for {known} only; pass --deepspeed-config"
+        )
     if config["zero_optimization"]["stage"] == 3:
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     stated = {
@@ -82,7 +88,9 @@ def settings_of(preset: Preset, args: argparse.Namespace, architecture: Architec
         training["activation_checkpointing"] = True
     sizes = solve_batch(f"preset {args.preset}", training | {"gpus": args.num_gpus})
     if sizes["micro_batch_size"] == AUTO:
-        raise InputError(f"preset {args.preset}: neither it nor the DeepSpeed configuration states micro_batch_size")
+        raise InputError(
+            f"preset {args.preset}: neither the preset nor the DeepSpeed configuration has micro_batch_size; set it"
+        )
     common = {"seed": 0, "cpu_threads": None, "template": "plain"}
     return TrainingSettings(**training | sizes | common | {"deepspeed": with_batch(config, sizes)})
 
@@ -94,7 +102,7 @@ def print_batch(settings: TrainingSettings) -> None:
 
 
 def print_plan(settings: TrainingSettings, architecture: Architecture, machine: Machine) -> None:
-    """The predicted memory with its parts; raises where it cannot fit."""
+    """Print the predicted memory by part; raise InputError if it does not fit."""
     dtype = torch.bfloat16 if settings.bf16 or (settings.precision == "auto" and machine.gpus) else torch.float32
     workload = Workload(architecture, "full", settings.max_length, settings.max_length, dtype)
     plan = check_memory(settings, workload, machine)
@@ -105,16 +113,16 @@ def print_plan(settings: TrainingSettings, architecture: Architecture, machine: 
 
 
 def print_data(settings: TrainingSettings, preset: Preset, dry_run: bool) -> None:
-    """The size of the corpus; a dry run can do without one."""
+    """Print the size of the corpus, which may be missing in a dry run."""
     if dry_run and not Path(preset.data).exists():
-        print(f"data: {preset.data} does not exist, so it was not looked at; a run needs it")
+        print(f"data: {preset.data} does not exist and was not checked; training needs it")
         return
     texts = sum(1 for _ in read_texts(Path(preset.data)))
     print(f"data: {texts:,} texts in {preset.data}, cut into samples of {settings.max_length} tokens")
 
 
-def machine_of(args: argparse.Namespace) -> Machine:
-    """This machine, or the one that the flags describe."""
+def describe_machine(args: argparse.Namespace) -> Machine:
+    """Return this machine, or the one that the flags describe."""
     if args.gpu_memory or args.num_gpus > max(1, torch.cuda.device_count()):
         return Machine(args.num_gpus, args.gpu_memory, args.host_memory)
     return read_free_memory(args.num_gpus)

@@ -22,11 +22,11 @@ from dj2mgm.files import write_json
 from dj2mgm.memory.architecture import load_architecture
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import TextDataset
-from dj2mgm.training.deepspeed_config import engine_record
-from dj2mgm.training.optimizer import optimizer_of
-from dj2mgm.training.processes import agree, join_process_group, leave_process_group
+from dj2mgm.training.deepspeed_config import describe_engine
+from dj2mgm.training.optimizer import choose_optimizer
+from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
 from dj2mgm.training.settings import load_training_settings
-from dj2mgm.training.stage import digest_of, fingerprint_of, training_arguments
+from dj2mgm.training.stage import build_training_arguments, compute_digest, compute_fingerprint
 from dj2mgm.training.trainer import ResumableTrainer
 
 
@@ -43,11 +43,11 @@ def main() -> None:
     hidden_size = load_architecture(args.model.name, args.model, text=True).hidden_size
     # created before the model, so that transformers loads the model directly into ZeRO-3's partitions
     checkpoints = args.output_dir / "checkpoints"
-    arguments = training_arguments(settings, checkpoints, hidden_size)
+    arguments = build_training_arguments(settings, checkpoints, hidden_size)
     join_process_group()
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
-    fingerprint = fingerprint_of(settings, digest_of({"data": args.data, "model": args.model}))
-    checkpoint, reason = agree(lambda: find_checkpoint(checkpoints, fingerprint, arguments.world_size))
+    fingerprint = compute_fingerprint(settings, compute_digest({"data": args.data, "model": args.model}))
+    checkpoint, reason = decide_together(lambda: find_checkpoint(checkpoints, fingerprint, arguments.world_size))
     trainer = ResumableTrainer(
         model=AutoModelForCausalLM.from_pretrained(
             args.model, dtype=settings.dtype, trust_remote_code=False, use_safetensors=True
@@ -55,7 +55,7 @@ def main() -> None:
         args=arguments,
         train_dataset=TextDataset(args.data, tokenizer, settings.max_length),
         processing_class=tokenizer,
-        optimizer_cls_and_kwargs=optimizer_of(settings),
+        optimizer_cls_and_kwargs=choose_optimizer(settings),
         fingerprint=fingerprint,
     )
     if trainer.is_world_process_zero():
@@ -66,7 +66,7 @@ def main() -> None:
     trainer.save_model(str(args.output_dir / "model"))
     if trainer.is_world_process_zero():
         record = {"steps": result.global_step, "loss": result.training_loss, "seed": settings.seed}
-        write_json(args.output_dir / "metrics.json", record | {"engine": engine_record(trainer.model_wrapped)})
+        write_json(args.output_dir / "metrics.json", record | {"engine": describe_engine(trainer.model_wrapped)})
     leave_process_group()
 
 

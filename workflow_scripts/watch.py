@@ -1,7 +1,7 @@
-"""A live view of the workflow in this folder: stages of every run; of training the step, loss, time left and memory.
+"""Show a live view of the workflow in this folder: stages of every run, and progress and memory of trainings.
 
-python workflow_scripts/watch.py            # in a second terminal, beside `snakemake`; Ctrl-C ends it
-python workflow_scripts/watch.py --once     # one picture, as also where the output is no terminal
+python workflow_scripts/watch.py            # in a second terminal, while `snakemake` runs; Ctrl-C ends it
+python workflow_scripts/watch.py --once     # print once; also if the output is not a terminal
 """
 
 import argparse
@@ -31,24 +31,24 @@ STYLES = {"done": "green", "running": "bold yellow", "stopped": "red", "pending"
 @command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument("--once", action="store_true", help="print the view once and exit")
     once = parser.parse_args().once
     if not RESULTS.is_dir():
-        raise InputError(f"there is no folder {RESULTS}/; start watch.py in the folder where snakemake runs")
+        raise InputError(f"the folder {RESULTS}/ is missing; start watch.py in the folder where snakemake runs")
     console = Console()
     if once or not console.is_terminal:
-        console.print(picture())
+        console.print(build_view())
         return
     with Live(console=console, auto_refresh=False) as live:
         try:
             while True:
-                live.update(picture(), refresh=True)
+                live.update(build_view(), refresh=True)
                 time.sleep(REFRESH_S)
         except KeyboardInterrupt:
             pass
 
 
-def picture() -> RenderableType:
+def build_view() -> RenderableType:
     working = is_running()
     runs = {str(folder.relative_to(RESULTS)): read_stage_states(folder, working) for folder in find_runs(RESULTS)}
     stages = Table("stage", *runs)
@@ -61,12 +61,12 @@ def picture() -> RenderableType:
                 training.add_row(f"{name} {stage.name}", *progress_cells(stage.progress), *memory_cells(stage.memory))
     reading = read_memory(psutil.Process())
     foot = f"machine: {reading.host / GIB:.1f} of {reading.host_total / GIB:.1f} GiB in use; "
-    foot += "snakemake is at work" if working else "snakemake is not at work"
+    foot += "snakemake is running" if working else "snakemake is not running"
     return Group(stages, *([training] if training.rows else []), foot)
 
 
 def progress_cells(progress: dict | None) -> list[str]:
-    """Step, loss and time left; empty before the first step is logged."""
+    """Return step, loss and time left; empty before the first step is logged."""
     if progress is None:
         return ["", "", ""]
     return [
@@ -77,7 +77,7 @@ def progress_cells(progress: dict | None) -> list[str]:
 
 
 def memory_cells(row: dict[str, str] | None) -> list[str]:
-    """The phase, and what the stage's processes and each GPU hold."""
+    """Return the phase, and the memory of the stage's processes and of each GPU."""
     if row is None:
         return ["", ""]
     gpus = [f"{name.removesuffix('_gib')} {size}" for name, size in row.items() if name.startswith("gpu")]

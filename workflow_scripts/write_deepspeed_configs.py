@@ -1,18 +1,18 @@
-"""Writes DeepSpeed configurations for 1, 2, 4, 6 and 8 GPUs, and for each ZeRO stage, sized for one model.
+r"""Write DeepSpeed configurations for 1, 2, 4, 6 and 8 GPUs, and for each ZeRO stage, sized for one model.
 
-    python workflow_scripts/write_deepspeed_configs.py --config results/models/tiny/config.yaml \\
+    python workflow_scripts/write_deepspeed_configs.py --config results/models/tiny/config.yaml \
         --output-dir results/deepspeed_configs
 
-What is left "auto" (learning rate, precision, clipping) transformers fills in from its training arguments.
+transformers fills in the remaining "auto" values (learning rate, precision, clipping) from its training arguments.
 """
 
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.files import read_yaml, write_json
 from dj2mgm.memory.architecture import load_architecture
-from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, complete_deepspeed_config, config_for_gpus
+from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, build_config_for_gpus, complete_deepspeed_config
 
-PLAIN = ("zero2_offload", "zero3", "zero3_offload")  # without batch sizes, for any number of GPUs
+WITHOUT_BATCH = ("zero2_offload", "zero3", "zero3_offload")  # without batch sizes, for any number of GPUs
 
 
 @command_line
@@ -20,8 +20,8 @@ def main() -> None:
     args = path_arguments(__doc__, "--config", "--output-dir")
     hidden_size = load_architecture(str(args.config), read_yaml(args.config)).hidden_size
     for gpus in BY_GPU_COUNT:
-        write_json(args.output_dir / f"deepspeed_{gpus}gpu.json", config_for_gpus(gpus, hidden_size))
-    for name in PLAIN:
+        write_json(args.output_dir / f"deepspeed_{gpus}gpu.json", build_config_for_gpus(gpus, hidden_size))
+    for name in WITHOUT_BATCH:
         config = complete_deepspeed_config(read_deepspeed(name, "config"), hidden_size)
         write_json(args.output_dir / f"{name}.json", config)
 

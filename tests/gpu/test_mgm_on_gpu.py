@@ -1,4 +1,4 @@
-"""The model on a GPU: the same numbers as on the CPU, within what the number format allows. Skipped without a GPU."""
+"""The model on a GPU gives the same numbers as on a CPU, up to the number format. Skipped without a GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""One attention kernel for all images of a batch, on a GPU: what transformers computes image by image."""
+"""One attention kernel for all images of a batch, on a GPU, compared with attention image by image."""
 
 import pytest
 import torch

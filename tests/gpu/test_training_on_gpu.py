@@ -1,6 +1,6 @@
-"""Training steps on a GPU: compiled, under each DeepSpeed configuration, and with the losses of the plain model.
+"""Training steps on a GPU, compiled and under each DeepSpeed configuration, with the losses of the plain model.
 
-python -m pytest tests/gpu          # eight minutes on an H200, most of them compilation; skipped without a GPU
+python -m pytest tests/gpu          # eight minutes on an H200, mostly compilation; skipped without a GPU
 """
 
 import json
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Rows of benchmarks/train_step.py by configuration, at a tiny shape."""
+    """Return rows of benchmarks/train_step.py by configuration, at a tiny shape."""
     rows = tmp_path_factory.mktemp("train_step") / "rows.json"
     script = PROJECT / "benchmarks" / "train_step.py"
     subprocess.run([sys.executable, script, "--shape", "tiny", "--output", rows], check=True)

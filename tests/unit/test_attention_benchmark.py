@@ -1,4 +1,4 @@
-"""The attention benchmark on a tiny model: real passes, what a CPU cannot do by name, and the page."""
+"""The attention benchmark on a tiny model: real passes, configurations that a CPU skips, and the page."""
 
 import csv
 import os

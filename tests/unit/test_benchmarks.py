@@ -27,7 +27,7 @@ from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
 from dj2mgm.evaluation.benchmarks.textvqa import vqa_accuracy
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.mgm.mgm_generator import MGMGenerator
-from dj2mgm.training.trained_weights import gather, save_projector
+from dj2mgm.training.trained_weights import gather_weights, save_projector
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def model(tmp_path_factory) -> tuple[Path, Path]:
     model.save_pretrained(root / "mgm")
     tiny_processor().save_pretrained(root / "mgm")
     trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
-    save_projector(model, gather(trained), root / "finetune")
+    save_projector(model, gather_weights(trained), root / "finetune")
     return root / "mgm", root / "finetune"
 
 

@@ -1,4 +1,4 @@
-"""Locks in PyTorch's build folders: removed when their owner is dead, left alone while somebody builds."""
+"""Locks in PyTorch's build folders, which are removed if their owner is dead, and kept during a build."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.training import build_locks
-from dj2mgm.training.build_locks import LONGEST_BUILD_S, remove_stale_locks, stale_locks
+from dj2mgm.training.build_locks import LONGEST_BUILD_S, find_stale_locks, remove_stale_locks
 
 HOLD = """
 import sys, time
@@ -34,7 +34,7 @@ def abandoned(root: Path, name: str = "py311_cpu/cpu_adam") -> Path:
     return lock
 
 
-def test_a_lock_of_pytorchs_own_kind_stays_while_its_owner_lives_and_goes_when_it_was_killed(root):
+def test_a_lock_is_removed_once_its_owner_is_dead(root):
     folder = root / "py311_cpu" / "cpu_adam"
     folder.mkdir(parents=True)
     with subprocess.Popen([sys.executable, "-c", HOLD, folder / "lock"], stdout=subprocess.PIPE, text=True) as owner:
@@ -47,22 +47,22 @@ def test_a_lock_of_pytorchs_own_kind_stays_while_its_owner_lives_and_goes_when_i
     assert not (folder / "lock").exists()
 
 
-def test_locks_are_found_with_and_without_a_folder_for_the_python_version_and_nothing_else_is_touched(root):
+def test_locks_are_found_in_both_folder_layouts(root):
     locks = {abandoned(root), abandoned(root, "deepspeed_shm_comm")}
     (root / "py311_cpu/cpu_adam/cpu_adam.so").touch()
-    assert set(stale_locks()) == locks
+    assert set(find_stale_locks()) == locks
     remove_stale_locks()
     assert [path for path in root.rglob("*") if path.is_file()] == [root / "py311_cpu/cpu_adam/cpu_adam.so"]
 
 
-def test_on_a_shared_file_system_only_a_lock_older_than_any_build_is_stale(root, monkeypatch):
+def test_a_shared_lock_is_stale_by_its_age_only(root, monkeypatch):
     lock = abandoned(root)
     mount = type("Mount", (), {"mountpoint": str(root), "fstype": "nfs4"})
     monkeypatch.setattr(build_locks.psutil, "disk_partitions", lambda all: [mount])
-    assert stale_locks() == []
+    assert find_stale_locks() == []
     os.utime(lock, (time.time() - LONGEST_BUILD_S - 60,) * 2)
-    assert stale_locks() == [lock]
+    assert find_stale_locks() == [lock]
 
 
 def test_without_a_build_folder_there_is_nothing_to_remove(root):
-    assert stale_locks(root / "never built") == []
+    assert find_stale_locks(root / "never built") == []

@@ -1,4 +1,4 @@
-"""When a training counts as diverged, by its logged losses."""
+"""Divergence of a training, by its gradients and logged losses."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from dj2mgm.training.trainer import ResumableTrainer
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_the_first_value_that_is_not_finite_is_named_with_step_and_remedy(value):
+def test_the_first_non_finite_value_is_named_with_remedy(value):
     with pytest.raises(Diverged) as error:
         check_finite("pretrain", 3, value, 1e12)
     assert str(error.value) == (
@@ -28,7 +28,7 @@ def test_the_first_value_that_is_not_finite_is_named_with_step_and_remedy(value)
 @pytest.mark.parametrize("samples", [1, 2, 8, 128])
 @pytest.mark.parametrize("steps", [1, 2, 10, 200])
 def test_no_ordinary_training_counts_as_diverged(samples, steps):
-    """Losses whose spread from sample to sample is 1.5 nats, with short answers of nearly none, learning little."""
+    """Losses spread by 1.5 nats from sample to sample, some are nearly 0 for short answers, and learning is slow."""
     rng = random.Random(f"{samples}/{steps}")
     for _ in range(200):
         level, spread = rng.choice([0.3, 1.0, 2.5, 6.0]), 1.5 / math.sqrt(samples)
@@ -55,7 +55,7 @@ def test_one_bad_batch_at_the_end_does_not_count():
     assert last_healthy_step(rows, 128) == 39
 
 
-def test_the_tiny_language_model_is_not_written_if_its_training_diverges(tmp_path):
+def test_a_diverged_tiny_language_model_is_not_written(tmp_path):
     spec = LanguageModelSpec(
         seed=0, patches_per_side=4, hidden_size=16, num_layers=1, num_heads=2, steps=9, batch_size=2, learning_rate=1e12
     )
@@ -64,7 +64,7 @@ def test_the_tiny_language_model_is_not_written_if_its_training_diverges(tmp_pat
     assert not (tmp_path / "model").exists()
 
 
-def test_the_tiny_clip_is_not_written_if_its_training_diverges(tmp_path):
+def test_a_diverged_tiny_clip_is_not_written(tmp_path):
     spec = ClipSpec(
         seed=0,
         pairs=16,
@@ -84,7 +84,7 @@ def test_the_tiny_clip_is_not_written_if_its_training_diverges(tmp_path):
 
 
 def fp16_trainer(folder: Path) -> ResumableTrainer:
-    """Without a model: what a step and its end read of one."""
+    """Return a trainer without a model, with the attributes that a step and its end read."""
     trainer = object.__new__(ResumableTrainer)
     trainer.args = SimpleNamespace(output_dir=str(folder / "finetune/checkpoints"), learning_rate=0.5, should_save=True)
     trainer.state = SimpleNamespace(global_step=17, log_history=[{"step": 1, "loss": 2.0}])
@@ -94,7 +94,7 @@ def fp16_trainer(folder: Path) -> ResumableTrainer:
     return trainer
 
 
-def test_steps_that_a_dynamic_loss_scale_skips_do_not_stop_a_training(tmp_path, monkeypatch):
+def test_steps_skipped_by_a_loss_scale_do_not_stop_training(tmp_path, monkeypatch):
     trainer, logged = fp16_trainer(tmp_path), []
     monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", lambda self, loss, norm: self.log({"grad_norm": norm}))
     monkeypatch.setattr(Trainer, "log", lambda self, logs, start_time: logged.append(logs))
@@ -106,7 +106,7 @@ def test_steps_that_a_dynamic_loss_scale_skips_do_not_stop_a_training(tmp_path, 
         trainer._maybe_log_save_evaluate(1.0, math.inf)
 
 
-def test_a_loss_scale_that_cannot_be_lowered_is_told_as_a_divergence(tmp_path, monkeypatch):
+def test_a_loss_scale_at_its_minimum_is_a_divergence(tmp_path, monkeypatch):
     def train(self):
         raise Exception("Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.")
 

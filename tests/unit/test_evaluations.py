@@ -28,7 +28,7 @@ from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, fi
 from dj2mgm.evaluation.harnesses.task_scores import UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.training.trained_weights import gather, save_projector
+from dj2mgm.training.trained_weights import gather_weights, save_projector
 
 QUESTIONS = 200
 IMAGES = 6
@@ -132,7 +132,7 @@ def evaluated(tmp_path_factory) -> Path:
     model.save_pretrained(root / "mgm")
     tiny_processor().save_pretrained(root / "mgm")
     trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
-    save_projector(model, gather(trained), root / "finetune")
+    save_projector(model, gather_weights(trained), root / "finetune")
     (root / "files").mkdir()
     ours = {
         "textvqa": ("textvqa_val", *write_textvqa_twice(root / "files", data / "textvqa_val", rng)),

@@ -43,7 +43,7 @@ from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import batch_questions, restore_order
 from dj2mgm.training.settings import LoraSettings
-from dj2mgm.training.trained_weights import gather, save_projector
+from dj2mgm.training.trained_weights import gather_weights, save_projector
 from finetune import add_lora, save_adapter_and_projector
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
@@ -125,14 +125,14 @@ def trained(tmp_path_factory):
     base.save_pretrained(root / "base")
     tiny_processor().save_pretrained(root / "base")
     randomize(base.model.projector, seed=4)
-    save_projector(base, gather(projector_of(base)), root / "pretrain")
+    save_projector(base, gather_weights(projector_of(base)), root / "pretrain")
     wrapped = add_lora(base, MGMFamily.parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
     moved = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
         for parameter in moved.values():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    save_adapter_and_projector(wrapped, gather(moved), root / "finetune")
+    save_adapter_and_projector(wrapped, gather_weights(moved), root / "finetune")
     return root, wrapped
 
 
@@ -514,7 +514,7 @@ def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
     model.save_pretrained(tmp_path / "mgm")
     tiny_processor().save_pretrained(tmp_path / "mgm")
     trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
-    save_projector(model, gather(trained), tmp_path / "stage")
+    save_projector(model, gather_weights(trained), tmp_path / "stage")
     images = [tmp_path / f"{index}.png" for index in range(7)]
     for index, image in enumerate(images):
         save_image(image, (30 * index, 60, 200 - 20 * index))

@@ -1,4 +1,4 @@
-"""What is read of memory: control groups from files of both versions, processes for real, GPUs by a faked driver."""
+"""Memory readings: control groups of both versions from files, real processes, GPUs of a fake driver."""
 
 import mmap
 import multiprocessing
@@ -19,7 +19,7 @@ def write_group(folder, files: dict[str, str]):
         (folder / name).write_text(text)
 
 
-def test_version_2_gives_the_group_with_the_least_room_without_its_droppable_cache(tmp_path):
+def test_version_2_reads_the_group_with_the_least_room(tmp_path):
     proc, root = tmp_path / "cgroup", tmp_path / "fs"
     proc.write_text("0::/slurm/job/step\n")
     roomy = {"memory.max": "9000", "memory.current": "1000", "memory.stat": "inactive_file 0\n"}
@@ -30,7 +30,7 @@ def test_version_2_gives_the_group_with_the_least_room_without_its_droppable_cac
     assert read_cgroup_memory(proc, root) == CgroupMemory(3000, 4000)
 
 
-def test_version_1_counts_the_whole_hierarchy_and_finds_the_mount_where_the_path_is_the_hosts(tmp_path):
+def test_version_1_reads_the_hierarchy_and_the_mount(tmp_path):
     proc, root = tmp_path / "cgroup", tmp_path / "fs"
     proc.write_text("5:cpu:/docker/1\n4:memory:/docker/1\n0::/\n")
     files = {"memory.limit_in_bytes": "4000\n", "memory.usage_in_bytes": "3500\n"}
@@ -98,7 +98,7 @@ def test_the_fuller_of_machine_and_control_group_counts():
 
 
 class FakeDriver:
-    """Three GPUs, as NVML would show them."""
+    """Three GPUs, as NVML shows them."""
 
     class NVMLError(Exception):
         pass
@@ -109,28 +109,28 @@ class FakeDriver:
 
     used = {"0": 10, "1": 20, "GPU-c": 30}
 
-    def nvmlInit(self):
+    def nvmlInit(self):  # noqa: N802
         pass
 
-    def nvmlDeviceGetCount(self):
+    def nvmlDeviceGetCount(self):  # noqa: N802
         return 2
 
-    def nvmlDeviceGetHandleByIndex(self, index):
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
         return str(index)
 
-    def nvmlDeviceGetHandleByUUID(self, name):
+    def nvmlDeviceGetHandleByUUID(self, name):  # noqa: N802
         if name not in self.used:
             raise self.NVMLError("not found")
         return name
 
-    def nvmlDeviceGetMemoryInfo(self, device):
+    def nvmlDeviceGetMemoryInfo(self, device):  # noqa: N802
         return self.Memory(self.used[device])
 
 
 @pytest.mark.parametrize(
     ("visible", "used"), [(None, [10, 20]), ("1", [20]), ("1,0", [20, 10]), ("GPU-c", [30]), ("", []), ("GPU-x", [])]
 )
-def test_with_a_faked_driver_the_visible_gpus_are_read_in_cudas_order(monkeypatch, visible, used):
+def test_visible_gpus_are_read_in_cudas_order(monkeypatch, visible, used):
     monkeypatch.setattr("dj2mgm.memory.readings.pynvml", FakeDriver())
     _devices.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

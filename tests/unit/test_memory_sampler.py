@@ -1,4 +1,4 @@
-"""memory.csv of a training stage: what is in it, what a kill and a resume leave of it, and what sampling costs."""
+"""memory.csv of a training stage: its rows, also after a kill and a resume, and the cost of sampling."""
 
 import os
 import threading
@@ -47,7 +47,7 @@ def test_a_stage_leaves_its_memory_by_phase(often, tmp_path):
     assert all(0 < float(row["job_gib"]) <= float(row["host_gib"]) <= record["host_limit_gib"] for row in rows)
 
 
-def test_a_resumed_run_keeps_the_rows_of_the_attempt_that_was_killed_less_the_one_cut_off(often, tmp_path):
+def test_resume_keeps_rows_of_killed_attempt(often, tmp_path):
     file = tmp_path / "checkpoints/memory.csv"
     first, _ = run(file, tmp_path)
     with open(file, "a") as cut_off:
@@ -73,8 +73,8 @@ def test_other_gpus_after_a_resume_get_columns_of_their_own(tmp_path):
     assert file.read_text() == f"{leading},job_gib,gpu0_gib,gpu1_gib\n1,now,4.0,training,2.0,3.0,\n"
 
 
-def test_a_process_alone_is_its_job_and_several_have_that_of_their_launcher(monkeypatch):
-    """Alone it may have been started by hand: its parent is then a shell with other processes."""
+def test_the_job_is_the_process_or_its_launcher(monkeypatch):
+    """A process that trains alone may have been started in a shell, which has other children."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     jobs = {}
     for processes in ("1", "2"):
@@ -84,9 +84,7 @@ def test_a_process_alone_is_its_job_and_several_have_that_of_their_launcher(monk
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "named"), [("1", "1", None), ("4", "0", "memory-node7.csv")])
-def test_only_the_first_process_of_a_node_samples_and_other_nodes_have_files_of_their_own(
-    often, tmp_path, monkeypatch, rank, local_rank, named
-):
+def test_the_first_process_of_each_node_samples(often, tmp_path, monkeypatch, rank, local_rank, named):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
@@ -95,9 +93,7 @@ def test_only_the_first_process_of_a_node_samples_and_other_nodes_have_files_of_
     assert [path.name for path in tmp_path.glob("out/*")] == ([named] if named else [])
 
 
-def test_a_slow_reading_is_followed_by_a_longer_rest_so_that_sampling_takes_less_than_a_hundredth(
-    often, tmp_path, monkeypatch
-):
+def test_a_slow_reading_is_followed_by_a_longer_pause(often, tmp_path, monkeypatch):
     took, rest = 0.005, 20
     read = read_memory
     readings = []
@@ -127,7 +123,7 @@ def test_finishing_at_once_still_leaves_a_row_and_no_thread(often, tmp_path):
 
 
 def full(gpu: float, host: float, cgroup: float | None = None) -> Reading:
-    """A machine with one GPU of 24 GiB and 64 GiB, in a control group of 32 GiB if its share is given."""
+    """Return a machine with one GPU of 24 GiB and 64 GiB, in a control group of 32 GiB if its share is given."""
     group = None if cgroup is None else CgroupMemory(int(cgroup * 32 * GIB), 32 * GIB)
     gpus = [GpuMemory(0, int(gpu * 24 * GIB), 24 * GIB)]
     return Reading(GIB, int(host * 64 * GIB), 64 * GIB, group, gpus)
@@ -142,7 +138,7 @@ def full(gpu: float, host: float, cgroup: float | None = None) -> Reading:
         (full(0.5, 0.2, cgroup=0.75), ["host memory is 75% full (limit 32.0 GiB"]),
     ],
 )
-def test_a_gpu_above_80_and_a_host_above_70_per_cent_are_each_told_once(capsys, reading, said):
+def test_nearly_full_memory_is_warned_about_once(capsys, reading, said):
     warned = set()
     for _ in range(3):
         warn_if_full(reading, warned)

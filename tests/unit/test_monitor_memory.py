@@ -1,4 +1,4 @@
-"""The monitor, as it is started from a shell, and what it makes of a series of readings."""
+"""The memory monitor, started as from a shell, and its summary of a series of readings."""
 
 import re
 import signal
@@ -37,7 +37,7 @@ def test_once_shows_the_machine_and_says_where_there_is_no_gpu():
     assert "GPU" in printed
 
 
-def test_a_process_is_watched_with_its_children_to_its_end_and_analyzed():
+def test_a_process_tree_is_watched_to_its_end_and_analyzed():
     child = "import time; held = bytearray(300 << 20); time.sleep(6)"
     parent = python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")
     printed, _ = start("--pid", str(parent.pid), "--interval", "0.5", "--analysis").communicate(timeout=60)
@@ -61,11 +61,11 @@ def test_control_c_ends_with_the_analysis():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pid", "4194305"], "error: --pid 4194305: no such process"),
-        (["--interval", "0"], "error: --interval 0: give a number of seconds above 0"),
+        (["--pid", "4194305"], "error: --pid 4194305: there is no such process"),
+        (["--interval", "0"], "error: --interval 0: expected a number of seconds above 0"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message):
+def test_an_error_is_one_line(arguments, message):
     monitor = start(*arguments)
     _, complaint = monitor.communicate(timeout=60)
     assert monitor.returncode == 2 and complaint.startswith(message) and complaint.count("\n") == 1

@@ -1,4 +1,4 @@
-"""plan_memory.py as a person runs it, on a tiny model and made-up machines."""
+"""plan_memory.py on the command line, with a tiny model and made-up machines."""
 
 import re
 
@@ -14,7 +14,7 @@ from dj2mgm.memory.architecture import find_architecture
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder with nothing but an MGM's configuration."""
+    """Make a folder with nothing but an MGM's configuration."""
     folder = tmp_path_factory.mktemp("model")
     mgm_config().save_pretrained(folder)
     return folder
@@ -52,7 +52,7 @@ def test_each_of_two_nodes_holds_half_of_the_processes(plan):
     assert float(of_two) == pytest.approx(float(of_one) / 2, rel=0.01)
 
 
-def test_where_nothing_fits_it_says_what_would(plan):
+def test_remedies_are_printed_if_nothing_fits(plan):
     done = plan("--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
     assert "Nothing fits. What would help:" in done.stdout
     assert "GiB of the GPU's memory would be enough" in done.stdout
@@ -69,7 +69,7 @@ def test_where_nothing_fits_it_says_what_would(plan):
         (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "3"), "choose a multiple of 2"),
     ],
 )
-def test_a_mistake_is_one_sentence(plan, flags, message):
+def test_an_error_is_one_sentence(plan, flags, message):
     done = plan(*flags)
     assert done.status == 2 and message in done.stderr
 

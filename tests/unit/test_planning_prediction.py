@@ -1,4 +1,4 @@
-"""Predictions beside what was measured on one H200 with random weights in MGM-2B's shape, and on made-up machines."""
+"""Predictions compared with measurements of MGM-2B's shape on one H200, and predictions for made-up machines."""
 
 import sys
 from functools import cache
@@ -104,7 +104,7 @@ def test_every_configuration_of_the_benchmark_was_measured():
     assert {*MEASURED, *RAN_OUT_OF_24_GIB} == set(CONFIGURATIONS)
 
 
-def test_on_the_storys_machine_lora_fits_and_full_lacks_memory(mgm_2b):
+def test_on_24_gib_lora_fits_and_full_fine_tuning_does_not(mgm_2b):
     full, lora = workload(mgm_2b, "full", 1024, 448), workload(mgm_2b, "lora", 1024, 448)
     zero2, zero3 = ({name: deepspeed(name)} for name in ("zero2_offload", "zero3_offload"))
     for candidate in list_candidates(full, STORY, zero2, 128, [1, 2, 4], [0, 1]):
@@ -114,7 +114,7 @@ def test_on_the_storys_machine_lora_fits_and_full_lacks_memory(mgm_2b):
     assert fits.fits and fits.prediction.gpu_gib < 10 and fits.prediction.host_gib < 15
 
 
-def test_when_nothing_fits_the_advice_names_amounts_that_would_do(mgm_2b):
+def test_remedies_name_amounts_that_are_enough(mgm_2b):
     small = Machine(gpus=1, gpu_gib=4.0, host_gib=62.6)
     case = workload(mgm_2b, "lora", 1024, 448)
     configs = {"zero3_offload": deepspeed("zero3_offload")}

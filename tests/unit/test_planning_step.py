@@ -1,4 +1,4 @@
-"""What a step holds, counted on the meta device: against PyTorch's own profiler, and against itself at other sizes."""
+"""Memory of a step, traced on the meta device, compared with PyTorch's profiler and with other sizes."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def train_three_layers(device: str) -> None:
     hidden.sum().backward()
 
 
-def test_the_peak_counted_without_data_is_the_one_that_pytorchs_profiler_sees_with_data():
+def test_the_traced_peak_equals_that_of_pytorchs_profiler():
     with profile(profile_memory=True) as profiled:
         train_three_layers("cpu")
     changes = [event.nbytes() for event in profiled.kineto_results.events() if event.name() == "[memory]"]
@@ -61,7 +61,7 @@ def peak(case: Workload, checkpointing_interval=0, micro_batch=4) -> int:
     return trace_memory(case, checkpointing_interval, micro_batch).sizes.sum(axis=1).max()
 
 
-def test_recomputation_fused_layers_and_smaller_batches_each_need_less():
+def test_checkpointing_fusion_and_small_batches_need_less():
     case = workload("full")
     assert peak(case, checkpointing_interval=1) <= peak(case, checkpointing_interval=2) <= peak(case)
     assert peak(case, checkpointing_interval=1) < peak(case)
@@ -83,7 +83,7 @@ def test_every_trained_parameter_gets_its_gradient(tuning):
     assert step.accumulated[-1] == sum(count_parameters(case).trained) and step.latest.sum() == step.accumulated[-1]
 
 
-def test_a_text_model_is_planned_too_and_mambas_scan_without_its_loop():
+def test_a_text_model_and_mambas_scan_are_planned():
     config = MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=2)
     case = Workload(Architecture("mamba", config), "full", 12, 12, torch.float32)
     states = 32 * 12 * 4 * 4  # inner size × tokens × states × bytes, of one sample

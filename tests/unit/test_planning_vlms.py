@@ -1,4 +1,4 @@
-"""The memory plan of transformers' own vision-language models, counted without data beside the same step with data."""
+"""The memory plan of transformers' vision-language models, traced without data and compared with a real step."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def planned(folder: Path, tuning: str = "lora", **more) -> Workload:
 
 
 def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
-    """Peak bytes and FLOPs of the same step on the CPU."""
+    """Return peak bytes and FLOPs of the same step on the CPU."""
     family = load_family(folder)
     model = family.load(torch.float32, "eager")
     wrapped = wrap_with_lora(model, LORA, family.parts(model).decoder, projector=False).train()
@@ -54,7 +54,7 @@ def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_a_step_without_data_holds_and_computes_what_one_with_data_does(folders, family, monkeypatch):
+def test_a_step_without_data_equals_one_with_data(folders, family, monkeypatch):
     monkeypatch.setattr("dj2mgm.memory.step.ATTENTION", "eager")  # the only one of both devices
     monkeypatch.setattr(VLMArchitecture, "attention", "eager")
     workload = planned(folders[family])
@@ -83,8 +83,8 @@ def test_parameters_are_those_that_are_loaded(folders, family):
     assert trace_memory(workload, 0, 2).accumulated[-1] == sum(counted.trained)
 
 
-def test_a_mask_is_kept_for_each_layer_and_keys_and_values_for_every_head(folders):
-    """Gemma 3, whose image tokens see each other, beside attention by a kernel without a mask."""
+def test_masked_attention_keeps_masks_keys_and_values(folders):
+    """Gemma 3, whose image tokens see each other, is compared with attention by a kernel without a mask."""
     workload = planned(folders["gemma3"])
     batch, tokens, layers = 4, workload.sequence, 2
     with_mask = trace_memory(workload, 0, batch).sizes.sum(axis=1).max()
@@ -99,19 +99,19 @@ def test_a_mask_is_kept_for_each_layer_and_keys_and_values_for_every_head(folder
     assert with_mask - without >= layers * kept
 
 
-def test_a_language_model_that_transformers_knows_only_as_a_part_is_taken_to_have_sdpa():
+def test_unknown_language_models_are_taken_to_have_sdpa():
     assert supports_sdpa(MllamaConfig()) and supports_sdpa(LlavaConfig())
     assert not supports_sdpa(PaliGemmaConfig(text_config=Gemma2Config()))
 
 
-def test_planning_leaves_the_configuration_as_it_is_so_that_a_resumed_stage_finds_its_choice(folders):
+def test_planning_does_not_change_the_configuration(folders):
     workload = planned(folders["llava"])
     before = workload.architecture.config.to_json_string(use_diff=False)
     trace_memory(workload, 0, 1)
     assert workload.architecture.config.to_json_string(use_diff=False) == before
 
 
-def test_a_model_whose_code_needs_data_is_not_planned_but_says_so(folders, monkeypatch):
+def test_a_model_whose_code_needs_data_is_not_planned(folders, monkeypatch):
     workload = planned(folders["llava"])
     monkeypatch.setattr(
         "transformers.models.llava.modeling_llava.LlavaModel.forward", lambda self, *args, **kwargs: 1 / 0
@@ -120,7 +120,7 @@ def test_a_model_whose_code_needs_data_is_not_planned_but_says_so(folders, monke
         trace_memory(workload, 1, 1)
 
 
-def test_a_stage_is_planned_with_its_largest_images_and_one_of_texts_with_a_blank_one(folders, tmp_path):
+def test_a_stage_is_planned_with_its_largest_images(folders, tmp_path):
     small, large = (str(save_image(tmp_path / f"{side}.png", (9, 9, 9), (side, side))) for side in (40, 150))
     long = build_conversation("1", small, "What?", "blue " * 200)
     rows = [long, build_conversation("2", large, "What?", "blue"), build_conversation("3", small, "What?", "red")]

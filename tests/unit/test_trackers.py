@@ -1,4 +1,4 @@
-"""Trackers on their local stores: what is logged arrives, a resumed stage's run goes on, a failure ends one tracker."""
+"""Trackers with local stores: logged values arrive, runs continue after a resume, a failure ends one tracker only."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from dj2mgm.errors import InputError
-from dj2mgm.training.trackers import PROJECT, Guarded, Trackers, check_trackers, data_flow, without_secrets
+from dj2mgm.training.trackers import PROJECT, GuardedCallback, Trackers, check_trackers, mask_secrets, read_row_counts
 
 LABELS = {"experiment": "dj_synth", "seed": 3, "stage": "finetune", "dataset": "shapes", "recipe": "baseline"}
 PREFIXES = ("WANDB_", "MLFLOW_", "TRACKIO_")
@@ -39,7 +39,7 @@ def stage(tmp_path: Path) -> Path:
 
 
 def logged(tmp_path: Path, name: str, losses: dict[int, float], resumed: bool = False) -> Trackers:
-    """A training that logs these losses by step, with a score at each."""
+    """Run a training that logs these losses by step, with a score at each."""
     trackers = Trackers([name], LABELS | {"finetune_rows_out": 38}, stage(tmp_path), resumed)
     args = TrainingArguments(str(tmp_path / "out"), report_to=[], use_cpu=True)
     args.project, args.run_name = PROJECT, trackers.run_name
@@ -100,14 +100,16 @@ def test_trackio_writes_its_own_database(tmp_path, monkeypatch):
     assert configs[0][0] == run.run_name and json.loads(configs[0][1])["recipe"] == "baseline"
 
 
-def test_a_tracker_that_is_not_installed_is_named_with_the_remedy(monkeypatch):
+def test_a_missing_tracker_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match="trackers: wandb is not installed.*pip install wandb==.*or leave it out"):
+    with pytest.raises(
+        InputError, match="trackers: wandb is not installed.*pip install wandb==.*or remove it from trackers"
+    ):
         check_trackers(["wandb"])
 
 
 class Failing:
-    """A tracker whose server is gone from the second line on."""
+    """Tracker whose server is gone from the second row on."""
 
     lines = 0
 
@@ -119,12 +121,12 @@ class Failing:
             raise ConnectionError("https://me:pass-word@host/api refused with key 12345678")
 
 
-def test_a_server_that_is_down_ends_its_tracker_only_and_no_key_is_printed(tmp_path, monkeypatch, capsys):
+def test_a_lost_server_ends_its_tracker_only_without_secrets(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", "12345678")
     monkeypatch.setattr("dj2mgm.training.trackers.get_reporting_integration_callbacks", lambda names: [lambda: failing])
     monkeypatch.setattr(Trackers, "add_labels", lambda self, name: None)
     failing = Failing()
-    callback = Guarded("wandb", Trackers(["wandb"], LABELS, stage(tmp_path), False))
+    callback = GuardedCallback("wandb", Trackers(["wandb"], LABELS, stage(tmp_path), False))
     callback.on_train_begin()
     for _ in range(4):
         callback.on_log()
@@ -145,12 +147,12 @@ def test_a_training_whose_mlflow_server_does_not_answer_goes_on(tmp_path, monkey
 
 def test_secrets_of_the_environment_are_replaced(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "open sesame")
-    assert without_secrets("with 'open sesame' at http://a:b@c/d") == "with '…' at http://…@c/d"
+    assert mask_secrets("with 'open sesame' at http://a:b@c/d") == "with '…' at http://…@c/d"
 
 
 def test_rows_of_the_training_files_are_told_where_a_summary_is(tmp_path):
     (tmp_path / "summary.json").write_text(
         '{"pretrain": {"rows_in": 9, "rows_out": 7, "dropped": {}}, "finetune": null}'
     )
-    assert data_flow(tmp_path / "summary.json") == {"pretrain_rows_in": 9, "pretrain_rows_out": 7}
-    assert data_flow(tmp_path / "none.json") == {}
+    assert read_row_counts(tmp_path / "summary.json") == {"pretrain_rows_in": 9, "pretrain_rows_out": 7}
+    assert read_row_counts(tmp_path / "none.json") == {}

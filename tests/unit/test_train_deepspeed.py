@@ -1,4 +1,4 @@
-"""train_deepspeed.py: a dry run looks at everything up to the first step; a tiny Mamba is trained on the CPU."""
+"""train_deepspeed.py: a dry run checks everything up to the first step, and a tiny Mamba is trained on the CPU."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from dj2mgm.files import read_json
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with the project's configuration, a preset of a tiny Mamba, its weights and a corpus."""
+    """Make a folder with the project's configuration, a preset of a tiny Mamba, its weights and a corpus."""
     shutil.copytree(PROJECT / "config", tmp_path / "config")
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(tmp_path / "mamba")
@@ -68,11 +68,11 @@ def test_a_dry_run_shows_batch_memory_and_data(project, run):
 
 
 def test_a_dry_run_needs_no_data_and_a_run_does(run):
-    """As the guide has it: the preset's corpus is not shipped."""
+    """The preset's corpus is not shipped."""
     flags = ("--num-gpus", "6", "--gpu-memory", "80", "--host-memory", "1024")
     done = run(*flags, "--dry-run", preset="7b_mamba")
     assert done.status == 0, done.stderr
-    assert "data: data/corpus.jsonl does not exist, so it was not looked at; a run needs it" in done.stdout
+    assert "data: data/corpus.jsonl does not exist and was not checked; training needs it" in done.stdout
     assert "dry run: nothing was launched" in done.stdout
     refused = run(*flags, preset="7b_mamba")
     assert refused.status == 2 and "data/corpus.jsonl" in refused.stderr
@@ -91,11 +91,11 @@ def test_the_7b_preset_is_refused_with_zero_2_on_gpus_of_32_gib(project, run):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--num-gpus", "3"), "there are configurations for 1, 2, 4, 6, 8; give a --deepspeed-config"),
+        (("--num-gpus", "3"), "there are configurations for 1, 2, 4, 6, 8 only; pass --deepspeed-config"),
         (("--deepspeed-config", "none.json"), "none.json does not exist"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(run, flags, message):
+def test_missing_files_are_refused_by_name(run, flags, message):
     done = run("--dry-run", *flags)
     assert done.status == 2 and message in done.stderr
 

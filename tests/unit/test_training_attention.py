@@ -7,7 +7,7 @@ from tiny_models import tiny_mgm
 from dj2mgm.config.training import check_flash_attention
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.training.model import attention_of
+from dj2mgm.training.model import choose_attention
 
 
 @pytest.mark.parametrize(
@@ -23,19 +23,19 @@ from dj2mgm.training.model import attention_of
 def test_auto_is_flash_attention_where_it_can_run(wanted, gpu, bf16, installed, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("dj2mgm.training.model.is_flash_attn_2_available", lambda: installed)
-    assert attention_of(SimpleNamespace(attn_implementation=wanted, bf16=bf16)) == expected
+    assert choose_attention(SimpleNamespace(attn_implementation=wanted, bf16=bf16)) == expected
 
 
-def test_flash_attention_that_is_asked_for_and_cannot_run_is_refused(monkeypatch):
+def test_flash_attention_that_cannot_run_is_refused(monkeypatch):
     monkeypatch.setattr("dj2mgm.training.model.is_flash_attn_2_available", lambda: False)
     asked = SimpleNamespace(attn_implementation="flash_attention_2", bf16=True)
     for found, missing in ((None, "the package flash-attn, which is not installed"), ("there", "a GPU")):
         monkeypatch.setattr("dj2mgm.training.model.find_spec", lambda name, found=found: found)
         with pytest.raises(InputError, match=f"attn_implementation: flash_attention_2 needs {missing}; set auto"):
-            attention_of(asked)
+            choose_attention(asked)
 
 
-def test_flash_attention_without_its_package_is_refused_before_anything_runs(monkeypatch):
+def test_flash_attention_needs_its_package_at_parse_time(monkeypatch):
     asked = {"pretrain": None, "finetune": {"attn_implementation": "flash_attention_2"}}
     monkeypatch.setattr("dj2mgm.config.training.find_spec", lambda name: None)
     with pytest.raises(
@@ -50,11 +50,11 @@ def test_flash_attention_without_its_package_is_refused_before_anything_runs(mon
 def test_a_gpu_run_without_flash_attn_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("dj2mgm.training.model.is_flash_attn_2_available", lambda: False)
-    chosen, remark = attention_of(SimpleNamespace(attn_implementation="auto", bf16=True))
+    chosen, remark = choose_attention(SimpleNamespace(attn_implementation="auto", bf16=True))
     assert chosen == "sdpa" and "flash-attn is not installed" in remark
 
 
-def test_the_implementation_of_the_language_model_is_chosen_alone(tmp_path):
+def test_only_the_language_models_attention_is_chosen(tmp_path):
     tiny_mgm().save_pretrained(tmp_path)
     model = MGMForConditionalGeneration.from_pretrained(tmp_path, attn_implementation={"text_config": "eager"})
     assert model.model.language_model.config._attn_implementation == "eager"

@@ -1,4 +1,4 @@
-"""Which samples each process computes at each step, and how they share micro batches."""
+"""Samples of each process at each step, and their micro batches."""
 
 from itertools import combinations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dj2mgm.training import batches
-from dj2mgm.training.batches import CROWDED, WIDTHS, StepBatches, padded_width
+from dj2mgm.training.batches import MAX_CROWDING, MAX_WIDTHS, StepBatches, padded_width
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 SHAPES = st.integers(1, 5), st.integers(1, 20), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2)
@@ -17,7 +17,7 @@ SHAPES = st.integers(1, 5), st.integers(1, 20), st.integers(0, 3), st.integers(1
 def dealt(
     lengths: list[int], rows: int, global_batch: int, seed: int, processes: int, epoch: int
 ) -> list[list[list[list[int | None]]]]:
-    """By step and process, its micro batches."""
+    """Return the micro batches by step and process."""
     steps = []
     for process in range(processes):
         batches = StepBatches(lengths, rows, global_batch, seed, processes, process)
@@ -51,12 +51,12 @@ def test_micro_batches_keep_to_the_budget_and_processes_in_step(lengths, rows, g
         for batch in (batch for mine in step for batch in mine):
             if batch != [None]:
                 widths = [padded_width(lengths[sample], max(lengths)) for sample in batch]
-                assert batch and max(widths) * len(batch) <= budget and len(batch) <= CROWDED * rows
+                assert batch and max(widths) * len(batch) <= budget and len(batch) <= MAX_CROWDING * rows
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 3))
-def test_one_processs_micro_batches_are_few_and_have_the_least_padding(lengths, rows):
+def test_micro_batches_are_few_with_the_least_padding(lengths, rows):
     batches = StepBatches(lengths, rows, len(lengths), seed=0).step(0, 0)
     ordered, budget = sorted(lengths, reverse=True), rows * max(lengths)
 
@@ -67,7 +67,7 @@ def test_one_processs_micro_batches_are_few_and_have_the_least_padding(lengths, 
     every = [pieces(ordered, cut) for cut in cuts]
 
     def fits(part: list[int]) -> bool:
-        return max(part) * len(part) <= budget and len(part) <= CROWDED * rows
+        return max(part) * len(part) <= budget and len(part) <= MAX_CROWDING * rows
 
     possible = [parts for parts in every if all(map(fits, parts))]
     fewest = min(len(parts) for parts in possible)
@@ -84,7 +84,7 @@ def pieces(values: list[int], cuts: tuple[int, ...]) -> list[list[int]]:
 @given(st.integers(1, 5000))
 def test_widths_are_few_and_at_least_the_length(longest):
     widths = [padded_width(length, longest) for length in range(1, longest + 1)]
-    assert len(set(widths)) <= WIDTHS and widths[-1] == longest
+    assert len(set(widths)) <= MAX_WIDTHS and widths[-1] == longest
     assert all(width >= length for length, width in enumerate(widths, start=1))
 
 
@@ -92,7 +92,7 @@ def test_widths_are_few_and_at_least_the_length(longest):
 def test_widths_on_a_gpu_are_multiples_of_eight(longest, monkeypatch):
     monkeypatch.setattr(batches, "_has_gpu", lambda: True)
     widths = [padded_width(length, longest) for length in range(1, longest + 1)]
-    assert not any(width % 8 for width in widths) and len(set(widths)) <= WIDTHS
+    assert not any(width % 8 for width in widths) and len(set(widths)) <= MAX_WIDTHS
     assert all(width >= length for length, width in enumerate(widths, start=1)) and widths[-1] < longest + 8
     steps = StepBatches([1, longest], 2, 2, seed=0)
     assert sorted(sample for micro_batch in steps.step(0, 0) for sample in micro_batch) == [0, 1]

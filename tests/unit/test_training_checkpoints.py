@@ -1,4 +1,4 @@
-"""Which checkpoint is resumed from, which are kept, and what happens to a damaged one."""
+"""Checkpoints: the one to resume from, those that are kept, damaged ones."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ FILES = {"weights.safetensors": b"weights" * 30, "global_step/optimizer.pt": byt
 
 
 def checkpoint(folder: Path, step: int, fingerprint: str | None = "mine", processes: int = 1) -> Path:
-    """A checkpoint folder; without a fingerprint it was never marked complete."""
+    """Make a checkpoint folder; without a fingerprint, it is not marked complete."""
     path = folder / f"checkpoint-{step}"
     for name, contents in FILES.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def test_the_newest_checkpoint_before_a_step_is_found(tmp_path):
     assert found == [None, older, older, newer]
 
 
-def test_the_newest_complete_checkpoint_is_used_by_number_not_by_name(tmp_path):
+def test_the_newest_checkpoint_is_found_by_number(tmp_path):
     checkpoint(tmp_path, 900)
     newest = checkpoint(tmp_path, 1000)
     checkpoint(tmp_path, 50)
@@ -65,14 +65,14 @@ def test_a_checkpoint_without_the_mark_is_ignored(tmp_path):
     assert find_checkpoint(tmp_path, "mine", 1) == (None, NONE)
 
 
-def test_a_checkpoint_of_other_settings_is_refused_with_the_reason(tmp_path):
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     checkpoint(tmp_path, 100, "other")
     assert find_checkpoint(tmp_path, "mine", 1) == (None, FOREIGN)
 
 
-def test_a_checkpoint_of_another_number_of_processes_is_refused_with_both_ways_out(tmp_path):
+def test_another_number_of_processes_is_refused(tmp_path):
     kept = checkpoint(tmp_path, 20, processes=2)
-    said = "checkpoint-20 was written by 2 processes.*set gpus: 2 to resume from step 20, or delete .* to start over"
+    said = "checkpoint-20 was written by 2 processes.*Set gpus: 2 to resume from step 20, or delete .* to start over"
     with pytest.raises(InputError, match=said):
         find_checkpoint(tmp_path, "mine", 1)
     assert find_checkpoint(tmp_path, "mine", 2)[0] == kept
@@ -89,32 +89,32 @@ def flip(path: Path, start: int, count: int) -> None:
 DAMAGES = {
     "changed": (
         lambda at: flip(at / "global_step/optimizer.pt", 100, 64),
-        "global_step/optimizer.pt has other contents",
+        "the content of global_step/optimizer.pt was changed",
     ),
     "missing": (lambda at: (at / "weights.safetensors").unlink(), "weights.safetensors is missing"),
     "truncated": (lambda at: (at / "weights.safetensors").write_bytes(b"weights"), "has 7 bytes instead of 210"),
     "emptied": (lambda at: (at / "weights.safetensors").write_bytes(b""), "has 0 bytes instead of 210"),
-    "extra": (lambda at: (at / "global_step/extra").touch(), "global_step/extra was not written with it"),
-    "half a mark": (lambda at: flip(at / "complete.json", 5, 400), "complete.json is not as it was written"),
-    "empty mark": (lambda at: (at / "complete.json").write_bytes(b""), "complete.json is not as it was written"),
-    "another mark": (lambda at: (at / "complete.json").write_text("[]"), "complete.json is not as it was written"),
+    "extra": (lambda at: (at / "global_step/extra").touch(), "global_step/extra was added later"),
+    "half a mark": (lambda at: flip(at / "complete.json", 5, 400), "complete.json was changed"),
+    "empty mark": (lambda at: (at / "complete.json").write_bytes(b""), "complete.json was changed"),
+    "another mark": (lambda at: (at / "complete.json").write_text("[]"), "complete.json was changed"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_it_is_taken(tmp_path, damage):
+def test_a_damaged_checkpoint_is_renamed_and_an_older_one_used(tmp_path, damage):
     older, newest = checkpoint(tmp_path, 20), checkpoint(tmp_path, 40)
     harm, said = DAMAGES[damage]
     harm(newest)
     taken, reason = find_checkpoint(tmp_path, "mine", 1)
     assert taken == older
     assert reason.startswith("checkpoint-40 is damaged (") and said in reason
-    assert reason.endswith("and was set aside as damaged-checkpoint-40; resuming from step 20 (checkpoint-20)")
+    assert reason.endswith("and was renamed to damaged-checkpoint-40; resuming from step 20 (checkpoint-20)")
     assert names(tmp_path) == ["checkpoint-20", "damaged-checkpoint-40"]
     assert find_checkpoint(tmp_path, "mine", 1) == (older, "resuming from step 20 (checkpoint-20)")
 
 
-def test_if_all_are_damaged_training_starts_over_and_one_is_kept_to_be_looked_at(tmp_path):
+def test_if_all_are_damaged_training_starts_over(tmp_path):
     for step in (20, 40):
         flip(checkpoint(tmp_path, step) / "weights.safetensors", 0, 1)
     taken, reason = find_checkpoint(tmp_path, "mine", 1)
@@ -125,7 +125,7 @@ def test_if_all_are_damaged_training_starts_over_and_one_is_kept_to_be_looked_at
 
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
-def test_a_mark_with_a_changed_byte_does_not_count_unless_it_says_the_same(tmp_path, place, value):
+def test_a_mark_with_a_changed_byte_does_not_count(tmp_path, place, value):
     if not (tmp_path / "written").exists():
         (checkpoint(tmp_path, 20) / "complete.json").rename(tmp_path / "written")
     written = (tmp_path / "written").read_bytes()
@@ -142,7 +142,7 @@ VALUES = st.none() | st.integers(0, 9) | st.sampled_from(["", "mine", [], {}])
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=30) | (VALUES | st.dictionaries(KEYS, VALUES, max_size=3)).map(json.dumps).map(str.encode))
 @example(b'{"seal": null}')
-def test_whatever_else_stands_in_the_mark_is_no_mark(tmp_path, contents):
+def test_other_contents_of_the_mark_do_not_count(tmp_path, contents):
     (tmp_path / "complete.json").write_bytes(contents)
     assert read_mark(tmp_path) is None
 
@@ -161,7 +161,7 @@ def test_discarding_keeps_two_and_nothing_else_is_touched(tmp_path):
     assert names(tmp_path) == ["trainer_state.json"]
 
 
-def test_checkpoints_of_a_stage_are_discarded_once_its_outputs_are_whole(tmp_path):
+def test_checkpoints_of_complete_stages_are_discarded(tmp_path):
     done, unfinished = tmp_path / "done", tmp_path / "unfinished"
     for stage in (done, unfinished):
         checkpoint(stage / "checkpoints", 100)

@@ -57,7 +57,7 @@ def test_a_text_only_item_has_no_image(dataset):
     assert item["pixel_values"] is None and "<image>" not in text_of(item["input_ids"])
 
 
-def test_a_long_conversation_is_cut_at_the_end_and_keeps_its_image(dataset, image):
+def test_a_long_conversation_is_truncated_after_its_image(dataset, image):
     row = build_conversation("1", image, "How many?", "two " * 100)
     whole, cut = dataset(row)[0], dataset(row, max_length=NUM_IMAGE_TOKENS + 40)[0]
     assert len(cut["input_ids"]) == len(cut["labels"]) == NUM_IMAGE_TOKENS + 40 < len(whole["input_ids"])
@@ -66,21 +66,21 @@ def test_a_long_conversation_is_cut_at_the_end_and_keeps_its_image(dataset, imag
     assert cut["input_ids"].count(tiny_processor().image_token_id) == NUM_IMAGE_TOKENS
 
 
-def test_conversations_that_are_cut_and_those_that_lose_their_answer_are_counted(dataset, image):
+def test_truncated_conversations_and_lost_answers_are_counted(dataset, image):
     short, long = (
         build_conversation("1", image, "How many?", "two"),
         build_conversation("2", image, "How many?", "two " * 100),
     )
     lost = build_conversation("3", image, "How many? " * 100, "two")
     length = NUM_IMAGE_TOKENS + 60
-    assert dataset(short).cuts(length) is None
-    assert dataset(short, long, lost, max_length=length).cuts(length) == (
-        f"2 of 3 conversations have max_length, {length} tokens, or more, and end there; 1 have no token of an answer "
-        "left to learn"
+    assert dataset(short).truncation_note(length) is None
+    assert dataset(short, long, lost, max_length=length).truncation_note(length) == (
+        f"2 of 3 conversations have at least max_length ({length}) tokens and are truncated; 1 of all have no token of "
+        "an answer left to learn"
     )
 
 
-def test_data_of_which_no_answer_is_left_is_refused(dataset, image):
+def test_data_without_answers_left_is_refused(dataset, image):
     with pytest.raises(InputError, match="no token of any answer .* raise max_length, or shorten"):
         dataset(build_conversation("3", image, "How many? " * 100, "two"), max_length=NUM_IMAGE_TOKENS + 20)
 
@@ -94,7 +94,7 @@ def test_a_max_length_without_room_for_text_is_refused(dataset, image):
     "said", [("<image>\nQ <|im_end|>", "A"), ("<image>\nQ", "<image>"), ("<image><image>", "A"), ("Q", "A")]
 )
 def test_a_text_that_the_model_would_misread_is_refused_by_row(dataset, image, said):
-    """`write_jsonl` leaves no such row; a file may come from elsewhere."""
+    """`write_jsonl` writes no such row, but a file may come from elsewhere."""
     row = build_conversation("2", image, "Q", "A")
     for turn, value in zip(row["conversations"], said, strict=True):
         turn["value"] = value
@@ -109,7 +109,7 @@ def test_a_conversation_with_two_images_is_refused_by_row(dataset, image):
 
 
 def test_an_empty_file_is_refused(dataset):
-    with pytest.raises(InputError, match="data.jsonl holds no conversations"):
+    with pytest.raises(InputError, match="data.jsonl: there are no conversations to train on"):
         dataset()
 
 

@@ -23,7 +23,7 @@ STATED = {1: (1, 32, 32, 2), 2: (1, 16, 32, 2), 4: (1, 8, 32, 2), 6: (1, 8, 48, 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """What write_deepspeed_configs.py writes for the MGM-2B shape, on which nothing is downloaded."""
+    """Return the files of write_deepspeed_configs.py for the MGM-2B shape, without a download."""
     folder = tmp_path_factory.mktemp("written")
     write_yaml(
         folder / "config.yaml",
@@ -43,7 +43,7 @@ def written(tmp_path_factory):
     return {path.stem: read_json(path) for path in (folder / "out").iterdir()}
 
 
-def test_a_model_that_is_whole_already_is_sized_by_its_own_folder(tmp_path, monkeypatch, capsys):
+def test_an_assembled_model_is_sized_by_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     mgm_config().save_pretrained("mgm")
     write_yaml("config.yaml", model_settings({"assembled": "mgm", "clip_score": "clip"}))
@@ -53,13 +53,13 @@ def test_a_model_that_is_whole_already_is_sized_by_its_own_folder(tmp_path, monk
 
 
 def in_world_of(gpus, monkeypatch):
-    """DeepSpeed's config class reads the number of processes from the process group; none runs here."""
+    """Parse with DeepSpeed's config class, which reads the number of processes from a process group."""
     monkeypatch.setattr("deepspeed.runtime.config.dist.get_rank", lambda: 0)
     monkeypatch.setattr("deepspeed.runtime.config.dist.get_world_size", lambda: gpus)
 
 
 @pytest.mark.parametrize("gpus", STATED)
-def test_the_configuration_for_each_gpu_count_is_valid_at_that_world_size(gpus, written, monkeypatch):
+def test_each_gpu_counts_configuration_is_valid_there(gpus, written, monkeypatch):
     in_world_of(gpus, monkeypatch)
     micro, accumulation, batch, stage = STATED[gpus]
     accepted = DeepSpeedConfig(as_transformers_completes_it(written[f"deepspeed_{gpus}gpu"]))
@@ -76,7 +76,7 @@ def test_a_configuration_for_another_gpu_count_is_refused(gpus, written, monkeyp
         DeepSpeedConfig(as_transformers_completes_it(written[f"deepspeed_{gpus}gpu"]))
 
 
-def test_zero_3_is_sized_by_hidden_2048_and_checkpoints_activations_on_the_cpu(written):
+def test_zero_3_is_sized_and_checkpoints_activations_on_the_cpu(written):
     stage_3 = [config for config in written.values() if config["zero_optimization"]["stage"] == 3]
     assert len(stage_3) == 4
     for config in stage_3:
@@ -89,7 +89,7 @@ def test_zero_3_is_sized_by_hidden_2048_and_checkpoints_activations_on_the_cpu(w
 
 
 def as_transformers_completes_it(value):
-    """What transformers puts in the place of the remaining "auto"s, from its training arguments."""
+    """Replace the remaining "auto" values as transformers does from its training arguments."""
     arguments = {
         "train_batch_size": 8,
         "train_micro_batch_size_per_gpu": 4,
@@ -107,7 +107,7 @@ def as_transformers_completes_it(value):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_deepspeed_file_is_completed_with_integers_that_deepspeed_accepts(path):
+def test_every_deepspeed_file_is_completed_with_integers(path):
     completed = complete_deepspeed_config(read_json(path), hidden_size=2048)
     zero = completed["zero_optimization"]
     assert "auto" not in zero.values()
@@ -130,7 +130,7 @@ def test_sizes_at_hidden_2048():
 
 
 def test_deepspeed_refuses_the_float_that_auto_would_become():
-    """Why the sizes are filled in here."""
+    """This is the reason why the workflow fills in the sizes."""
     config = as_transformers_completes_it(read_json(PROJECT / "config" / "deepspeed" / "zero3_offload.json"))
     config["zero_optimization"] |= {key: 1000 for key in SIZES} | {"stage3_prefetch_bucket_size": 0.9 * 2048**2}
     with pytest.raises(ValueError, match="stage3_prefetch_bucket_size|prefetch_bucket_size"):
@@ -151,6 +151,6 @@ def test_sizes_that_were_chosen_stay_and_the_file_is_not_changed():
 
 @pytest.mark.parametrize("name", [path.stem for path in CONFIGS if path.stem.startswith("zero3")])
 def test_zero3_leaves_linear_layers_as_they_are(name):
-    """Its own keep the inputs of frozen layers too; compiled by torch 2.11, a layer with them is never recomputed."""
+    """DeepSpeed's own linear layers keep inputs of frozen layers, and torch 2.11 never recomputes them if compiled."""
     config = read_json(PROJECT / "config" / "deepspeed" / f"{name}.json")
     assert config["zero_optimization"]["memory_efficient_linear"] is False

@@ -1,11 +1,11 @@
-"""What must be equal for a checkpoint to be resumed."""
+"""The fingerprint that must be equal for a checkpoint to be resumed."""
 
 import sys
 
 import pytest
 
 from dj2mgm.training.settings import TrainingSettings
-from dj2mgm.training.stage import digest_of, fingerprint_of
+from dj2mgm.training.stage import compute_digest, compute_fingerprint
 
 BATCH = {"global_batch_size": 8, "micro_batch_size": 1, "gradient_accumulation_steps": 8, "gpus": 1}
 STAGE = {"cpu_threads": None, "template": "gemma", "deepspeed": None}
@@ -14,14 +14,14 @@ SETTINGS = {"seed": 0, "learning_rate": 1e-3, "loader_workers": 4} | BATCH | STA
 
 @pytest.fixture
 def fingerprint(tmp_path, monkeypatch):
-    """Of a training script, its data and settings, some of them changed."""
+    """Return the fingerprint of a training script, its data and settings, some of which are changed."""
     script, data = tmp_path / "train.py", tmp_path / "data.jsonl"
     monkeypatch.setattr(sys, "argv", [str(script)])
 
     def compute(code: str = "1", rows: str = "{}", **changed) -> str:
         script.write_text(code)
         data.write_text(rows)
-        return fingerprint_of(TrainingSettings(**SETTINGS | changed), digest_of({"data": data}))
+        return compute_fingerprint(TrainingSettings(**SETTINGS | changed), compute_digest({"data": data}))
 
     return compute
 

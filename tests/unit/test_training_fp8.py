@@ -1,4 +1,4 @@
-"""Frozen layers in FP8: products near those in full precision, gradients for what comes before, and refusals."""
+"""Frozen layers in FP8: products near those in full precision, gradients of inputs, and refused settings."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from dj2mgm.config.training import choices_of_whole_weights
 from dj2mgm.errors import InputError
-from dj2mgm.training.fp8 import FrozenFP8Linear, check_fp8, quantized
+from dj2mgm.training.fp8 import FrozenFP8Linear, check_fp8, quantize_rows
 from dj2mgm.training.frozen import replace_frozen_layers
 
 
@@ -29,7 +29,7 @@ def test_output_and_gradient_are_near_those_in_full_precision(linear):
 
 
 def test_a_product_of_what_e4m3_holds_exactly_is_exact(linear):
-    """Rows of powers of two, each of a magnitude of its own: only scales for each row can bring them all into range."""
+    """Rows of powers of two differ in magnitude, so that only a scale for each row brings all of them into range."""
     weight = torch.zeros(48, 64)
     weight[torch.arange(48), torch.arange(48)] = 2.0 ** (torch.arange(48) - 24)
     linear.weight.copy_(weight)
@@ -41,10 +41,10 @@ def test_a_product_of_what_e4m3_holds_exactly_is_exact(linear):
 
 def test_rows_are_restored_to_within_half_a_step():
     matrix = torch.randn(7, 256) * 10.0 ** torch.arange(-3, 4).unsqueeze(1)
-    values, scales = quantized(matrix)
+    values, scales = quantize_rows(matrix)
     error = (values.float() * scales - matrix).abs()
     assert (error <= matrix.abs() / 16 + scales * 2**-10).all()  # three bits of mantissa; the smallest subnormal
-    assert quantized(torch.zeros(2, 16))[0].float().eq(0).all()
+    assert quantize_rows(torch.zeros(2, 16))[0].float().eq(0).all()
 
 
 def test_casting_the_model_to_bf16_changes_nothing(linear):
@@ -68,11 +68,11 @@ def test_only_frozen_layers_of_even_sizes_are_replaced():
     }
 
 
-def test_a_model_without_a_frozen_layer_and_divided_weights_are_refused(linear):
+def test_trained_layers_and_zero_3_are_refused(linear):
     with pytest.raises(InputError, match="finds no frozen layer"):
         replace_frozen_layers(nn.ModuleList([linear.requires_grad_(True)]), "fp8")
     linear.requires_grad_(False).weight.ds_id = 0  # as ZeRO-3 marks it
-    with pytest.raises(InputError, match="which ZeRO-3 divides"):
+    with pytest.raises(InputError, match="but ZeRO-3 splits them"):
         replace_frozen_layers(nn.ModuleList([linear]), "fp8")
 
 

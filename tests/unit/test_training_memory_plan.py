@@ -1,4 +1,4 @@
-"""What a training stage does with its memory plan, on a tiny model."""
+"""The memory plan of a training stage, on a tiny model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,8 @@ from dj2mgm.files import read_json
 from dj2mgm.memory.architecture import MGMArchitecture
 from dj2mgm.memory.prediction import Machine, predict
 from dj2mgm.memory.step import trace_memory
-from dj2mgm.training.batches import CROWDED
+from dj2mgm.training.batches import MAX_CROWDING
 from dj2mgm.training.checkpoints import MARK
-from dj2mgm.training.gpu_memory import is_out_of_memory
 from dj2mgm.training.memory_plan import (
     build_workload,
     check_memory,
@@ -25,6 +24,7 @@ from dj2mgm.training.memory_plan import (
     keep_plan,
     plan_from_settings,
 )
+from dj2mgm.training.out_of_memory import is_out_of_memory
 from dj2mgm.training.settings import LoraSettings, TrainingSettings
 
 NAMES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
@@ -33,7 +33,7 @@ ROOM, NO_ROOM = Machine(0, None, 64.0), Machine(0, None, 0.25)
 
 
 class Conversations:
-    """Tokens of two conversations, and those that carry loss."""
+    """Tokens of two conversations, and their tokens with loss."""
 
     lengths, answers = [30, 40], [12, 8]
 
@@ -53,19 +53,19 @@ def test_the_workload_is_the_stages_own(workload):
     assert workload.precision == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
 
 
-def test_what_fits_goes_on_with_a_record_whose_parts_add_up(workload):
+def test_the_record_of_a_stage_that_fits_adds_up(workload):
     plan = check_memory(settings(), workload, ROOM)
     assert plan["host_gib"] == pytest.approx(sum(plan["host"].values()), abs=0.02) and plan["gpu_gib"] is None
     assert plan["free_host_gib"] == 64.0
 
 
-def test_what_cannot_fit_is_refused_with_the_numbers_and_the_way_around(workload):
+def test_a_stage_that_does_not_fit_is_refused_with_numbers(workload):
     with pytest.raises(InputError, match=r"does not fit: 0\.\d GiB of host memory are needed, 0\.2 GiB are available"):
         check_memory(settings(), workload, NO_ROOM)
     check_memory(settings(check_memory=False), workload, NO_ROOM)
 
 
-def test_a_machine_that_cannot_be_read_is_said_so_and_not_refused(workload, capsys):
+def test_unreadable_memory_is_noted_and_not_refused(workload, capsys):
     check_memory(settings(), workload, Machine(1, None, None))
     assert "the free memory of this machine cannot be read" in capsys.readouterr().err
 
@@ -79,7 +79,7 @@ def test_auto_takes_the_fastest_that_fits(workload, capsys):
     )
 
 
-def test_auto_says_what_would_help_where_nothing_fits(workload):
+def test_auto_names_remedies_if_nothing_fits(workload):
     with pytest.raises(InputError, match="nothing fits. Remedies: .* GiB of the host's memory would be enough"):
         choose_plan(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
 
@@ -97,13 +97,13 @@ ALL_AUTO = {
 }
 
 
-def test_auto_takes_the_largest_micro_batch_before_it_recomputes(workload):
+def test_auto_prefers_large_micro_batches_to_no_checkpointing(workload):
     chosen = choose_plan(settings(**ALL_AUTO), workload, ROOM)
     assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (16, 1)
     assert chosen.activation_checkpointing is False and not chosen.has_auto
 
 
-def test_less_memory_makes_auto_recompute_and_then_take_less_at_a_time(workload):
+def test_less_memory_means_checkpointing_then_smaller_batches(workload):
     arranged = choose_plan(settings(**ALL_AUTO), workload, ROOM)
     whole = predict(workload, plan_from_settings(arranged, workload), ROOM).host_gib
     chosen = []
@@ -119,7 +119,7 @@ def test_less_memory_makes_auto_recompute_and_then_take_less_at_a_time(workload)
 
 @pytest.fixture
 def start(workload, tmp_path):
-    """Choose as a stage does that starts, and keep it."""
+    """Return a function that chooses a plan and keeps it, like a starting stage."""
 
     def choose(machine: Machine, **changes) -> TrainingSettings:
         requested = settings(**ALL_AUTO | changes)
@@ -138,14 +138,14 @@ def save_checkpoint(folder: Path) -> None:
 SMALL = Machine(0, None, 0.602)
 
 
-def test_a_stage_that_goes_on_keeps_its_choice_on_another_machine(start, tmp_path, capsys):
+def test_a_resumed_stage_keeps_its_choice_on_another_machine(start, tmp_path, capsys):
     first = start(SMALL)
     save_checkpoint(tmp_path)
     assert start(ROOM) == first != settings(**ALL_AUTO)
     assert "as this stage chose before" in capsys.readouterr().err
 
 
-def test_without_a_checkpoint_or_for_another_model_the_choice_is_made_again(start, tmp_path):
+def test_another_model_or_no_checkpoint_means_a_new_choice(start, tmp_path):
     assert start(SMALL).micro_batch_size < start(ROOM).micro_batch_size == 16
     save_checkpoint(tmp_path)
     assert start(SMALL).micro_batch_size == 16
@@ -155,7 +155,7 @@ def test_without_a_checkpoint_or_for_another_model_the_choice_is_made_again(star
     assert choose_plan(other, workload, SMALL, tmp_path / "arrangement.json").micro_batch_size < 16
 
 
-def test_checkpoints_keep_their_deepspeed_configuration_when_the_batch_is_stated(start, tmp_path):
+def test_checkpoints_keep_their_deepspeed_configuration(start, tmp_path):
     offload = {"zero2_offload": CHOICES["zero2_offload"]}
     assert start(ROOM, deepspeed_choices=offload).deepspeed == CHOICES["zero2_offload"]
     save_checkpoint(tmp_path)
@@ -163,7 +163,7 @@ def test_checkpoints_keep_their_deepspeed_configuration_when_the_batch_is_stated
     assert stated.deepspeed == CHOICES["zero2_offload"] and stated.micro_batch_size == 2
 
 
-def test_after_running_out_of_memory_half_of_the_micro_batch_is_taken_once(start, tmp_path):
+def test_the_micro_batch_is_halved_once(start, tmp_path):
     kept = tmp_path / "arrangement.json"
     assert not halve_micro_batch(kept)
     assert start(ROOM).micro_batch_size == 16
@@ -173,13 +173,13 @@ def test_after_running_out_of_memory_half_of_the_micro_batch_is_taken_once(start
     assert not halve_micro_batch(kept)
 
 
-def test_a_full_gpu_is_known_from_whoever_asked_for_more():
+def test_errors_of_a_full_gpu_are_recognized():
     cublas = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
     assert is_out_of_memory(torch.OutOfMemoryError()) and is_out_of_memory(RuntimeError(cublas))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
-def test_8_bit_states_are_chosen_only_where_nothing_else_fits(workload):
+def test_8_bit_states_are_chosen_only_if_nothing_else_fits(workload):
     choices = CHOICES | {"adamw_8bit": read_json(PROJECT / "config/deepspeed/adamw_8bit.json")}
     chosen = choose_plan(settings(**ALL_AUTO | {"deepspeed_choices": choices}), workload, SMALL)
     assert chosen.deepspeed != choices["adamw_8bit"]
@@ -189,12 +189,12 @@ def test_images_of_shorter_conversations_are_planned_for():
     short = Conversations()
     short.lengths = [18, 40]
     crowded = build_workload("lora", settings(), MGMArchitecture("a", mgm_config()), short)
-    assert crowded.images == CROWDED
+    assert crowded.images == MAX_CROWDING
     peaks = [trace_memory(case, 0, 4).sizes.sum(1).max() for case in (replace(crowded, images=1.0), crowded)]
     assert peaks[0] < peaks[1]
 
 
-def test_a_deepspeed_file_with_fixed_sizes_is_taken_with_those_or_not_at_all(workload):
+def test_fixed_sizes_of_a_deepspeed_file_are_kept_or_refused(workload):
     fixed = CHOICES["zero2"] | {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}
     chosen = choose_plan(settings(**ALL_AUTO | {"deepspeed_choices": {"fixed": fixed}}), workload, ROOM)
     assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (2, 8)

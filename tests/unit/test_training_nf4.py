@@ -1,4 +1,4 @@
-"""Frozen layers in 4 bits: what they compute, keep and refuse, and a whole stage beside one with the same weights."""
+"""Frozen layers in 4 bits: results, kept tensors, refused sizes, and a stage compared with one of the same weights."""
 
 import pytest
 import tiny_families
@@ -33,7 +33,7 @@ def linear() -> nn.Linear:
     return nn.Linear(256, 128).requires_grad_(False)
 
 
-def test_output_and_gradient_are_those_of_the_weight_that_torchao_restores(linear):
+def test_output_and_gradient_equal_those_of_the_restored_weight(linear):
     x, gradient = torch.randn(2, 5, 256, requires_grad=True), torch.randn(2, 5, 128)
     weight = to_nf4(linear.weight).get_original_weight()
     output = FrozenNF4Linear(linear)(x)
@@ -51,7 +51,7 @@ def test_a_weight_is_restored_to_the_nearest_level_of_its_block(linear):
     assert ((blocks - found).abs() <= nearest + 0.01 * greatest.max()).all()
 
 
-def test_compiled_layers_keep_codes_not_whole_weights_for_the_backward_pass(linear):
+def test_compiled_layers_keep_codes_for_the_backward_pass(linear):
     kept = []
 
     def remember(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,15 +64,15 @@ def test_compiled_layers_keep_codes_not_whole_weights_for_the_backward_pass(line
     assert 0 < sum(kept) < linear.weight.numel()  # a byte for each weight would be twice what its code takes
 
 
-def test_sizes_that_blocks_do_not_divide_stay_and_a_model_of_such_is_refused():
+def test_sizes_that_blocks_do_not_divide_are_not_replaced():
     layers = nn.ModuleDict({"even": nn.Linear(128, 128), "odd": nn.Linear(128, 64)}).requires_grad_(False)
     replace_frozen_layers(layers, "nf4")
     assert type(layers["even"]) is FrozenNF4Linear and type(layers["odd"]) is nn.Linear
-    with pytest.raises(InputError, match="precision: nf4 finds no frozen layer of a size that it takes"):
+    with pytest.raises(InputError, match="precision: nf4 supports the size of no frozen layer"):
         replace_frozen_layers(nn.ModuleDict({"odd": layers["odd"]}), "nf4")
 
 
-def test_a_stage_in_4_bits_trains_what_one_with_the_restored_weights_does(tmp_path, monkeypatch):
+def test_a_stage_in_4_bits_equals_one_with_restored_weights(tmp_path, monkeypatch):
     wider = {"hidden_size": 128, "intermediate_size": 256}
     monkeypatch.setattr(tiny_families, "TEXT", tiny_families.TEXT | wider)
     tiny_families.save_tiny_family("llava", tmp_path / "model")

@@ -1,33 +1,33 @@
-"""The optimizer with 8-bit states, on weights that are kept in bf16 alone."""
+"""The optimizer with 8-bit states, on weights that are kept in bf16 only."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dj2mgm.training.optimizer import optimizer_of
+from dj2mgm.training.optimizer import choose_optimizer
 
 
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch):
-    """torchao compiles its update; here that would take longer than the tests."""
+    """Leave torchao's update uncompiled, because compiling takes longer than the tests."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
 
 def made(learning_rate: float, weight_decay: float = 0.0):
-    optimizer, arguments = optimizer_of(
+    optimizer, arguments = choose_optimizer(
         SimpleNamespace(deepspeed={}, learning_rate=learning_rate, weight_decay=weight_decay, seed=0)
     )
     return lambda parameters: optimizer(parameters, **arguments)
 
 
-def losses(optimizer_of, dtype: torch.dtype, steps: int) -> list[float]:
-    """Of a small network that learns a fixed function."""
+def losses(choose_optimizer, dtype: torch.dtype, steps: int) -> list[float]:
+    """Return the losses of a small network that learns a fixed function."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64))
     inputs, target = torch.randn(256, 64), torch.randn(256, 64)
     network = network.to(dtype)
-    optimizer = optimizer_of(network.parameters())
+    optimizer = choose_optimizer(network.parameters())
     found = []
     for _ in range(steps):
         loss = (network(inputs.to(dtype)).float() - target).square().mean()
@@ -38,7 +38,7 @@ def losses(optimizer_of, dtype: torch.dtype, steps: int) -> list[float]:
     return found
 
 
-def test_fifty_steps_stay_within_two_per_cent_of_adamw_in_float32():
+def test_fifty_steps_stay_within_2_percent_of_float32_adamw():
     wanted = losses(lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01), torch.float32, 50)
     found = losses(made(1e-3, 0.01), torch.bfloat16, 50)
     assert wanted[-1] < 0.8 * wanted[0], "nothing was learnt, so that nothing was compared"
@@ -46,7 +46,7 @@ def test_fifty_steps_stay_within_two_per_cent_of_adamw_in_float32():
 
 
 def test_small_updates_are_not_lost_to_rounding():
-    """Weights of 1 and updates of 1e-4: in bf16 the next number below 1 is 4e-3 away."""
+    """Weights are 1 and updates 1e-4, while the next bf16 number below 1 is 4e-3 away."""
     weights = torch.nn.Parameter(torch.ones(64, 256, dtype=torch.bfloat16))
     optimizer = made(1e-4)([weights])
     for _ in range(100):
@@ -67,7 +67,7 @@ def test_states_take_one_byte_for_each_weight():
 
 
 def test_without_a_gradient_weights_move_as_far_as_in_float32():
-    """Gradients over four decades in a block of states, and then none for half of the weights, or for all."""
+    """Gradients span four decades in a block of states, and are then zero for half or all of the weights."""
     learning_rate = 1e-3
     torch.manual_seed(0)
     scale = 1e-2 * 10 ** (-4 * torch.rand(64, 256))

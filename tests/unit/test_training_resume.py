@@ -27,7 +27,7 @@ WORDS = "What color is the circle? a red circle at the top left".split()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A tiny model wide enough for 8-bit states, a projector, and conversations with and without an image."""
+    """Make a tiny model wide enough for 8-bit states, a projector, and conversations with and without an image."""
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
@@ -64,7 +64,7 @@ def forks(tmp_path_factory):
 
 
 def flags(folder: Path, output: Path, tuning: str, **changed) -> dict:
-    """The command line of a stage, whose settings are written beside its output."""
+    """Write the settings of a stage and return its command line."""
     stage = TUNINGS[tuning]
     settings = training_settings(stage, "plain", 16) | {
         "deepspeed": read_deepspeed("zero2", stage),
@@ -91,7 +91,7 @@ def flags(folder: Path, output: Path, tuning: str, **changed) -> dict:
 
 
 def outcome(output: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
-    """All trained tensors, and what was logged at every step."""
+    """Return all trained tensors, and the log rows of every step."""
     files = sorted([*output.glob("*.safetensors"), *output.glob("adapter/*.safetensors")])
     weights = {f"{file.name}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
     kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm")
@@ -106,7 +106,7 @@ def assert_equal_outcomes(one: Path, other: Path) -> None:
 
 
 def each_combination() -> Iterator:
-    """Every configuration with every tuning; all but one of a configuration's are slow, another one each time."""
+    """Yield every configuration with every tuning; all but one tuning of a configuration are marked slow."""
     for number, configuration in enumerate(CONFIGURATIONS):
         for place, tuning in enumerate(TUNINGS):
             marks = () if number % len(TUNINGS) == place else pytest.mark.slow
@@ -132,7 +132,7 @@ def test_a_killed_run_resumes_and_ends_as_an_undisturbed_one(folder, forks, tmp_
 def shared(
     folder: Path, output: Path, processes: int, micro: int, total: int, tuning: str = "stage 1", **changed
 ) -> dict:
-    """The command line of a stage on 83 samples, whose last step is incomplete."""
+    """Return the command line of a stage on 83 samples, whose last step is incomplete."""
     sizes = {"global_batch_size": total, "micro_batch_size": micro, "gpus": processes}
     sizes["gradient_accumulation_steps"] = total // micro // processes
     settings = sizes | {"max_steps": None, "epochs": 2, "save_steps": 100} | changed
@@ -140,7 +140,7 @@ def shared(
 
 
 def assert_same_training(one: Path, other: Path, before: Path) -> None:
-    """Within what another order of sums changes."""
+    """Assert equality up to the effect of another order of summation."""
     (weights, rows), (wanted, wanted_rows) = outcome(one), outcome(other)
     for key in ("step", "learning_rate"):
         assert [row[key] for row in rows] == [row[key] for row in wanted_rows]
@@ -159,7 +159,7 @@ def assert_same_training(one: Path, other: Path, before: Path) -> None:
     [pytest.param(8, 32, None, id="two epochs"), pytest.param(4, 24, 6, id="max_steps", marks=pytest.mark.slow)],
 )
 def test_an_incomplete_last_step_is_equal_on_one_process_and_two(folder, forks, tmp_path, micro, total, steps):
-    """11 micro batches of 8, or 21 of 4: the second process has none in the last round."""
+    """There are 11 micro batches of 8, or 21 of 4, so that the second process has none in the last round."""
     given = {"whole": (1, total), "one": (1, micro), "two": (2, micro)}
     for name, (processes, size) in given.items():
         ended = forks.run(
@@ -171,7 +171,7 @@ def test_an_incomplete_last_step_is_equal_on_one_process_and_two(folder, forks, 
     assert_same_training(tmp_path / "two", tmp_path / "whole", folder / "projector.safetensors")
 
 
-def test_after_running_out_of_memory_a_stage_goes_on_with_half_the_micro_batch(folder, forks, tmp_path):
+def test_a_stage_out_of_memory_resumes_with_half_the_micro_batch(folder, forks, tmp_path):
     given = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
     undisturbed, disturbed = (
         shared(folder, tmp_path / name, 1, 8, 8, **given) for name in ("undisturbed", "disturbed")
@@ -199,7 +199,7 @@ def test_sizes_that_a_deepspeed_file_fixes_are_not_halved(folder, forks, tmp_pat
 
 @pytest.mark.parametrize(("tuning", "configuration"), [("stage 1", "zero2"), ("LoRA", "adamw_8bit")])
 def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning, configuration):
-    """With LoRA, each process draws its own dropout, and rounds its own copy of the weights at random."""
+    """Each process draws its own dropout with LoRA, and rounds its own copy of the weights at random."""
     script = f"{TUNINGS[tuning]}.py"
     changed = {"save_steps": 1, "precision": "bf16", "deepspeed": read_deepspeed(configuration, TUNINGS[tuning])}
     undisturbed, killed = (
@@ -214,7 +214,7 @@ def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_rows_of_several_steps_are_the_same_after_a_resume(folder, forks, tmp_path, processes):
-    """Logged at steps 1 and 4, saved at steps 2 and 4: the second row is of steps before the resume and after it."""
+    """Steps 1 and 4 are logged, 2 and 4 saved, so that the second row covers steps before and after the resume."""
     undisturbed, killed = (
         flags(folder, tmp_path / name, "stage 1", gpus=processes, global_batch_size=2 * processes, log_steps=4)
         for name in ("undisturbed", "killed")
@@ -255,7 +255,7 @@ def test_the_projectors_rate_scales_its_update_and_no_other(folder, forks, tmp_p
 
 @pytest.mark.parametrize("configuration", ["zero3_offload", "adamw_8bit"])
 def test_weight_decay_spares_norms_and_biases(folder, forks, tmp_path, configuration):
-    """AdamW takes the decay off beside its update, which after one step is the same without."""
+    """AdamW subtracts the decay separately from its update, which is the same without decay after one step."""
     start, rate, decay = load_file(folder / "projector.safetensors"), 1e-3, 5.0
     given = {"deepspeed": read_deepspeed(configuration, "finetune"), "warmup_ratio": 0, "projector_learning_rate": rate}
     ends = []
@@ -281,7 +281,7 @@ def test_the_projectors_rate_follows_the_schedule_of_the_others(folder, forks, t
 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(folder, forks, tmp_path, processes):
+def test_training_resumes_before_a_damaged_checkpoint(folder, forks, tmp_path, processes):
     undisturbed, killed = (
         shared(folder, tmp_path / name, processes, 8, 32, save_steps=1) for name in ("undisturbed", "killed")
     )
@@ -296,7 +296,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(folder, forks, tmp
         contents[:middle] + bytes(byte ^ 255 for byte in contents[middle:][:64]) + contents[middle + 64 :]
     )
     ended = forks.run("pretrain.py", killed, processes)
-    assert ended.ok and "was set aside as damaged-checkpoint-4; resuming from step 3" in ended.printed, ended.printed
+    assert ended.ok and "was renamed to damaged-checkpoint-4; resuming from step 3" in ended.printed, ended.printed
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
 
 
@@ -322,7 +322,7 @@ def diverging(folder: Path, output: Path, tuning: str, configuration: str, **cha
 def test_a_training_that_diverges_is_stopped_and_leaves_nothing(
     folder, forks, tmp_path, tuning, configuration, precision, processes
 ):
-    """Stop at the first gradient that is not finite; keep checkpoints that a healthy step followed."""
+    """Training stops at the first non-finite gradient, and keeps checkpoints that a healthy step followed."""
     sizes = {"gpus": processes, "gradient_accumulation_steps": 2 // processes, "precision": precision}
     given, stage = diverging(folder, tmp_path, tuning, configuration, **sizes), TUNINGS[tuning]
     for resumes in (False, True):  # the second start diverges at the same step again
@@ -340,7 +340,7 @@ def test_a_training_that_diverges_is_stopped_and_leaves_nothing(
         assert [path.name for path in (tmp_path / stage / "checkpoints").glob("checkpoint-*")] == ["checkpoint-1"]
 
 
-def test_a_training_whose_loss_ends_far_above_its_start_is_refused(folder, forks, tmp_path):
+def test_a_loss_that_ends_far_above_its_start_is_refused(folder, forks, tmp_path):
     given = diverging(folder, tmp_path, "full", "zero2", learning_rate=1.0, precision="fp32")
     ended = forks.run("finetune.py", given)
     assert ended.statuses == [2] and "progress: steps: 8 of 8" in ended.printed

@@ -1,4 +1,4 @@
-"""Scores of a model in training: the training is not changed by them, and they are those of its answers."""
+"""Scores of a model in training: they do not change the training, and they equal those of its answers."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from dj2mgm.config.training import read_deepspeed
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.generators import load_generator
-from dj2mgm.training.scoring import fitting
+from dj2mgm.training.scoring import questions_within
 
 WORDS = "red circle at the top left two".split()
 SCORES = {"questions": 10, "share": 1.0}
@@ -20,7 +20,7 @@ SCORES = {"questions": 10, "share": 1.0}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Beside what is trained on: seven held-out images with two questions each, and the settings that ask them."""
+    """Add seven held-out images with two questions each to the training data, and the settings that ask them."""
     folder = make_inputs(tmp_path_factory.mktemp("inputs"))
     rows = []
     for number, word in enumerate(WORDS):
@@ -81,7 +81,7 @@ def test_scores_change_nothing_and_a_killed_run_has_each_once(folder, forks, tmp
 
 
 def test_two_processes_ask_what_one_asks(folder, forks, tmp_path):
-    """ZeRO-3's layers are gathered together: the second has a micro batch less."""
+    """Processes gather ZeRO-3's layers together, and the second one has a micro batch less."""
     changed = {"deepspeed": read_deepspeed("zero3", "pretrain"), "score_while_training": SCORES, "save_steps": 3}
     for processes in (1, 2):
         given = asked(folder, shared(folder, tmp_path / str(processes), processes, 3, 24, **changed))
@@ -112,7 +112,7 @@ def test_the_last_scores_are_those_of_generated_answers(folder, forks, tmp_path)
 
 
 def learned(folder: Path, tmp_path: Path) -> Path:
-    """The held-out questions, each with one and the same answer."""
+    """Return the held-out questions, all with the same answer."""
     rows = [
         {
             "id": f"{row['id']}/{number}",
@@ -129,7 +129,7 @@ def learned(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "learned.jsonl"
 
 
-def test_other_questions_are_asked_of_the_last_weights_without_training_again(folder, forks, tmp_path):
+def test_other_questions_score_the_last_weights_without_training(folder, forks, tmp_path):
     output = tmp_path / "stage"
     given = asked(folder, flags(folder, output, "LoRA", score_while_training=SCORES))
     assert forks.run("finetune.py", given).ok
@@ -156,4 +156,4 @@ def test_fewer_are_asked_where_time_is_short(folder, forks, tmp_path):
     ],
 )
 def test_as_many_are_asked_as_there_is_time_for(sizes, ends, seconds, count):
-    assert fitting(sizes, ends, seconds) == count
+    assert questions_within(sizes, ends, seconds) == count

@@ -39,7 +39,7 @@ LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}
 
 
 def solve(*sizes: int | None) -> tuple[int, ...]:
-    """Global batch, micro batch, accumulation and GPUs, the open one solved for."""
+    """Return global batch, micro batch, accumulation and GPUs, of which the open one is solved for."""
     return tuple(solve_batch("here", dict(zip(FACTORS, sizes, strict=True)))[key] for key in FACTORS)
 
 
@@ -72,7 +72,7 @@ def test_whatever_single_size_is_left_open_is_solved_for_exactly():
             assert solve(*sizes[:place], None, *sizes[place + 1 :]) == sizes
 
 
-def test_what_has_no_exact_solution_gets_the_nearest_global_batches():
+def test_impossible_batches_get_the_nearest_global_batches():
     assert refusal(100, None, 4, 6) == (
         "here: global_batch_size 100 is not micro_batch_size ? × gradient_accumulation_steps 4 × gpus 6; "
         "with gradient_accumulation_steps 4 × gpus 6, choose a global_batch_size of 96 or 120"

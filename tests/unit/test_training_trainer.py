@@ -20,13 +20,13 @@ def mgm(processor: MGMProcessor) -> MGMFamily:
     return family
 
 
-def test_images_reach_the_model_normalised_and_in_float32_under_a_bf16_engine():
-    """transformers' Trainer casts them to the engine's dtype; the model scales them down in float32 first."""
+def test_images_stay_float32_under_a_bf16_engine():
+    """Trainer's own method would cast them to the engine's dtype, but the model scales them down in float32 first."""
     trainer = object.__new__(StageTrainer)
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     trainer.is_deepspeed_enabled = True
     processor, image = tiny_processor(), Image.effect_noise((IMAGE_SIDE, IMAGE_SIDE), 80).convert("RGB")
-    trainer.inputs_of = mgm(processor).inputs
+    trainer.prepare_inputs = mgm(processor).inputs
     batch = {"pixel_values": processor.resized([image]), "input_ids": torch.ones(1, 2, dtype=torch.long)}
     assert batch["pixel_values"].dtype == torch.uint8
     prepared = trainer._prepare_inputs(batch)
@@ -36,22 +36,22 @@ def test_images_reach_the_model_normalised_and_in_float32_under_a_bf16_engine():
 
 
 def test_steps_that_are_all_warm_up_are_refused_with_the_remedy(tmp_path):
-    """The rate starts at zero: one step would change nothing, and be called a success."""
+    """The learning rate starts at zero, so that a single step would change nothing and count as a success."""
     args = TrainingArguments(str(tmp_path), warmup_steps=0.03, report_to=[], use_cpu=True)
     lines = ProgressLines(tmp_path / "progress.json")
-    with pytest.raises(InputError, match="samples for 1 steps only.*lower global_batch_size"):
+    with pytest.raises(InputError, match="the samples are enough for 1 steps only.*lower global_batch_size"):
         lines.on_train_begin(args, TrainerState(max_steps=1), None)
     lines.on_train_begin(args, TrainerState(max_steps=2), None)
 
 
 def test_a_batch_of_text_alone_is_prepared_without_images():
     trainer = object.__new__(StageTrainer)
-    trainer.inputs_of = mgm(tiny_processor()).inputs
+    trainer.prepare_inputs = mgm(tiny_processor()).inputs
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     assert set(trainer._prepare_inputs({"input_ids": torch.ones(1, 2)})) == {"input_ids"}
 
 
-def test_no_mask_is_made_and_the_gpu_is_not_asked_whether_sequences_are_packed():
+def test_masks_need_no_look_at_packed_sequences():
     config = text_config("gemma")
     config._attn_implementation = "sdpa"
     asked = torch.zeros(1, 4, dtype=torch.long, device="meta")  # on which a question for its values is an error

@@ -10,7 +10,7 @@ from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import load_trained
 from dj2mgm.mgm.trained_weights import full_shapes, load_projector, projector_parameters
 from dj2mgm.training.settings import LoraSettings
-from dj2mgm.training.trained_weights import BrokenWeights, check_weights, gather, save_projector, save_weights
+from dj2mgm.training.trained_weights import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
 from finetune import (
     add_lora,
     save_adapter_and_projector,
@@ -61,7 +61,7 @@ def test_good_weights_pass_and_one_moved_lora_b_is_enough():
         (torch.tensor([[1.0] * 4, [1.0] * 4, [1.0, 1.0, 1.0, -torch.inf]]), "not finite"),
     ],
 )
-def test_missing_empty_misshapen_and_not_finite_tensors_are_named(tensor, says):
+def test_missing_misshapen_and_non_finite_tensors_are_named(tensor, says):
     assert says in complaint(projector_dot_0_dot_weight=tensor)
 
 
@@ -71,19 +71,19 @@ def test_lora_that_never_moved_is_refused():
 
 def test_a_fresh_lora_adapter_is_one_that_never_moved(tmp_path):
     model = tiny_mgm()
-    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     with pytest.raises(BrokenWeights, match="every lora_B matrix is zero"):
-        check_weights(gather(trained), full_shapes(trained), steps=2)
+        check_weights(gather_weights(trained), full_shapes(trained), steps=2)
     randomize(wrapped.base_model.model.model.language_model)
-    check_weights(gather(trained), full_shapes(trained), steps=2)
+    check_weights(gather_weights(trained), full_shapes(trained), steps=2)
 
 
-def test_projector_parameters_keep_their_names_whatever_wraps_the_model(tmp_path):
+def test_projector_parameters_keep_their_names_in_wrappers(tmp_path):
     model = tiny_mgm()
     assert set(projector_parameters(model)) == NAMES == set(projector_parameters(model.model))
-    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
     assert (
         set(projector_parameters(add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")))
         == NAMES
@@ -108,9 +108,9 @@ def test_stage_1_trains_exactly_projector_and_mining_from_the_seed(tmp_path):
     )
 
 
-def test_stage_2_trains_lora_in_the_language_model_and_the_projector_and_nothing_else(tmp_path):
+def test_stage_2_trains_only_lora_and_the_projector(tmp_path):
     model = tiny_mgm()
-    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
     lora = {name for name in trained if "lora_" in name}
@@ -120,28 +120,28 @@ def test_stage_2_trains_lora_in_the_language_model_and_the_projector_and_nothing
     assert all(".language_model.layers." in name for name in lora)  # CLIP's projections have the same names
 
 
-def test_an_adapter_takes_the_place_of_a_language_model_that_was_trained_before(tmp_path):
+def test_an_adapter_replaces_an_earlier_language_model(tmp_path):
     model = tiny_mgm()
-    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     (tmp_path / "finetune").mkdir()
     (tmp_path / "finetune/language_model.safetensors").touch()
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
-    save_adapter_and_projector(wrapped, gather(trained), tmp_path / "finetune")
+    save_adapter_and_projector(wrapped, gather_weights(trained), tmp_path / "finetune")
     assert {path.name for path in (tmp_path / "finetune").iterdir()} == {"projector.safetensors", "adapter"}
 
 
-def test_a_full_fine_tune_trains_language_model_and_projector_and_comes_back_from_its_files(tmp_path):
+def test_full_fine_tuning_is_saved_and_loaded(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "base")
-    save_weights(gather(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
     model = train_language_model(model, MGMFamily.parts(model), tmp_path / "projector.safetensors")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name for name, _ in model.named_parameters()} - set(trained)
     assert frozen and all(name.startswith(("model.vision_tower.", "model.vision_tower_aux.")) for name in frozen)
     randomize(model.model.language_model, seed=9)
     (tmp_path / "finetune/adapter").mkdir(parents=True)  # of an earlier run with LoRA, which must not be taken for this
-    save_language_model_and_projector(model, gather(trained), tmp_path / "finetune")
+    save_language_model_and_projector(model, gather_weights(trained), tmp_path / "finetune")
     files = {path.name for path in (tmp_path / "finetune").iterdir()}
     assert files == {"projector.safetensors", "language_model.safetensors"}
     loaded = dict(load_trained(tmp_path / "base", tmp_path / "finetune", torch.float32).named_parameters())
@@ -153,7 +153,7 @@ def test_a_saved_projector_comes_back_into_another_model(tmp_path):
     randomize(source.model.projector, seed=5)
     randomize(source.model.patch_info_mining, seed=6)
     weights = {name: p for name, p in source.named_parameters() if p.requires_grad and name[6:] in NAMES}
-    save_projector(source, gather(weights), tmp_path)
+    save_projector(source, gather_weights(weights), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"projector.safetensors"}
     load_projector(target, tmp_path / "projector.safetensors")
     expected = projector_parameters(source)
@@ -164,7 +164,7 @@ def test_a_saved_projector_comes_back_into_another_model(tmp_path):
 
 def test_a_projector_of_another_model_is_refused_and_changes_nothing(tmp_path):
     model = tiny_mgm()
-    weights = gather(projector_parameters(model))
+    weights = gather_weights(projector_parameters(model))
     before = {name: tensor.clone() for name, tensor in weights.items()}
     incomplete = {name: tensor for name, tensor in weights.items() if name != "projector.2.bias"}
     misshapen = weights | {"projector.2.bias": torch.zeros(7)}
@@ -185,13 +185,13 @@ def test_saved_weights_are_safetensors_with_every_value(tmp_path):
 
 def test_gathered_weights_are_copies():
     model = tiny_mgm()
-    weights = gather(projector_parameters(model))
+    weights = gather_weights(projector_parameters(model))
     weights["projector.0.bias"] += 1
     assert not torch.equal(weights["projector.0.bias"], model.model.projector[0].bias)
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen"])
-def test_projections_are_those_that_settings_know_without_the_model(family):
+def test_known_projections_are_those_of_the_models(family):
     model = tiny_mgm(family)
     assert set(find_projections(MGMFamily.parts(model).decoder)) == set(
         PROJECTIONS[model.config.text_config.model_type]
@@ -200,7 +200,7 @@ def test_projections_are_those_that_settings_know_without_the_model(family):
         wrap_with_lora(model, LORA.model_copy(update={"targets": ["q_proj", "q_porj"]}), MGMFamily.parts(model).decoder)
 
 
-def test_after_one_step_whose_rate_may_be_zero_loras_b_may_be_zero():
+def test_loras_b_may_be_zero_after_one_step():
     weights = {"x.lora_B.weight": torch.zeros(2, 3)}
     shapes = {"x.lora_B.weight": torch.Size([2, 3])}
     check_weights(weights, shapes, steps=1)

@@ -26,7 +26,7 @@ from dj2mgm.files import read_json, write_jsonl, write_yaml
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.mgm.trained_weights import language_parameters
 from dj2mgm.training.datasets import Collator, ConversationDataset
-from dj2mgm.training.held_out import read_held_out
+from dj2mgm.training.held_out_questions import read_held_out_questions
 from dj2mgm.training.model import compile_layers
 from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.settings import ScoreSettings
@@ -611,7 +611,7 @@ def test_a_processor_is_passed_on_with_what_only_videos_need(tmp_path):
 def test_a_whole_model_is_not_trained_where_nothing_is_known_to_connect_its_parts():
     model = torch.nn.ModuleDict({"aligner": torch.nn.Linear(2, 2), "language_model": torch.nn.Linear(2, 2)})
     parts = SimpleNamespace(fresh=[])
-    with pytest.raises(InputError, match="nothing is known to connect .*; train LoRA instead"):
+    with pytest.raises(InputError, match="no known module connects .*; train LoRA instead"):
         train_language_model(model, parts, None)
 
 
@@ -690,7 +690,7 @@ def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path
     )
     found = load_family(folders[family])
     model = found.load(torch.float32, "sdpa").train()
-    held_out = read_held_out(
+    held_out = read_held_out_questions(
         tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", found.encoder("", 512), 512, count=9
     )
     parts = found.parts(model)

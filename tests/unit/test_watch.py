@@ -1,4 +1,4 @@
-"""The live view, on results as running, killed and finished stages leave them."""
+"""The live view of results that running, killed and finished stages left."""
 
 import fcntl
 import json
@@ -21,7 +21,7 @@ MEMORY = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib,gpu0_gib\n1,now
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """The baseline in its stage 1; dj_synth, whose filter is the baseline's, not begun beyond its captions."""
+    """Make results of the baseline in stage 1, and of dj_synth, which shares the filter and has only captions."""
     for stage, name in (("filter", "summary.json"), ("jsonl", "summary.json")):
         write_text(tmp_path / f"results/baseline/{stage}/{name}", "{}")
     folder = tmp_path / "results/baseline/pretrain"
@@ -38,7 +38,7 @@ def project(tmp_path, monkeypatch):
 
 @contextmanager
 def is_running(project):
-    """Holds the lock of a run."""
+    """Hold the lock of a run."""
     (project / ".snakemake").mkdir()
     with open(project / ".snakemake/owner.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -61,7 +61,7 @@ def test_runs_are_the_folders_with_stages(project):
     assert [str(folder.relative_to(project / "results")) for folder in folders] == ["baseline", "dj_synth/seed-1"]
 
 
-def test_a_stage_is_done_by_its_last_output_at_work_by_its_log_and_otherwise_pending(project):
+def test_stages_are_done_running_or_pending(project):
     expected = {"filter": "done", "synthesize": "", "jsonl": "done", "pretrain": "running", "finetune": "pending"}
     found = states(project, "baseline", working=True)
     assert expected.items() <= found.items() and found["evaluate_vqa"] == "pending"
@@ -78,17 +78,19 @@ def test_a_stage_that_a_run_shares_is_not_pending(project):
     assert states(project, "baseline", working=True)["generate"] == ""
 
 
-def test_the_picture_shows_step_loss_time_left_and_memory_and_whose_process_is_at_work(project):
+def test_the_view_shows_step_loss_time_left_and_memory(project):
     with is_running(project):
         printed = re.sub(r"[│\s]+", " ", watch(project))
     assert "baseline pretrain 30 of 150 2.5000 1 h 02 min training host 1.5, gpu0 20.25" in printed
-    assert "pretrain running" in printed and "snakemake is at work" in printed
+    assert "pretrain running" in printed and "snakemake is running" in printed
     printed = watch(project, "--once")
-    assert "stopped" in printed and "snakemake is not at work" in printed
+    assert "stopped" in printed and "snakemake is not running" in printed
 
 
 def test_elsewhere_it_says_where_to_start_it(tmp_path):
-    assert watch(tmp_path) == "error: there is no folder results/; start watch.py in the folder where snakemake runs\n"
+    assert (
+        watch(tmp_path) == "error: the folder results/ is missing; start watch.py in the folder where snakemake runs\n"
+    )
 
 
 def test_the_newest_complete_row_is_found_without_the_others(tmp_path):

@@ -164,7 +164,7 @@ def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_pa
     refused = forks.run("finetune.py", flags(inputs, "finetune", 1, tmp_path))
     assert not refused.ok
     assert "was written by 2 processes" in refused.printed
-    assert "set gpus: 2 to resume from step" in refused.printed
+    assert "Set gpus: 2 to resume from step" in refused.printed
 
     resumed = forks.run("finetune.py", flags(inputs, "finetune", 2, tmp_path), processes=2)
     assert resumed.ok, resumed.printed[-3000:]
@@ -193,7 +193,7 @@ def test_processes_see_the_devices_that_were_chosen_for_them(tmp_path, visible, 
 def test_fewer_devices_than_processes_are_refused(tmp_path):
     refused = launched(tmp_path / "script.py", 4, "0,1")
     assert refused.returncode == 1
-    assert refused.stderr == "error: gpus: 4, but CUDA_VISIBLE_DEVICES lists only 2 (0,1): set gpus: 2\n"
+    assert refused.stderr == "error: gpus: 4, but CUDA_VISIBLE_DEVICES lists only 2 (0,1); set gpus: 2\n"
 
 
 def launched(script, processes: int, visible: str | None) -> subprocess.CompletedProcess:

@@ -1,1 +1,1 @@
-"""Both training stages: the data they read, the trainer, checkpoints that can be trusted, DeepSpeed's configuration."""
+"""Both training stages: data, trainer, verified checkpoints, scores during training, and DeepSpeed's configuration."""

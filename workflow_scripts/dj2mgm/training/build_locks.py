@@ -1,8 +1,8 @@
-"""Freeing PyTorch's build folders of locks that a killed process left: every later run would wait on them for ever.
+"""Remove locks that killed processes left in PyTorch's build folders, on which later runs would wait forever.
 
-DeepSpeed's extensions are compiled and loaded through torch.utils.cpp_extension, whose lock is a file without a word
-on whose it is. But its owner keeps it open, so on this machine a lock that no process has open is nobody's. Where
-the folder is shared with other machines, only age tells.
+DeepSpeed's extensions are compiled and loaded through torch.utils.cpp_extension, whose lock is an empty file. Its owner
+keeps it open, so a lock that no process of this machine has open is stale. In a folder that is shared with other
+machines, a lock is stale after LONGEST_BUILD_S.
 """
 
 import os
@@ -14,49 +14,49 @@ import psutil
 
 from dj2mgm.messages import note
 
-SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "fuse.")
+SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "fuse.")  # types of file systems
 LONGEST_BUILD_S = 1800
 
 
 def build_root() -> Path:
-    """Where torch.utils.cpp_extension builds."""
+    """Return the folder in which torch.utils.cpp_extension builds."""
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache/torch_extensions")
 
 
-def stale_locks(root: Path | None = None) -> list[Path]:
-    """Locks below `root` (default: `build_root()`) whose owner is gone."""
+def find_stale_locks(root: Path | None = None) -> list[Path]:
+    """Return the locks below `root` (default: `build_root()`) whose owner has ended."""
     locks = [lock for pattern in ("*/lock", "*/*/lock") for lock in (root or build_root()).glob(pattern)]
     if not locks:
         return []
     held = set(_open_files())
-    return [lock for lock in locks if os.path.realpath(lock) not in held and _is_own(lock)]
+    return [lock for lock in locks if os.path.realpath(lock) not in held and _may_be_stale(lock)]
 
 
 def remove_stale_locks() -> None:
-    for lock in stale_locks():
+    for lock in find_stale_locks():
         lock.unlink(missing_ok=True)
-        note(f"removed {lock}: a build that was killed had left it")
+        note(f"removed {lock}, which a killed build had left")
 
 
 def _open_files() -> Iterator[str]:
-    """What this user's processes have open."""
+    """Yield the paths of files that processes of this user have open."""
     for process in psutil.process_iter():
         try:
             yield from (os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir())
-        except OSError:  # it has just ended, or it is somebody else's
+        except OSError:  # the process has just ended, or belongs to another user
             continue
 
 
-def _is_own(lock: Path) -> bool:
+def _may_be_stale(lock: Path) -> bool:
     try:
         age_s = time.time() - lock.stat().st_mtime
     except FileNotFoundError:  # released in the meantime
         return False
-    return not _shared(lock) or age_s > LONGEST_BUILD_S
+    return not _is_shared(lock) or age_s > LONGEST_BUILD_S
 
 
-def _shared(path: Path) -> bool:
-    """Whether other machines may use the file system too."""
+def _is_shared(path: Path) -> bool:
+    """Return whether other machines may use the file system too."""
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     types = (mounts[folder] for folder in Path(os.path.realpath(path)).parents if folder in mounts)
     return next(types, "").startswith(SHARED)

@@ -1,4 +1,4 @@
-"""What is trained on: conversations with images, or text."""
+"""Training data: conversations with images, or texts."""
 
 from array import array
 from collections.abc import Sequence
@@ -16,11 +16,14 @@ from dj2mgm.vision_language import IGNORED, Encoder
 
 
 class ConversationDataset(Dataset):
-    """One conversation a line, in one file after another, with an absolute image path, read and decoded when its turn
-    comes.
+    """Conversations of jsonl files, one per line, with absolute image paths, read and decoded on access.
 
-    Items are the encoder's; item None carries no loss. `lengths` (N,) are the tokens of each conversation, `answers`
-    (N,) those that carry loss. `largest_images` are those of the one whose images have the most pixels.
+    Items are the encoder's; item None carries no loss.
+
+    Attributes:
+        lengths: (N,) tokens of each conversation.
+        answers: (N,) tokens of each conversation that carry loss.
+        largest_images: images of the conversation whose images have the most pixels.
     """
 
     def __init__(self, paths: str | Path | Sequence[Path], encoder: Encoder):
@@ -30,19 +33,19 @@ class ConversationDataset(Dataset):
         paths = [paths] if isinstance(paths, str | Path) else paths
         most_pixels = -1
         for path in paths:
-            most_pixels = self._look_at(path, most_pixels)
+            most_pixels = self._measure(path, most_pixels)
         if not self.lengths:
-            raise InputError(f"{' and '.join(map(str, paths))} holds no conversations; nothing to train on")
+            raise InputError(f"{' and '.join(map(str, paths))}: there are no conversations to train on")
         if not any(self.answers):
             raise InputError(
-                f"{' and '.join(map(str, paths))}: there is no token of any answer to learn within max_length; raise "
-                "max_length, or shorten what is asked"
+                f"{' and '.join(map(str, paths))}: no token of any answer lies within max_length; raise max_length, or "
+                "shorten the questions"
             )
         self.files = [LineIndex(path) for path in paths]
 
-    def _look_at(self, path: str | Path, most_pixels: int) -> int:
-        """Returns the pixels of the largest images so far."""
-        for number, row in enumerate(read_llava(path), start=1):  # all are looked at now, none is kept
+    def _measure(self, path: str | Path, most_pixels: int) -> int:
+        """Check and measure all rows of a file; return the pixels of the largest images so far."""
+        for number, row in enumerate(read_llava(path), start=1):  # rows are not kept in memory
             if problem := image_problem(row) or control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             length, answered = self.encoder.tokens(row)
@@ -52,14 +55,14 @@ class ConversationDataset(Dataset):
             self.answers.append(answered)
         return most_pixels
 
-    def cuts(self, max_length: int) -> str | None:
-        """A sentence on conversations that end at `max_length` tokens; None if there are none."""
+    def truncation_note(self, max_length: int) -> str | None:
+        """Return a note about conversations that are truncated at `max_length` tokens; None if there are none."""
         whole = sum(length < max_length for length in self.lengths)
         if whole == len(self):
             return None
         return (
-            f"{len(self) - whole} of {len(self)} conversations have max_length, {max_length} tokens, or more, and end "
-            f"there; {self.answers.count(0)} have no token of an answer left to learn"
+            f"{len(self) - whole} of {len(self)} conversations have at least max_length ({max_length}) tokens and are "
+            f"truncated; {self.answers.count(0)} of all have no token of an answer left to learn"
         )
 
     def __len__(self) -> int:
@@ -77,8 +80,12 @@ class ConversationDataset(Dataset):
 
 
 class Collator:
-    """Items → the encoder's batch, of one of few widths up to `longest`, the tokens of the longest conversation
-    (training/batches.py)."""
+    """Collator of items to the encoder's batch, padded to one of few widths (training/batches.py).
+
+    Args:
+        encoder: makes the batch.
+        longest: tokens of the longest conversation.
+    """
 
     def __init__(self, encoder: Encoder, longest: int):
         self.encoder = encoder
@@ -90,10 +97,10 @@ class Collator:
 
 
 class TextDataset(Dataset):
-    """Texts to train a causal language model on: joined, and cut into samples of one length.
+    """Texts for a causal language model, joined and cut into samples of one length.
 
-    Items are {input_ids, labels}, both (length,) int64 and equal; the model shifts its labels itself. Item None carries
-    no loss.
+    Items are {input_ids, labels}, both (length,) int64 and equal, because the model shifts its labels itself. Item None
+    carries no loss.
     """
 
     def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, length: int):
@@ -102,7 +109,7 @@ class TextDataset(Dataset):
             tokens += [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
         count = len(tokens) // length
         if not count:
-            raise InputError(f"{path} holds {len(tokens)} tokens, fewer than a max_length of {length}; lower it")
+            raise InputError(f"{path}: the file has {len(tokens)} tokens, fewer than max_length, {length}; lower it")
         self.samples = torch.tensor(tokens[: count * length]).view(count, length)
         self.lengths = [length] * count
 

@@ -1,7 +1,7 @@
-"""Completes a config/deepspeed file for one model.
+"""Complete a config/deepspeed file for one model.
 
-What transformers fills in from the training arguments stays "auto" (batch sizes, precision, optimizer). Bucket sizes
-are filled in here, as integers: transformers' own "auto" gives 0.9·hidden² as a float, which DeepSpeed refuses.
+Values that transformers fills in from the training arguments (batch sizes, precision, optimizer) stay "auto". Bucket
+sizes are filled in here, as integers: transformers' own value, 0.9·hidden², is a float, which DeepSpeed refuses.
 """
 
 import copy
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from dj2mgm.config.training import read_deepspeed, solve_batch
 
-# For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 where the
-# number divides it; from 6 GPUs on the weights are partitioned too.
+# For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 if the
+# number divides it; from 6 GPUs on, the weights are partitioned too.
 BY_GPU_COUNT = {
     1: (1, 32, "zero2_offload"),
     2: (1, 16, "zero2_offload"),
@@ -21,8 +21,10 @@ BY_GPU_COUNT = {
 
 
 def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
-    """Replace the "auto" sizes of `zero_optimization` by integers derived from the model's hidden size, and turn off
-    DeepSpeed's own timing unless it is asked for."""
+    """Replace the "auto" sizes of `zero_optimization` by integers derived from the model's hidden size.
+
+    DeepSpeed's own timing is switched off unless the configuration has it.
+    """
     sizes = {
         "reduce_bucket_size": hidden_size**2,
         "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
@@ -33,13 +35,13 @@ def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
     for key, size in sizes.items():
         if zero.get(key) == "auto":
             zero[key] = size
-    # its throughput timer, whose figures nobody reads, waits for the GPU at every micro batch
+    # the figures of the throughput timer are not used, and it waits for the GPU at every micro batch
     config.setdefault("timers", {"throughput": {"enabled": False}})
     return config
 
 
-def config_for_gpus(gpus: int, hidden_size: int) -> dict:
-    """The configuration that BY_GPU_COUNT has for this number of GPUs, with its batch sizes."""
+def build_config_for_gpus(gpus: int, hidden_size: int) -> dict:
+    """Build the configuration of BY_GPU_COUNT for this number of GPUs, with its batch sizes."""
     micro, accumulation, name = BY_GPU_COUNT[gpus]
     factors = {"micro_batch_size": micro, "gradient_accumulation_steps": accumulation, "gpus": gpus}
     sizes = solve_batch(f"{gpus} GPUs", factors | {"global_batch_size": None})
@@ -47,7 +49,7 @@ def config_for_gpus(gpus: int, hidden_size: int) -> dict:
 
 
 def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
-    """Fix the batch sizes of a configuration; `sizes` as config.training.solve_batch gives them."""
+    """Return a configuration with fixed batch sizes; `sizes` come from config.training.solve_batch."""
     return config | {
         "train_batch_size": sizes["global_batch_size"],
         "train_micro_batch_size_per_gpu": sizes["micro_batch_size"],
@@ -55,14 +57,14 @@ def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
     }
 
 
-def fixed_sizes(config: dict) -> list[str]:
-    """Keys by which a configuration leaves no choice of the micro batch."""
+def find_fixed_sizes(config: dict) -> list[str]:
+    """Return the keys by which a configuration fixes the micro batch."""
     keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     return [key for key in keys if config.get(key, "auto") != "auto"]
 
 
-def engine_record(engine) -> dict:
-    """What a running DeepSpeed engine reports about itself, for the run's record."""
+def describe_engine(engine) -> dict:
+    """Return the properties of a running DeepSpeed engine for the run's record."""
     offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()
     return {
         "zero_stage": engine.zero_optimization_stage(),

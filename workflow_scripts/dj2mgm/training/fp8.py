@@ -1,9 +1,9 @@
-"""Frozen linear layers in FP8: their products, forward and backward, at twice the rate of bf16 on GPUs that have it.
+"""Frozen linear layers in FP8, whose products run at twice the rate of bf16 on GPUs that have FP8.
 
-Every row of both factors has a scale of its own, which brings its greatest element to that of E4M3 ("rowwise scaling";
-Micikevicius et al., FP8 Formats for Deep Learning, 2022). What is summed up in a product is therefore a row of the
-activations and a row of the weight; the backward pass sums over the weight's other dimension, so that it needs a copy
-that is scaled for it. Two copies of one byte are as large as one in bf16.
+Every row of both factors has its own scale, which maps its greatest element to that of E4M3 ("rowwise scaling";
+Micikevicius et al., FP8 Formats for Deep Learning, 2022). A product sums over a row of the activations and a row of the
+weight. The backward pass sums over the weight's other dimension, so it needs a second copy with scales for it. Two
+copies of one byte are as large as one in bf16.
 """
 
 import torch
@@ -15,17 +15,18 @@ from dj2mgm.errors import InputError
 
 E4M3 = torch.float8_e4m3fn
 GREATEST = torch.finfo(E4M3).max
-ALIGNMENT = 16  # of both dimensions of a weight
+ALIGNMENT = 16  # divides both dimensions of a weight
 
 
 def check_fp8() -> None:
-    """
+    """Check that the GPU computes in FP8.
+
     Raises:
-        InputError: there is no GPU here that computes in FP8.
+        InputError: there is no such GPU.
     """
     remedy = "set precision: bf16 (or auto)"
     if not torch.cuda.is_available():
-        raise InputError(f"precision: fp8 needs a GPU, and PyTorch sees none here; {remedy}")
+        raise InputError(f"precision: fp8 needs a GPU, and PyTorch finds none here; {remedy}")
     capability = torch.cuda.get_device_capability()
     if capability < FP8_CAPABILITY:
         raise InputError(
@@ -35,9 +36,9 @@ def check_fp8() -> None:
 
 
 class FrozenFP8Linear(nn.Module):
-    """x (…, I) → x Wᵀ + b (…, O) in x's dtype; gradients reach x only.
+    """Linear layer in FP8: x (…, I) → x Wᵀ + b (…, O) in x's dtype, with gradients of x only.
 
-    Its buffers are of integers, since DeepSpeed casts all that are not to bf16.
+    Its buffers have integer dtypes, because DeepSpeed casts floating-point buffers to bf16.
     """
 
     @staticmethod
@@ -47,9 +48,9 @@ class FrozenFP8Linear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach().to(default_device())  # a GPU takes a fraction of the time
+        weight = linear.weight.detach().to(default_device())  # quantization is much faster on a GPU
         for name, matrix in (("forward", weight), ("backward", weight.T)):
-            values, scales = quantized(matrix)
+            values, scales = quantize_rows(matrix)
             self.register_buffer(f"{name}_values", values.contiguous().view(torch.uint8), persistent=False)
             self.register_buffer(f"{name}_scales", scales.view(torch.int32), persistent=False)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
@@ -61,7 +62,7 @@ class FrozenFP8Linear(nn.Module):
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """x (n, I) → (n, O)."""
+    """Product x (n, I) → (n, O)."""
 
     @staticmethod
     def forward(ctx, x, forward_values, forward_scales, backward_values, backward_scales):
@@ -74,8 +75,8 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 def _product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """x (n, k), values (m, k) with scales (m, 1) → x · (values · scales)ᵀ (n, m), in x's dtype."""
-    rows, row_scales = quantized(x)
+    """Multiply x (n, k) by values (m, k) with scales (m, 1); return x · (values · scales)ᵀ (n, m) in x's dtype."""
+    rows, row_scales = quantize_rows(x)
     return torch._scaled_mm(
         rows,
         values.view(E4M3).T,
@@ -86,8 +87,8 @@ def _product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> tor
     )
 
 
-def quantized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """matrix (n, k) → its rows in E4M3 (n, k), and what each has to be multiplied by, float32 (n, 1)."""
+def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize the rows of a matrix (n, k); return E4M3 values (n, k) and float32 scales (n, 1)."""
     matrix = matrix.float()
     scales = matrix.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / GREATEST
     return (matrix / scales).to(E4M3), scales

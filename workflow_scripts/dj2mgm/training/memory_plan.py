@@ -25,7 +25,7 @@ from dj2mgm.memory.step import Workload, count_parameters
 from dj2mgm.memory.zero import ZeroConfig
 from dj2mgm.messages import note
 from dj2mgm.mgm.mgm_family import MGMFamily
-from dj2mgm.training.batches import CROWDED
+from dj2mgm.training.batches import MAX_CROWDING
 from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
@@ -74,7 +74,7 @@ def build_workload(
     longest = max(dataset.lengths)
     workload = build_workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
     shortest = max(min(dataset.lengths), workload.architecture.image_tokens)
-    return replace(workload, images=min(CROWDED, longest / shortest))
+    return replace(workload, images=min(MAX_CROWDING, longest / shortest))
 
 
 def build_architecture(family: Family, dataset: ConversationDataset) -> Architecture:

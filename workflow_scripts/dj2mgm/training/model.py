@@ -1,4 +1,4 @@
-"""A model before its first step: its layers, their attention kernels, and compiling them."""
+"""Prepare a model for training: whole layers under ZeRO-3, attention kernels, compiled layers."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -23,27 +23,27 @@ from dj2mgm.vlm.packed_images import is_packed
 
 
 def gather_whole_layers(model: nn.Module, parts: Parts) -> None:
-    """Let ZeRO-3 gather and release whole layers: its hooks around each of the hundreds of modules in them take longer
-    than a GPU computes."""
+    """Let ZeRO-3 gather and release whole layers.
+
+    Its hooks around each of the hundreds of modules in the layers would take longer than the GPU computes.
+    """
     set_z3_leaf_modules(model, list({type(layer) for layer in (*parts.towers, *parts.decoder)}))
-    # Not leaves: the gradients of a leaf count as complete once those of its inputs are, and its inputs may have none.
+    # These modules cannot be leaves: the gradients of a leaf count as complete when those of its inputs are, and their
+    # inputs may have no gradients.
     for module in parts.called:
         for parameter in module.parameters():
             if is_zero_param(parameter):
                 register_external_parameter(module, parameter)
 
 
-# The attention kernels that the language model is trained with.
+def choose_attention(settings: TrainingSettings) -> tuple[str, str | None]:
+    """Return transformers' name of the language model's attention implementation, and a note about it, or None.
 
-
-def attention_of(settings: TrainingSettings) -> tuple[str, str | None]:
-    """transformers' name of the implementation, and what is to be said about the choice, if anything.
-
-    `auto` is FlashAttention 2 where it can run: on a GPU, in bf16, with flash-attn installed. Elsewhere it is PyTorch's
+    `auto` is FlashAttention 2 if it can run: on a GPU, in bf16, with flash-attn installed. Otherwise it is PyTorch's
     own attention, whose kernels are as fast on the newest GPUs (docs/performance.md).
 
     Raises:
-        InputError: FlashAttention is asked for, and cannot run here.
+        InputError: FlashAttention is set, and cannot run here.
     """
     if settings.attn_implementation == FLASH_ATTENTION and not is_flash_attn_2_available():
         missing = "a GPU" if find_spec("flash_attn") else "the package flash-attn, which is not installed"
@@ -54,38 +54,36 @@ def attention_of(settings: TrainingSettings) -> tuple[str, str | None]:
         return "sdpa", None
     if is_flash_attn_2_available():
         return FLASH_ATTENTION, None
-    return "sdpa", "flash-attn is not installed: attention runs by PyTorch's scaled_dot_product_attention"
+    return "sdpa", "flash-attn is not installed; PyTorch's scaled_dot_product_attention is used"
 
 
-def leave_out_cudnn_attention() -> None:
-    """Let other kernels of PyTorch attend: cuDNN's are planned for seconds at each new shape, and keep the host longer.
+def disable_cudnn_attention() -> None:
+    """Disable cuDNN's attention, which takes seconds of planning at each new shape, and more time of the host.
 
-    PyTorch prefers cuDNN's on data-centre GPUs only.
+    PyTorch prefers it on data-center GPUs only.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-# Compiles what a training step spends its time in, piece by piece, with torch.compile.
-#
-# Pieces, because layers of one shape share their compiled code, and because DeepSpeed's hooks around a layer stay
-# outside of it: only what a layer's own `forward` computes is compiled, once for each shape it meets.
+# torch.compile compiles layer by layer. Layers of one shape share their compiled code, and DeepSpeed's hooks around a
+# layer stay outside: only the layer's own `forward` is compiled, once for each shape.
 
 
 def compile_layers(parts: Parts) -> None:
-    """Compile, in place, the layers of towers and decoder, what else of the towers is worth it, and the loss."""
+    """Compile, in place, the layers of towers and decoder, other modules of the towers (`between`), and the loss."""
     # ConvNeXt's blocks have four widths, and a batch may have one sample only
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     towers = [layer for layer in parts.towers if is_packed(layer) or not takes_boundaries(layer)]
     if len(towers) < len(parts.towers):
-        note("the tower's layers are not compiled: their code depends on how large each image is")
+        note("the tower's layers are not compiled: their code depends on the size of each image")
     for layer in (*towers, *parts.between):
         layer.forward = _compiled(layer, dimensions=1)
     for layer in parts.decoder:
         layer.forward = _compiled(layer, dimensions=2)
     loss_and_gradient = torch.compile(parts.head.loss_and_gradient)
-    # a copy of the targets: code that is compiled for a slice depends on where that begins
+    # the targets are copied, because code compiled for a slice depends on its offset
     parts.head.loss_and_gradient = lambda logits, targets: loss_and_gradient(
-        *(_varying(tensor, logits.shape[:1]) for tensor in (logits, targets.clone()))
+        *(_mark_dynamic(tensor, logits.shape[:1]) for tensor in (logits, targets.clone()))
     )
 
 
@@ -94,14 +92,13 @@ def takes_boundaries(layer: nn.Module) -> bool:
     return "cu_seqlens" in inspect.signature(layer.forward).parameters
 
 
-def _varying(value: object, sizes: Sequence[int]) -> object:
-    """Say that dimensions of these sizes differ from batch to batch.
+def _mark_dynamic(value: object, sizes: Sequence[int]) -> object:
+    """Mark dimensions of these sizes as dynamic, all others as static.
 
-    Told so from the first on, PyTorch compiles once for any size; left to itself, it compiles for the first size, and
-    again when it meets a second one.
+    PyTorch then compiles once for any size. Otherwise it would compile for the first size, and again for a second one.
     """
     if isinstance(value, tuple):
-        return tuple(_varying(each, sizes) for each in value)
+        return tuple(_mark_dynamic(each, sizes) for each in value)
     if isinstance(value, torch.Tensor):
         for dimension, size in enumerate(value.shape):
             mark = torch._dynamo.maybe_mark_dynamic if size in sizes else torch._dynamo.mark_static
@@ -110,30 +107,32 @@ def _varying(value: object, sizes: Sequence[int]) -> object:
 
 
 def _compiled(layer: nn.Module, dimensions: int) -> Callable:
-    """The layer's forward, compiled; recomputation is around it, and runs a forward pass of its own (reentrant).
+    """Return the layer's compiled forward, inside reentrant activation checkpointing.
 
-    transformers wraps recomputation around a layer's forward (`GradientCheckpointingLayer`). Compiled with it, batches
-    of several widths end in "Node add_431 was invalid, but is output" (PyTorch 2.11). The other kind of recomputation
-    wants the same compiled code in both passes, but autograd's thread may be given another.
+    transformers wraps checkpointing around a layer's forward (`GradientCheckpointingLayer`). If both are compiled,
+    batches of several widths fail with "Node add_431 was invalid, but is output" (PyTorch 2.11). Non-reentrant
+    checkpointing needs the same compiled code in both passes, but autograd's thread may select other code.
 
     Args:
-        dimensions: of the layer's input that differ from batch to batch, the first ones.
+        layer: layer whose forward is compiled.
+        dimensions: number of the first dimensions of the layer's input that differ from batch to batch.
     """
     forward, threads, packed = type(layer).forward, torch.get_num_threads(), is_packed(layer)
     compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
 
     def marked(*args, **kwargs) -> torch.Tensor:
-        # Compiled code holds for one number of threads. The thread that pins batches sets another one, which threads
-        # that start later have too, such as autograd's.
+        # Compiled code is valid for one number of threads. The thread that pins batches sets another number, which
+        # later threads, such as autograd's, inherit.
         torch.set_num_threads(threads)
         for tensor in get_position_selection(layer):
-            _varying(tensor, tensor.shape)
+            _mark_dynamic(tensor, tensor.shape)
         sizes = [*args[0].shape[:dimensions], *kwargs["cu_seqlens"].shape] if packed else args[0].shape[:dimensions]
-        return compiled(*_varying(args, sizes), **{name: _varying(value, sizes) for name, value in kwargs.items()})
+        keywords = {name: _mark_dynamic(value, sizes) for name, value in kwargs.items()}
+        return compiled(*_mark_dynamic(args, sizes), **keywords)
 
-    def recomputed_or_not(*args, **kwargs) -> torch.Tensor:
+    def maybe_checkpointed(*args, **kwargs) -> torch.Tensor:
         if layer.training and getattr(layer, "gradient_checkpointing", False) and args[0].requires_grad:
             return checkpoint(partial(marked, **kwargs), *args, use_reentrant=True)
         return marked(*args, **kwargs)
 
-    return recomputed_or_not
+    return maybe_checkpointed

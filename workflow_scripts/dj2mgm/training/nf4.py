@@ -1,8 +1,8 @@
-"""Frozen linear layers in NF4 (QLoRA: Dettmers et al., 2023): a quarter of bf16's memory, and products in bf16.
+"""Frozen linear layers in NF4 (QLoRA: Dettmers et al., 2023), with a quarter of bf16's memory and products in bf16.
 
-Weights are 4-bit codes with a scale for each 64 of them, itself in 8 bits ("double quantization"), by torchao. Whenever
-a product needs one, it is made whole for that moment. The product is an operation of its own, since torch.compile would
-otherwise keep all whole weights for the backward pass.
+Weights are 4-bit codes with an 8-bit scale for each 64 of them ("double quantization"), quantized by torchao. A weight
+is dequantized for each product, and freed after it. The product is a custom operation, because torch.compile would
+otherwise keep all dequantized weights for the backward pass.
 """
 
 from functools import cache
@@ -14,11 +14,11 @@ from torchao.quantization import to_nf4
 from dj2mgm.compute import default_device
 from dj2mgm.config.training import takes_nf4
 
-PARTS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")  # tensors of an NF4Tensor
+TENSORS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")  # of an NF4Tensor
 
 
 class FrozenNF4Linear(nn.Module):
-    """x (…, I) → x Wᵀ + b (…, O) in x's dtype; gradients reach x only."""
+    """Linear layer in NF4: x (…, I) → x Wᵀ + b (…, O) in x's dtype, with gradients of x only."""
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
@@ -27,9 +27,9 @@ class FrozenNF4Linear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = to_nf4(linear.weight.detach().to(default_device()))  # a GPU takes a fraction of the time
-        # not buffers, which DeepSpeed would cast to bf16
-        self.parts = [getattr(weight, name) for name in PARTS]
+        weight = to_nf4(linear.weight.detach().to(default_device()))  # quantization is much faster on a GPU
+        # not buffers, because DeepSpeed would cast them to bf16
+        self.parts = [getattr(weight, name) for name in TENSORS]
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,14 +39,14 @@ class FrozenNF4Linear(nn.Module):
 
 @torch.library.custom_op("dj2mgm::nf4_product", mutates_args=())
 def _product(x: torch.Tensor, parts: list[torch.Tensor], rows: int, backward: bool) -> torch.Tensor:
-    """x (n, I) · Wᵀ (I, O) → (n, O), or x (n, O) · W (O, I) → (n, I); W has `rows` = O."""
-    weight = _whole_weight(x.device.type)(parts, rows).to(x.dtype)
+    """Multiply x (n, I) · Wᵀ (I, O) → (n, O), or in the backward pass x (n, O) · W (O, I) → (n, I); `rows` is O."""
+    weight = _dequantizer(x.device.type)(parts, rows).to(x.dtype)
     return x @ (weight if backward else weight.T)
 
 
 @_product.register_fake
 def _(x, parts, rows, backward):
-    columns = 2 * parts[PARTS.index("quantized_data")].numel() // rows
+    columns = 2 * parts[TENSORS.index("quantized_data")].numel() // rows
     return x.new_empty(x.shape[0], columns if backward else rows)
 
 
@@ -64,12 +64,12 @@ _product.register_autograd(_gradient, setup_context=_keep)
 
 
 @cache
-def _whole_weight(device: str):
-    """Eager, it needs seven times the memory of its result."""
-    return torch.compile(_dequantized) if device == "cuda" else _dequantized
+def _dequantizer(device: str):
+    """Return `_dequantize`, compiled for a GPU: uncompiled, it needs seven times the memory of its result."""
+    return torch.compile(_dequantize) if device == "cuda" else _dequantize
 
 
-def _dequantized(parts: list[torch.Tensor], rows: int) -> torch.Tensor:
+def _dequantize(parts: list[torch.Tensor], rows: int) -> torch.Tensor:
     scales, factors, mean, codes, table = parts
     blocks = codes.numel() // 32
     scales = scales.view(len(factors), -1).to(factors.dtype) / factors.unsqueeze(-1) + mean

@@ -1,8 +1,8 @@
-"""Optimizers.
+"""Optimizers and their parameter groups.
 
-A DeepSpeed configuration that names none has AdamW with 8-bit states, for weights kept in bf16 alone. It needs 6 bytes
-for each trained weight, gradient included, where mixed precision needs 16: a language model of 2.5 billion weights is
-trained whole on a card of 24 GB, with nothing in host memory.
+If a DeepSpeed configuration names no optimizer, AdamW with 8-bit states trains weights that are kept in bf16 only. It
+needs 6 bytes for each trained weight, including the gradient, while mixed precision needs 16. That is enough for full
+fine-tuning of a language model of 2.5 billion weights on a card of 24 GB, without host memory.
 """
 
 import random
@@ -15,11 +15,11 @@ from torch.nn import Parameter
 from dj2mgm.training.settings import TrainingSettings
 
 
-def optimizer_of(settings: TrainingSettings) -> tuple[type, dict] | None:
-    """Class and keyword arguments, as transformers' Trainer takes them; None where DeepSpeed's configuration names one.
+def choose_optimizer(settings: TrainingSettings) -> tuple[type, dict] | None:
+    """Return class and arguments of an optimizer for transformers' Trainer; None if DeepSpeed's configuration has one.
 
-    States are quantised block by block (Dettmers et al. 2022, arXiv:2110.02861). Weights are rounded to bf16 up or
-    down at random, by how near they are: rounded to the nearest, most updates of a fine-tuning would be lost.
+    States are quantized block by block (Dettmers et al. 2022, arXiv:2110.02861). Weights are rounded to bf16
+    stochastically, because rounding to the nearest value would lose most updates of a fine-tuning.
     """
     if "optimizer" in settings.deepspeed:
         return None
@@ -31,21 +31,21 @@ def optimizer_of(settings: TrainingSettings) -> tuple[type, dict] | None:
 
 
 def _adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
-    from torchao import optim  # not at the top: it is a slow import that few runs need
+    from torchao import optim  # imported here, because it is slow and few runs need it
 
     class AdamW8bit(optim.AdamW8bit):
-        """Rounds alike on all processes, of which each has all of the weights and draws its own dropout, and after a
-        resume.
+        """AdamW with 8-bit states that rounds in the same way on all processes, and after a resume.
 
-        No second moment is rounded to zero (Li et al. 2023, arXiv:2309.01507): where the first moment is not zero but
-        the gradient is, as in an embedding's row that a step does not meet, the update would be divided by eps alone.
+        Each process has all of the weights, but draws its own dropout. No second moment is rounded to zero (Li et al.
+        2023, arXiv:2309.01507). Otherwise the update would be divided by eps alone if the first moment is not zero and
+        the gradient is, as for the row of an embedding that a step does not use.
         """
 
         @staticmethod
         def _subclass_zeros(p, signed, block_size):
             state = optim.AdamW8bit._subclass_zeros(p, signed, block_size)
             if not signed:
-                state.qmap[0] = state.qmap[1] / 2  # zero only where the block's scale is, before the first step
+                state.qmap[0] = state.qmap[1] / 2  # zero only if the block's scale is, before the first step
             return state
 
         def step(self, closure=None):
@@ -59,22 +59,30 @@ def _adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
 
 
 def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
-    """Give a resumed optimizer the bias corrections of one that was never stopped, bit for bit.
+    """Give a resumed optimizer the same bias corrections, bit by bit, as one that was never stopped.
 
-    It multiplies its powers of the betas step by step, keeps them outside of its state, and after a gap in the steps
-    computes them by `pow`, which rounds otherwise. So steps that change nothing close the gap.
+    The optimizer multiplies the powers of its betas step by step and keeps them outside of its state. After a gap in
+    the steps it computes them by `pow`, which rounds differently. Steps that change nothing close the gap.
     """
     steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
     [beta1, beta2] = optimizer.param_groups[0]["betas"]
-    nothing = torch.zeros(1)
+    zeros = torch.zeros(1)
     for step in range(1, steps + 1):
         rates = (0.0, beta1, beta2, 1.0, 0.0, True)  # learning rate, betas, epsilon, weight decay, bias correction
-        optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, *rates, nothing, nothing, nothing, nothing)
+        optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, *rates, zeros, zeros, zeros, zeros)
 
 
-def set_apart(groups: list[dict], parameters: Iterable[Parameter], **values: float) -> list[dict]:
-    """An optimizer's parameter groups, with those `parameters` in groups of their own that have `values`, as lr and
-    weight_decay. The first group is one of the others."""
+def split_groups(groups: list[dict], parameters: Iterable[Parameter], **values: float) -> list[dict]:
+    """Split an optimizer's parameter groups so that `parameters` have groups of their own.
+
+    Args:
+        groups: parameter groups.
+        parameters: parameters to separate.
+        values: values of the new groups, such as lr and weight_decay.
+
+    Returns:
+        The groups of the other parameters, then the new ones.
+    """
     own = {id(parameter) for parameter in parameters}
     others = [group | {"params": [p for p in group["params"] if id(p) not in own]} for group in groups]
     theirs = [group | {"params": [p for p in group["params"] if id(p) in own]} | values for group in groups]

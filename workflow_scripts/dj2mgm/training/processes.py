@@ -1,4 +1,4 @@
-"""The processes that train together: how one of them joins the others and leaves them."""
+"""Process group of a training: join it, decide together, leave it, restart a process."""
 
 import multiprocessing
 import os
@@ -20,11 +20,11 @@ BUFFER = "/dev/shm/deepspeed_allreduce_buffer_{user}_{address}_{port}_{rank}"  #
 
 
 def join_process_group() -> None:
-    """Tell DeepSpeed of the others before a model is made; it needs to know them for ZeRO-3's partitions.
+    """Initialize DeepSpeed's process group, which ZeRO-3 needs before a model is made.
 
-    On CPUs it also makes a buffer of 67 MB in /dev/shm for each process and never removes it: memory that is lost until
-    the machine restarts, and that a later run at the same port may read before it is written. Once all have opened
-    them, the names are taken away, so that the memory is freed with the processes, however they end.
+    On CPUs, DeepSpeed makes a buffer of 67 MB in /dev/shm for each process and never removes it. That memory would be
+    lost until the machine restarts, and a later run at the same port may read it before it is written. Once all
+    processes have opened their buffers, the names are removed, so that the memory is freed when the processes end.
     """
     if not distributed.is_initialized():
         return
@@ -33,11 +33,11 @@ def join_process_group() -> None:
         distributed.barrier()
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         name = BUFFER.format(user=os.getuid(), address=address, port=port, rank=distributed.get_rank())
-        Path(name).unlink(missing_ok=True)  # there is none if the processes are on several nodes
+        Path(name).unlink(missing_ok=True)  # processes on several nodes have no buffer
 
 
-def agree(decide: Callable[[], T]) -> T:
-    """What the first process decides: only it is asked, and its answer, or its `InputError`, is that of all."""
+def decide_together(decide: Callable[[], T]) -> T:
+    """Return the first process's decision on all processes; an `InputError` is raised on all of them."""
     answer: list = [None]
     if not distributed.is_initialized() or distributed.get_rank() == 0:
         try:
@@ -52,16 +52,17 @@ def agree(decide: Callable[[], T]) -> T:
 
 
 def leave_process_group() -> None:
-    """For a process's successful end: gloo's threads, if left to the interpreter's end, sometimes abort it
-    (https://github.com/pytorch/pytorch/issues/190489)."""
+    """Destroy the process group before a successful exit.
+
+    At the interpreter's end, gloo's threads sometimes abort it (https://github.com/pytorch/pytorch/issues/190489).
+    """
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def start_process_again() -> NoReturn:
-    """Replace a process that trains alone by a new one with the same command; whatever it held on the GPU is free
-    then."""
-    for child in multiprocessing.active_children():  # they decode images, and would wait for more
+    """Replace a process that trains alone by a new one with the same command, which frees its GPU memory."""
+    for child in multiprocessing.active_children():  # loader workers, which would wait for more work
         child.kill()
         child.join()
     with socket.create_server(("", 0)) as server:

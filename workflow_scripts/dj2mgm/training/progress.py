@@ -1,4 +1,4 @@
-"""How far a training is."""
+"""Training progress, for the console and `watch.py`."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,11 @@ from dj2mgm.messages import report_progress
 
 
 class ProgressLines(TrainerCallback):
-    """At each logging step one line of progress, and the same as JSON."""
+    """Callback that prints a line of progress at each logging step, and writes it as JSON.
+
+    Args:
+        file: JSON file of the newest progress.
+    """
 
     def __init__(self, file: Path):
         self.file = file
@@ -20,9 +24,9 @@ class ProgressLines(TrainerCallback):
         self.start, self.first_step = time.monotonic(), state.global_step
         if state.max_steps <= args.get_warmup_steps(state.max_steps):
             raise InputError(
-                f"there are samples for {state.max_steps} steps only, all of them warm-up from a learning rate of "
-                "zero: nothing would be trained; give it more samples, lower global_batch_size together with "
-                "micro_batch_size, or set warmup_ratio: 0 for pretrain and finetune"
+                f"the samples are enough for {state.max_steps} steps only, all of which are warm-up, so nothing would "
+                "be trained. Use more samples, lower global_batch_size together with micro_batch_size, or set "
+                "warmup_ratio: 0 for pretrain and finetune"
             )
 
     def on_log(self, args, state, control, logs=None, **kwargs):

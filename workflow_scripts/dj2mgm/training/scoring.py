@@ -1,8 +1,8 @@
-"""How well a model in training answers held-out questions, without generating an answer.
+"""Score a model in training on held-out questions, without generating answers.
 
-One forward pass over a question with its reference answer gives both the answer's likelihood and whether a greedy
-search would give this answer: it does exactly if, at each of the answer's tokens up to the one that ends it, no token
-is likelier than the reference's. Arithmetic may round otherwise than where answers are generated token by token.
+One forward pass over a question with its reference answer gives the answer's likelihood and tells whether greedy search
+would give this answer. It does if, at each of the answer's tokens up to the one that ends it, no token is likelier than
+the reference's. Rounding may differ from that of answers generated token by token.
 """
 
 import time
@@ -17,15 +17,17 @@ from torch.utils.data import DataLoader
 from dj2mgm.mgm.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.training.batches import padded_width
 from dj2mgm.training.datasets import Collator
-from dj2mgm.training.held_out import HeldOut
-from dj2mgm.training.processes import agree
+from dj2mgm.training.held_out_questions import HeldOutQuestions
+from dj2mgm.training.processes import decide_together
 from dj2mgm.training.settings import ScoreSettings
 
 
 @dataclass(frozen=True)
-class Score:
-    loss: float  # mean over all tokens that carry loss, in nats
-    correct: str  # for each question "1" or "0": whether a greedy search gives the reference answer
+class HeldOutScore:
+    """Score of a model on held-out questions."""
+
+    loss: float  # mean over all tokens with loss, in nats
+    correct: str  # "1" for each question whose reference answer greedy search would give, else "0"
     seconds: float
 
     @property
@@ -33,59 +35,68 @@ class Score:
         return self.correct.count("1") / len(self.correct)
 
 
-MARGIN = 0.6  # of the time that is given: later scores may take longer
-FIRST = 8  # questions in the first micro batch where time is measured; those after it have twice as many each
-Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether a greedy search gives the answer
+MARGIN = 0.6  # share of the time limit that is used, because later scores may take longer
+FIRST = 8  # questions in the first micro batch if time is measured; each later one has twice as many
+Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether greedy search gives the answer
 
 
 class Scorer:
-    """Asks held-out questions of the engine that is trained, by all processes together, in micro batches of no more
-    samples and tokens than those of training, without gradients. What is compiled for training runs as it was before:
-    it would be compiled once more.
+    """Scores the engine in training on held-out questions, on all processes together and without gradients.
+
+    Micro batches have at most as many samples and tokens as those of training. Compiled layers run uncompiled, because
+    they would have to be compiled again.
 
     Args:
-        inputs_of: as in `StageTrainer`.
-        micro_batch_size, longest: of training's micro batches, in samples and in tokens of a sample.
+        held_out: the questions.
+        settings: number of questions and share of the training time.
+        head: head of the language model.
+        prepare_inputs: as in `StageTrainer`.
+        micro_batch_size: samples of training's micro batches.
+        longest: tokens of training's longest sample.
         workers: processes that decode images.
     """
 
     def __init__(
         self,
-        held_out: HeldOut,
+        held_out: HeldOutQuestions,
         settings: ScoreSettings,
         head: LanguageModelHead,
-        inputs_of: Callable[[dict[str, torch.Tensor], torch.device], dict[str, torch.Tensor]],
+        prepare_inputs: Callable[[dict[str, torch.Tensor], torch.device], dict[str, torch.Tensor]],
         micro_batch_size: int,
         longest: int,
         workers: int,
     ):
-        self.held_out, self.settings, self.head, self.inputs_of = held_out, settings, head, inputs_of
+        self.held_out, self.settings, self.head, self.prepare_inputs = held_out, settings, head, prepare_inputs
         self.samples, self.tokens = micro_batch_size, micro_batch_size * longest
         self.longest = max(longest, *held_out.lengths)
         self.workers = workers
         self.stops = torch.tensor(sorted(held_out.encoder.stops))
 
-    def score(self, engine: nn.Module, device: torch.device, count: int | None, seconds: float) -> Score:
-        """
+    def score(self, engine: nn.Module, device: torch.device, count: int | None, seconds: float) -> HeldOutScore:
+        """Score the first questions.
+
         Args:
-            count: how many questions are asked, the first ones; None: as many as take about `seconds`.
+            engine: the engine in training.
+            device: device of the model.
+            count: number of questions; None: the number that takes about `seconds`.
+            seconds: time for the questions if `count` is None.
         """
         start = time.monotonic()
         process, processes = 0, 1
         if distributed.is_initialized():
             process, processes = distributed.get_rank(), distributed.get_world_size()
         batches = self._micro_batches(count, processes)
-        # as many for each process, since ZeRO-3's layers are gathered together; what is asked twice counts once
+        # each process has equally many, because all gather ZeRO-3's layers together; repeated questions count once
         places = range(process, process + len(batches), processes)
         own = [batches[min(place, len(batches) - 1)] for place in places]
         answered: dict[int, Answered] = {}
         ends: list[float] = []
         with _undisturbed(engine), recording_likelihoods(self.head) as found:
             for batch, asked in zip(self._loader(own), own, strict=True):
-                engine(**self.inputs_of(dict(batch), device))
+                engine(**self.prepare_inputs(dict(batch), device))
                 answered |= zip(asked, self._answers(batch, *found.pop()), strict=True)
                 ends.append(time.monotonic() - start)
-                if count is None and len(ends) > 1 and not agree(lambda: ends[-1] < seconds):
+                if count is None and len(ends) > 1 and not decide_together(lambda: ends[-1] < seconds):
                     break
         if processes > 1:
             parts: list[dict[int, Answered] | None] = [None] * processes
@@ -93,14 +104,14 @@ class Scorer:
             answered = {number: answer for part in parts for number, answer in part.items()}
         if count is None:
             sizes = [len(asked) * processes for asked in own[: len(ends)]]
-            count = agree(lambda: min(len(answered), fitting(sizes, ends, seconds)))
+            count = decide_together(lambda: min(len(answered), questions_within(sizes, ends, seconds)))
         values = [answered[number] for number in range(count)]
         loss = -sum(value for value, _, _ in values) / sum(tokens for _, tokens, _ in values)
         correct = "".join("01"[hit] for *_, hit in values)
-        return Score(loss, correct, time.monotonic() - start)
+        return HeldOutScore(loss, correct, time.monotonic() - start)
 
     def _micro_batches(self, count: int | None, processes: int) -> list[list[int]]:
-        """Numbers of questions in their order, so that the first batches are about the first questions."""
+        """Return the questions' numbers by micro batch, in their order."""
         batches: list[list[int]] = [[]]
         for number in range(len(self.held_out) if count is None else count):
             most = self.samples if count else min(self.samples, FIRST << (len(batches) - 1) // processes)
@@ -118,27 +129,35 @@ class Scorer:
             collate_fn=Collator(self.held_out.encoder, self.longest),
             num_workers=min(self.workers, len(batches)),
             prefetch_factor=1 if self.workers else None,
-            generator=torch.Generator().manual_seed(0),  # it would draw from training's random numbers
+            generator=torch.Generator().manual_seed(0),  # the default would draw from training's random numbers
         )
 
     def _answers(self, batch: dict[str, torch.Tensor], values: torch.Tensor, hits: torch.Tensor) -> Iterator[Answered]:
-        """Of each row of a micro batch; values and hits (n,) at all of its answers."""
+        """Yield the result of each row of a micro batch.
+
+        Args:
+            batch: the micro batch.
+            values: (n,) log-likelihoods at the tokens of all answers.
+            hits: (n,) whether no token is likelier.
+        """
         values, hits = values.cpu(), hits.cpu()
         positions, labels = batch["answer_positions"], batch["labels"]
         row_of = positions // labels.shape[1]
         ends = torch.isin(labels.flatten()[positions + 1], self.stops)
         for row in range(len(labels)):
             own = row_of == row
-            until = ends[own].long().cumsum(0) - ends[own].long() == 0  # up to and with the first that ends it
+            until = ends[own].long().cumsum(0) - ends[own].long() == 0  # up to and including the first end token
             yield values[own].sum().item(), int(own.sum()), bool(hits[own][until].all())
 
 
-def fitting(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
-    """How many questions take `seconds`, at least one.
+def questions_within(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
+    """Return the number of questions that take `seconds`, at least 1.
 
     Args:
-        sizes, ends: of micro batches: how many questions, and when they were answered. The first is not looked at if
-            there are more: it takes longer than any later one.
+        sizes: questions of each micro batch. The first micro batch takes longer than later ones, and does not count if
+            there are others.
+        ends: seconds from the start to the end of each micro batch.
+        seconds: time limit.
     """
     if ends[-1] < seconds:
         return sum(sizes)
@@ -148,7 +167,7 @@ def fitting(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
 
 @contextmanager
 def _undisturbed(engine: nn.Module) -> Iterator[None]:
-    """Training goes on afterwards as if nothing had been computed."""
+    """Restore mode and random state afterwards, as if nothing had been computed."""
     training = engine.training
     engine.eval()
     try:

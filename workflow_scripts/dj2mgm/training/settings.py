@@ -14,10 +14,10 @@ from dj2mgm.files import read_yaml
 
 
 class TrainingSettings(FinetuneSection):
-    """Keys of `pretrain` or `finetune`, with those that depend on the run.
+    """Settings of `pretrain` or `finetune`, and settings of the run. Batch sizes count samples.
 
-    Stage 1 and text models leave out `lora` and `projector_learning_rate`. "auto" is left to the memory plan
-    (training/memory_plan.py).
+    Stage 1 and text models have no `lora` and no `projector_learning_rate`. The memory plan chooses the values of
+    "auto" settings (training/memory_plan.py).
     """
 
     seed: int
@@ -39,17 +39,17 @@ class TrainingSettings(FinetuneSection):
 
     @property
     def has_auto(self) -> bool:
-        """Whether something is left for the memory plan to decide."""
+        """True if a setting is left to the memory plan."""
         return bool(self.deepspeed_choices) or AUTO in (self.micro_batch_size, self.activation_checkpointing)
 
     @property
     def bf16(self) -> bool:
-        """Whether training computes in bfloat16."""
+        """True if training computes in bfloat16."""
         return self.precision == "bf16" or (self.precision != "fp32" and torch.cuda.is_available())
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights while they are trained."""
+        """Dtype of the weights during training."""
         return torch.bfloat16 if self.bf16 else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""One training stage from settings to saved weights; `pretrain.py` and `finetune.py` say what is trained."""
+"""One training stage, from settings to saved weights; `pretrain.py` and `finetune.py` choose the trained parameters."""
 
 import math
 import os
@@ -28,11 +28,10 @@ from dj2mgm.mgm.trained_weights import full_shapes
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.datasets import Collator, ConversationDataset
-from dj2mgm.training.deepspeed_config import complete_deepspeed_config, fixed_sizes
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config, find_fixed_sizes
 from dj2mgm.training.fp8 import check_fp8
 from dj2mgm.training.frozen import replace_frozen_layers
-from dj2mgm.training.gpu_memory import is_out_of_memory, leave_room_for_kernels
-from dj2mgm.training.held_out import read_held_out
+from dj2mgm.training.held_out_questions import read_held_out_questions
 from dj2mgm.training.memory_plan import (
     build_architecture,
     build_workload,
@@ -42,25 +41,26 @@ from dj2mgm.training.memory_plan import (
     keep_plan,
     require_explicit_settings,
 )
+from dj2mgm.training.metrics import write_metrics
 from dj2mgm.training.model import (
-    attention_of,
+    choose_attention,
     compile_layers,
+    disable_cudnn_attention,
     gather_whole_layers,
-    leave_out_cudnn_attention,
 )
-from dj2mgm.training.optimizer import optimizer_of
-from dj2mgm.training.processes import agree, join_process_group, leave_process_group, start_process_again
-from dj2mgm.training.records import write_records
+from dj2mgm.training.optimizer import choose_optimizer
+from dj2mgm.training.out_of_memory import is_out_of_memory, reserve_memory_for_kernels
+from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group, start_process_again
 from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.settings import TrainingSettings
-from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, data_flow
-from dj2mgm.training.trained_weights import check_weights, gather
+from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, read_row_counts
+from dj2mgm.training.trained_weights import check_weights, gather_weights
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.vision_language import Parts
 
 
-def held_out_of(args: Namespace) -> tuple[Path, Path] | None:
-    """What `run_stage` is handed; `score_while_training` decides whether it is looked at."""
+def held_out_paths(args: Namespace) -> tuple[Path, Path] | None:
+    """Return the evaluation split and its settings, or None; `score_while_training` decides whether they are used."""
     return (args.evaluation, args.asking) if args.evaluation and args.asking else None
 
 
@@ -86,25 +86,25 @@ def run_stage(
     check_trackers(settings.trackers)
     if settings.precision == "fp8":
         check_fp8()
-    attention, remark = attention_of(settings)
+    attention, remark = choose_attention(settings)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         remove_stale_locks()
     set_seed(settings.seed)
-    digest = in_background(digest_of, inputs)  # of some gigabytes of weights, while the stage is planned
+    digest = run_in_background(compute_digest, inputs)  # of some gigabytes of weights, while the stage is planned
     family = load_family(inputs["model"])
     files = [inputs[name] for name in ("pairs", "data") if name in inputs]
     dataset = ConversationDataset(files, family.encoder(settings.template, settings.max_length))
     asked = None
     if held_out and settings.score_while_training:
         count = settings.score_while_training.questions
-        asked = read_held_out(*held_out, tuning, dataset.encoder, settings.max_length, count)
+        asked = read_held_out_questions(*held_out, tuning, dataset.encoder, settings.max_length, count)
     projector = tuning != "lora" or "projector" in inputs
     workload = build_workload(tuning, settings, build_architecture(family, dataset), dataset, projector)
     checkpoints, progress_file = output_dir / "checkpoints", output_dir / "progress.json"
     kept, requested = checkpoints / "arrangement.json", settings
     free = read_free_memory(settings.gpus, settings.nodes)
-    leave_room_for_kernels()
-    leave_out_cudnn_attention()
+    reserve_memory_for_kernels()
+    disable_cudnn_attention()
     # several processes must choose alike, and may find different amounts to be free
     machine = read_total_memory(settings.gpus, settings.nodes) if settings.gpus > 1 else free
     plan = None
@@ -114,22 +114,22 @@ def run_stage(
     except PlanningError as problem:
         require_explicit_settings(problem, settings)
 
-    fingerprint = fingerprint_of(settings, digest.result())
+    fingerprint = compute_fingerprint(settings, digest.result())
     # before the model: transformers then loads it straight into ZeRO-3's partitions
-    arguments = training_arguments(settings, checkpoints, family.config.get_text_config().hidden_size)
+    arguments = build_training_arguments(settings, checkpoints, family.config.get_text_config().hidden_size)
     join_process_group()
-    if agree(lambda: settings) != settings:
+    if decide_together(lambda: settings) != settings:
         raise InputError(
             "auto: the processes chose differently, because their nodes do; state deepspeed, micro_batch_size and "
             "activation_checkpointing"
         )
-    checkpoint, reason = agree(lambda: find_checkpoint(checkpoints, fingerprint, settings.gpus))
+    checkpoint, reason = decide_together(lambda: find_checkpoint(checkpoints, fingerprint, settings.gpus))
     memory = MemorySampler(checkpoints / "memory.csv", resumed=checkpoint is not None)
     memory.start()
 
     first = arguments.process_index == 0
     if first:
-        for sentence in filter(None, (reason, remark, dataset.cuts(settings.max_length))):
+        for sentence in filter(None, (reason, remark, dataset.truncation_note(settings.max_length))):
             note(sentence)
         checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(checkpoints, newest=checkpoint)
@@ -149,7 +149,7 @@ def run_stage(
     shapes = full_shapes(trained)
 
     def save_checked(folder: Path) -> None:
-        weights = gather(trained, keep=first)
+        weights = gather_weights(trained, keep=first)
         if first:
             check_weights(weights, shapes, trainer.state.global_step)
             save(model, weights, folder)
@@ -163,16 +163,16 @@ def run_stage(
         args=arguments,
         train_dataset=dataset,
         data_collator=Collator(dataset.encoder, max(dataset.lengths)),
-        inputs_of=family.inputs,
+        prepare_inputs=family.inputs,
         save_checked=save_checked,
         fingerprint=fingerprint,
         progress_file=progress_file,
         projector_learning_rate=settings.projector_learning_rate,
         scorer=scorer,
-        optimizer_cls_and_kwargs=optimizer_of(settings),
+        optimizer_cls_and_kwargs=choose_optimizer(settings),
     )
     if first:
-        labels = {**settings.labels, "stage": output_dir.name} | data_flow(inputs["data"].parent / "summary.json")
+        labels = {**settings.labels, "stage": output_dir.name} | read_row_counts(inputs["data"].parent / "summary.json")
         trackers = Trackers(settings.trackers, labels, checkpoints, resumed=checkpoint is not None)
         arguments.project, arguments.run_name = PROJECT, trackers.run_name
         for callback in trackers.callbacks():
@@ -183,7 +183,7 @@ def run_stage(
     except RuntimeError as error:
         if not is_out_of_memory(error) or requested.micro_batch_size != AUTO:
             raise
-        if fixed := fixed_sizes(settings.deepspeed):
+        if fixed := find_fixed_sizes(settings.deepspeed):
             note(
                 f"the GPU ran out of memory, and the DeepSpeed file fixes {' and '.join(fixed)}: set auto there, so "
                 "that the stage can go on with half of the micro batch, or a smaller micro batch"
@@ -210,11 +210,11 @@ def run_stage(
     }
     if first:
         record["train_seconds"] = round(joined_seconds(read_rows(output_dir / "memory.csv"))[-1], 1)
-        write_records(settings, trainer, record, output_dir)
+        write_metrics(settings, trainer, record, output_dir)
     leave_process_group()
 
 
-def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
+def build_training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
     recomputed, workers = settings.activation_checkpointing, settings.loader_workers
     # a step asks for all of its micro batches at once: they are decoded while the step before is computed
     prefetched = max(1, math.ceil(settings.gradient_accumulation_steps / workers)) if workers else None
@@ -251,18 +251,20 @@ def training_arguments(settings: TrainingSettings, folder: Path, hidden_size: in
     )
 
 
-def fingerprint_of(settings: TrainingSettings, digest: str) -> str:
-    """Return the same string for two trainings that must give the same weights, to rounding.
+def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
+    """Return a fingerprint of settings, inputs and code.
+
+    It is equal for two trainings that give the same weights except for rounding.
 
     Args:
-        settings: those that change no weights are left out.
-        digest: of inputs and code.
+        settings: settings of the stage; those without effect on the weights are left out.
+        digest: digest of inputs and code.
     """
     return f"{digest}:{settings.retraining()!r}"
 
 
-def in_background(function: Callable, *args) -> Future:
-    """What a thread will have computed. Where the process ends before, nobody waits for it."""
+def run_in_background(function: Callable, *args) -> Future:
+    """Run a function in a daemon thread and return its future result."""
     future: Future = Future()
 
     def run() -> None:
@@ -275,16 +277,16 @@ def in_background(function: Callable, *args) -> Future:
     return future
 
 
-def digest_of(inputs: dict[str, Path]) -> str:
-    """Of everything that a stage's weights depend on beside its settings: its code, and what it is given."""
+def compute_digest(inputs: dict[str, Path]) -> str:
+    """Return a digest of the stage's code and inputs, on which its weights depend in addition to its settings."""
     files = modules_of(Path(sys.argv[0]))
     for path in inputs.values():
-        files += model_files(path) if path.is_dir() else [path]
+        files += list_model_files(path) if path.is_dir() else [path]
     return sha256_of(*files)
 
 
-def model_files(folder: Path) -> list[Path]:
-    """Weights, configuration, tokenizer and its chat template."""
+def list_model_files(folder: Path) -> list[Path]:
+    """Return the files of a model folder: weights, configuration, tokenizer and its chat template."""
     return [
         file
         for suffix in ("safetensors", "json", "jinja", "model", "txt")

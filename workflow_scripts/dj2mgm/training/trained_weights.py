@@ -1,7 +1,7 @@
-"""The weights a stage trains: collecting them from a (possibly partitioned) model, checking them, saving them.
+"""Collect trained weights from a (possibly partitioned) model, check them and save them.
 
-They are few: projector and patch info mining in both stages, and the LoRA matrices in the second. The frozen base is
-never written again.
+These are projector and patch info mining in both stages, and in the second also the LoRA matrices or the language
+model. Frozen weights are not written again.
 """
 
 from pathlib import Path
@@ -16,16 +16,17 @@ from dj2mgm.mgm.trained_weights import projector_parameters
 
 
 class BrokenWeights(Exception):
-    """Weights that must not count as saved: empty, incomplete, not finite, or never trained."""
+    """Weights that must not be saved: missing, incomplete, not finite, or never trained."""
 
 
-# So many elements at a time are looked at, since a test for finite values makes copies.
-ELEMENTS_AT_ONCE = 2**24
+ELEMENTS_AT_ONCE = 2**24  # elements tested at a time, because a test for finite values makes copies
 
 
-def gather(parameters: dict[str, torch.nn.Parameter], keep: bool = True) -> dict[str, torch.Tensor]:
-    """Whole CPU copies of parameters that ZeRO may have partitioned. Every rank must call it; `keep` says which has use
-    for them, and so pays with its memory."""
+def gather_weights(parameters: dict[str, torch.nn.Parameter], keep: bool = True) -> dict[str, torch.Tensor]:
+    """Return whole CPU copies of parameters that ZeRO may have partitioned.
+
+    Every rank must call it. Only ranks with `keep` get the copies, which take host memory.
+    """
     whole = {}
     for name, parameter in parameters.items():
         with deepspeed.zero.GatheredParameters([parameter]):
@@ -35,13 +36,15 @@ def gather(parameters: dict[str, torch.nn.Parameter], keep: bool = True) -> dict
 
 
 def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size], steps: int) -> None:
-    """Nothing missing, nothing empty, nothing NaN, and LoRA's B matrices moved away from their zeros.
+    """Check that all weights are there, whole and finite, and that LoRA's B matrices are not all zero.
 
     Args:
-        steps: that were taken; at the first one the learning rate may be zero.
+        weights: tensors by name.
+        shapes: expected shapes by name.
+        steps: number of steps taken; the learning rate of the first one may be zero.
 
     Raises:
-        BrokenWeights: names the tensor.
+        BrokenWeights: a weight is not valid. The message names the tensor.
     """
     if missing := sorted(set(shapes) - set(weights)):
         raise BrokenWeights(f"tensor {missing[0]} is missing ({len(missing)} in all)")
@@ -56,7 +59,7 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
 
 
 def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write projector and mining, from all that was trained, under their names inside `MGMModel`."""
+    """Write projector and mining, out of all trained weights, under their names inside `MGMModel`."""
     by_id = {id(parameter): name for name, parameter in model.named_parameters()}
     projector = {name: weights[by_id[id(parameter)]] for name, parameter in projector_parameters(model).items()}
     save_weights(projector, folder / "projector.safetensors")
@@ -64,4 +67,4 @@ def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: P
 
 def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
     with replace_file(path, "wb") as file:
-        save_file(weights, file.name)  # straight from the tensors; bytes to write would be a second copy of them all
+        save_file(weights, file.name)  # not as bytes, which would be a second copy of all weights

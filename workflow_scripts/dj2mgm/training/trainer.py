@@ -1,4 +1,8 @@
-"""transformers' Trainer, saving only what is trained and saying how far it is."""
+"""Trainers for resumable training, built on transformers' Trainer.
+
+- `ResumableTrainer`: micro batches of `StepBatches`, complete checkpoints, stop at divergence.
+- `StageTrainer`: saves trained weights only, and scores held-out answers at each checkpoint.
+"""
 
 import math
 import statistics
@@ -24,7 +28,7 @@ from dj2mgm.divergence import Diverged, check_end, check_finite, diverged, last_
 from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.training.batches import StepBatches
 from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete, newest_before
-from dj2mgm.training.optimizer import repeat_products_of_betas, set_apart
+from dj2mgm.training.optimizer import repeat_products_of_betas, split_groups
 from dj2mgm.training.progress import ProgressLines
 from dj2mgm.training.scoring import Scorer
 
@@ -32,10 +36,10 @@ _load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
 
 
 def _load_trained_weights_only(engine, path, load_module_strict=True):
-    # To say "into host memory" DeepSpeed passes a function, which torch.load refuses for torchao's 8-bit states
+    # DeepSpeed passes a function as map_location, which torch.load refuses for torchao's 8-bit states
     load = engine.checkpoint_engine.load
     engine.checkpoint_engine.load = lambda file, map_location=None: load(file, map_location="cpu")
-    # Trainer is lenient only for a PeftModel; our checkpoints leave the frozen base out in stage 1 too
+    # Trainer passes False for a PeftModel only; our checkpoints leave out the frozen base in stage 1 too
     _load_checkpoint(engine, path, load_module_strict=False)
     if isinstance(engine.basic_optimizer, DeepSpeedCPUAdam):
         repeat_products_of_betas(engine.basic_optimizer)
@@ -43,37 +47,39 @@ def _load_trained_weights_only(engine, path, load_module_strict=True):
 
 transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
 
-# StepBatches begins where a resumed epoch goes on.
+# StepBatches starts a resumed epoch at the right step.
 transformers.trainer.skip_first_batches = lambda loader, steps: loader
 
-# Batches are padded, never packed. To find that out, transformers waits for the GPU at every micro batch.
+# Batches are padded, never packed. transformers' check would wait for the GPU at every micro batch.
 transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
 
-# It starts a Python to ask the processor; DeepSpeed asks three times for its optimizer on the CPU.
+# It starts a Python process, and DeepSpeed calls it three times for its optimizer on the CPU.
 cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
 SCALE_AT_MINIMUM = "loss scale already at minimum"  # DeepSpeed's exception when fp16 does not recover
 
-UNLOGGED = "UnloggedLoss"  # among what Trainer's state keeps of others
+UNLOGGED = "UnloggedLoss"  # key in the state that Trainer saves for callbacks
 
 
 class ResumableTrainer(Trainer):
-    """Computes each step in the micro batches of `StepBatches`. Marks a checkpoint complete when every process has
-    written its part, and only then removes the older ones. Where that of the last step is resumed, nothing is trained.
+    """Trainer that computes each step in the micro batches of `StepBatches`, and resumes exactly.
 
-    A training that diverges is stopped on every process, and checkpoints whose weights had diverged are removed. The
-    norm of all gradients is on the host at every step in any case, and equal on all processes, so nothing waits for it.
+    A checkpoint is marked complete when every process has written its part, and only then are older ones removed. If
+    the checkpoint of the last step is resumed, nothing is trained.
+
+    A diverging training is stopped on every process, and checkpoints with diverged weights are removed. The norm of all
+    gradients is on the host at every step anyway, and equal on all processes, so the check does not wait.
 
     Args:
-        fingerprint: of settings, inputs and code, stored in each checkpoint.
+        fingerprint: fingerprint of settings, inputs and code, stored in each checkpoint.
     """
 
     def __init__(self, *args, fingerprint: str, **kwargs):
         super().__init__(*args, **kwargs)
         self.fingerprint = fingerprint
-        self.args.save_total_limit = None  # Trainer would remove them before the new one counts
+        self.args.save_total_limit = None  # Trainer would remove old checkpoints before the new one is complete
         self.global_batch_size = self.get_total_train_batch_size(self.args)
-        # Trainer goes through whole steps; how many micro batches one has, is decided step by step
+        # Trainer counts whole steps; StepBatches decides the number of micro batches of each step
         self.args.gradient_accumulation_steps = 1
 
     def train(self, *args, **kwargs) -> TrainOutput:
@@ -100,7 +106,7 @@ class ResumableTrainer(Trainer):
         return [(row["step"], row["loss"]) for row in self.state.log_history if "loss" in row]
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs) -> None:
-        """Stop at the first gradient that is not finite, before the step is logged or saved."""
+        """Stop at the first non-finite gradient, before the step is logged or saved."""
         engine = self.model_wrapped
         # a dynamic loss scale of fp16 skips such steps until gradients fit, and DeepSpeed raises if they never do
         if grad_norm is not None and not (engine.fp16_enabled() and engine.dynamic_loss_scale()):
@@ -108,7 +114,7 @@ class ResumableTrainer(Trainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log finite values only; stop at a loss that is not finite."""
+        """Log finite values only; stop at a non-finite loss."""
         for name in {"loss", "eval_loss"} & logs.keys():
             self._check_finite(logs[name], "loss of held-out answers" if name == "eval_loss" else name)
         logs = {name: value for name, value in logs.items() if name != "grad_norm" or math.isfinite(value)}
@@ -118,7 +124,7 @@ class ResumableTrainer(Trainer):
         check_finite(self._stage, self.state.global_step, value, self.args.learning_rate, name)
 
     def _without_diverged_checkpoints(self, error: Diverged) -> Diverged:
-        """Remove checkpoints after which no healthy loss was logged; return the error with how the command goes on."""
+        """Remove checkpoints without a healthy loss after them; return the error and what the same command will do."""
         folder = Path(self.args.output_dir)
         healthy = newest_before(folder, last_healthy_step(self._losses, self.global_batch_size))
         self.accelerator.wait_for_everyone()
@@ -128,18 +134,20 @@ class ResumableTrainer(Trainer):
         return Diverged(f"{error}. Nothing was written; the same command {again}")
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer | DummyOptim:
-        """DeepSpeed's own gets groups too: it spares norms and biases from weight decay, as Trainer's do."""
+        """Create the optimizer; DeepSpeed's optimizer gets parameter groups too, without decay of norms and biases."""
         optimizer = super().create_optimizer(model)
         if isinstance(optimizer, DummyOptim):
             optimizer.params = [{"params": optimizer.params}]
             if decay := self.args.weight_decay:
                 decaying = set(self.get_decay_parameter_names(self.model))
                 spared = [parameter for name, parameter in self.model.named_parameters() if name not in decaying]
-                optimizer.params = set_apart([optimizer.params[0] | {"weight_decay": decay}], spared, weight_decay=0.0)
+                optimizer.params = split_groups(
+                    [optimizer.params[0] | {"weight_decay": decay}], spared, weight_decay=0.0
+                )
         return optimizer
 
     def get_train_dataloader(self) -> DataLoader:
-        """Micro batches stay in host memory until their turn comes."""
+        """Return a loader of micro batches, which stay in host memory until they are computed."""
         args = self.args
         self.batches = StepBatches(
             self.train_dataset.lengths,
@@ -170,14 +178,14 @@ class ResumableTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict], num_batches: int, device: torch.device
     ) -> tuple[list[list[dict]], torch.Tensor]:
-        """One item, the step's micro batches; and how many tokens carry its loss, over all processes."""
+        """Return the step's micro batches as one item, and its number of tokens with loss over all processes."""
         micro_batches = [next(epoch_iterator) for _ in next(self._steps)]
-        # none at all where max_length cuts off every answer of a step: its loss is then 0, not 0 / 0
+        # if max_length truncates every answer of a step, its loss is 0, not 0 / 0
         return [micro_batches], self._get_num_items_in_batch(micro_batches, device).clamp(min=1)
 
     def training_step(self, model: nn.Module, inputs: list[dict], *args, **kwargs) -> torch.Tensor:
-        """A step's micro batches one after another: the sum of their losses; gradients are applied with the last."""
-        # DeepSpeed's engine goes on to the next rate within the step, before Trainer asks for what it logs
+        """Compute the step's micro batches and return the sum of their losses; the last one applies the gradients."""
+        # DeepSpeed's engine sets the next learning rate within the step, before Trainer reads the rate that it logs
         self._rate = super()._get_learning_rate()
         losses = []
         for number, micro_batch in enumerate(inputs, start=1):
@@ -186,13 +194,14 @@ class ResumableTrainer(Trainer):
         return torch.stack(losses).sum()
 
     def floating_point_ops(self, inputs: list[dict]) -> int:
-        return 0  # nobody reads the sum, and the GPU waits while every micro batch counts the parameters
+        """Return 0, because the sum is not used, and counting parameters at every micro batch delays the GPU."""
+        return 0
 
     def _get_learning_rate(self) -> float:
         return self._rate
 
     def _keep_unlogged_loss(self) -> None:
-        """For the next row of the log, which is a mean over all steps since the last one."""
+        """Save the losses since the last row of the log in the state; the next row is a mean over all of them."""
         losses = self.accelerator.gather(self._tr_loss).reshape(-1).tolist()  # of each process
         self.state.stateful_callbacks[UNLOGGED] = {"since": self._globalstep_last_logged, "losses": losses}
 
@@ -212,24 +221,23 @@ class ResumableTrainer(Trainer):
 
 
 class StageTrainer(ResumableTrainer):
-    """Saves checkpoints without the frozen base, after `save_checked` approved their weights, each with how well its
-    model answers held-out questions.
+    """Trainer of a stage, whose checkpoints hold no frozen weights and come with scores of held-out answers.
 
-    Scores are rows of the history that is saved with a checkpoint, so a resumed training has each once.
+    Scores are rows of the history that is saved with a checkpoint, so a resumed training has each score once.
 
     Args:
-        inputs_of: a batch as the loader hands it over → as the model takes it, on the device.
-        save_checked: called on every rank with the checkpoint folder; writes the trained weights and raises if they
-            must not count as saved.
-        progress_file: where the newest progress is, for watch.py.
-        projector_learning_rate: of projector and mining, under the same schedule; None: that of the rest.
-        scorer: asks the questions; None: none are asked.
+        prepare_inputs: converts a batch of the loader to the model's inputs on the device.
+        save_checked: called on every rank with the checkpoint folder. It writes the trained weights, and raises if they
+            are not valid.
+        progress_file: file of the newest progress, for watch.py.
+        projector_learning_rate: learning rate of projector and mining, under the same schedule; None: that of the rest.
+        scorer: scores held-out answers; None: no scores.
     """
 
     def __init__(
         self,
         *args,
-        inputs_of: Callable[[dict[str, torch.Tensor], torch.device], dict[str, torch.Tensor]],
+        prepare_inputs: Callable[[dict[str, torch.Tensor], torch.device], dict[str, torch.Tensor]],
         save_checked: Callable[[Path], None],
         progress_file: Path,
         projector_learning_rate: float | None = None,
@@ -240,7 +248,7 @@ class StageTrainer(ResumableTrainer):
         self.scorer = scorer
         self._step_began: list[float] = []
         self.projector_learning_rate = projector_learning_rate
-        self.inputs_of = inputs_of
+        self.prepare_inputs = prepare_inputs
         self.save_checked = save_checked
         self.start = time.monotonic()
         for callback in (PrinterCallback, ProgressCallback):
@@ -248,12 +256,15 @@ class StageTrainer(ResumableTrainer):
         self.add_callback(ProgressLines(progress_file))
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer | DummyOptim:
-        """Trainer calls it twice where the optimizer is not DeepSpeed's own."""
+        """Create the optimizer, with a group of its own for the projector if it has its own learning rate.
+
+        Trainer calls it twice if the optimizer is not DeepSpeed's.
+        """
         optimizer = super().create_optimizer(model)
         if self.projector_learning_rate:
             own = isinstance(optimizer, DummyOptim)
             groups = optimizer.params if own else optimizer.param_groups
-            groups = set_apart(groups, projector_parameters(self.model).values(), lr=self.projector_learning_rate)
+            groups = split_groups(groups, projector_parameters(self.model).values(), lr=self.projector_learning_rate)
             if own:
                 optimizer.params = groups
             else:
@@ -273,14 +284,16 @@ class StageTrainer(ResumableTrainer):
 
     @property
     def scores(self) -> list[dict]:
-        """Rows of the history: eval_loss, eval_accuracy where there are questions, eval_questions, eval_seconds,
-        correct. Those of other questions, which an earlier start asked, are left out."""
+        """Rows of the history: eval_loss, eval_accuracy (of questions), eval_questions, eval_seconds and correct.
+
+        Rows of other questions, which an earlier start scored, are left out.
+        """
         return [
             row for row in self.state.log_history if self.scorer and row.get("asked") == self.scorer.held_out.digest
         ]
 
     def score(self) -> None:
-        """The model as it is, once at each step."""
+        """Score the current model, once at each step."""
         scores, step = self.scores, self.state.global_step
         if self.scorer is None or (scores and scores[-1]["step"] == step):
             return
@@ -292,7 +305,7 @@ class StageTrainer(ResumableTrainer):
         self.state.log_history[-1] |= {"correct": score.correct, "asked": self.scorer.held_out.digest}
 
     def _seconds_for_scores(self) -> float:
-        """At each checkpoint; without end where this process has trained nothing."""
+        """Return the time for the scores of a checkpoint; unlimited if this process has not trained yet."""
         steps = [end - start for start, end in pairwise([*self._step_began, time.monotonic()])]
         checkpoints = -(-self.state.max_steps // self.state.save_steps)
         training = statistics.median(steps) * self.state.max_steps if steps else math.inf
@@ -308,9 +321,8 @@ class StageTrainer(ResumableTrainer):
         super().log(logs | {"seconds": round(time.monotonic() - self.start, 3)}, start_time)
 
     def _prepare_inputs(self, inputs: dict) -> dict:
-        return self.inputs_of(
-            inputs, self.args.device
-        )  # not by Trainer, which casts what is float to the engine's bf16
+        # Trainer's own method would cast float tensors to the engine's bf16
+        return self.prepare_inputs(inputs, self.args.device)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or self.args.output_dir)

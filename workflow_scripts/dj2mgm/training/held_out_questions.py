@@ -1,4 +1,4 @@
-"""What is asked of a model while it is trained: questions about held-out images, or captions of them."""
+"""Held-out questions, or captions of held-out images, that score a model during training."""
 
 import heapq
 from collections.abc import Iterator
@@ -17,14 +17,17 @@ from dj2mgm.vision_language import Encoder
 
 
 @dataclass(frozen=True)
-class HeldOut(Dataset):
-    """Conversations of one question and one answer each, always in the same random order, so that fewer are the first
-    of more. Items are the encoder's.
+class HeldOutQuestions(Dataset):
+    """Conversations of one question and one answer each, in an order that does not depend on their number.
+
+    Items are the encoder's.
 
     Attributes:
-        kind: `questions`, or `captions` where there are none, or stage 1 is trained.
+        kind: `questions`, or `captions` in stage 1 and if there are no questions.
+        rows: conversations.
         lengths: (N,) tokens of each conversation.
-        digest: of what is asked, to tell it from what an earlier start asked.
+        encoder: makes the items.
+        digest: digest of the conversations, which tells them from those of an earlier start.
     """
 
     kind: str
@@ -40,25 +43,27 @@ class HeldOut(Dataset):
         return self.encoder.item(self.rows[index])
 
     def described(self, correct: str) -> Iterator[dict]:
-        """The first ones as rows for people, with what `Score.correct` says of questions."""
+        """Yield readable rows of the first conversations, with the flags of `HeldOutScore.correct` for questions."""
         for row, hit in zip(self.rows, correct, strict=False):
             asked = {key: row[key] for key in ("type", "question", "answer") if key in row}
             yield {"id": row["of"]} | asked | ({"correct": hit == "1"} if asked else {})
 
 
-def read_held_out(
+def read_held_out_questions(
     evaluation: Path, asking: Path, tuning: str, encoder: Encoder, max_length: int, count: int
-) -> HeldOut | None:
-    """At most `count` questions of the evaluation split; None where there is none that the stage can be asked.
+) -> HeldOutQuestions | None:
+    """Read at most `count` questions of the evaluation split; None if there are none for the stage.
 
     Args:
         evaluation: the held-out split.
-        asking: the settings of the stage that will ask all of it: where the images are, and how questions are put.
-        tuning: as memory.step.TUNINGS names it.
-        max_length: tokens from which conversations are cut in training; they are not asked.
+        asking: settings of the stage `generate`, with the image folder and the prompts.
+        tuning: a key of memory.step.TUNINGS.
+        encoder: encoder of the conversations.
+        max_length: tokens at which training truncates conversations. Conversations of this length are left out.
+        count: greatest number of questions.
 
     Raises:
-        InputError: an image is not there.
+        InputError: an image is missing.
     """
     settings = read_yaml(asking)
     kind, rows = "questions", []
@@ -77,12 +82,12 @@ def read_held_out(
     lengths = [_length(row, encoder) for row in rows]
     asked = [(row, length) for row, length in zip(rows, lengths, strict=True) if 0 < length < max_length]
     if len(asked) < len(rows):
-        note(f"{len(rows) - len(asked)} of {len(rows)} held-out {kind} are not asked in training: too long, or damaged")
+        note(f"{len(rows) - len(asked)} of {len(rows)} held-out {kind} are not scored in training: too long or damaged")
     if not asked:
         return None
     rows, lengths = map(list, zip(*asked, strict=True))
     said = [(row["id"], row["conversations"]) for row in rows]
-    return HeldOut(kind, rows, lengths, encoder, sha256(repr(said).encode()).hexdigest()[:12])
+    return HeldOutQuestions(kind, rows, lengths, encoder, sha256(repr(said).encode()).hexdigest()[:12])
 
 
 def _questions(evaluation: Path, prompt: str) -> Iterator[dict]:
@@ -101,12 +106,12 @@ def _captions(evaluation: Path, question: str) -> Iterator[dict]:
 
 
 def _first(rows: Iterator[dict], count: int) -> list[dict]:
-    """In an order that depends on nothing but their ids."""
+    """Return the first rows in a random order that depends on their ids only."""
     return heapq.nsmallest(count, rows, key=lambda row: sha256(row["id"].encode()).digest())
 
 
 def _length(row: dict, encoder: Encoder) -> int:
-    """0 if the model cannot be asked."""
+    """Return the tokens of a conversation, 0 if it cannot be scored."""
     if image_problem(row) or control_problem(row, encoder.control_tokens):
         return 0
     try:

@@ -1,4 +1,4 @@
-"""What a training stage leaves beside its weights."""
+"""Write the metrics of a training stage: metrics.json, metrics.jsonl, scores.jsonl and scored.jsonl."""
 
 import importlib.metadata
 import resource
@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from dj2mgm.files import write_json, write_jsonl
-from dj2mgm.training.deepspeed_config import engine_record
+from dj2mgm.training.deepspeed_config import describe_engine
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trainer import StageTrainer
 
 VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
 
 
-def write_records(settings: TrainingSettings, trainer: StageTrainer, record: dict, output_dir: Path) -> None:
-    """metrics.jsonl, scores.jsonl and scored.jsonl, and metrics.json with `record` in it."""
+def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dict, output_dir: Path) -> None:
+    """Write metrics.jsonl, scores.jsonl, scored.jsonl, and last metrics.json with `record`."""
     history = [row for row in trainer.state.log_history if "loss" in row]
     kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
     write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))
@@ -23,7 +23,7 @@ def write_records(settings: TrainingSettings, trainer: StageTrainer, record: dic
     write_json(
         output_dir / "metrics.json",
         {
-            "engine": engine_record(trainer.model_wrapped),
+            "engine": describe_engine(trainer.model_wrapped),
             "steps": trainer.state.global_step,
             "loss_first": history[0]["loss"],
             "loss_last": history[-1]["loss"],
@@ -38,10 +38,10 @@ def write_records(settings: TrainingSettings, trainer: StageTrainer, record: dic
 
 
 def _write_scores(trainer: StageTrainer, train_seconds: float, output_dir: Path) -> dict | None:
-    """scores.jsonl, a row for each checkpoint, and scored.jsonl, what was asked; both empty where nothing was.
+    """Write scores.jsonl, a row for each checkpoint, and scored.jsonl, the scored rows; both may be empty.
 
     Returns:
-        For the stage's record: what was asked, and what it took of the stage's time.
+        Record of the kind and number of questions, and of the time that they took; None without scores.
     """
     scores, names = trainer.scores, ("loss", "accuracy", "questions", "seconds")
     write_jsonl(
