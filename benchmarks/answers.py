@@ -1,10 +1,10 @@
-"""Answers and captions a second at the shape of MGM-2B, and what their parts take.
+"""Measure answers and captions per second at the shape of MGM-2B, and the time of their parts.
 
     python benchmarks/answers.py                   # on one GPU, of which 22 GiB are left free
-    python benchmarks/answers.py --shape tiny      # without one, to try the script
+    python benchmarks/answers.py --shape tiny      # without a GPU, to try the script
 
-Random weights, images of 640×480 pixels, the workflow's default settings. A random model does not know where an answer
-ends: all are as long as they may be. Images are decoded meanwhile, as in every stage; loading the model does not count.
+Weights are random, images have 640×480 pixels, settings are the defaults. A random model does not end its answers, so
+all have the greatest length. Images are decoded meanwhile, as in every stage. Loading the model does not count.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def timed(name: str, count: int, run: Callable[[], object]) -> None:
 
 def measure(folder: Path, count: int) -> None:
     random, generator = np.random.default_rng(0), MGMGenerator(folder / "mgm", None)
-    distinct = []  # as many files as questions, so that each has an image of its own
+    distinct = []  # one image file for each question
     for number in range(count):
         path = folder / "images" / f"copy-{number}.jpg"
         path.hardlink_to(folder / "images" / f"{number % IMAGES}.jpg")
@@ -81,8 +81,8 @@ def measure(folder: Path, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=COUNTS, default="mgm-2b")
-    parser.add_argument("--gpu-gib", type=float, default=22.0, help="of GPU memory that may be used (default: 22)")
-    parser.add_argument("--folder", type=Path, help="where there is a random model already")
+    parser.add_argument("--gpu-gib", type=float, default=22.0, help="usable GiB of GPU memory (default: 22)")
+    parser.add_argument("--folder", type=Path, help="folder that may contain a random model already")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)

@@ -1,12 +1,12 @@
-"""Both training stages, answers and their scores at the shape of MGM-2B, each stage killed once and resumed.
+"""Run both training stages, answers and scores at the shape of MGM-2B; kill and resume each training stage once.
 
     python benchmarks/chain.py                   # on one GPU
     python benchmarks/chain.py --shape tiny      # without one
 
-Makes a random model and conversations in a temporary folder, and gives the commands that Snakemake gives: launch.sh
-with pretrain.py and finetune.py (ZeRO-2 and ZeRO-3, both with offload and every layer recomputed), then
+It makes a random model and conversations in a temporary folder, and runs Snakemake's commands: launch.sh with
+pretrain.py and finetune.py (ZeRO-2 and ZeRO-3, both with offload and activation checkpointing of every layer), then
 generate_answers.py and evaluate_vqa.py. Each training stage is killed (SIGKILL) after its first checkpoint and started
-again. Prints what each took.
+again. Time and memory of each stage are printed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def training_settings(stage: str, template: str, image_tokens: int) -> dict:
 
 
 def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
-    """Run a stage under the launcher, kill it once it has a checkpoint, and give the same command again."""
+    """Run a stage under the launcher, kill it once it has a checkpoint, and run the same command again."""
     output = folder / stage
     command = ["bash", SCRIPTS / "launch.sh", "1", "1", SCRIPTS / f"{stage}.py"]
     command += ["--config", folder / f"{stage}.yaml", *inputs, "--output-dir", output]
@@ -50,7 +50,7 @@ def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
         killed = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         while not list(output.glob("checkpoints/checkpoint-*/complete.json")):
             if killed.poll() is not None:
-                raise SystemExit(f"{stage} ended before it had a checkpoint: see {log.name}")
+                raise SystemExit(f"{stage} ended before its first checkpoint; see {log.name}")
             time.sleep(0.05)
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
@@ -70,7 +70,7 @@ def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
 
 
 def answer(folder: Path, model: Path) -> dict:
-    """Captions, answers and their scores for a few images."""
+    """Generate and score captions and answers for a few images."""
     rows = [
         {
             "id": str(index),
@@ -106,7 +106,7 @@ def answer(folder: Path, model: Path) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
-    parser.add_argument("--folder", type=Path, help="keep what is made here")
+    parser.add_argument("--folder", type=Path, help="keep all files in this folder")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)

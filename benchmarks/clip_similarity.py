@@ -1,12 +1,12 @@
-"""Rows a second of Data-Juicer's image-text similarity filter and of this workflow's batched one, on the same pairs.
+"""Compare the speed of Data-Juicer's image-text similarity filter and this workflow's batched one on the same pairs.
 
     python benchmarks/clip_similarity.py results/foundation/tiny/clip
     python benchmarks/clip_similarity.py --vit-b-32 --rows 4000 --stock-rows 400
 
-Draws image-text pairs of the embedded dataset into a temporary folder, scores them with both operators, batch by batch
-as `Dataset.map` does in one process, and prints rows/s (model loading and one warm-up batch apart), the ratio, and the
-largest difference between their scores. The stock operator scores the first `--stock-rows` rows only: its time a row
-does not depend on their number.
+It draws image-text pairs of the embedded dataset into a temporary folder and scores them with both operators, batch by
+batch as `Dataset.map` does in one process. It prints rows/s (without model loading and one warm-up batch), the ratio,
+and the largest difference between their scores. The stock operator scores the first `--stock-rows` rows only, because
+its time per row does not depend on their number.
 """
 
 import argparse
@@ -30,7 +30,7 @@ STAT = "image_text_similarity"
 
 
 def draw_pairs(rows: int, folder: Path) -> list[dict]:
-    """Pairs as Data-Juicer sees them, every image readable, captions mismatched at the rate of the default dataset."""
+    """Draw pairs in Data-Juicer's format, with readable images and the default dataset's share of wrong captions."""
     write_shapes(ShapesSpec(0, rows, 1, 1, {"mismatched": 0.1}), folder)
     return [
         {"text": row["text"], "images": [str(folder / image) for image in row["images"]]}
@@ -39,7 +39,7 @@ def draw_pairs(rows: int, folder: Path) -> list[dict]:
 
 
 def write_vit_b_32(folder: Path) -> None:
-    """A random CLIP of the size of ViT-B/32 (151 million parameters), with a tokenizer of single characters."""
+    """Write a random CLIP of the size of ViT-B/32 (151 million parameters), with a tokenizer of single characters."""
     import torch
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer
 
@@ -52,7 +52,7 @@ def write_vit_b_32(folder: Path) -> None:
 
 
 def score(operator: OP, rows: list[dict]) -> tuple[np.ndarray, float]:
-    """(N,) scores and the seconds they took, after a warm-up on the first batch."""
+    """Return scores (N,) and their seconds, after a warm-up on the first batch."""
     batches = [rows[start : start + operator.batch_size] for start in range(0, len(rows), operator.batch_size)]
     _score_batch(operator, batches[0])
     started = perf_counter()
@@ -70,10 +70,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("clip", nargs="?", help="folder of a CLIP with safetensors weights")
-    model.add_argument("--vit-b-32", action="store_true", help="a random CLIP of that size instead")
+    model.add_argument("--vit-b-32", action="store_true", help="use a random CLIP of the size of ViT-B/32")
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--stock-rows", type=int, help="rows that the stock operator scores (default: all)")
-    parser.add_argument("--batch-size", type=int, default=128, help="of the batched operator")
+    parser.add_argument("--batch-size", type=int, default=128, help="batch size of the batched operator")
     arguments = parser.parse_args()
     forbid_surprises()
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,13 +1,13 @@
-"""Time and memory of the data stages by the number of rows: make_dataset, filter in processes and on Ray, and jsonl.
+"""Measure time and memory of the data stages by the number of rows: make_dataset, filter (processes, Ray) and jsonl.
 
     python benchmarks/data_scale.py --rows 10000 100000 1000000 --executors default ray
     python benchmarks/data_scale.py --executors              # without the filter
 
-Draws 1 000 image-text pairs of the embedded dataset, faults included, and repeats their images, with a number in each
-caption; as many instructions come as one JSON list. Each stage runs as its rule runs it, with the baseline recipe;
-jsonl gets all pairs, and leaves out those whose image cannot be read. Memory is the proportional set size of the stage
-with all its processes, at its highest (five looks a second): a page that several of them share counts once. Prints a
-row of Markdown for each run.
+It draws 1 000 image-text pairs of the embedded dataset, including faults, and repeats their images, with a number in
+each caption. The same number of instructions forms one JSON list. Each stage runs the command of its rule, with the
+baseline recipe. The stage jsonl gets all pairs, and drops those whose image cannot be read. Memory is the peak
+proportional set size of all processes of the stage (read five times per second), in which a shared page counts once. A
+row of Markdown is printed for each run.
 """
 
 import argparse
@@ -41,7 +41,7 @@ INTERVAL_S = 0.2
 
 
 def repeated(folder: Path, rows: int) -> Iterator[dict]:
-    """`rows` pairs with ids and captions of their own and the images of those in the folder."""
+    """Yield `rows` pairs with ids and captions of their own, and images of the drawn pairs."""
     drawn = list(read_jsonl(folder / "drawn/pretrain.jsonl"))
     for number in range(rows):
         row = drawn[number % len(drawn)]
@@ -50,22 +50,22 @@ def repeated(folder: Path, rows: int) -> Iterator[dict]:
 
 @dataclass
 class Usage:
-    """What a stage took: seconds, seconds of all its processes, and MiB at the highest."""
+    """Time and memory of a stage: seconds, CPU seconds of all its processes, and peak MiB."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
     memory_mib: float = 0.0
 
 
-def look_at(process: psutil.Process) -> tuple[float, dict[int, float]]:
-    """MiB (proportional set size) of a process and its descendants; CPU seconds by process id."""
+def read_usage(process: psutil.Process) -> tuple[float, dict[int, float]]:
+    """Return MiB (proportional set size) of a process and its descendants, and CPU seconds by process id."""
     kib, seconds = 0, {}
     for member in [process, *process.children(recursive=True)]:
         try:
             lines = Path(f"/proc/{member.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
             times = member.cpu_times()
         except (OSError, psutil.NoSuchProcess):
-            continue  # it has ended
+            continue  # the process has ended
         kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         seconds[member.pid] = times.user + times.system
     return kib / 1024, seconds
@@ -79,7 +79,7 @@ def measure(script: str, **flags: object) -> Usage:
     with TemporaryFile("w+") as said, psutil.Popen(command, stdout=said, stderr=said) as stage:
         while stage.poll() is None:
             with suppress(psutil.NoSuchProcess):
-                memory, seconds = look_at(stage)
+                memory, seconds = read_usage(stage)
                 usage.memory_mib = max(usage.memory_mib, memory)
                 cpu |= seconds
             sleep(INTERVAL_S)
@@ -91,7 +91,7 @@ def measure(script: str, **flags: object) -> Usage:
 
 
 def write_sources(folder: Path, rows: int) -> None:
-    """What a user brings: pairs, and instructions in one JSON list."""
+    """Write pairs, and instructions in one JSON list, as a user provides them."""
     write_jsonl(folder / "pairs.jsonl", repeated(folder, rows))
     talks = (
         build_conversation(row["id"], row["images"][0], "What is this?", extract_caption(row["text"]))
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--executors", nargs="*", default=["default", "ray"], choices=["default", "ray"])
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="where files of a few GB go (default: the temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder for files of a few GB (default: the temporary folder)")
     arguments = parser.parse_args()
     os.chdir(PROJECT)
     rates = read_yaml(PROJECT / "config/datasets/shapes.yaml")["fault_rates"]

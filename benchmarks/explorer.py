@@ -1,13 +1,13 @@
-"""How fast the explorer is: reading a run, first paint, every slider, scrolling; in a headless Chromium.
+"""Measure the speed of the explorer in a headless Chromium: reading a run, first paint, every slider, scrolling.
 
     python benchmarks/explorer.py --rows 10000 100000
 
-Each number of rows in both forms, served and as one file; `filtered` shows the rows that stay, longest texts first, so
-that every move draws other rows. Times are in milliseconds. Paint is the browser's own `first-paint`, from the start
-of the navigation; `ready` is when the first rows are drawn. Every slider is moved through its stops; a move lasts from
-its event to the first frame with counts and rows drawn again: the median, the 95th percentile and the longest of all;
-and the CPU time of the page's thread, median and longest. A jump goes to some other place among all rows, until rows
-are there; the longest of 20. Prints rows of Markdown.
+Each number of rows is measured in both forms, served and as one file. `filtered` shows the kept rows, longest texts
+first, so that every move draws other rows. Times are in milliseconds. `paint` is the browser's own `first-paint`, from
+the start of the navigation; `ready` is the time until the first rows are drawn. Every slider is moved through its
+stops. A move lasts from its event to the first frame with new counts and rows; median, 95th percentile and maximum are
+printed, and median and maximum of the CPU time of the page's thread. A jump scrolls to another position and lasts until
+rows are drawn; the longest of 20 is printed. The output is rows of Markdown.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def measure(page: Page, address: str) -> list[str]:
 
 
 def main_thread_ms(page: Page) -> float:
-    """CPU time of the page's thread, which other work on the machine does not lengthen."""
+    """Return the CPU time of the page's thread, which does not depend on other work on the machine."""
     metrics = page.send("Performance.getMetrics")["metrics"]
     return 1000 * next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
 

@@ -1,14 +1,14 @@
-"""Kills at random moments: does the same command end right, with nothing lost and nothing done twice?
+"""Kill the workflow at random moments, and check that the same command loses no rows and repeats no stage.
 
-    python benchmarks/faults.py                              # every kill, ten times: hours
+    python benchmarks/faults.py                              # every kind of kill, ten times: hours
     python benchmarks/faults.py --kill scancel --times 2     # some of them
 
-Runs the small project of the tests once undisturbed. Each trial then starts from a random moment of that run: a stage
-is drawn with a probability proportional to its duration, what it and all later stages wrote is removed, and when it
-has run for a random part of its duration, the kill happens. Where Snakemake ends, the same command is given again. Then
-the results are compared with the undisturbed run's. Each trial is a line of `trials.jsonl` in the folder and is not
-repeated when the benchmark is run again. Prints the table of docs/measurements/reliability.md. Kills on a cluster need
-what tests/slurm needs.
+The small project of the tests runs once undisturbed. Each trial starts from a random moment of that run: a stage is
+drawn with a probability proportional to its duration, the files of this and all later stages are removed, and the kill
+happens when the stage has run for a random part of its duration. If Snakemake ends, the same command is run again. The
+results are then compared with those of the undisturbed run. Each trial is a line of `trials.jsonl` in the folder, and
+is not repeated when the benchmark is run again. The table of docs/measurements/reliability.md is printed. Kills on a
+cluster have the requirements of tests/slurm.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from dj2mgm.files import read_json, read_jsonl  # noqa: E402
 TARGET = "baseline"
 SAVE_STEPS = 5  # of tests/fixtures/small/models_small.yaml
 TIMEOUT_S = 1800
-# what each rule writes in results/, in an order in which none comes before what it needs
+# the folder of each rule in results/, in an order in which no rule comes before its inputs
 STAGES = {
     "make_dataset": "datasets/small",
     "train_clip": "foundation/small/clip",
@@ -64,7 +64,7 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Kill:
-    """`do` is called with the run and the rule that is at work."""
+    """A kind of kill; `do` gets the run and the running rule."""
 
     on_slurm: bool
     do: Callable[[ClusterRun, str], None]
@@ -77,12 +77,12 @@ KILLS = {
     "scancel": Kill(True, lambda run, rule: slurm("scancel", run.running_job(rule))),
     "node": Kill(True, lambda run, rule: fail_node()),
     "time limit": Kill(True, lambda run, rule: end_at_time_limit(run.running_job(rule))),
-    "memory": Kill(True, lambda run, rule: None),  # by asking for too little, below
+    "memory": Kill(True, lambda run, rule: None),  # killed because run_trial requests too little memory
 }
 
 
 class Reference:
-    """The undisturbed run, and copies of it at the very path where it ran: training files hold absolute paths."""
+    """The undisturbed run, and copies of it at the same path, because training files hold absolute paths."""
 
     def __init__(self, folder: Path):
         self.finished, self.project = folder / "finished", Project(folder / "project")
@@ -104,7 +104,7 @@ class Reference:
 
 
 def durations(reference: Reference, trials: list[dict]) -> dict[str, float]:
-    """Seconds that each stage takes: the least that was seen, as other work on the machine only adds to them."""
+    """Return the least measured seconds of each stage, because other work on the machine only adds to them."""
     seen = {rule: [reference.benchmark(rule, "s")] for rule in STAGES}
     for trial in trials:
         if not trial["struck"] and "lasted_s" in trial:
@@ -113,11 +113,11 @@ def durations(reference: Reference, trials: list[dict]) -> dict[str, float]:
 
 
 def run_trial(reference: Reference, kill: str, trial: int, seconds: dict[str, float]) -> dict:
-    """One kill and what came of it."""
+    """Kill once, run the command again, and return the result."""
     generator = random.Random(f"{kill} {trial}")
     rule = generator.choices(list(STAGES), weights=[seconds[rule] for rule in STAGES])[0]
     part = generator.random()
-    moment = 0.0 if kill == "memory" else part * seconds[rule]  # Slurm kills when it is used up
+    moment = 0.0 if kill == "memory" else part * seconds[rule]  # Slurm kills when the memory is used up
     reference.restore()
     repeated = list(STAGES)[list(STAGES).index(rule) :]
     for later in repeated:
@@ -160,7 +160,7 @@ def run_trial(reference: Reference, kill: str, trial: int, seconds: dict[str, fl
 
 
 def ends(run: ClusterRun) -> bool:
-    """Whether Snakemake comes to a good end. One that hangs is ended, with its stages."""
+    """Return whether Snakemake succeeds; if it hangs, end it and its stages."""
     try:
         return run.process.wait(TIMEOUT_S) == 0
     except subprocess.TimeoutExpired:
@@ -169,25 +169,25 @@ def ends(run: ClusterRun) -> bool:
 
 
 def too_little(reference: Reference, rule: str, part: float) -> int:
-    """Memory (MB) at which the rule dies, but no longer at the last attempt, which gets 2.5 times as much."""
-    peak_mb = max(250, reference.benchmark(rule, "max_rss"))  # that of short stages is rarely seen
+    """Return memory (MB) that is too small for the rule, except at the last attempt, which gets 2.5 times as much."""
+    peak_mb = max(250, reference.benchmark(rule, "max_rss"))  # the peak of short stages is rarely measured
     snakemake_mb = 120  # in the same job
     return int((peak_mb + snakemake_mb) * (0.5 + 0.3 * part))
 
 
 def at_work(run: ClusterRun, rule: str) -> float | None:
-    """When the rule's command started, as seconds since the epoch; None while it does not run."""
+    """Return when the rule's command started, in seconds since the epoch; None if it is not running."""
     script, started = f"workflow_scripts/{rule}.py", []
     for process in psutil.process_iter(["cmdline", "cwd", "create_time"]):
         command = process.info["cmdline"] or []
-        # Snakemake's own processes name the script too, as an input
+        # Snakemake's own processes have the script in their command too, as an input
         if process.info["cwd"] == str(run.project.folder) and script in command and "snakemake" not in command:
             started.append(process.info["create_time"])
     return min(started, default=None)
 
 
 def wait_until_at_work(run: ClusterRun, rule: str, seconds: float) -> float:
-    """Return when the rule's command has run for so long, or is over, and for how long it ran."""
+    """Wait until the rule's command has run for `seconds`, or has ended; return for how long it ran."""
     deadline = time.monotonic() + TIMEOUT_S
     while (started := at_work(run, rule)) is None:
         assert run.process.poll() is None, run.printed()[-3000:]
@@ -199,7 +199,7 @@ def wait_until_at_work(run: ClusterRun, rule: str, seconds: float) -> float:
 
 
 def end(run: ClusterRun) -> None:
-    """Stop a run in which the moment for the kill never came."""
+    """Stop a run whose stage ended before the kill."""
     run.kill_stages()
     run.kill()
     if set(SLURM_PROFILE) <= set(run.arguments):
@@ -209,7 +209,7 @@ def end(run: ClusterRun) -> None:
 
 
 def lost(reference: Reference) -> list[str]:
-    """Result files that are missing, or whose rows or steps are not the undisturbed run's."""
+    """Return result files that are missing, or whose rows or steps differ from the undisturbed run's."""
     wrong = []
     for path in sorted(reference.finished.glob("results/**/*")):
         name = path.relative_to(reference.finished)
@@ -226,7 +226,7 @@ def rows(path: Path) -> list:
 
 
 def weights_differ(reference: Reference, rule: str) -> float:
-    """The largest difference of a weight that the killed stage wrote from the undisturbed run's."""
+    """Return the largest difference between weights of the killed stage and of the undisturbed run."""
     largest = 0.0
     for path in (reference.finished / "results" / STAGES[rule]).rglob("*.safetensors"):
         own = load_file(reference.project.folder / path.relative_to(reference.finished))
@@ -237,7 +237,7 @@ def weights_differ(reference: Reference, rule: str) -> float:
 
 
 def done_twice(run: ClusterRun, jobs: list[dict], repeated: list[str]) -> dict[str, int]:
-    """Rules that came to their end more often than once; those that were not to run at all count too."""
+    """Return rules that ended more often than expected: once for repeated rules, never for others."""
     if jobs:
         ends = completed(jobs)
     else:
@@ -246,10 +246,10 @@ def done_twice(run: ClusterRun, jobs: list[dict], repeated: list[str]) -> dict[s
 
 
 def steps_trained_again(run: ClusterRun, repeated: list[str], on_slurm: bool) -> int:
-    """Optimizer steps beyond those that training takes when nothing disturbs it."""
+    """Return the number of optimizer steps in addition to those of an undisturbed training."""
     training = [rule for rule in ("pretrain", "finetune") if rule in repeated]
     printed = "".join(run.logs(rule, "baseline") for rule in training) if on_slurm else run.printed()
-    printed = re.sub(r"^Logfile .*:\n(=+)\n.*?\n\1$", "", printed, flags=re.MULTILINE | re.DOTALL)  # shown once more
+    printed = re.sub(r"^Logfile .*:\n(=+)\n.*?\n\1$", "", printed, flags=re.MULTILINE | re.DOTALL)  # repeated logs
     taken = len(re.findall(r"^step \d+/\d+  loss ", printed, flags=re.MULTILINE))
     return taken - sum(read_json(run.project.result(rule) / "metrics.json")["steps"] for rule in training)
 
@@ -267,7 +267,7 @@ def print_table(trials: list[dict]) -> None:
         again = max((trial["steps_trained_again"] for trial in own if trial["ended_right"]), default="–")
         print(f"| {kill} | {len(own)} | {stages} | {right} | {missing} | {twice} | at most {again} |")
     missed = sum(not trial["struck"] for trial in trials)
-    print(f"\n{missed} further trials are left out: the stage was over before its moment had come.")
+    print(f"\n{missed} further trials are left out, because the stage ended before the kill.")
 
 
 @contextmanager
@@ -284,16 +284,16 @@ def slurm_if_needed(kills: list[str]) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kill", choices=KILLS, action="append", help="default: all")
-    parser.add_argument("--times", type=int, default=10, help="trials of each kill that struck")
-    parser.add_argument("--folder", type=Path, default=PROJECT / "results/faults", help="where trials are kept")
+    parser.add_argument("--times", type=int, default=10, help="successful kills of each kind")
+    parser.add_argument("--folder", type=Path, default=PROJECT / "results/faults", help="folder of the trials")
     arguments = parser.parse_args()
     kills = arguments.kill or list(KILLS)
     reference, record = Reference(arguments.folder.resolve()), arguments.folder / "trials.jsonl"
     reference.prepare()
     record.touch()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and Slurm with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that Slurm is ended, too
     with slurm_if_needed(kills):
-        for times, kill in product(range(1, arguments.times + 1), kills):  # in turn, so that it can be stopped early
+        for times, kill in product(range(1, arguments.times + 1), kills):  # kinds alternate, in case of an early stop
             trials = [trial for trial in read_jsonl(record) if trial["kill"] == kill]
             while sum(trial["struck"] for trial in trials) < times:
                 seconds = durations(reference, list(read_jsonl(record)))

@@ -1,11 +1,11 @@
-"""Whether the tiny models that come with the workflow are what training gives; and how they are made.
+"""Compare the tiny models shipped with the workflow with newly trained ones, or replace them.
 
-    python benchmarks/foundation.py                                    # trains with three seeds, and compares
-    python benchmarks/foundation.py --ship results/foundation/tiny     # what was trained there becomes what is shipped
+    python benchmarks/foundation.py                                    # train with three seeds, and compare
+    python benchmarks/foundation.py --ship results/foundation/tiny     # ship the parts that were trained there
 
-Printed for the shipped parts and for those of each seed, on scenes that none has seen: how often an image's own caption
-is nearer to it than another scene's, by CLIP; and how often the next token of captions and answers is what the language
-model, which reads the board of the scene, finds most likely. A seed's training takes about ten minutes on two cores.
+Two figures are printed for the shipped parts and those of each seed, on unseen scenes: how often CLIP finds an image's
+own caption nearer than another scene's, and how often the language model, which reads the board of the scene, finds the
+right next token of captions and answers most likely. A seed's training takes about ten minutes on two cores.
 """
 
 import argparse
@@ -45,17 +45,17 @@ from dj2mgm.foundation.language_model import (  # noqa: E402
 SHIPPED = PROJECT / "config" / "foundation" / "tiny"
 SEEDS = (1234, 1, 2)  # the first is that of config/models/tiny.yaml
 SCENES = 512
-UNSEEN = 987_654_321  # the seed of scenes that no training has
+UNSEEN = 987_654_321  # seed of scenes that no training uses
 
 
 def settings() -> dict:
-    """`foundation` of config/models/tiny.yaml."""
+    """Return `foundation` of config/models/tiny.yaml."""
     return merge_experiment("baseline", {"model": "tiny"})["model"]["foundation"]
 
 
 @torch.inference_mode()
 def clip_accuracy(folder: Path) -> float:
-    """Share of pairs of an image and another scene's caption that are less alike than the image and its own."""
+    """Return the share of pairs of an image and a wrong caption that are less similar than the image and its own."""
     model, processor = CLIPModel.from_pretrained(folder, dtype=torch.float32), CLIPProcessor.from_pretrained(folder)
     scenes = [draw_row_scene(UNSEEN, "foundation", index) for index in range(SCENES)]
     captions = [describe(scene) for scene in scenes]
@@ -71,7 +71,7 @@ def clip_accuracy(folder: Path) -> float:
 
 @torch.inference_mode()
 def token_accuracy(folder: Path, side: int) -> float:
-    """Share of the tokens of captions and answers that the language model finds most likely, given those before."""
+    """Return the share of tokens of captions and answers that the language model finds most likely."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     formats, rng = chat_formats(tokenizer), random.Random(UNSEEN)
@@ -106,7 +106,7 @@ def train(seed: int, given: dict, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ship", type=Path, help="a folder with clip/, convnext/ and language_model/")
+    parser.add_argument("--ship", type=Path, help="folder with clip/, convnext/ and language_model/")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     arguments = parser.parse_args()
     use_cpu_threads(None)

@@ -1,14 +1,13 @@
-"""From pairs to scores at the shape of MGM-2B, with the workflow's default settings: seconds of each phase.
+"""Measure the seconds of each phase from pairs to scores at the shape of MGM-2B, with default settings.
 
     python benchmarks/loop.py                    # on one GPU, of which 22 GiB are left free
-    python benchmarks/loop.py --shape tiny       # without one, to try the script
-    python benchmarks/loop.py --folder FOLDER    # kept: the same command goes on with the phases that are not there
+    python benchmarks/loop.py --shape tiny       # without a GPU, to try the script
+    python benchmarks/loop.py --folder FOLDER    # keep the results; the same command runs the missing phases
 
-Random weights, 10 000 pairs, 12 000 instructions whose lengths are distributed as in real ones, 500 held-out images
-with three questions each, 5000 questions in TextVQA's files and 4000 in MMBench's. Each phase is the command that
-Snakemake gives, loading and compiling included; of training, `training` are the seconds from the model in place to
-the last step. A random model does not know where an answer ends: all have eight tokens, as many as TextVQA's longest
-usually have.
+Weights are random. There are 10 000 pairs, 12 000 instructions of realistic lengths, 500 held-out images with three
+questions each, 5000 questions in TextVQA's files and 4000 in MMBench's. Each phase is Snakemake's command, including
+loading and compiling. `training` are the seconds from the loaded model to the last step. A random model does not end
+its answers, so all have eight tokens, the usual length of TextVQA's longest answers.
 """
 
 import argparse
@@ -36,19 +35,19 @@ from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, writ
 from dj2mgm.config.runs import REFERENCE, Run, Runs  # noqa: E402
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
 
-COUNTS = {  # what there is of each
+COUNTS = {  # number of rows or questions of each kind
     "mgm-2b": {"pairs": 10_000, "instructions": 12_000, "held_out": 500, "textvqa": 5000, "mmbench": 4000},
     "tiny": {"pairs": 1024, "instructions": 512, "held_out": 6, "textvqa": 12, "mmbench": 12},
 }
 CAPTION_WORDS = (5, 31)
 ANSWER_TOKENS = 8
-ROWS = "rows.jsonl"  # in the folder: what was measured
+ROWS = "rows.jsonl"  # file of measurements in the folder
 QUESTIONS_PER_IMAGE = 3166 / 5000  # TextVQA's validation images and questions
 
 
 @contextmanager
 def gpu_of(gib: float | None) -> Iterator[None]:
-    """Leave so much of the GPU's memory free, as on a smaller card: this process holds the rest."""
+    """Leave only this much of the GPU's memory free, as on a smaller card; this process holds the rest."""
     held = None
     if gib is not None and torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
@@ -58,7 +57,7 @@ def gpu_of(gib: float | None) -> Iterator[None]:
 
 
 def make_inputs(shape: str, folder: Path) -> Run:
-    """Models, data and benchmarks in FOLDER, and the settings that the workflow's defaults give its stages."""
+    """Make models, data and benchmarks in a folder, and return a run with the workflow's default settings."""
     counts, random = COUNTS[shape], np.random.default_rng(2)
     make_random_mgm(shape, folder)
     captions = [(0, int(words)) for words in random.integers(*CAPTION_WORDS, counts["pairs"])]
@@ -86,13 +85,13 @@ def make_inputs(shape: str, folder: Path) -> Run:
 
 
 def run_in(folder: Path) -> Run:
-    """Changes to the folder, in which its configuration's paths are."""
+    """Change to the folder, to which its configuration's paths are relative, and return its run."""
     os.chdir(folder)
     return Runs({"model": "random", "dataset": "random"} | read_yaml("command_line.yaml")).first(REFERENCE)
 
 
 def write_textvqa(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
-    """In LLaVA's and TextVQA's formats; as many questions to an image as there."""
+    """Write questions in LLaVA's and TextVQA's formats, with TextVQA's number of questions per image."""
     names = [f"textvqa-{n}" for n in range(max(1, int(count * QUESTIONS_PER_IMAGE)))]
     for number, name in enumerate(names):
         os.link(folder / "images" / f"{number % IMAGES}.jpg", folder / "images" / f"{name}.jpg")
@@ -118,7 +117,7 @@ def write_textvqa(folder: Path, count: int, words: Iterator[str]) -> dict[str, s
 
 
 def write_mmbench(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
-    """In MMBench's format, each question with an image of its own."""
+    """Write questions in MMBench's format, each with an image of its own."""
     images = [base64.b64encode((folder / f"images/{n}.jpg").read_bytes()).decode() for n in range(IMAGES)]
     columns = ["index", "question", "A", "B", "C", "D", "answer", "category", "image"]
     with open(folder / "mmbench.tsv", "w", encoding="utf-8", newline="") as file:
@@ -130,7 +129,7 @@ def write_mmbench(folder: Path, count: int, words: Iterator[str]) -> dict[str, s
 
 
 def phases(run: Run, folder: Path) -> dict[str, tuple[str, dict[str, Path]]]:
-    """By the phase's name: its script and the files it is given."""
+    """Return script and input files of each phase by name."""
     model, projector = {"--model": folder / "mgm"}, folder / "pretrain/projector.safetensors"
     stages = {"--pretrained": folder / "pretrain", "--finetuned": folder / "finetune"}
     finetuned = model | {"--finetuned": folder / "finetune"}
@@ -144,9 +143,9 @@ def phases(run: Run, folder: Path) -> dict[str, tuple[str, dict[str, Path]]]:
 
 
 def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: Path) -> dict:
-    """Run a phase; its log is printed if it fails."""
+    """Run a phase and return its row; exit with its log if it fails."""
     output = folder / name
-    shutil.rmtree(output, ignore_errors=True)  # of a phase that was cut off
+    shutil.rmtree(output, ignore_errors=True)  # left by an interrupted phase
     output.mkdir(parents=True)
     write_yaml(output / "config.yaml", run.settings[name])
     given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
@@ -171,8 +170,8 @@ def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: P
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=COUNTS, default="mgm-2b")
-    parser.add_argument("--gpu-gib", type=float, default=22.0, help="of GPU memory that is left free (default: 22)")
-    parser.add_argument("--folder", type=Path, help="keep what is made here, and go on with what is there already")
+    parser.add_argument("--gpu-gib", type=float, default=22.0, help="GiB of GPU memory left free (default: 22)")
+    parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()

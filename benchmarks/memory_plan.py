@@ -1,13 +1,13 @@
-"""Predicted beside measured memory of training at the shape of MGM-2B, on one GPU.
+"""Compare predicted and measured memory of training at the shape of MGM-2B, on one GPU.
 
     python benchmarks/memory_plan.py                         # every configuration, one after the other
     python benchmarks/memory_plan.py lora_zero3 full_zero2   # some of them
     python benchmarks/memory_plan.py --shape tiny            # without a GPU, to try the script
 
-Inputs are those of benchmarks/train_step.py. Each configuration is trained for two steps by the workflow's own
-training stage, which plans before it loads anything. The GPU's peak is what PyTorch allocated; the host's is what is
-resident of the process without pages of files, which the kernel can drop. The plan must be within 10 % and 15 % of
-them, and must not say that something fits that runs out of memory.
+Inputs are those of benchmarks/train_step.py. The workflow's own training stage trains each configuration for two steps,
+and plans before it loads anything. The GPU's peak is that of PyTorch's allocations. The host's peak is the resident
+memory of the process without pages of files, which the kernel can drop. The plan must be within 10 % of the GPU's peak
+and 15 % of the host's, and must not accept a configuration that runs out of memory.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def configurations(shape: str) -> dict[str, Configuration]:
 
 
 def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> None:
-    """One training stage in this process; its plan is of what the configuration trains."""
+    """Run one training stage in this process, with a plan of the configuration's own model."""
     from plain_mgm import PlainArchitecture
 
     import dj2mgm.training.stage
@@ -67,7 +67,7 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
 
     def build_workload(tuning, settings, architecture, dataset, projector):
         workload = original(tuning, settings, architecture, dataset, projector)
-        if configuration.plain:  # which computes logits for every token
+        if configuration.plain:  # the plain model computes logits for every token
             plain = PlainArchitecture(architecture.name, architecture.config)
             workload = replace(workload, architecture=plain, answers=workload.sequence)
         return workload
@@ -75,7 +75,7 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
     def remember(settings, workload, machine):
         plan = check_memory(settings, workload, machine)
         output.mkdir(parents=True, exist_ok=True)
-        (output / "plan.json").write_text(json.dumps(plan), encoding="utf-8")  # there even if it then runs out
+        (output / "plan.json").write_text(json.dumps(plan), encoding="utf-8")  # kept if memory runs out later
         return plan
 
     threading.Thread(target=watch_host, args=(output / "host.json",), daemon=True).start()
@@ -85,17 +85,17 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
 
 
 def watch_host(record: Path) -> None:
-    """Keep the most GiB that was resident of this process without pages of files."""
+    """Record the peak resident GiB of this process without pages of files."""
     peak = 0.0
     while True:
         sizes = re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", Path("/proc/self/status").read_text())
         peak = max(peak, sum(map(int, sizes)) / 2**20)
-        write_json(record, peak)  # whole at any moment, as the process may end
+        write_json(record, peak)  # replaced at once, because the process may end at any moment
         time.sleep(0.05)
 
 
 def measure(name: str, configuration: Configuration, folder: Path) -> dict:
-    """Prediction and measurement of one configuration, in GiB."""
+    """Return prediction and measurement of one configuration, in GiB."""
     output = folder / "output" / name
     status = launch(__file__, name, configuration, folder)
     plan = json.loads((output / "plan.json").read_text(encoding="utf-8")) if (output / "plan.json").exists() else None
@@ -114,17 +114,17 @@ def measure(name: str, configuration: Configuration, folder: Path) -> dict:
 
 
 def peak_of_driver(memory: Path) -> float | None:
-    """The most that the driver counted, context included; None without a GPU."""
+    """Return the driver's greatest count, including the context; None without a GPU."""
     header, *rows = (line.split(",") for line in memory.read_text(encoding="utf-8").splitlines())
     columns = [place for place, column in enumerate(header) if column.startswith("gpu")]
     return max((float(row[columns[0]] or 0) for row in rows), default=None) if columns else None
 
 
 def compare(row: dict) -> list[str]:
-    """The row of the table, and a word where a bar is missed."""
+    """Return the row of the table, with a mark if a bar is missed."""
     plan = row["plan"]
     if plan is None:
-        return [row["configuration"], "failed before it was planned", *row["log"]]
+        return [row["configuration"], "failed before the plan", *row["log"]]
     allocated = sum(size for part, size in plan["gpu"].items() if part not in OUTSIDE_ALLOCATIONS)
     fits = plan["gpu_gib"] is None or plan["gpu_gib"] <= row["cap_gib"]
     cells = [f"{row['configuration']:<22}"]
@@ -152,14 +152,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)} (default: all)")
     parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
-    parser.add_argument("--output", type=Path, help="write the rows there as JSON, too")
-    parser.add_argument("--folder", type=Path, help="keep what is made here, and use what is there already")
+    parser.add_argument("--output", type=Path, help="JSON file for the rows")
+    parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # from DeepSpeed's launcher
     arguments = parser.parse_args()
     known = configurations(arguments.shape)
     if arguments.child:
-        os.chdir(PROJECT)  # where config/ is
+        os.chdir(PROJECT)  # the folder of config/
         [name] = arguments.names
         configuration = Configuration(**json.loads(arguments.child))
         plan_and_train(configuration, arguments.folder, arguments.folder / "output" / name)

@@ -1,9 +1,9 @@
-"""What the memory sampler costs a training step: the same steps with and without it, block by block.
+"""Measure the cost of the memory sampler for a training step, by blocks of steps with and without it.
 
     python benchmarks/memory_sampler.py [--blocks 20] [--block-seconds 6]
 
-Blocks with and without alternate. Steps are timed by the clock and in processor time (all threads of the process); on a
-machine that is busy with other work both are noise, and only the time spent in readings, which bounds the cost, tells.
+Both kinds of blocks alternate. Steps are timed by the clock and in CPU time (all threads of the process). On a busy
+machine both are noisy, and only the time spent in readings, an upper bound of the cost, is reliable.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dj2mgm.memory.sampler import MemorySampler
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=20, help="of each kind")
+    parser.add_argument("--blocks", type=int, default=20, help="blocks of each kind")
     parser.add_argument("--block-seconds", type=float, default=6)
     args = parser.parse_args()
 
@@ -36,7 +36,7 @@ def main() -> None:
         optimizer.step()
 
     def step_seconds() -> tuple[float, float]:
-        """By the clock and in processor time."""
+        """Return seconds of a step by the clock and in CPU time."""
         start, processor, steps = time.monotonic(), time.process_time(), 0
         while (seconds := time.monotonic() - start) < args.block_seconds:
             step()
@@ -54,7 +54,7 @@ def main() -> None:
             shares.append(sampler.finish(Path(folder))["sampler_share"])
             clock.append(with_sampler[0] / without[0])
             processor.append(with_sampler[1] / without[1])
-    for name, ratios in (("by the clock", clock), ("in processor time", processor)):
+    for name, ratios in (("by the clock", clock), ("in CPU time", processor)):
         low, middle, high = statistics.quantiles(ratios, n=4)
         print(f"step with / without sampler, {name}: median {middle:.4f}, quartiles {low:.4f}–{high:.4f}")
     print(f"time spent in readings: median {statistics.median(shares):.2%} of the block")

@@ -1,11 +1,11 @@
-"""Does it help to weigh clean sources more? The embedded scenes in four sources of different noise, over several seeds.
+"""Measure whether it helps to weigh clean sources more, with embedded scenes in four sources of different noise.
 
     python benchmarks/mixture.py FOLDER                 # FOLDER: a clone of the project; an hour on two cores
     python benchmarks/mixture.py FOLDER --seeds 0 1 2
 
-Each source has a quarter of the pairs; 0, 30, 60 and 90 % of its captions are those of other scenes. `equal` takes
-every row once, `favoured` takes clean rows more often and noisy ones less, with the same number of samples in all.
-No filter drops anything. Prints the accuracy of both, and their difference with its 95 % interval.
+Each source has a quarter of the pairs; 0, 30, 60 and 90 % of their captions belong to other scenes. `equal` takes every
+row once, `favoured` takes clean rows more often and noisy ones less often, with the same number of samples in total. No
+filter drops rows. The accuracy of both is printed, and their difference with its 95 % interval.
 """
 
 import argparse

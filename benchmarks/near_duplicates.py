@@ -1,15 +1,16 @@
-"""Copies of images: which ones are found, which pictures are taken for copies, and how long it takes.
+"""Measure the deduplicators of images: near-duplicates that are found, false positives, and time.
 
     python benchmarks/near_duplicates.py found config/foundation/tiny/clip --photos path/to/folder
     python benchmarks/near_duplicates.py hash config/foundation/tiny/clip --photos path/to/folder
     python benchmarks/near_duplicates.py search --rows 10000 100000 1000000
     python benchmarks/near_duplicates.py search --rows 10000 40000 160000 --dimensions 512
 
-`found` plants copies of drawn scenes, and of photos: byte for byte, encoded again, scaled, and cropped to 80 % of both
-sides at a random place. It counts the rows that each deduplicator takes for a copy of another picture; scenes with the
-same description are no other ones. `search` looks for pairs among random hashes, or, with `--dimensions`, among vectors
-of which a tenth has a near one; each number of rows in a process of its own, with all that a stage imports. Memory is
-what that process has beside files that are mapped (RssAnon), at its highest. Each command prints rows of Markdown.
+`found` plants near-duplicates of drawn scenes and of photos: byte for byte, encoded again, scaled, and cropped to 80 %
+of both sides at a random place. It counts the rows that each deduplicator takes for a near-duplicate of another image.
+Scenes with the same description do not count as different. `search` searches pairs among random hashes or, with
+`--dimensions`, among vectors of which a tenth has a near one. Each number of rows runs in its own process, with the
+imports of a stage. Memory is the peak of that process without mapped files (RssAnon). Each command prints rows of
+Markdown.
 """
 
 import argparse
@@ -76,8 +77,8 @@ CHANGES = {
 }
 
 
-def signatures_of(operator, images: list[Image.Image], folder: Path) -> list[bytes]:
-    """As the operator signs them, from files without loss."""
+def compute_signatures(operator, images: list[Image.Image], folder: Path) -> list[bytes]:
+    """Compute the operator's signatures of images from lossless files."""
     signatures = []
     for start in range(0, len(images), BLOCK):
         paths = [str(folder / f"{number}.png") for number in range(len(images[start : start + BLOCK]))]
@@ -88,13 +89,13 @@ def signatures_of(operator, images: list[Image.Image], folder: Path) -> list[byt
 
 
 def found(operator, before: list[bytes], after: list[bytes]) -> float:
-    """Share of the pictures that are near to what has become of them."""
+    """Return the share of images that are near to their changed copy."""
     left, right = (np.frombuffer(b"".join(part), dtype=np.uint8).reshape(len(part), -1) for part in (before, after))
     return float(np.isfinite(operator.distance(left, right)).mean())
 
 
-def false_alarms(operator, signatures: list[bytes], contents: list[str], folder: Path) -> tuple[int, int]:
-    """Rows dropped as copies of rows with other contents, and of rows with the same contents."""
+def false_positives(operator, signatures: list[bytes], contents: list[str], folder: Path) -> tuple[int, int]:
+    """Return numbers of rows dropped as near-duplicates of rows with other contents, and with the same contents."""
     rows = ((f"1 {b64encode(signature).decode()}", {"image_pixels": 1.0}) for signature in signatures)
     copy_of = operator.find_copies(rows, folder).copy_of
     other = [contents[place] != contents[copy_of[place]] for place in np.flatnonzero(copy_of >= 0)]
@@ -103,44 +104,44 @@ def false_alarms(operator, signatures: list[bytes], contents: list[str], folder:
 
 def report_found(arguments: argparse.Namespace) -> None:
     scenes = [draw_row_scene(0, "pretrain", number) for number in range(arguments.rows[0])]
-    pictures = {"scenes": ([render(scene) for scene in scenes], [describe(scene) for scene in scenes])}
+    sets = {"scenes": ([render(scene) for scene in scenes], [describe(scene) for scene in scenes])}
     if arguments.photos:
         photos = [load_image(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
-        pictures["photos"] = (photos, [str(number) for number in range(len(photos))])
+        sets["photos"] = (photos, [str(number) for number in range(len(photos))])
     limits = [{"hf_clip": arguments.clip, "min_similarity": similarity} for similarity in SIMILARITIES]
     operators = {NEAR: load_ops([{NEAR: {}}])[0]}
     operators |= {f"CLIP {v['min_similarity']}": load_ops([{EMBEDDING: v}])[0] for v in limits if arguments.clip}
-    print(f"| pictures | change | {' | '.join(operators)} |\n|---|---|{'---|' * len(operators)}", flush=True)
+    print(f"| images | change | {' | '.join(operators)} |\n|---|---|{'---|' * len(operators)}", flush=True)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for name, (images, contents) in pictures.items():
-            signed = {kind: signatures_of(operators[kind], images, folder) for kind in list(operators)[:2]}
+        for name, (images, contents) in sets.items():
+            signed = {kind: compute_signatures(operators[kind], images, folder) for kind in list(operators)[:2]}
             rng = random.Random(0)
             for change, function in CHANGES.items():
                 changed = [function(image, rng) for image in images[: arguments.planted]]
-                after = {kind: signatures_of(operators[kind], changed, folder) for kind in signed}
+                after = {kind: compute_signatures(operators[kind], changed, folder) for kind in signed}
                 shares = [
                     found(operator, signed[kind][: len(changed)], after[kind])
                     for operator, kind in zip(operators.values(), _kinds(operators), strict=True)
                 ]
                 figures = " | ".join(f"{100 * share:.2f} %" for share in shares)
                 print(f"| {len(changed)} {name} | {change} | {figures} |", flush=True)
-            alarms = [
-                false_alarms(operator, signed[kind], contents, folder)
+            positives = [
+                false_positives(operator, signed[kind], contents, folder)
                 for operator, kind in zip(operators.values(), _kinds(operators), strict=True)
             ]
-            figures = " | ".join(f"{other} ({same})" for other, same in alarms)
-            print(f"| {len(images)} {name} | false alarms (same contents) | {figures} |", flush=True)
+            figures = " | ".join(f"{other} ({same})" for other, same in positives)
+            print(f"| {len(images)} {name} | false positives (same contents) | {figures} |", flush=True)
 
 
 def _kinds(operators: dict) -> list[str]:
-    """Of each operator, the one that signs for it: those with a CLIP differ in their limit only."""
+    """Return the operator that signs for each operator, because those with a CLIP differ in their limit only."""
     first, *others = operators
     return [first, *others[:1] * len(others)]
 
 
 def report_hashing(arguments: argparse.Namespace) -> None:
-    print("| operator | pictures | ms each, with decoding |\n|---|---|---|")
+    print("| operator | images | ms each, with decoding |\n|---|---|---|")
     with TemporaryDirectory() as temporary:
         sets = {"scenes, PNG": [str(Path(temporary) / f"{number}.png") for number in range(arguments.planted)]}
         for number, path in enumerate(sets["scenes, PNG"]):
@@ -159,7 +160,7 @@ def report_hashing(arguments: argparse.Namespace) -> None:
 
 
 def random_rows(rows: int, dimensions: int | None) -> Iterator[tuple[str, dict]]:
-    """Signatures as the operators write them. A tenth is near one of the rows just before it."""
+    """Yield signatures in the operators' format; a tenth is near the row just before it."""
     rng, last = np.random.default_rng(0), None
     centers = rng.standard_normal((1000, dimensions)) if dimensions else None
     for number in range(rows):
@@ -182,7 +183,7 @@ def own_memory_mib() -> float:
 
 
 def search(rows: int, dimensions: int | None) -> None:
-    """One row of the table, in this process."""
+    """Search in this process and print one row of the table."""
     [operator] = load_ops([{EMBEDDING: {"hf_clip": ""}} if dimensions else {NEAR: {}}])
     highest = [own_memory_mib()]
 
@@ -194,7 +195,7 @@ def search(rows: int, dimensions: int | None) -> None:
     started = perf_counter()
     for _ in random_rows(rows, dimensions):
         pass
-    making = perf_counter() - started  # of the rows, which is no part of the search
+    making = perf_counter() - started  # making the rows is not part of the search
     threading.Thread(target=watch, daemon=True).start()
     with TemporaryDirectory() as folder:
         started = perf_counter()
@@ -207,11 +208,11 @@ def search(rows: int, dimensions: int | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["found", "hash", "search"])
-    parser.add_argument("clip", nargs="?", help="folder of a CLIP, for the deduplicator that has one")
+    parser.add_argument("clip", nargs="?", help="folder of a CLIP, for the deduplicator that uses one")
     parser.add_argument("--photos", type=Path, help="folder with JPEG files")
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000])
-    parser.add_argument("--planted", type=int, default=2000, help="pictures that copies are made of")
-    parser.add_argument("--dimensions", type=int, help="of vectors; without it, hashes")
+    parser.add_argument("--planted", type=int, default=2000, help="images that get near-duplicates")
+    parser.add_argument("--dimensions", type=int, help="dimensions of vectors; without it, hashes are searched")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.what == "found":

@@ -1,8 +1,8 @@
-"""MGM written down plainly: every formula as the paper has it, nothing saved and nothing hurried.
+"""Plain implementation of MGM: every formula as in the paper, without optimization of speed or memory.
 
-What this workflow trains must be the same function: tests/unit/test_mgm_golden.py compares losses and gradients on a
-CPU, and benchmarks/train_step.py losses and speed on a GPU. It has the parameters of `MGMForConditionalGeneration`, so
-that one folder of weights serves both.
+The workflow's own model must be the same function. tests/unit/test_mgm_golden.py compares losses and gradients on a
+CPU, and benchmarks/train_step.py compares losses and speed on a GPU. The parameters are those of
+`MGMForConditionalGeneration`, so that one folder of weights serves both.
 """
 
 import torch
@@ -14,6 +14,8 @@ from dj2mgm.mgm.modeling_mgm import MGMCausalLMOutput
 
 
 class PlainMGM(MGMForConditionalGeneration):
+    """MGM with one image in each sample."""
+
     def forward(
         self,
         input_ids: torch.LongTensor,
@@ -23,7 +25,16 @@ class PlainMGM(MGMForConditionalGeneration):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> MGMCausalLMOutput:
-        """One image in each row of input_ids (B, T); labels (B, T), −100 where there is no loss."""
+        """Compute the loss.
+
+        Args:
+            input_ids: (B, T), with one image in each row.
+            labels: (B, T), −100 at positions without loss.
+            pixel_values: (B, 3, S', S').
+            attention_mask: (B, T).
+            num_items_in_batch: tokens with loss in the whole batch; None: those of this micro batch.
+            kwargs: ignored.
+        """
         embeddings = self.get_input_embeddings()(input_ids)
         scale = getattr(self.get_input_embeddings(), "scalar_embed_scale", 1.0)
         is_image = (input_ids == self.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
@@ -36,7 +47,7 @@ class PlainMGM(MGMForConditionalGeneration):
         return MGMCausalLMOutput(loss=total / (num_items_in_batch or (labels[:, 1:] != -100).sum()), logits=logits)
 
     def visual_tokens(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """(B, 3, S', S') → (B, N, H)."""
+        """Encode images (B, 3, S', S') to visual tokens (B, N, H)."""
         model, config = self.model, self.config
         low = F.interpolate(pixel_values.float(), size=config.vision_config.image_size, mode="bilinear")
         clip = model.vision_tower(low.to(self.dtype), output_hidden_states=True)
@@ -58,7 +69,7 @@ class PlainMGM(MGMForConditionalGeneration):
 
 
 class PlainArchitecture(MGMArchitecture):
-    """Lets the memory plan count a plain MGM."""
+    """Architecture of a plain MGM for the memory plan."""
 
     def build(self, dtype: torch.dtype) -> PlainMGM:
         with torch.device("meta"):

@@ -1,6 +1,6 @@
-"""An MGM of random weights and conversations about drawn images, for benchmarks that must not download anything.
+"""Make an MGM of random weights, and conversations about random images, for benchmarks without downloads.
 
-python benchmarks/random_mgm.py mgm-2b FOLDER    # FOLDER/mgm, and FOLDER/projector.safetensors as stage 1 writes it
+python benchmarks/random_mgm.py mgm-2b FOLDER    # FOLDER/mgm, and FOLDER/projector.safetensors of a stage 1
 """
 
 import subprocess
@@ -48,13 +48,13 @@ SHAPES = {
 
 
 def make_random_mgm(shape: str, folder: Path) -> int:
-    """Fill FOLDER in a process of its own, which leaves nothing on the GPU; returns how many tokens an image has."""
+    """Fill a folder in a new process, which leaves nothing on the GPU; return the number of tokens of an image."""
     subprocess.run([sys.executable, __file__, shape, folder], check=True)
     return MGMConfig.from_pretrained(folder / "mgm").num_image_tokens
 
 
 def save_random_mgm(shape: str, folder: Path) -> None:
-    """An assembled model in bf16, made on the GPU if there is one: 3 billion random numbers take a CPU minutes."""
+    """Save an assembled model in bf16, made on the GPU if there is one, because a CPU would take minutes."""
     text, vision, vision_aux, side = SHAPES[shape]
     torch.manual_seed(0)
     tokenizer = train_gemma_tokenizer([" ".join(WORDS)], [])
@@ -78,14 +78,19 @@ def save_random_mgm(shape: str, folder: Path) -> None:
 
 
 def instruction_lengths(rows: int) -> list[tuple[int, int]]:
-    """Words asked and answered, distributed as in instructions: 5 to 60, and log-normal around 60 with σ 1."""
+    """Return numbers of words of questions (5 to 60) and answers (log-normal around 60 with σ 1)."""
     random = np.random.default_rng(1)
     answered = random.lognormal(np.log(60), 1.0, rows).clip(1, 430)
     return list(zip(random.integers(5, 61, rows).tolist(), answered.astype(int).tolist(), strict=True))
 
 
 def write_conversations(data: Path, lengths: list[tuple[int, int]]) -> None:
-    """A jsonl of conversations, with so many words asked and answered, about JPEG images of 640×480 pixels."""
+    """Write conversations about JPEG images of 640×480 pixels.
+
+    Args:
+        data: jsonl file to write; images are written to the folder `images` next to it.
+        lengths: words of question and answer of each conversation.
+    """
     folder, random = data.parent, np.random.default_rng(0)
     for index in range(IMAGES):
         path = folder / "images" / f"{index}.jpg"

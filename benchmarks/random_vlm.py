@@ -1,4 +1,4 @@
-"""A vision-language model of transformers' classes with random weights, for benchmarks that must not download anything.
+"""Make a vision-language model of transformers with random weights, for benchmarks without downloads.
 
 python benchmarks/random_vlm.py qwen3-vl-2b-instruct FOLDER    # FOLDER/model, with its processor
 """
@@ -21,7 +21,7 @@ SHAPES = [*sorted(path.name for path in ARCHITECTURES.iterdir() if path.is_dir()
 
 
 def save_random_vlm(shape: str, folder: Path) -> None:
-    """In bf16, made on the GPU if there is one. Each of WORDS is one token."""
+    """Save a random model in bf16, made on the GPU if there is one. Each of WORDS is one token."""
     if shape == TINY:
         save_tiny_family("qwen3_vl", folder)
     else:

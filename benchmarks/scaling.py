@@ -1,11 +1,12 @@
-"""Samples a second over the GPUs of one machine, at the shape of MGM-2B: how much of each GPU's rate is left.
+"""Measure samples per second by the number of GPUs of one machine, at the shape of MGM-2B.
 
     python benchmarks/scaling.py --gpus 1 2 4 8
     python benchmarks/scaling.py --gpus 1 2 --shape tiny    # processes without a GPU, to try the script
 
-LoRA under ZeRO-2 with the random model and samples of benchmarks/train_step.py, every 18th layer recomputed: once with
-the global batch of one GPU, divided among all (accumulation shrinks), once with as many samples for each GPU (the batch
-grows). Dropout would be another one in each process; without it, losses at the same global batch can be compared.
+LoRA is trained under ZeRO-2 with the random model and samples of benchmarks/train_step.py, with activation
+checkpointing of every 18th layer. One run has the global batch of one GPU, divided among all (accumulation shrinks),
+another the same number of samples for each GPU (the batch grows). There is no dropout, which would differ between
+processes, so that losses at the same global batch can be compared.
 """
 
 import argparse
@@ -21,7 +22,7 @@ TINY = {"micro_batch_size": 2, "gradient_accumulation_steps": 8, "steps": 5}
 
 
 def configurations(alone: Configuration, counts: list[int]) -> dict[str, Configuration]:
-    """By name; that of one GPU is both."""
+    """Return configurations by name; that of one GPU counts for both kinds."""
     found = {"1": alone}
     for gpus in sorted(set(counts) - {1}):
         accumulation, rest = divmod(alone.gradient_accumulation_steps, gpus)
@@ -51,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4], help="numbers to compare with one")
     parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
-    parser.add_argument("--output", type=Path, help="write the rows there as JSON, too")
+    parser.add_argument("--output", type=Path, help="JSON file for the rows")
     arguments = parser.parse_args()
     known = configurations(LORA if arguments.shape == "mgm-2b" else replace(LORA, **TINY), arguments.gpus)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""Captions a second that the captioner `openai` gets from a server which takes the same time for each answer.
+"""Measure captions per second of the captioner `openai` with a server that takes the same time for each answer.
 
     python benchmarks/server_captions.py --images 1920 --concurrency 32 --seconds 0.5
 
-The server is another process of this machine. It answers each request after `--seconds`, however many there are, so at
-most concurrency / seconds captions a second are possible. Images have 640 x 480 pixels of noise, which is the slowest
-to encode. Prints captions/s, the possible, the CPU time for a caption, and the most requests that were in flight.
+The server is another process of this machine. It answers each request after `--seconds`, for any number of requests, so
+that concurrency / seconds is the greatest possible rate. Images have 640 x 480 pixels of noise, which is the slowest to
+encode. Captions/s, the possible rate, CPU time per caption, and the most requests in flight are printed.
 """
 
 import argparse
@@ -24,11 +24,11 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 SIZE = (640, 480)
-DIFFERENT_IMAGES = 64  # files; each is asked about many times, which the operator alone does not notice
+DIFFERENT_IMAGES = 64  # files; each has many requests, because the operator alone does not notice repeated images
 
 
 def serve(seconds: float, port, most) -> None:
-    """Answer for ever; `port` and `most` in flight are shared with who asks."""
+    """Answer requests forever; the caller reads `port`, and `most`, the most requests in flight."""
     lock, in_flight = threading.Lock(), [0]
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,9 +1,9 @@
-"""Images in WebDataset shards beside loose files: how fast they are found, read and decoded, and the memory it takes.
+"""Compare images in WebDataset shards and in single files: speed of finding, reading and decoding, and memory.
 
     python benchmarks/shards.py                          # 20 000 images of 256 pixels in 100 shards
     python benchmarks/shards.py --rows 1000000 --side 16 # a dataset's rows and index; takes about an hour
 
-`read` locates and decodes images as filters and the loader do, in order and at random; turns of both alternate.
+`read` locates and decodes images like filters and the loader, in order and at random. Turns of both kinds alternate.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from dj2mgm.files import read_jsonl, write_jsonl, write_yaml  # noqa: E402
 
 SHARDS = 100
 TURNS = 50
-# VmHWM, since ru_maxrss begins with what this process had when it forked
+# VmHWM, because ru_maxrss starts with the memory of this process when it forked
 MAKE = "import make_dataset; make_dataset.main(); print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
 
 
 def jpeg(number: int, side: int) -> bytes:
-    """A smooth picture, which takes about as many bytes as a photo of its size."""
+    """Return a smooth image, which has about as many bytes as a photo of its size."""
     grid = np.random.default_rng(number).integers(0, 256, (side // 8 or 1, side // 8 or 1, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(grid).resize((side, side), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
@@ -44,7 +44,7 @@ def jpeg(number: int, side: int) -> bytes:
 
 
 def write_inputs(folder: Path, rows: int, side: int) -> None:
-    """`loose/` with a Data-Juicer file, and `tar/` with shards; the same images and captions."""
+    """Write `loose/` with a Data-Juicer file, and `tar/` with shards, of the same images and captions."""
     pictures = [jpeg(number, side) for number in range(min(rows, 500))]
     (folder / "tar").mkdir()
     per_shard = -(-rows // SHARDS)
@@ -70,7 +70,7 @@ def write_inputs(folder: Path, rows: int, side: int) -> None:
 
 
 def make(folder: Path, name: str, source: dict, report) -> list[tuple[Path, str]]:
-    """The dataset of one source; its images, as later stages are told of them."""
+    """Make the dataset of one source and return its images in the form that later stages read."""
     from dj2mgm.config.datasets import resolve_dataset
 
     write_yaml(folder / f"config/datasets/{name}.yaml", {"sources": {name: source}})
@@ -84,7 +84,7 @@ def make(folder: Path, name: str, source: dict, report) -> list[tuple[Path, str]
 
 
 def read(images: list[tuple[Path, str]]) -> float:
-    """Images a second of processor time, which other programs do not change."""
+    """Return images per second of CPU time, which does not depend on other programs."""
     start = time.process_time()
     for root, relative in images:
         load_image(locate_image(root, relative))

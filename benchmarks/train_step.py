@@ -1,16 +1,16 @@
-"""Samples a second, memory and losses of training steps at the shape of MGM-2B, on one GPU.
+"""Measure samples per second, memory and losses of training steps at the shape of MGM-2B, on one GPU.
 
     python benchmarks/train_step.py                          # every configuration, one after the other
     python benchmarks/train_step.py lora_zero3 plain         # some of them
     python benchmarks/train_step.py --shape tiny golden      # without a GPU, to try the script
 
-Random weights, JPEG images and conversations are made in a temporary folder; then each configuration runs the training
-stage of the workflow (launcher, data loader, DeepSpeed, optimizer), in which the GPU's memory is limited.
-Printed are medians over the steps after the first three, as a table and as JSON.
+Random weights, JPEG images and conversations are made in a temporary folder. Each configuration then runs the training
+stage of the workflow (launcher, data loader, DeepSpeed, optimizer) with limited GPU memory. Medians over the steps
+after the first three are printed, as a table and as JSON.
 
-`plain` is benchmarks/plain_mgm.py under ZeRO-3 with offload, with batch 1. `golden_plain` trains 20 steps with it,
-`golden` with what the workflow trains, on the same samples and from the same weights, and their losses are compared; so
-are those of `golden_full`, whose optimizer has 8 bits, with those of a model trained by AdamW all in float32.
+`plain` is benchmarks/plain_mgm.py under ZeRO-3 with offload, with batch 1. `golden_plain` trains 20 steps with it, and
+`golden` with the workflow's model, on the same samples and from the same weights. Their losses are compared. The losses
+of `golden_full`, whose optimizer has 8-bit states, are compared with those of AdamW in float32.
 """
 
 import argparse
@@ -28,18 +28,20 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 WARM_UP_STEPS = 3
-# as training stages set it, but before this script asks for the GPU
+# the setting of training stages, set before this script uses the GPU
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-# sequence: tokens of a sample, its image's included, and of its question
+# for each stage: tokens of a sample, including its image, and tokens of its question
 SEQUENCES = {"pretrain": (640, 0), "finetune": (1024, 215)}
 
 
 @dataclass(frozen=True)
 class Configuration:
+    """Settings of one measured training."""
+
     stage: str = "finetune"
     tuning: str = "lora"  # lora, full or stage1
     deepspeed: str = "zero2"
-    real_lengths: bool = False  # as instructions have them, not all of one length
+    real_lengths: bool = False  # lengths distributed as in instructions, instead of one length
     plain: bool = False
     micro_batch_size: int = 8
     gradient_accumulation_steps: int = 16
@@ -62,7 +64,7 @@ class Configuration:
 
     @property
     def data(self) -> str:
-        """Below the folder of all inputs."""
+        """Path of the data in the folder of all inputs."""
         return f"{self.stage}/{'real_lengths_' * self.real_lengths}{self.samples}.jsonl"
 
 
@@ -135,7 +137,7 @@ def configurations(shape: str) -> dict[str, Configuration]:
 
 
 def train(configuration: Configuration, folder: Path, output: Path) -> None:
-    """This process's part of one training stage of this workflow."""
+    """Run this process's part of one training stage of the workflow."""
     import torch
 
     import dj2mgm.mgm.mgm_family
@@ -149,14 +151,14 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         device = int(os.environ["LOCAL_RANK"])
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(configuration.gpu_gib * 2**30 / total, device)
-        torch.set_float32_matmul_precision("high")  # for what has precision fp32
+        torch.set_float32_matmul_precision("high")  # for precision fp32
     deepspeed = read_json(PROJECT / "config" / "deepspeed" / f"{configuration.deepspeed}.json")
     if configuration.plain:
         from plain_mgm import PlainMGM
 
         dj2mgm.mgm.mgm_family.MGMForConditionalGeneration = PlainMGM
         dj2mgm.training.stage.gather_whole_layers = lambda model, parts: None
-    dj2mgm.training.stage.sha256_of = lambda *paths: ""  # of six gigabytes, which take longer than the steps
+    dj2mgm.training.stage.sha256_of = lambda *paths: ""  # hashing six gigabytes takes longer than the steps
     dj2mgm.training.stage.StageTrainer._save_checkpoint = lambda *_: None
     length = read_json(folder / "lengths.json")[configuration.stage]
     settings = TrainingSettings(
@@ -182,7 +184,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         save_steps=1_000_000,
         log_steps=1,
         loader_workers=min(8, len(os.sched_getaffinity(0)) // configuration.gpus),
-        check_memory=False,  # what runs out shall run out
+        check_memory=False,  # to measure configurations that run out of memory
         deepspeed=deepspeed,
         lora=LoraSettings(r=16, alpha=32, dropout=configuration.dropout, targets=["q_proj", "v_proj", "o_proj"]),
     )
@@ -202,10 +204,10 @@ def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -
     from dj2mgm.files import write_json
 
     image_tokens = make_random_mgm(shape, folder)
-    beside_image = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}
-    write_json(folder / "lengths.json", {s: image_tokens + n for s, (n, _) in beside_image.items()})
+    text_lengths = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}
+    write_json(folder / "lengths.json", {s: image_tokens + n for s, (n, _) in text_lengths.items()})
     for configuration in configurations:
-        answered, asked = beside_image[configuration.stage]  # cut at the sequence's end
+        answered, asked = text_lengths[configuration.stage]  # truncated at the sequence's end
         lengths = [(asked, answered)] * configuration.samples
         if configuration.real_lengths:
             lengths = instruction_lengths(configuration.samples)
@@ -213,8 +215,10 @@ def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -
 
 
 def launch(script: str, name: str, configuration: Configuration, folder: Path) -> int:
-    """`script --child` as training stages are launched, a process for each GPU, with its log in `<name>.log`; returns
-    its exit status."""
+    """Launch `script --child` like a training stage, with a process for each GPU; return its exit status.
+
+    The log is `<name>.log` in the folder.
+    """
     command = ["bash", PROJECT / "workflow_scripts/launch.sh", str(configuration.gpus), "1", script]
     command += ["--child", json.dumps(asdict(configuration)), "--folder", folder, name]
     with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
@@ -222,7 +226,7 @@ def launch(script: str, name: str, configuration: Configuration, folder: Path) -
 
 
 def measure(name: str, configuration: Configuration, folder: Path) -> dict:
-    """The row of one configuration, which runs in processes of its own."""
+    """Run a configuration in its own processes and return its row."""
     output = folder / "output" / name
     if status := launch(__file__, name, configuration, folder):
         lines = (folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
@@ -265,8 +269,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)} (default: all)")
     parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
-    parser.add_argument("--output", type=Path, help="write the rows there as JSON, too")
-    parser.add_argument("--folder", type=Path, help="keep what is made here, and use what is there already")
+    parser.add_argument("--output", type=Path, help="JSON file for the rows")
+    parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # from DeepSpeed's launcher
     arguments = parser.parse_args()

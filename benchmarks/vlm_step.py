@@ -1,14 +1,14 @@
-"""Fine-tuning vision-language models by this workflow and by transformers' Trainer: samples a second, memory, losses.
+"""Compare fine-tuning of vision-language models by this workflow and by transformers' Trainer: speed, memory, losses.
 
     python benchmarks/vlm_step.py qwen3-vl-2b-instruct    # on one GPU, of which 22 GiB are left free
     python benchmarks/vlm_step.py smolvlm2-2.2b-instruct --rows auto peer_4 peer_8_recomputed
     python benchmarks/vlm_step.py tiny                    # without a GPU, to try the script
 
-Random weights, images of 640×480 pixels, instructions whose lengths are distributed as in real ones, a global batch of
-128. `auto` and `auto_fp8` are the workflow's default settings. `peer_4` is transformers' Trainer with PEFT and, where
-it is installed, Liger, four samples at a time; `_recomputed` recomputes every layer, `_grouped` puts samples of
-similar length together. All begin with the same weights, LoRA's excepted, and take the same samples at each step.
-Rates are medians over the later half of the steps.
+Weights are random, images have 640×480 pixels, instructions have realistic lengths, and the global batch is 128. `auto`
+and `auto_fp8` are the workflow's default settings. `peer_4` is transformers' Trainer with PEFT and, if installed,
+Liger, with four samples at a time. `_recomputed` checkpoints the activations of every layer, and `_grouped` puts
+samples of similar length together. All runs start from the same weights, except LoRA's, and take the same samples at
+each step. Rates are medians over the later half of the steps.
 """
 
 import argparse
@@ -107,7 +107,7 @@ class Steps(T.TrainerCallback):
 
 
 def train_as_peers_do(row: str, folder: Path, liger: bool) -> None:
-    """What a careful user of transformers writes: processor, collator, labels at answers, bf16, PEFT, Liger."""
+    """Train as a careful user of transformers would: processor, collator, labels at answers, bf16, PEFT, Liger."""
     settings, output = read_yaml(folder / row / "config.yaml"), folder / row
     micro_batch, lora = int(re.search(r"\d+", row)[0]), settings["lora"]
     dataset = ConversationDataset(
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("shape", nargs="?", choices=SHAPES)
     parser.add_argument("--rows", nargs="+", default=ROWS, help=f"default: {' '.join(ROWS)}")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--gpu-gib", type=float, default=22.0, help="of GPU memory that is left free (default: 22)")
+    parser.add_argument("--gpu-gib", type=float, default=22.0, help="GiB of GPU memory left free (default: 22)")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     parser.add_argument("--without-liger", action="store_true", help=argparse.SUPPRESS)
@@ -176,11 +176,11 @@ def main() -> None:
         installed = torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
         try:
             train_as_peers_do(arguments.peer, arguments.folder, liger=installed and not arguments.without_liger)
-        except (ImportError, AttributeError) as error:  # Liger 0.8.5 knows Qwen3-VL and PaliGemma of older transformers
+        except (ImportError, AttributeError) as error:  # Liger 0.8.5 expects older transformers for Qwen3-VL, PaliGemma
             if not installed or arguments.without_liger:
                 raise
-            print(f"again without Liger, which fails here: {error}", file=sys.stderr, flush=True)
-            os.execv(sys.executable, [sys.executable, *sys.argv, "--without-liger"])  # what it has patched is gone
+            print(f"starting again without Liger, which fails here: {error}", file=sys.stderr, flush=True)
+            os.execv(sys.executable, [sys.executable, *sys.argv, "--without-liger"])  # a new process has no patches
         return
     with tempfile.TemporaryDirectory() as temporary:
         make_inputs(arguments.shape, Path(temporary), arguments.steps)

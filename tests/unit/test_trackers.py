@@ -132,7 +132,7 @@ def test_a_lost_server_ends_its_tracker_only_without_secrets(tmp_path, monkeypat
         callback.on_log()
     callback.on_train_end()
     printed = capsys.readouterr().err
-    assert failing.lines == 2 and printed.count("wandb failed and is left out") == 1
+    assert failing.lines == 2 and printed.count("wandb failed and is switched off") == 1
     assert "12345678" not in printed and "pass-word" not in printed and "ConnectionError" in printed
 
 
@@ -140,9 +140,9 @@ def test_a_lost_server_ends_its_tracker_only_without_secrets(tmp_path, monkeypat
 def test_a_training_whose_mlflow_server_does_not_answer_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(AssertionError):  # by `logged`: the tracker is left out
+    with pytest.raises(AssertionError):  # by `logged`: the tracker is switched off
         logged(tmp_path, "mlflow", {1: 2.5})
-    assert "mlflow failed and is left out" in capsys.readouterr().err
+    assert "mlflow failed and is switched off" in capsys.readouterr().err
 
 
 def test_secrets_of_the_environment_are_replaced(monkeypatch):

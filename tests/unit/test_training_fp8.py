@@ -69,7 +69,7 @@ def test_only_frozen_layers_of_even_sizes_are_replaced():
 
 
 def test_trained_layers_and_zero_3_are_refused(linear):
-    with pytest.raises(InputError, match="finds no frozen layer"):
+    with pytest.raises(InputError, match="supports the size of no frozen layer"):
         replace_frozen_layers(nn.ModuleList([linear.requires_grad_(True)]), "fp8")
     linear.requires_grad_(False).weight.ds_id = 0  # as ZeRO-3 marks it
     with pytest.raises(InputError, match="but ZeRO-3 splits them"):
@@ -78,7 +78,7 @@ def test_trained_layers_and_zero_3_are_refused(linear):
 
 @pytest.mark.parametrize(
     ("available", "capability", "problem"),
-    [(False, None, "sees none here"), (True, (8, 6), "has 8.6"), (True, (8, 9), None), (True, (9, 0), None)],
+    [(False, None, "finds none here"), (True, (8, 6), "has 8.6"), (True, (8, 9), None), (True, (9, 0), None)],
 )
 def test_a_gpu_without_fp8_is_refused(available, capability, problem, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)

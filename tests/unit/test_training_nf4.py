@@ -79,7 +79,7 @@ def test_a_stage_in_4_bits_equals_one_with_restored_weights(tmp_path, monkeypatc
     tiny_families.save_tiny_family("llava", tmp_path / "restored")
     restored = AutoModelForImageTextToText.from_pretrained(tmp_path / "restored")
     layers = [m for m in restored.get_decoder().layers.modules() if type(m) is nn.Linear]
-    in_4_bits = [layer.weight for layer in layers if FrozenNF4Linear.takes(layer.weight)]
+    in_4_bits = [layer.weight for layer in layers if FrozenNF4Linear.supports(layer.weight)]
     assert len(in_4_bits) == 10 and len(layers) == 14  # of keys and values, 64 × 128, the blocks are too few
     with torch.no_grad():
         for weight in in_4_bits:

@@ -42,7 +42,7 @@ class FrozenFP8Linear(nn.Module):
     """
 
     @staticmethod
-    def takes(weight: torch.Tensor) -> bool:
+    def supports(weight: torch.Tensor) -> bool:
         return all(size % ALIGNMENT == 0 for size in weight.shape)
 
     def __init__(self, linear: nn.Linear):

@@ -21,7 +21,7 @@ class FrozenNF4Linear(nn.Module):
     """Linear layer in NF4: x (…, I) → x Wᵀ + b (…, O) in x's dtype, with gradients of x only."""
 
     @staticmethod
-    def takes(weight: torch.Tensor) -> bool:
+    def supports(weight: torch.Tensor) -> bool:
         return takes_nf4(weight.numel())
 
     def __init__(self, linear: nn.Linear):
