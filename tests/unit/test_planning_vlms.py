@@ -139,5 +139,7 @@ def test_the_doctor_says_that_an_image_leaves_no_room(folders, monkeypatch):
     monkeypatch.setattr("dj2mgm.doctor.plan_checks.find_architecture", lambda name: architecture)
     run = Runs({}).first("baseline")
     settings = TrainingSettings(**run.settings["finetune"] | {"max_length": architecture.image_tokens})
-    with pytest.raises(InputError, match="leaves no room beside the .* tokens of an image of 640×480 pixels; raise it"):
+    with pytest.raises(
+        InputError, match="leaves no room for text after the .* tokens of an image of 640×480 pixels; raise it"
+    ):
         workload_at_most(run, "finetune", settings)
