@@ -35,7 +35,7 @@ rule tabulate_ablation:
     input:
         lambda w: page_files(RUNS.experiments_by_page["ablation"]),
         config=f"results/{PLACE}ablation/config.yaml",
-        templates=templates("ablation.html.j2", "table_style.css.j2"),
+        templates=templates("variants*.j2"),
         code=code("tabulate_ablation.py"),
     output:
         page=report(
@@ -65,7 +65,7 @@ rule compare_tunings:
     input:
         lambda w: page_files(RUNS.experiments_by_page[w.variants]),
         config=f"results/{PLACE}{{variants}}/config.yaml",
-        templates=templates("tuning.html.j2", "table_style.css.j2"),
+        templates=templates("variants*.j2"),
         code=code("compare_tunings.py"),
     output:
         page=report(

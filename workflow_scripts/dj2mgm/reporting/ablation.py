@@ -17,12 +17,13 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
-from dj2mgm.files import read_jsonl, write_text
+from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.comparable import describe_obstacles, score_differences
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     HEADLINES,
     NO_DIFFERENCE,
+    VERDICT_CLASSES,
     chance_note,
     difference_verdict,
     format_difference,
@@ -31,9 +32,17 @@ from dj2mgm.reporting.comparison import (
     interval_ends,
     verdict_scope,
 )
-from dj2mgm.reporting.drawing import template_environment
+from dj2mgm.reporting.drawing import Scale, format_number
 from dj2mgm.reporting.experiment import Experiment, RunResults
 from dj2mgm.reporting.judges import judge_notes
+from dj2mgm.reporting.variants_page import (
+    CountCell,
+    ScoreCell,
+    VariantRow,
+    VariantsPage,
+    place_marker,
+    write_variants_page,
+)
 
 # (group, metric) of the scores in the table
 SCORES = [
@@ -203,7 +212,12 @@ SUMMARY_COUNTS = {
     "rows_synthesized": "Rows after synthesize",
     "faults_left": "Planted faults left",
 }
-VERDICT_CLASSES = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}
+
+
+LEGEND = [
+    "A hollow dot means that no difference is shown.",
+    "Counts are those without the operator; the line below each count is the operator's effect.",
+]
 
 
 def page_notes(experiments: list[Experiment]) -> list[str]:
@@ -214,50 +228,67 @@ def page_notes(experiments: list[Experiment]) -> list[str]:
 
 
 def write_page(variants: list[AblationRow], notes: list[str], path: str | Path) -> None:
-    """Write one self-contained HTML file without scripts; the notes stand above the table."""
+    """Write the page; the notes stand above the table."""
     complete, *others = variants
     measured = [(group, metric) for group, metric in SCORES if find_estimate(complete.scores, group, metric)]
     counted = [name for name, own, _ in counts(complete, complete) if name in SUMMARY_COUNTS and own is not None]
     scales = {key: _scale(others, *key) for key in measured}
     judged = sum(bool(find_estimate(other.gains, *key)) for other in others for key in measured)
-    page = (
-        template_environment()
-        .get_template("ablation.html.j2")
-        .render(
-            complete=complete,
-            notes=[chance_note(judged, complete.seeds == 1), *notes],
-            count_titles=[SUMMARY_COUNTS[name] for name in counted],
-            score_titles=[(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
-            complete_counts=[format_mean_count(getattr(complete, name)) for name in counted],
-            complete_scores=[_value(complete, *key) for key in measured],
-            rows=[
-                {
-                    "operator": variant.without,
-                    "counts": [_count(variant, complete, name) for name in counted],
-                    "faults": describe_faults(variant, complete),
-                    "scores": [_score(variant, *key, scales[key]) for key in measured],
-                }
-                for variant in others
-            ],
+    rows = [
+        VariantRow(
+            variant.without,
+            [_count(variant, complete, name) for name in counted],
+            [_gain(variant, *key, scales[key]) for key in measured],
+            f"faults: {faults}" if (faults := describe_faults(variant, complete)) else "",
         )
+        for variant in others
+    ]
+    reference = VariantRow(
+        "none (complete recipe)",
+        [CountCell(format_mean_count(getattr(complete, name))) for name in counted],
+        [_score(complete, *key) for key in measured],
+        reference=True,
     )
-    write_text(path, page)
+    page = VariantsPage(
+        "Operator ablation",
+        [*_introduction(complete), chance_note(judged, complete.seeds == 1), *notes, *LEGEND],
+        "Omitted operator",
+        [SUMMARY_COUNTS[name] for name in counted],
+        [(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
+        [reference, *rows],
+        zero_line=True,
+    )
+    write_variants_page(page, path)
 
 
-def format_mean_count(value: float) -> str:
-    """Format a mean count with narrow spaces, 12345.0 → "12 345"; small means that are not whole keep one digit."""
-    text = f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:,.1f}"
-    return text.replace(",", "\u202f").replace("-", "−")
+def _introduction(complete: AblationRow) -> list[str]:
+    one = complete.seeds == 1
+    return [
+        f"Each row compares the recipe of {complete.name} with the same recipe without one operator, trained with "
+        f"{'one seed' if one else f'{complete.seeds} seeds'}.",
+        "A gain is the score of the complete recipe minus the score without the operator, paired by seed and image, "
+        "with its 95 % interval.",
+        "With one seed, the interval covers the choice of images but not training noise."
+        if one
+        else "The interval covers the choice of images and training noise.",
+    ]
+
+
+def format_mean_count(value: float, signed: bool = False) -> str:
+    """Format a mean count; small means that are not whole keep one digit."""
+    return format_number(value, 0 if value == round(value) or abs(value) >= 100 else 1, signed)
 
 
 def format_signed(value: float) -> str:
-    return "±0" if value == 0 else ("+" if value > 0 else "") + format_mean_count(value)
+    return "±0" if value == 0 else format_mean_count(value, signed=True)
 
 
-def _count(variant: AblationRow, complete: AblationRow, name: str) -> tuple[str, str]:
+def _count(variant: AblationRow, complete: AblationRow, name: str) -> CountCell:
     """Return the count without the operator, and the operator's effect."""
-    own, brought = getattr(variant, name), difference(getattr(variant, name), getattr(complete, name))
-    return ("–", "") if own is None or brought is None else (format_mean_count(own), format_signed(brought))
+    own, effect = getattr(variant, name), difference(getattr(variant, name), getattr(complete, name))
+    if own is None or effect is None:
+        return CountCell("–")
+    return CountCell(format_mean_count(own), f"effect {format_signed(effect)}")
 
 
 def describe_faults(variant: AblationRow, complete: AblationRow) -> str:
@@ -271,30 +302,31 @@ def describe_faults(variant: AblationRow, complete: AblationRow) -> str:
     return ", ".join(f"{kind.replace('_', ' ')} {format_signed(changes[kind])}" for kind in kinds if changes[kind])
 
 
-def _value(variant: AblationRow, group: str, metric: str) -> tuple[str, str]:
+def _score(variant: AblationRow, group: str, metric: str) -> ScoreCell:
     estimate = find_estimate(variant.scores, group, metric)
-    return format_score(metric, estimate["mean"]), format_interval(metric, estimate)
+    return ScoreCell(format_score(metric, estimate["mean"]), [format_interval(metric, estimate)])
 
 
-def _score(variant: AblationRow, group: str, metric: str, scale: float) -> dict | None:
-    """Return the operator's gain as text, and as places in per cent of an axis from −scale to scale."""
+def _gain(variant: AblationRow, group: str, metric: str, scale: Scale) -> ScoreCell | None:
+    """Return the operator's gain, and the score without the operator."""
     gain = find_estimate(variant.gains, group, metric)
     if not gain:
         return None
-    marked = zip(("mean", "low", "high"), (gain["mean"], *interval_ends(gain)), strict=True)
-    places = {key: round(50 + 50 * value / scale, 2) for key, value in marked}
     shown = difference_verdict(metric, gain)
-    return {
-        "gain": format_difference(metric, gain["mean"]),
-        "interval": format_interval(metric, gain),
-        "value": format_score(metric, find_estimate(variant.scores, group, metric)["mean"]),
-        "verdict": shown + (verdict_scope(gain) if shown != NO_DIFFERENCE else ""),
-        "class": VERDICT_CLASSES[shown],
-        "places": places,
-    }
+    words = shown + (verdict_scope(gain) if shown != NO_DIFFERENCE else "")
+    text, interval = format_difference(metric, gain["mean"]), format_interval(metric, gain)
+    without = format_score(metric, find_estimate(variant.scores, group, metric)["mean"])
+    return ScoreCell(
+        text,
+        [interval, f"without it {without}"],
+        VERDICT_CLASSES[shown],
+        place_marker(scale, gain),
+        f"{words}: {text}, 95 % interval: {interval}",
+    )
 
 
-def _scale(variants: list[AblationRow], group: str, metric: str) -> float:
-    """Return half the length of a score's axis, the same for all operators."""
+def _scale(variants: list[AblationRow], group: str, metric: str) -> Scale:
+    """Return the axis of a score, with 0 in the middle and the same for all operators."""
     gains = [gain for variant in variants if (gain := find_estimate(variant.gains, group, metric))]
-    return 1.05 * max((abs(end) for gain in gains for end in interval_ends(gain)), default=0.0) or 1.0
+    half = 1.05 * max((abs(end) for gain in gains for end in interval_ends(gain)), default=0.0) or 1.0
+    return Scale(-half, half)

@@ -101,7 +101,6 @@ class StatisticPanel:
 def write_analysis_page(analysis: Analysis, path: Path) -> None:
     """Write one self-contained HTML file without scripts."""
     filled = template_environment()
-    filled.filters["thousands"] = format_integer
     filled.filters["share"] = partial(share, of=analysis.rows)
     page = filled.get_template("analysis.html.j2").render(
         data=analysis.data,

@@ -71,6 +71,7 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
 
 
 NO_DIFFERENCE = "no difference shown"
+VERDICT_CLASSES = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}  # classes of the style sheets
 
 
 def difference_verdict(metric: str, difference: Estimate) -> str:

@@ -8,18 +8,28 @@ from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from PIL import Image
 
 
 def template_environment() -> Environment:
     """Return the templates; they escape all values, since captions come from models and web crawls."""
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {
+        # lines may break after "_" and "."
+        "breakable": lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>")),
+        "thousands": format_integer,
+        "score": lambda value: format_number(round(value, 2) + 0, 2),
+        "minus": lambda text: text.replace("-", "−"),
+        "listed": join_words,
+    }
+    return environment
 
 
 def data_uri(image: Image.Image, longest_side: int, quality: int) -> str:
@@ -102,7 +112,7 @@ def list_counts(counts: dict[str, int]) -> str:
 
 def format_integer(number: int) -> str:
     """Format a whole number with narrow no-break spaces: 12345 → "12 345"."""
-    return f"{number:,}".replace(",", "\u202f")
+    return f"{number:,}".replace(",", "\u202f").replace("-", "−")
 
 
 def join_words(items: list[str]) -> str:

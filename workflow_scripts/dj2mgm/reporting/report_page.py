@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from jinja2 import Environment
-from markupsafe import Markup, escape
-
 from dj2mgm.config.stages import STAGES
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import write_text
@@ -61,8 +58,8 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     measured = [one for groups in differences.values() for metrics in groups.values() for one in metrics.values()]
     one_seed = any(one["seeds"] == 1 for one in measured)
     page = (
-        _environment()
-        .get_template("report.html.j2")
+        template_environment()
+        .get_template("report.html.j2", globals={"rows_link": rows_link, "page_name": page_name, "step_key": step_key})
         .render(
             names=[experiment.name for experiment in experiments],
             reference=first.name,
@@ -113,18 +110,6 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
         )
     )
     write_text(path, page)
-
-
-def _environment() -> Environment:
-    filled = template_environment()
-    filled.filters["thousands"] = lambda number: format_integer(number).replace("-", "−")
-    filled.filters["score"] = lambda value: f"{round(value, 2) + 0:.2f}".replace("-", "−")
-    filled.filters["minus"] = lambda text: text.replace("-", "−")
-    filled.filters["listed"] = join_words
-    filled.globals |= {"rows_link": rows_link, "page_name": page_name, "step_key": step_key}
-    # lines may break after "_" and "."
-    filled.filters["breakable"] = lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>"))
-    return filled
 
 
 def _title(stage: str, experiments: list[Experiment]) -> str:

@@ -8,13 +8,20 @@ import pandas as pd
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, same_seeds
-from dj2mgm.files import write_text
 from dj2mgm.messages import duration
 from dj2mgm.reporting.comparable import comparable_scores, describe_obstacles
 from dj2mgm.reporting.comparison import HEADLINES, chance_note, format_interval, format_score, interval_ends
 from dj2mgm.reporting.curves import read_stage_memory
-from dj2mgm.reporting.drawing import Scale, format_integer, template_environment
+from dj2mgm.reporting.drawing import Scale, format_integer
 from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.variants_page import (
+    CountCell,
+    ScoreCell,
+    VariantRow,
+    VariantsPage,
+    place_marker,
+    write_variants_page,
+)
 
 GROUP = "finetune/own"
 SCORES = ("attribute_accuracy", "clip_score", "vqa_accuracy")
@@ -119,6 +126,7 @@ COSTS = {  # title, text
     "host_gib": ("Peak host memory", "{:.2f} GiB".format),
 }
 SHARE = f"{100 * KEPT:.0f} %"
+ONE_SEED = "With one seed, the intervals cover the choice of images but not training noise."
 VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, text
 
 
@@ -129,39 +137,45 @@ def page_notes(experiments: list[Experiment]) -> list[str]:
 
 
 def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Path) -> None:
-    """Write one self-contained HTML file without scripts; the notes stand above the table."""
+    """Write the page; the notes stand above the table."""
     costs = [key for key in COSTS if any(getattr(row, key) is not None for row in rows)]
     scores = list(rows[0].scores)
     seeds = max((score["seeds"] for row in rows for score in row.scores.values()), default=0)
     scales = {score: _scale([row.scores[score] for row in rows if score in row.scores]) for score in scores}
-    page = (
-        template_environment()
-        .get_template("tuning.html.j2")
-        .render(
-            title=title,
-            reference=rows[0].name,
-            notes=[chance_note(sum(len(row.kept) for row in rows), seeds == 1), *notes],
-            seeds=seeds,
-            share=SHARE,
-            cost_titles=[COSTS[key][0] for key in costs],
-            score_titles=[HEADLINES[score][0] for score in scores],
-            rows=[
-                {
-                    "name": row.name,
-                    "costs": [_cost(rows, row, key) for key in costs],
-                    "scores": [_score(row, score, scales[score]) for score in scores],
-                }
-                for row in rows
-            ],
-        )
+    introduction = [
+        f"Fine-tuning methods on the same data, compared with {rows[0].name}, the reference.",
+        "Scores are those of the fine-tuned models on held-out images, with 95 % intervals.",
+        f"A method keeps at least {SHARE} of the reference's score if the 95 % interval of its score minus {SHARE} of "
+        "the reference's score, paired by seed and image, is above 0; “not shown” means that the interval contains 0.",
+        "Comparisons use the seeds that both have.",
+        "Memory is the highest reading; time is that of the whole stage.",
+    ]
+    page = VariantsPage(
+        title,
+        [*introduction, chance_note(sum(len(row.kept) for row in rows), seeds == 1), *notes, ONE_SEED * (seeds == 1)],
+        "Experiment",
+        [COSTS[key][0] for key in costs],
+        [(HEADLINES[score][0], "") for score in scores],
+        [
+            VariantRow(
+                row.name,
+                [_cost(rows, row, key) for key in costs],
+                [_score(row, score, scales[score]) for score in scores],
+                "reference" if row is rows[0] else "",
+                reference=row is rows[0],
+            )
+            for row in rows
+        ],
     )
-    write_text(path, page)
+    write_variants_page(page, path)
 
 
-def _cost(rows: list[Tuning], row: Tuning, key: str) -> tuple[str, float]:
-    """Return a cost as text, and in per cent of the highest cost."""
+def _cost(rows: list[Tuning], row: Tuning, key: str) -> CountCell:
+    """Return a cost, with a bar in per cent of the highest cost."""
     value, most = getattr(row, key), max(getattr(other, key) or 0 for other in rows)
-    return ("–", 0.0) if value is None else (COSTS[key][1](value), round(100 * value / most, 2) if most else 0.0)
+    if value is None:
+        return CountCell("–", bar=0.0)
+    return CountCell(COSTS[key][1](value), bar=round(100 * value / most, 2) if most else 0.0)
 
 
 def _scale(estimates: list[Estimate]) -> Scale:
@@ -170,23 +184,13 @@ def _scale(estimates: list[Estimate]) -> Scale:
     return Scale(low - margin, high + margin)
 
 
-def _score(row: Tuning, score: str, scale: Scale) -> dict | None:
-    """Return the score, its places in per cent of an axis that all rows share, and the kept share."""
+def _score(row: Tuning, score: str, scale: Scale) -> ScoreCell | None:
+    """Return the score on an axis that all rows share, and the kept share of the reference's score."""
     if score not in row.scores:
         return None
-    estimate = row.scores[score]
-    shown = {
-        "value": format_score(score, estimate["mean"]),
-        "interval": format_interval(score, estimate),
-        "places": dict(
-            zip(("mean", "low", "high"), map(scale.at, (estimate["mean"], *interval_ends(estimate))), strict=True)
-        ),
-    }
-    return shown | _kept(row.kept.get(score))
-
-
-def _kept(kept: Kept | None) -> dict:
-    if kept is None:
-        return {"class": "same", "kept": []}
-    style, words = VERDICTS[kept.enough]
-    return {"class": style, "kept": [f"{100 * kept.share:.1f} % kept", f"at least {SHARE}: {words}"]}
+    estimate, kept = row.scores[score], row.kept.get(score)
+    text, interval = format_score(score, estimate["mean"]), format_interval(score, estimate)
+    verdict, answer = VERDICTS[kept.enough if kept else None]
+    lines = [f"{100 * kept.share:.1f} % kept", f"at least {SHARE}: {answer}"] if kept else []
+    label = f"{text}, 95 % interval: {interval}"
+    return ScoreCell(text, [interval, *lines], verdict, place_marker(scale, estimate), label)

@@ -10,7 +10,7 @@ from dj2mgm.reporting.comparable import describe_obstacles, find_obstacle
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     HEADLINES,
-    NO_DIFFERENCE,
+    VERDICT_CLASSES,
     difference_verdict,
     format_difference,
     format_interval,
@@ -21,7 +21,6 @@ from dj2mgm.reporting.drawing import Scale, Tick
 from dj2mgm.reporting.experiment import Experiment
 
 MODELS = {"pretrain": "pretraining", "finetune": "fine-tuning"}
-VERDICTS = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}  # class in the style sheet
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def _sentences(differences: Estimates) -> Iterator[Sentence]:
         seeds = max((estimate["seeds"] for estimate in estimates.values()), default=0)
         for metric, (title, _) in HEADLINES.items():
             if metric in estimates:
-                kind = VERDICTS[difference_verdict(metric, estimates[metric])]
+                kind = VERDICT_CLASSES[difference_verdict(metric, estimates[metric])]
                 words = title if "Score" in title or title.startswith("VQA") else title[0].lower() + title[1:]
                 found[kind].append(words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})")
         if any(found.values()):
@@ -207,7 +206,7 @@ def _contrasts(
             seeds = [(own.groups[group][metric] - other.groups[group][metric]).mean for own, other in pairs]
             text = format_difference(metric, estimate["mean"]).removesuffix(" points")
             mark = _mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
-            yield Difference(experiment.name, index, mark, VERDICTS[difference_verdict(metric, estimate)])
+            yield Difference(experiment.name, index, mark, VERDICT_CLASSES[difference_verdict(metric, estimate)])
 
 
 def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> Mark:
@@ -274,7 +273,7 @@ def _cell(group: str, metric: str, difference: Estimate | None) -> Cell | None:
         return None
     # whether more is better is not known for metrics of lmms-eval
     judged = group.endswith("/own") and not is_task_metric(metric)
-    shown = VERDICTS[difference_verdict(metric, difference)] if judged else ""
+    shown = VERDICT_CLASSES[difference_verdict(metric, difference)] if judged else ""
     return Cell(
         format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference), shown
     )

@@ -58,7 +58,6 @@ def _page(results: Results, base: dict, sources: str, note: str, data: dict[str,
     scripts = " ".join(map(_hash, (library, script)))
     policy = f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; {sources}; base-uri 'none'"
     filled = template_environment()
-    filled.filters["thousands"] = format_integer
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
     model = json.dumps(base | {"tables": [_describe(table) for table in results.tables]}, ensure_ascii=False)
     return filled.get_template("explore.html.j2").render(

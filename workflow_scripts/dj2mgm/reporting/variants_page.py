@@ -1,0 +1,82 @@
+"""Page that compares variants of an experiment in one table: a row per variant, with counts or costs and scores."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.files import write_text
+from dj2mgm.reporting.comparison import interval_ends
+from dj2mgm.reporting.drawing import Scale, template_environment
+
+
+@dataclass(frozen=True)
+class CountCell:
+    """A count or a cost."""
+
+    text: str
+    note: str = ""
+    bar: float | None = None  # length in per cent of the column's largest value; None for no bar
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A mean with its interval, in per cent of the column's axis."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ScoreCell:
+    """A score or a difference of scores."""
+
+    text: str
+    lines: list[str]  # below the text and the axis
+    verdict: str = ""  # class of the style sheet: better, worse or same
+    marker: Marker | None = None
+    label: str = ""  # describes the axis to screen readers
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """A variant; the reference is highlighted. None stands for a score that was not measured."""
+
+    name: str
+    counts: list[CountCell]
+    scores: list[ScoreCell | None]
+    note: str = ""
+    reference: bool = False
+
+
+@dataclass(frozen=True)
+class VariantsPage:
+    """The content of the page.
+
+    Args:
+        title: of the page.
+        notes: sentences above the table.
+        first_title: of the column of names.
+        count_titles: of the columns of counts.
+        score_titles: of the columns of scores, with the group of models or "".
+        rows: the reference first.
+        zero_line: whether the axes of scores have a line at their middle.
+    """
+
+    title: str
+    notes: list[str]
+    first_title: str
+    count_titles: list[str]
+    score_titles: list[tuple[str, str]]
+    rows: list[VariantRow] = field(default_factory=list)
+    zero_line: bool = False
+
+
+def place_marker(scale: Scale, estimate: Estimate) -> Marker:
+    """Return the places of an estimate on an axis."""
+    return Marker(*map(scale.at, (estimate["mean"], *interval_ends(estimate))))
+
+
+def write_variants_page(page: VariantsPage, path: str | Path) -> None:
+    """Write one self-contained HTML file without scripts."""
+    write_text(path, template_environment().get_template("variants.html.j2").render(page=page))
