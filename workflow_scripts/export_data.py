@@ -1,10 +1,10 @@
-"""Writes the pairs that an experiment trains on, with their images, scores and a dataset card, for others to use.
+r"""Export the pairs that an experiment trains on, with their images, scores and a dataset card.
 
     python workflow_scripts/export_data.py --config results/dj_synth/export/config.yaml --format parquet \\
         --pairs results/dj_synth/synthesize/synthesized.jsonl --dataset results/datasets/shapes/summary.json \\
         --stages results/baseline/filter results/dj_synth/synthesize --output-dir results/dj_synth/export/parquet
 
-The folder is complete or not there at all.
+The folder is complete or missing.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.data.export_card import dataset_card
+from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import FORMATS, TEXTS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
@@ -30,7 +30,9 @@ def main() -> None:
     for flag in ("--config", "--pairs", "--dataset", "--output-dir"):
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--format", choices=FORMATS, required=True)
-    parser.add_argument("--stages", type=Path, nargs="+", required=True, help="folders of the filters, in their order")
+    parser.add_argument(
+        "--stages", type=Path, nargs="+", required=True, help="folders of the filters, in order of processing"
+    )
     args = parser.parse_args()
     settings = read_yaml(args.config)
     names, scores = read_scores([stage / "stats.jsonl" for stage in args.stages])
@@ -39,7 +41,7 @@ def main() -> None:
     rows = count_rewritten(samples(args.pairs, settings["image_root"], names, scores), rewritten)
     with replace_folder(args.output_dir) as folder:
         count = FORMATS[args.format](rows, folder)
-        card = dataset_card(settings, args.format, count, rewritten[True], names, read_json(args.dataset), summaries)
+        card = export_card(settings, args.format, count, rewritten[True], names, read_json(args.dataset), summaries)
         write_text(folder / "README.md", card)
     print(f"{count} pairs in {args.output_dir}", flush=True)
 
@@ -56,7 +58,7 @@ def samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterat
             image=image,
             caption=extract_caption(row["text"]),
             question=row.get("question", ""),
-            original_caption=original_of(row),
+            original_caption=find_original_caption(row),
             source=row["source"] if isinstance(row.get("source"), str) else "",
             scores={name: own.get(name) for name in names},
         )
@@ -68,14 +70,14 @@ def count_rewritten(rows: Iterable[Sample], rewritten: Counter) -> Iterator[Samp
         yield sample
 
 
-def original_of(row: dict) -> str:
-    """The caption before synthesis, if that has written another."""
+def find_original_caption(row: dict) -> str:
+    """Return the caption before synthesis; empty if synthesis kept it."""
     record = row.get("recaption")
     return record["original"] if isinstance(record, dict) and isinstance(record.get("original"), str) else ""
 
 
 def read_scores(files: list[Path]) -> tuple[list[str], DiskMap]:
-    """The numeric statistics that there are, and by row's id its own as JSON; later files win."""
+    """Return the names of all numeric statistics, and each row's values as JSON by its id; later files win."""
     names: dict[str, None] = {}
     scores = DiskMap()
     for file in files:
@@ -89,7 +91,7 @@ def read_scores(files: list[Path]) -> tuple[list[str], DiskMap]:
 
 
 def _number(item: tuple[str, object]) -> tuple[str, float | None]:
-    """A statistic's value; of one that has a value for each image, the only image's."""
+    """Return a statistic's name and value; a list with one value per image counts if it has a single value."""
     name, value = item
     if isinstance(value, list) and len(value) == 1:
         value = value[0]

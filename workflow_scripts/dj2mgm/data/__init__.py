@@ -1,1 +1,1 @@
-"""File formats of the workflow: the only place that knows how a row of each looks."""
+"""Rows, images and file formats of the workflow."""

@@ -1,6 +1,6 @@
-"""Chat templates of model folders, rendered in a process with limits of time and memory.
+"""Renders chat templates of model folders in a process with limits of time and memory.
 
-Each process that renders has one of its own, which ends with it. A template is compiled there, too: Jinja computes
+Each process that renders starts its own renderer, which ends with it. A template is compiled there too: Jinja computes
 constant expressions, such as `'a' * 10**10`, when it compiles.
 """
 
@@ -18,11 +18,11 @@ from dj2mgm.data.chat_template_process import CPU_S, MEMORY, TOO_LARGE
 from dj2mgm.errors import InputError
 
 Spans = list[tuple[int, int]]
-SHOWN = 200  # characters of what a template says
+SHOWN = 200  # characters of a template's error
 
 
 class _Renderer:
-    """The process, and the templates that it knows."""
+    """Process that renders, and the names of the templates that it has compiled."""
 
     def __init__(self):
         command = [sys.executable, "-I", chat_template_process.__file__]
@@ -32,9 +32,10 @@ class _Renderer:
         self.known: set[str] = set()
 
     def ask(self, source: str, variables: dict) -> dict:
-        """
+        """Send a request and return the answer.
+
         Raises:
-            InputError: the process has ended, or has no memory left; ask another one next time.
+            InputError: the process has ended or run out of memory; the next request needs a new one.
         """
         name = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
         request = {"name": name, "variables": variables} | ({} if name in self.known else {"source": source})
@@ -52,8 +53,8 @@ class _Renderer:
         return answer
 
     def _end(self) -> str:
-        """End the process; return the limit that it has reached."""
-        with contextlib.suppress(BrokenPipeError):  # of a request that it has not read
+        """End the process; return a message about the limit that it reached."""
+        with contextlib.suppress(BrokenPipeError):  # the rest of an unread request
             self.process.stdin.close()
         self.process.stdout.close()
         if self.process.wait() == -signal.SIGPROF:
@@ -66,7 +67,7 @@ _renderer: _Renderer | None = None
 
 
 def _forget() -> None:
-    """Leave the renderer to the process that started it, in a forked process."""
+    """Leave the renderer to the parent process after a fork."""
     global _lock, _renderer
     _lock, _renderer = threading.Lock(), None
 
@@ -78,15 +79,15 @@ def render(source: str, messages: list[dict], **variables: object) -> tuple[str,
     """Render a conversation as transformers' `apply_chat_template` does.
 
     Args:
-        source: Jinja.
-        messages: as transformers takes them; plain values only.
-        variables: of the template, such as `add_generation_prompt` and special tokens.
+        source: Jinja template.
+        messages: in transformers' format; plain values only.
+        variables: variables of the template, such as `add_generation_prompt` and special tokens.
 
     Returns:
-        The text, and where `{% generation %}` marks answers in it.
+        The text, and the spans of answers that `{% generation %}` marks in it.
 
     Raises:
-        InputError: the template cannot be rendered, or not within the limits.
+        InputError: the template cannot be rendered within the limits.
     """
     global _renderer
     variables = {"tools": None, "documents": None, "add_generation_prompt": False} | variables
@@ -95,7 +96,7 @@ def render(source: str, messages: list[dict], **variables: object) -> tuple[str,
             _renderer = _Renderer()
         try:
             answer = _renderer.ask(source, variables | {"messages": messages})
-        except BaseException:  # also an interrupt, after which the answers would be those of earlier requests
+        except BaseException:  # also an interrupt, after which answers would belong to earlier requests
             _renderer.process.kill()
             _renderer = None
             raise

@@ -1,11 +1,11 @@
-"""A process that renders chat templates within limits of time and memory, for dj2mgm/data/chat_rendering.py.
+"""Process that renders chat templates within limits of time and memory, for dj2mgm/data/chat_rendering.py.
 
     python -I chat_template_process.py
 
-It reads a request per line from its input and writes an answer per line, both JSON. A template comes with a model's
-folder and may be hostile: the sandbox of transformers keeps it from running code, and not from loops or texts without
-end. The environment is transformers' own (`transformers.utils.chat_template_utils`), which is not imported, since that
-takes seconds and memory.
+It reads one request per line and writes one answer per line, both as JSON. A template comes with a model's folder and
+may be hostile: transformers' sandbox prevents it from running code, but not from endless loops or texts. The Jinja
+environment is that of `transformers.utils.chat_template_utils`, which is not imported because that takes seconds and
+memory.
 """
 
 import json
@@ -20,14 +20,14 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CPU_S = 5.0  # of one rendering, which takes a millisecond
-MEMORY = 1 << 30  # bytes of address space, of which Python and Jinja take 60 MiB
+CPU_S = 5.0  # limit of one rendering, which normally takes a millisecond
+MEMORY = 1 << 30  # bytes of address space; Python and Jinja need 60 MiB
 LONGEST = 1 << 26  # characters of a rendered conversation
 TOO_LARGE = "memory"
 
 
 class AssistantTracker(Extension):
-    """`{% generation %}`: records where in the text the model's answers are."""
+    """Jinja extension for `{% generation %}`, which records the spans of the model's answers."""
 
     tags = {"generation"}
 
@@ -60,7 +60,7 @@ class AssistantTracker(Extension):
 
 
 class Dict:
-    """`dict` for templates, without the attributes of the class."""
+    """Constructor `dict` for templates, without the attributes of the class."""
 
     def __call__(self, *args, **kwargs) -> dict:
         return dict(*args, **kwargs)
@@ -70,7 +70,7 @@ class Dict:
 
 
 class Namespace(jinja2.utils.Namespace):
-    """`namespace` for templates, without names that begin with an underscore."""
+    """Jinja's `namespace` without names that begin with an underscore."""
 
     def __init__(*args, **kwargs):  # no parameter names, so that `namespace(self=...)` works
         self, args = args[0], args[1:]
@@ -112,7 +112,7 @@ def environment() -> jinja2.Environment:
 
 
 def answer(request: dict, template_of: Callable[[dict], jinja2.Template]) -> dict:
-    """Return the text and the spans of answers, or the problem that the template has."""
+    """Return the text and the spans of answers, or the problem of the template."""
     try:
         template, blocks = template_of(request), []
         with template.environment.tracked(blocks) as spans:
@@ -125,12 +125,12 @@ def answer(request: dict, template_of: Callable[[dict], jinja2.Template]) -> dic
             return {"text": "".join(blocks), "spans": spans}
     except MemoryError:
         return {"problem": TOO_LARGE}
-    except Exception as error:  # whatever a template can cause
+    except Exception as error:  # templates can cause errors of any type
         return {"problem": f"{error}"[:1000] or type(error).__name__}
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks decides when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when to end
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -143,7 +143,7 @@ def main() -> None:
 
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # the timer's signal ends the process
         found = answer(request, template_of)
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(found) + "\n")

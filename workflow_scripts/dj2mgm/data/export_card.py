@@ -1,12 +1,12 @@
-"""The card of an exported dataset, in the form that the Hugging Face hub reads."""
+"""Card of an exported dataset, in the Hugging Face hub's format."""
 
 import yaml
 
 USE = {
     "parquet": "from datasets import load_dataset\n\nrows = load_dataset(FOLDER, split='train')",
     "webdataset": "import webdataset\n\nrows = webdataset.WebDataset('FOLDER/{00000..NNNNN}.tar').decode('pil')",
-    "llava": "# a LLaVA file: data.json, whose image paths are relative to this folder",
-    "dj": "# a Data-Juicer file: data.jsonl, whose image paths are relative to this folder",
+    "llava": "# a LLaVA file: data.json, with image paths relative to this folder",
+    "dj": "# a Data-Juicer file: data.jsonl, with image paths relative to this folder",
 }
 COLUMNS = {
     "parquet": "Columns",
@@ -17,17 +17,19 @@ COLUMNS = {
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 
 
-def dataset_card(
+def export_card(
     settings: dict, kind: str, count: int, rewritten: int, scores: list[str], dataset: dict, stages: dict[str, dict]
 ) -> str:
-    """
+    """Return the card of an exported dataset.
+
     Args:
-        settings: {experiment, dataset, licenses: by source, or by split, recipes: {filter, synthesize}}.
-        count: pairs that are in the folder.
-        rewritten: how many of them have another caption than they came with.
+        settings: {experiment, dataset, licenses by source or split, recipes: {filter, synthesize}}.
+        kind: format of the export, a key of USE.
+        count: number of exported pairs.
+        rewritten: number of pairs with a caption that synthesis wrote.
         scores: names of the statistics.
-        dataset: the dataset's summary.json.
-        stages: summary.json of the filters and the synthesis, by stage.
+        dataset: summary.json of the dataset.
+        stages: summary.json of filters and synthesis, by stage.
     """
     sources = {name: source for name, source in dataset.get("sources", {}).items() if source["split"] == "pretrain"}
     stated = [settings["licenses"].get(name) for name in sources or settings["licenses"]]
@@ -39,9 +41,9 @@ def dataset_card(
         head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
     lines += [f"# {settings['dataset']}, {settings['experiment']}", ""]
-    written = f" A model has written {rewritten} of the captions." if rewritten else ""
-    lines += [f"{count} image–caption pairs, filtered by dj2mgm.{written}", ""]
-    lines += ["```python", USE[kind], "```", "", "## Where the pairs come from", ""]
+    synthesized = f" A model wrote {rewritten} of the captions." if rewritten else ""
+    lines += [f"{count} image–caption pairs, filtered by dj2mgm.{synthesized}", ""]
+    lines += ["```python", USE[kind], "```", "", "## Sources", ""]
     if sources:
         lines += ["| source | format | license | rows |", "|---|---|---|---|"]
         named = {name: _cell(settings["licenses"].get(name) or "not stated") for name in sources}
@@ -50,7 +52,7 @@ def dataset_card(
         ]
     else:
         lines += [f"{dataset['pretrain']} pairs of one source. License: {_cell(', '.join(licenses) or 'not stated')}."]
-    lines += ["", "## What became of them", "", "| step | rows in | dropped | rows out |", "|---|---|---|---|"]
+    lines += ["", "## Processing", "", "| step | rows in | dropped | rows out |", "|---|---|---|---|"]
     pairs, held_out = dataset["pretrain"], dataset.get("left_out", {}).get("pretrain", 0)
     lines += [f"| held out for evaluation | {pairs + held_out} | {held_out} | {pairs} |"] if held_out else []
     for summary in stages.values():
@@ -62,7 +64,7 @@ def dataset_card(
         "",
         f"## {COLUMNS[kind]}",
         "",
-        "`id`, `caption`, `question`, `source`; `original_caption` where a model has written",
+        "`id`, `caption`, `question`, `source`; `original_caption` if a model wrote",
     ]
     lines += [
         "another caption; and the statistics of the operators: " + ", ".join(f"`{name}`" for name in scores) + "."

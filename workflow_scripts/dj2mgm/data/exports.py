@@ -1,4 +1,4 @@
-"""Rows with their images and scores as a dataset in a folder of its own, in formats that others read."""
+"""Exports rows with images and scores into a folder of their own, in formats of other tools."""
 
 import io
 import json
@@ -19,26 +19,28 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
 SHARD_BYTES = 500 * 10**6
-GROUP = 100  # rows; as Hugging Face's datasets has for images, so that one can be shown without reading many
+GROUP = 100  # rows; the group size of Hugging Face datasets for images, so that showing one reads few others
 TEXTS = ("id", "caption", "question", "original_caption", "source")
 
 
 @dataclass(frozen=True)
 class Sample:
+    """Image, caption and scores of an exported row."""
+
     id: str
-    image: Path  # or a member of a tar file
+    image: Path  # file, or member of a tar file
     caption: str
     question: str
-    original_caption: str  # where a captioner has written another; else empty
-    source: str  # empty where the dataset has one
-    scores: dict[str, float | None]  # by statistic; all samples have the same ones
+    original_caption: str  # empty unless a captioner wrote a new caption
+    source: str  # empty for a dataset of one source
+    scores: dict[str, float | None]  # by name of the statistic; all samples have the same names
 
-    def described(self) -> dict:
+    def metadata(self) -> dict:
         return {name: getattr(self, name) for name in TEXTS} | self.scores
 
 
 def write_parquet(samples: Iterable[Sample], folder: Path) -> int:
-    """Hugging Face's layout: `data/train-00000.parquet`, …, each image's bytes in a column of datasets' Image type."""
+    """Write Hugging Face's layout, `data/train-00000.parquet`, …, with images as bytes in datasets' Image type."""
     (folder / "data").mkdir()
     count = room = 0
     with ExitStack() as shard:
@@ -49,7 +51,7 @@ def write_parquet(samples: Iterable[Sample], folder: Path) -> int:
                 schema, room = _schema(rows[0]), SHARD_BYTES
                 file = folder / f"data/train-{number:05d}.parquet"
                 writer = shard.enter_context(pq.ParquetWriter(file, schema))
-            columns = [row.described() | {"image": _image(row)} for row in rows]
+            columns = [row.metadata() | {"image": _image(row)} for row in rows]
             writer.write_table(pa.Table.from_pylist(columns, schema), row_group_size=GROUP)
             count, room = count + len(rows), room - size
     return count
@@ -85,7 +87,7 @@ def _read_image(sample: Sample) -> tuple[bytes, str]:
 
 
 def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
-    """Tar shards `00000.tar`, …; a sample is an image, its caption as `.txt`, and all that is said as `.json`."""
+    """Write tar shards `00000.tar`, …; a sample is an image, its caption as `.txt`, and its metadata as `.json`."""
     count, tar = 0, None
     with ExitStack() as shard:
         for count, sample in enumerate(samples, start=1):
@@ -93,7 +95,7 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
                 shard.close()
                 number = len(list(folder.iterdir()))
                 tar = shard.enter_context(tarfile.open(folder / f"{number:05d}.tar", "w", format=tarfile.USTAR_FORMAT))
-            described = json.dumps(sample.described(), ensure_ascii=False)
+            described = json.dumps(sample.metadata(), ensure_ascii=False)
             content, suffix = _read_image(sample)
             files = {suffix: content}
             files |= {".txt": sample.caption.encode(), ".json": described.encode()}
@@ -105,27 +107,27 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
 
 
 def write_llava(samples: Iterable[Sample], folder: Path) -> int:
-    """`data.json` of conversations, and images beside it; what is said more is in each row's `about`."""
+    """Write `data.json` with conversations and the images; each row's metadata is in `about`."""
 
     def row(sample: Sample, image: str) -> dict:
-        return build_conversation(sample.id, image, sample.question, sample.caption) | {"about": sample.described()}
+        return build_conversation(sample.id, image, sample.question, sample.caption) | {"about": sample.metadata()}
 
     return write_json_list(folder / "data.json", (row(*pair) for pair in _with_images(samples, folder)))
 
 
 def write_dj(samples: Iterable[Sample], folder: Path) -> int:
-    """Data-Juicer's `data.jsonl`, and images beside it."""
+    """Write Data-Juicer's `data.jsonl` and the images."""
 
     def row(sample: Sample, image: str) -> dict:
         question = {"question": sample.question} if sample.question else {}
         texts = {"id": sample.id, "text": build_dj_text(sample.caption), "images": [image]}
-        return texts | question | {"about": sample.described()}
+        return texts | question | {"about": sample.metadata()}
 
     return write_jsonl(folder / "data.jsonl", (row(*pair) for pair in _with_images(samples, folder)))
 
 
 def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Sample, str]]:
-    """Each with its image's new path; a thousand images to a folder."""
+    """Copy the images, a thousand per folder; yield each sample with its image's new path."""
     for number, sample in enumerate(samples):
         content, suffix = _read_image(sample)
         path = Path("images", f"{number // 1000:05d}", f"{number:09d}{suffix}")

@@ -1,4 +1,4 @@
-"""Arrays that live in files without a name rather than in memory: for what must be known of every row."""
+"""Arrays in unnamed files instead of memory, for values of every row."""
 
 import os
 from pathlib import Path
@@ -9,17 +9,19 @@ from numpy.typing import DTypeLike
 
 
 def file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.ndarray:
-    """(length,) zeros in a file that is mapped into memory, which the kernel writes out where memory is short.
+    """Return zeros of shape (length,) in a memory-mapped file, which the kernel writes out if memory is short.
 
     Args:
-        folder: where the file has its place; None: where temporary files are.
+        length: number of items.
+        dtype: type of an item.
+        folder: folder of the file; None: the folder of temporary files.
 
     Raises:
-        OSError: the disk has no room for it.
+        OSError: the disk is full.
     """
     if not length:
         return np.zeros(0, dtype)
     with TemporaryFile(dir=folder) as file:
-        # a page that the disk has no room for would end the process without a word
+        # without this, a full disk would kill the process at a later access
         os.posix_fallocate(file.fileno(), 0, length * np.dtype(dtype).itemsize)
         return np.memmap(file, dtype, mode="r+", shape=(length,))

@@ -1,7 +1,7 @@
-"""Which images are held out for evaluation, under whatever name: nothing that is said about them is trained on.
+"""Images that are held out for evaluation and must not be trained on under any name.
 
-An image is held out if its path leads to the file of a held-out one, or if its file holds the same bytes. The same
-picture in other bytes (another size, format or quality) is another image.
+An image is held out if its path leads to the file of a held-out image, or if its file has the same bytes. The same
+image in other bytes (another size, format or quality) is a different image.
 """
 
 from collections.abc import Iterable
@@ -13,13 +13,14 @@ from dj2mgm.errors import InputError
 
 
 class HeldOutImages:
-    """The images of evaluation rows; a few hundred bytes of memory for each.
+    """Images of evaluation rows; each takes a few hundred bytes of memory.
 
     Args:
-        rows: evaluation rows; their image paths are relative to `root`.
+        rows: evaluation rows.
+        root: the folder that their image paths are relative to.
 
     Raises:
-        InputError: an image that is not there.
+        InputError: an image is missing.
     """
 
     def __init__(self, rows: Iterable[dict] = (), root: str | Path = ""):
@@ -33,13 +34,13 @@ class HeldOutImages:
                 raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
 
     def __len__(self) -> int:
-        """How many images there are that differ from each other."""
+        """Return the number of different images."""
         return len(self._digests)
 
     def match(self, path: Path) -> str | None:
-        """How the image at a path that `locate_image` gave is held out: as that `file`, as a `copy` of one, or not.
+        """Return how an image is held out: as that `file`, as a `copy` of one, or None.
 
-        Only a file as large as a held-out one is read.
+        Only files with the size of a held-out image are read. The path comes from `locate_image`.
         """
         if path in self._paths:
             return "file"

@@ -1,4 +1,4 @@
-"""Opening one image of a dataset, with a named reason when that is not possible."""
+"""Locates and opens images of a dataset; errors have a named reason."""
 
 import os
 import stat
@@ -18,14 +18,14 @@ from dj2mgm.data.shards import parse_member
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, read_json
 
-# Pillow's names of what pictures come as. No other format is tried, whatever a file is called: Pillow's reader of EPS
-# starts Ghostscript. JPEG includes MPO, several JPEGs in a file, which phones write.
+# Pillow's names of the supported formats. No other format is tried for any file, because Pillow's
+# reader of EPS starts Ghostscript. JPEG includes MPO, a file of several JPEGs that phones write.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 SUFFIXES = dict.fromkeys(("JPEG", "MPO"), ".jpg") | {name: f".{name.lower()}" for name in FORMATS[1:]}
-MAX_PIXELS = 89_478_485  # Pillow's own limit, where it only warns; decoding and converting take at most 8 bytes a pixel
+MAX_PIXELS = 89_478_485  # at which Pillow only warns; decoding and converting take at most 8 bytes per pixel
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-PGM = ("I", "PPM")  # Pillow's mode and format; it scales the numbers to 16 bits
-TURNS = {  # by EXIF's orientation (CIPA DC-008, tag 0x0112); 1 is upright
+PGM = ("I", "PPM")  # Pillow's mode and format; it scales the values to 16 bits
+TURNS = {  # by EXIF orientation (CIPA DC-008, tag 0x0112); 1 is upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -34,19 +34,19 @@ TURNS = {  # by EXIF's orientation (CIPA DC-008, tag 0x0112); 1 is upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-SIDEWAYS = {TURNS[orientation] for orientation in (5, 6, 7, 8)}  # these exchange width and height
+SIDEWAYS = {TURNS[orientation] for orientation in (5, 6, 7, 8)}  # turns that exchange width and height
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-PNG_TEXTS, PNG_KEYWORD = (b"iTXt", b"tEXt", b"zTXt"), 80  # chunks, and bytes of the keyword that each begins with
+PNG_TEXTS, PNG_KEYWORD = (b"iTXt", b"tEXt", b"zTXt"), 80  # chunks, and the longest keyword at their start in bytes
 ORIENTED = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # keys of Pillow's `info`
 
 
 class BadImage(Exception):
-    """An image that cannot be used. `reason` is one of REASONS; the message adds the detail."""
+    """Image that cannot be used; `reason` is one of REASONS, and the message adds the detail."""
 
     REASONS = ("missing", "outside", "empty", "undecodable")
 
     def __init__(self, reason: str, detail: str):
-        super().__init__(reason, detail)  # both, so that another process can raise it again
+        super().__init__(reason, detail)  # both arguments, so that the error can be pickled
         self.reason = reason
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class BadImage(Exception):
 
 
 class UnreadableImages:
-    """Counts images that cannot be used, by reason, and keeps the first."""
+    """Counts of unusable images by reason, and the first path."""
 
     def __init__(self) -> None:
         self.reasons: Counter[str] = Counter()
@@ -70,12 +70,12 @@ class UnreadableImages:
 
 
 def locate_image(root: str | Path, relative: str) -> Path:
-    """Absolute path of an image, which must lie inside the dataset's image folder `root`.
+    """Return the absolute path of an image inside the dataset's image folder `root`.
 
     Args:
-        root: a folder, or the file of a dataset of several sources that names a folder for each (`SOURCES`); paths
-            then begin with the source's name.
-        relative: also of a member of a tar file (data/shards.py).
+        root: a folder, or the file `SOURCES` of a dataset of several sources, which names a folder for each source;
+            paths then begin with the source's name.
+        relative: path of a file or of a member of a tar file (data/shards.py).
 
     Raises:
         BadImage: `outside` for a path that leaves the folder (`..`, absolute, or through a link), `missing`, `empty`.
@@ -86,32 +86,32 @@ def locate_image(root: str | Path, relative: str) -> Path:
         real = os.path.realpath(member.archive if member else path)
         outside = all(os.path.commonpath([folder, real]) != folder for folder in folders)
         status = None if outside else os.stat(real)
-    except (OSError, ValueError) as error:  # not there, a name too long, a null byte, links in a circle
-        raise BadImage("missing", f"{relative!r} names no file: {error}") from None
+    except (OSError, ValueError) as error:  # missing, name too long, null byte, circular links
+        raise BadImage("missing", f"{relative!r} does not exist: {error}") from None
     if outside:
         raise BadImage("outside", f"{relative} leaves the image folder {root}")
     if not stat.S_ISREG(status.st_mode):
-        raise BadImage("missing", f"{real} is no file")
+        raise BadImage("missing", f"{real} is not a file")
     if (member.size if member else status.st_size) == 0:
         raise BadImage("empty", f"{path} has zero bytes")
-    return Path(path) if member else Path(real)  # an archive's own name may be a link to one that says nothing
+    return Path(path) if member else Path(real)  # an archive's link may point to a name without the suffix .tar
 
 
 def absolute_path(root: str | Path, relative: str) -> str:
-    """Where `locate_image` looks, whether or not there is an image that it lets through."""
+    """Return the path that `locate_image` checks, whether or not a usable image is there."""
     return _join(str(root), relative)[0]
 
 
 def _join(root: str, relative: str) -> tuple[str, list[str]]:
-    """The path, and the real folders that it may lie in."""
+    """Return the path, and the real folders that may contain it."""
     if os.path.basename(root) != SOURCES:
         return os.path.join(_real(root), relative), [_real(root)]
-    folders = _folders_of(root)
+    folders = _source_folders(root)
     if os.path.isabs(relative):
         return relative, [_real(folder) for folder in folders.values()]
     name, _, rest = relative.partition("/")
     if name not in folders:
-        raise BadImage("missing", f"{relative!r} begins with no source of {root}")
+        raise BadImage("missing", f"{relative!r} does not begin with a source of {root}")
     return os.path.join(_real(folders[name]), rest), [_real(folders[name])]
 
 
@@ -120,7 +120,7 @@ def _real(root: str) -> str:
     return os.path.realpath(root)
 
 
-def _folders_of(file: str) -> dict[str, str]:
+def _source_folders(file: str) -> dict[str, str]:
     try:
         return _read_folders(file, os.stat(file).st_mtime_ns)
     except FileNotFoundError:
@@ -146,10 +146,10 @@ def image_size(source: str | Path) -> tuple[int, int]:
 
 
 def detect_suffix(content: bytes) -> str:
-    """What the name of an image file with this content ends with.
+    """Return the file name suffix for an image with this content.
 
     Raises:
-        BadImage: as `image_size`.
+        BadImage: see `image_size`.
     """
     with _header(content) as image:
         return SUFFIXES[image.format]
@@ -157,42 +157,45 @@ def detect_suffix(content: bytes) -> str:
 
 @contextmanager
 def _header(source: str | Path | bytes) -> Iterator[Image.Image]:
-    """The image as far as its header says; an error on the way is the image's."""
+    """Open an image without decoding it; any error becomes BadImage."""
     try:
-        with Image.open(_file_of(source), formats=FORMATS) as image:
+        with Image.open(_to_openable(source), formats=FORMATS) as image:
             yield image
-    except Exception as error:  # readers raise errors of any type on damaged bytes
+    except Exception as error:  # Pillow raises errors of any type on damaged bytes
         name = "the image" if isinstance(source, bytes) else source
         raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
 
 
 def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None = None) -> Image.Image:
-    """Decode the whole image, a file, its path or its bytes, into upright RGB.
+    """Decode a complete image into upright RGB.
 
-    The image is turned by its EXIF orientation, as viewers and `transformers.image_utils.load_image` do. The result
-    carries no orientation any more, so that nothing turns it twice. Of several frames the first is taken. Transparency
-    is dropped.
+    The image is turned by its EXIF orientation, as viewers and `transformers.image_utils.load_image` do. The result has
+    no orientation tag left, so that nothing turns it twice. Only the first frame is used. Transparency is dropped.
 
-    With `longest_side`, in pixels, a JPEG of at least four times as many is decoded at 1/2, 1/4 or 1/8 of its size, of
-    which at least twice as many are left.
+    A JPEG whose longest side is at least four times `longest_side` is decoded at 1/2, 1/4 or 1/8 of its size, so that
+    at least twice `longest_side` pixels remain.
+
+    Args:
+        source: a file, its path or its bytes.
+        longest_side: pixels that the caller needs; None: the full size.
 
     Raises:
-        BadImage: `undecodable` for a truncated file, one that is no image of `FORMATS`, one of more than `MAX_PIXELS`,
-            or one whose numbers have no range that its type tells.
+        BadImage: `undecodable` for a truncated file, a format outside `FORMATS`, more than `MAX_PIXELS`, or pixel
+            values of unknown range.
     """
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing Data-Juicer turns it on for the whole process
     name = source if isinstance(source, str | Path) else "the image"
     try:
-        with Image.open(_file_of(source), formats=FORMATS) as image:
+        with Image.open(_to_openable(source), formats=FORMATS) as image:
             _check_pixels(image)
             if longest_side:
                 scale = 2 * longest_side / max(image.size)
                 image.draft(None, tuple(ceil(scale * side) for side in image.size))
             pixels = as_rgb(image)
-            turn = _turn(image)  # once decoded: PNG may have its EXIF behind the pixels, and Pillow turns TIFF itself
+            turn = _turn(image)  # after decoding: a PNG may store EXIF after its pixels, and Pillow turns TIFF itself
     except UnidentifiedImageError:
         raise BadImage(
-            "undecodable", f"{name} is no image of the formats {', '.join(FORMATS)}; convert it to one of them"
+            "undecodable", f"{name} is not an image of the formats {', '.join(FORMATS)}; convert it to one of them"
         ) from None
     except Exception as error:  # decoders raise errors of any type on damaged bytes
         raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
@@ -203,44 +206,44 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return the image in RGB, not turned.
+    """Convert an image to RGB without turning it.
 
     Raises:
-        ValueError: its numbers have no known range.
+        ValueError: its pixel values have no known range.
     """
     return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Return the turn that makes an image upright, None if it is upright or its EXIF is damaged.
+    """Return the turn that makes an image upright; None if it is upright or its EXIF is damaged.
 
-    The image is decoded, or it is a header without an orientation behind the pixels.
+    The image must be decoded, unless its format stores no orientation after the pixels.
     """
     try:
-        exif = Image.Image.getexif(image)  # the one of PNG decodes the image
+        exif = Image.Image.getexif(image)  # PNG's own method would decode the image
         return TURNS.get(exif.get(ExifTags.Base.Orientation))
-    except Exception:  # Pillow's readers of EXIF raise errors of any type; viewers show such an image as it is
+    except Exception:  # Pillow's EXIF readers raise errors of any type; viewers do not turn such an image
         return None
 
 
 def _header_turn(image: Image.Image) -> Image.Transpose | None:
-    """Return the turn that `image.size` lacks while only the header is read."""
+    """Return the turn that is not yet part of `image.size` while only the header is read."""
     if image.format == "TIFF" and ExifTags.Base.Orientation in image.tag_v2:
-        return None  # Pillow has exchanged width and height
+        return None  # Pillow has already exchanged width and height
     if image.format == "PNG" and _metadata_behind_pixels(image.fp):
         image.load()
     return _turn(image)
 
 
 def _metadata_behind_pixels(png: BinaryIO) -> bool:
-    """Return whether an orientation may stand behind a PNG's pixels; Pillow reads it there when it decodes them."""
+    """Return whether a PNG may store an orientation after its pixels, where Pillow reads it only on decoding."""
     before = png.tell()
     png.seek(len(PNG_SIGNATURE))
     pixels = found = False
     while not found and len(head := png.read(8)) == 8:
         length, name = struct.unpack(">I4s", head)
         pixels = pixels or name == b"IDAT"
-        after = png.tell() + length + 4  # its checksum, too
+        after = png.tell() + length + 4  # data and checksum
         if pixels and name in PNG_TEXTS:
             keyword = png.read(min(length, PNG_KEYWORD)).partition(b"\0")[0]
             found = keyword.decode("latin-1") in ORIENTED
@@ -250,8 +253,8 @@ def _metadata_behind_pixels(png: BinaryIO) -> bool:
     return found
 
 
-def _file_of(source: str | Path | bytes | BinaryIO) -> str | Path | BinaryIO:
-    """What Pillow opens."""
+def _to_openable(source: str | Path | bytes | BinaryIO) -> str | Path | BinaryIO:
+    """Return an object that Pillow can open."""
     if isinstance(source, str | Path) and (member := parse_member(source)):
         source = member.read()
     return BytesIO(source) if isinstance(source, bytes) else source
@@ -263,10 +266,12 @@ def _check_pixels(image: Image.Image) -> None:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """A gray image of 16 bits in 256 levels, from the whole range of its type; Pillow would cut off all above 255."""
+    """Map a 16-bit gray image to 256 levels over the whole range of its type; Pillow would clip values above 255."""
     if image.mode not in SIXTEEN_BITS and (image.mode, image.format) != PGM:
-        raise ValueError(f"its numbers (Pillow's mode {image.mode}) have no known range; convert the image to 8 bits")
-    tags = getattr(image, "tag_v2", {})  # of a TIFF, which may have 12 bits a pixel, and zero for white
+        raise ValueError(
+            f"its pixel values (Pillow's mode {image.mode}) have no known range; convert the image to 8 bits"
+        )
+    tags = getattr(image, "tag_v2", {})  # a TIFF may have 12 bits per pixel, and zero for white
     [bits] = tags.get(ExifTags.Base.BitsPerSample, (16,))
     scale, offset = 255 / (2**bits - 1), 0.5
     if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:

@@ -1,6 +1,6 @@
-"""A dataset of several sources: their rows in the workflow's formats, one after the other.
+"""Merges the rows of several sources into one dataset in the workflow's formats.
 
-Ids and image paths begin with the source's name, so that no two sources share one, and each row says its `source`.
+Ids and image paths begin with the source's name, so that no two sources share one, and each row has its `source`.
 """
 
 import shutil
@@ -33,16 +33,17 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
     """Write the rows of each split to `working`, and the sources' image folders to `folder`.
 
     Args:
-        sources: as config/datasets.py resolves them, by name.
-        folder: the dataset's own; what readers have to write is in `images/<source>/` there.
+        sources: settings by name, as config/datasets.py resolves them.
+        folder: folder of the dataset; readers write into `images/<source>/` there.
+        working: folder of temporary files.
 
     Returns:
-        `{split: {file, images, called}}` for `write_user_dataset`, and by source what was read.
+        `{split: {file, images, called}}` for `write_user_dataset`, and the counts of each source.
 
     Raises:
         InputError: names the file, the row or key and the remedy.
     """
-    shutil.rmtree(folder / "images", ignore_errors=True)  # of sources that are no more, or are read otherwise now
+    shutil.rmtree(folder / "images", ignore_errors=True)  # from removed sources or other formats
     described = {
         name: Source(
             name,
@@ -60,17 +61,17 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
         rows: Counter = Counter()
         names = [name for name, values in sources.items() if values["split"] == split]
         file = working / f"{split}.jsonl"
-        read = _pairs if split == "pretrain" else _conversations
+        read = _read_pairs if split == "pretrain" else _read_conversations
         write_jsonl(file, (row for name in names for row in read(described[name], sources[name]["format"], rows)))
         for name in names:
             if not rows[name]:
-                raise InputError(f"sources.{name}: {sources[name]['path']} holds no rows; add some, or take it out")
+                raise InputError(f"sources.{name}: {sources[name]['path']} has no rows; add some, or remove the source")
             counts[name] = {"split": split, "rows": rows[name], "format": sources[name]["format"]}
             if described[name].not_read.counts:
                 counts[name]["not_read"] = dict(sorted(described[name].not_read.counts.items()))
-                _say_unread(described[name])
+                _note_unread(described[name])
         splits[split] = {"file": str(file), "images": str(folder / SOURCES), "called": f"sources {', '.join(names)}"}
-    folders = {  # a project may be moved, with what it holds itself
+    folders = {  # relative if inside of the dataset's folder, so that a project can be moved
         name: f"images/{name}" if source.own.is_dir() else str(source.images.resolve())
         for name, source in described.items()
     }
@@ -79,7 +80,7 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
 
 
 def _find_unread(source: Source, values: dict) -> None:
-    """Count the files below the folder of a source with images that are neither its own nor captions of its images."""
+    """Count the files in an image source's folder that are neither read nor captions of its images."""
     if values["format"] not in WITH_IMAGES or not Path(values["path"]).is_dir():
         return
     captions = {file.with_suffix(".txt") for file in source.files} if values["format"] == "folder" else set()
@@ -88,38 +89,38 @@ def _find_unread(source: Source, values: dict) -> None:
             source.not_read.add(str(file))
 
 
-def _say_unread(source: Source) -> None:
+def _note_unread(source: Source) -> None:
     counts = source.not_read.counts
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(SHOWN_KINDS))
     more = ", …" if len(counts) > SHOWN_KINDS else ""
-    remedy = "; convert .heic and .heif to JPEG: Pillow cannot read them" if HEIF.intersection(counts) else ""
+    remedy = "; convert .heic and .heif to JPEG, because Pillow cannot read them" if HEIF.intersection(counts) else ""
     note(
-        f"sources.{source.name}: {counts.total()} files are not read ({kinds}{more}), the first is "
+        f"sources.{source.name}: {counts.total()} files were not read ({kinds}{more}); the first is "
         f"{source.not_read.first}{remedy}"
     )
 
 
-def _pairs(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
-    """Yield a source's rows as Data-Juicer has them; the source's format alone says what a row is, not its keys."""
+def _read_pairs(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
+    """Yield a source's rows in Data-Juicer's format; the source's format decides how to convert a row, not its keys."""
     ids = NumberedIds("~")
     for row in _read(source, kind, rows):
-        pair = row if kind in PAIR_FORMATS else _as_pair(row, source)
+        pair = row if kind in PAIR_FORMATS else _conversation_to_pair(row, source)
         if pair["text"].count(DJ_IMAGE_TOKEN) > 1:
             raise InputError(
-                f"sources.{source.name}: the caption of row {row['id']!r} holds {DJ_IMAGE_TOKEN}, which stands for an "
-                "image; take it out"
+                f"sources.{source.name}: the caption of row {row['id']!r} contains {DJ_IMAGE_TOKEN}, which stands for "
+                "an image; remove it"
             )
-        yield pair | _named(source, ids, row["id"]) | {"images": _below(source, pair["images"])}
+        yield pair | _identity(source, ids, row["id"]) | {"images": _image_paths(source, pair["images"])}
 
 
-def _conversations(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
-    """Yield a source's rows as LLaVA has them."""
+def _read_conversations(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
+    """Yield a source's rows in LLaVA's format."""
     ids = NumberedIds("~")
     for row in _read(source, kind, rows):
-        said = _of_pair(row) if kind in PAIR_FORMATS else _asked(row)
-        if images := _below(source, list_images(said)):
-            said = said | {"image": images[0] if isinstance(said["image"], str) else images}
-        yield said | _named(source, ids, row["id"])
+        conversation = _pair_to_conversation(row) if kind in PAIR_FORMATS else _add_question(row)
+        if images := _image_paths(source, list_images(conversation)):
+            conversation |= {"image": images[0] if isinstance(conversation["image"], str) else images}
+        yield conversation | _identity(source, ids, row["id"])
 
 
 def _read(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
@@ -128,36 +129,36 @@ def _read(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
         yield row
 
 
-def _named(source: Source, ids: NumberedIds, identifier: str) -> dict:
+def _identity(source: Source, ids: NumberedIds, identifier: str) -> dict:
     return {"id": f"{source.name}/{ids.add(identifier)}", "source": source.name}
 
 
-def _below(source: Source, images: list[str]) -> list[str]:
+def _image_paths(source: Source, images: list[str]) -> list[str]:
     return [f"{source.name}/{image}" for image in images]
 
 
-def _as_pair(row: dict, source: Source) -> dict:
-    """Return a conversation's one question and answer about one image as a pair."""
+def _conversation_to_pair(row: dict, source: Source) -> dict:
+    """Convert a conversation of one question and one answer about one image to a pair."""
     turns, images = row["conversations"], list_images(row)
     if len(turns) != 2 or len(images) != 1:
         raise InputError(
-            f"sources.{source.name}: row {row['id']!r} has {len(images)} images and {len(turns) // 2} questions, where "
-            "pairs have one; give the source the split finetune"
+            f"sources.{source.name}: row {row['id']!r} has {len(images)} images and {len(turns) // 2} questions, but a "
+            "pair has one of each; give the source the split finetune"
         )
     question = turns[0]["value"].replace(IMAGE_TOKEN, "").strip()
     pair = {"id": row["id"], "text": build_dj_text(turns[1]["value"]), "images": images}
     return pair | ({"question": question} if question else {})
 
 
-def _of_pair(row: dict) -> dict:
-    """Return a pair as a conversation, which asks the pair's question or for its caption."""
+def _pair_to_conversation(row: dict) -> dict:
+    """Convert a pair to a conversation with the pair's question, or a request for the caption."""
     return build_conversation(
         row["id"], row["images"][0], row.get("question") or DESCRIBE, extract_caption(row["text"])
     )
 
 
-def _asked(row: dict) -> dict:
-    """Return a conversation that asks for the caption where its first turn is an image alone."""
+def _add_question(row: dict) -> dict:
+    """Add a request for the caption if the first turn has only an image."""
     if row["conversations"][0]["value"].strip() == IMAGE_TOKEN:
         first = {"from": "human", "value": f"{IMAGE_TOKEN}\n{DESCRIBE}"}
         return row | {"conversations": [first, *row["conversations"][1:]]}

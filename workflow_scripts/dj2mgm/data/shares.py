@@ -1,11 +1,15 @@
-"""Where `keep_fraction` and quantiles cut: scores that separate a share of the rows from the others."""
+"""Limits of scores for `keep_fraction` and quantiles."""
 
 from collections.abc import Iterable
 
 import numpy as np
 
-TIE = 1e-6  # scores of equal rows in different batches differ by less
-SIDES = {"keep_fraction": "min", "lower_quantile": "min", "upper_quantile": "max"}  # of the range that each cuts
+TIE = 1e-6  # larger than the difference of equal rows' scores in different batches
+SIDES = {
+    "keep_fraction": "min",
+    "lower_quantile": "min",
+    "upper_quantile": "max",
+}  # end of the range that each of them limits
 
 
 def compute_score_limits(
@@ -14,15 +18,17 @@ def compute_score_limits(
     lower_quantile: float | None = None,
     upper_quantile: float = 1.0,
 ) -> dict[str, float]:
-    """The lowest and the highest score that shares keep, as `min` and `max`: of whole rows, and of one at least. What
-    is no number counts as the lowest of all, and is never kept.
+    """Return the lowest and highest score to keep as `min` and `max`; at least one row is kept.
+
+    A score of NaN counts as the lowest and is never kept.
 
     Args:
-        keep_fraction: of the rows, highest scores first.
-        lower_quantile: instead of it: share of the rows, lowest scores first, that is not kept.
-        upper_quantile: share of the rows above which none is kept.
+        scores: scores of the rows.
+        keep_fraction: share of rows to keep, highest scores first.
+        lower_quantile: alternative to `keep_fraction`: share of rows with the lowest scores to drop.
+        upper_quantile: share of rows with the lowest scores above which all rows are dropped.
     """
-    values = np.fromiter(scores, dtype=np.float64)  # eight bytes for each row
+    values = np.fromiter(scores, dtype=np.float64)  # eight bytes per row
     rows = len(values)
     if not rows:
         return {"min": 0.0, "max": 0.0}

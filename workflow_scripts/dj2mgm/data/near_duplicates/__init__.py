@@ -1,1 +1,1 @@
-"""Search for near-duplicates: signatures of images, codes and vectors within a distance, clusters."""
+"""Searches for near-duplicates by signatures of images, codes and vectors within a distance, and clusters."""

@@ -1,8 +1,8 @@
-"""Pairs of binary codes that differ in few bits, without a comparison of all pairs: multi-index hashing.
+"""Finds pairs of binary codes that differ in few bits by multi-index hashing, without comparing all pairs.
 
-Bands are cut out of codes (Norouzi, Punjani and Fleet, 2012). Two codes that differ in at most `radius` bits differ in
-at most `radius // BANDS` bits of some band, so it is enough to look up each band, and each band with one bit flipped,
-in a table of all codes' bands. What is found is compared in full: the result is exact.
+Codes are divided into bands (Norouzi, Punjani and Fleet, 2012). Two codes that differ in at most `radius` bits differ
+in at most `radius // BANDS` bits of some band. So it is enough to look up each band, and each band with one flipped
+bit, in a table of all codes' bands. Matches are compared in full, so the result is exact.
 """
 
 from collections.abc import Iterator
@@ -13,28 +13,28 @@ import numpy as np
 from dj2mgm.data.file_arrays import file_array
 
 BANDS = 12
-SPARSE = 2  # bits of a band beyond those that number all codes: a look-up finds a quarter of a code on average
-MAX_RADIUS = 2 * BANDS - 1  # one flipped bit a band
-BLOCK = 1 << 14  # codes that are looked up together, and candidates that are compared together
+SPARSE = 2  # bits of a band in addition to those of the number of codes; a look-up finds 1/4 code on average
+MAX_RADIUS = 2 * BANDS - 1  # one flipped bit per band
+BLOCK = 1 << 14  # codes looked up at once, and candidates compared at once
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def near_pairs(
+def find_near_pairs(
     left: np.ndarray, right: np.ndarray, radius: int, folder: Path | None = None, rows: np.ndarray | None = None
 ) -> Iterator[Pairs]:
-    """Every pair of a left and a right code that differ in at most `radius` bits, once, some at a time.
+    """Yield every pair of a left and a right code that differ in at most `radius` bits, once, in batches.
 
     Args:
-        left, right: (N, bytes) and (M, bytes) uint8, perhaps files mapped into memory.
-        radius: up to `MAX_RADIUS`.
-        folder: where a table of the right codes goes, in a file without a name.
-        rows: (Q,) of the left codes, those that are looked for; None: all.
+        left, right: (N, bytes) and (M, bytes) uint8, possibly memory-mapped.
+        radius: at most `MAX_RADIUS`.
+        folder: folder of the table of right codes, an unnamed file.
+        rows: (Q,) places of the left codes to search for; None: all.
 
     Yields:
-        places in left, or among these rows, places in right, differing bits: (P,) int64 each.
+        Places in `left` (or in `rows`), places in `right`, and differing bits: (P,) int64 each.
     """
     if not 0 <= radius <= MAX_RADIUS:
-        raise ValueError(f"codes are found up to {MAX_RADIUS} differing bits, not {radius}")
+        raise ValueError(f"radius must be from 0 to {MAX_RADIUS} bits, found {radius}")
     whole = left.shape[1] * 8 // BANDS
     width = min(whole, len(right).bit_length() + SPARSE)
     bands = [(band * whole, band * whole + width) for band in range(BANDS)]
@@ -43,19 +43,19 @@ def near_pairs(
         for start in range(0, len(left) if rows is None else len(rows), BLOCK):
             part = slice(start, start + BLOCK)
             codes = left[part] if rows is None else left[rows[part]]
-            wanted = _band(codes, *band)
+            queries = _band(codes, *band)
             for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
-                for first, second in table.look_up(wanted ^ flip):
+                for first, second in table.look_up(queries ^ flip):
                     distance = np.bitwise_count(codes[first] ^ right[second]).sum(axis=1, dtype=np.int64)
                     near = np.flatnonzero(distance <= radius)
                     first, second, distance = first[near], second[near], distance[near]
-                    new = ~_found_before(codes[first], right[second], bands[:number], radius // BANDS)
+                    new = ~_found_by_earlier_band(codes[first], right[second], bands[:number], radius // BANDS)
                     if new.any():
                         yield start + first[new], second[new], distance[new]
 
 
 class _Table:
-    """Codes by the value of a band, in files: they are as many as rows."""
+    """Table of codes by the value of a band, in files, because it has one entry per row."""
 
     def __init__(self, codes: np.ndarray, band: tuple[int, int], folder: Path | None):
         start, end = band
@@ -69,10 +69,10 @@ class _Table:
         np.cumsum(self.starts, out=self.starts)
         self.order[:] = np.argsort(values)
 
-    def look_up(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(places in `wanted`, places of codes with that value), about `BLOCK` at a time."""
-        starts = self.starts[wanted]
-        counts = self.starts[wanted + 1] - starts
+    def look_up(self, queries: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield places in the queries and places of codes with the same value, about `BLOCK` at a time."""
+        starts = self.starts[queries]
+        counts = self.starts[queries + 1] - starts
         places = np.flatnonzero(counts)
         ends = np.cumsum(counts[places], dtype=np.int64)
         cuts = np.searchsorted(ends, np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
@@ -83,9 +83,9 @@ class _Table:
 
 
 def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
-    """(N,) int32: the codes' bits from `start` to `end`, as a number."""
+    """Return the codes' bits from `start` to `end` as numbers: (N,) int32."""
     first, last = start // 8, -(-end // 8)
-    value = np.zeros(len(codes), dtype=np.int32)  # a band lies in four bytes at most
+    value = np.zeros(len(codes), dtype=np.int32)  # a band spans at most four bytes
     for byte in range(first, last):
         value <<= 8
         value |= codes[:, byte]
@@ -94,8 +94,8 @@ def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
     return value
 
 
-def _found_before(left: np.ndarray, right: np.ndarray, bands: list[tuple[int, int]], flips: int) -> np.ndarray:
-    """(P,) bool: pairs that an earlier band has found."""
+def _found_by_earlier_band(left: np.ndarray, right: np.ndarray, bands: list[tuple[int, int]], flips: int) -> np.ndarray:
+    """Return whether an earlier band has found each pair: (P,) bool."""
     found = np.zeros(len(left), dtype=bool)
     for band in bands:
         found |= np.bitwise_count(_band(left, *band) ^ _band(right, *band)) <= flips

@@ -1,7 +1,7 @@
-"""Which of many pictures are copies of which: of those that are near each other, the one with the best score is kept.
+"""Clusters near-duplicates and keeps the row with the best score of each cluster.
 
-Kept pictures are the centers of stars: each copy is near the kept picture that it is a copy of, and no two kept ones
-are near each other. (In a chain, with each near the next, a picture could stand for one that it does not resemble.)
+Kept rows are centers of stars: each duplicate is near the kept row that it duplicates, and no two kept rows are near
+each other. (In a chain, where each row is near the next, a row could stand for one that it does not resemble.)
 """
 
 import hashlib
@@ -15,29 +15,30 @@ import numpy as np
 from dj2mgm.data.file_arrays import file_array
 from dj2mgm.streaming import DiskMap
 
-Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, some at a time
+Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, in batches
 Search = Callable[[np.ndarray], Pairs]
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Stars = tuple[np.ndarray, np.ndarray]
-FIRST, MOST = 1 << 13, 1 << 20  # items whose neighbors are looked for together, at first and later
-PAIRS = 1 << 20  # that are held, where these are not of one item
+FIRST, MOST = 1 << 13, 1 << 20  # number of items searched for at once, at first and at most
+PAIRS = 1 << 20  # pairs in memory, unless a single item has more
 ROW = np.dtype([("place", "<i4"), ("slot", "<i4"), ("score", "<f4")])
 PACKED = struct.Struct("<iif")
 
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """
+    """Near-duplicates among rows.
+
     Args:
-        copy_of: (N,) int32, place of the kept row that a row is a copy of; -1 for a row that is kept.
-        distance: (N,) float32, between the two.
+        copy_of: (N,) int32, place of the kept row that a row duplicates; -1 for a kept row.
+        distance: (N,) float32, distance between the two.
     """
 
     copy_of: np.ndarray
     distance: np.ndarray
 
     def sizes(self) -> dict[str, int]:
-        """Number of clusters by their size, a kept row with its copies."""
+        """Return the number of clusters by size; a kept row counts."""
         _, copies = np.unique(self.copy_of[self.copy_of >= 0], return_counts=True)
         sizes, clusters = np.unique(copies + 1, return_counts=True)
         return {str(size): int(count) for size, count in zip(sizes, clusters, strict=True)}
@@ -49,14 +50,17 @@ def find_near_duplicates(
     candidates: Callable[[np.ndarray], Search],
     distance: Distance,
 ) -> NearDuplicates:
-    """Rows are compared with rows of as many images, image by image. What is known of each row is in files.
+    """Find near-duplicates among rows with the same number of images, compared image by image.
+
+    Everything that is known of each row is in files.
 
     Args:
-        rows: number of images, their signatures one after the other, and score. A row without images has no copies.
-        folder: where these files go, which are removed.
-        candidates: among signatures of images, (S, bytes) uint8: (Q,) places → pairs that may be near, the number in Q
-            and the place, some at a time.
-        distance: of (P, bytes) and (P, bytes) uint8: (P,), infinite for what is not near.
+        rows: number of images, their concatenated signatures, and score. A row without images has no duplicates.
+        folder: folder of these files, which are removed at the end.
+        candidates: takes the images' signatures, (S, bytes) uint8, and returns a search: (Q,) places → batches of
+            pairs that may be near, as the index in Q and the place.
+        distance: takes (P, bytes) and (P, bytes) uint8 and returns (P,) distances, infinite for pairs that are not
+            near.
     """
     files: dict[int, _SignatureFile] = {}
     try:
@@ -77,13 +81,13 @@ def find_near_duplicates(
 
 
 class _SignatureFile:
-    """Signatures of rows with one number of images; those that are equal are there once."""
+    """Files of the signatures of rows with the same number of images; equal signatures are stored once."""
 
     def __init__(self, folder: Path, images: int):
         self.folder, self.images = folder, images
         self.file = open(folder / f"signatures-{images}", "wb")
         self.rows = open(folder / f"rows-{images}", "wb")
-        self.known = DiskMap()  # number of a signature, by its hash
+        self.known = DiskMap()  # numbers of signatures by their hash
         self.count = 0
 
     def add(self, place: int, signature: bytes, score: float) -> None:
@@ -94,27 +98,27 @@ class _SignatureFile:
         self.rows.write(PACKED.pack(place, slot, score))
 
     def find_near_duplicates(self, copies: NearDuplicates, candidates: Callable, distance: Distance) -> None:
-        """Fill in `copies` of these rows."""
+        """Fill in the near-duplicates of these rows."""
         self.file.flush()
         self.rows.flush()
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
         rows = np.memmap(self.rows.name, dtype=ROW, mode="r")
         places, slots = rows["place"], rows["slot"]
-        best, rank = (file_array(self.count, np.int32, self.folder) for _ in range(2))  # row, and rank, of a signature
+        best, rank = (file_array(self.count, np.int32, self.folder) for _ in range(2))  # row and rank of each signature
         order = file_array(len(rows), np.int32, self.folder)
-        order[:] = np.argsort(-rows["score"], kind="stable")  # best first, of equals the earlier
+        order[:] = np.argsort(-rows["score"], kind="stable")  # best first; the earlier of equal scores
         for start in range(0, len(order), MOST)[::-1]:
             part = order[start : start + MOST][::-1]
-            best[slots[part]] = part  # of rows with a signature, the last one written is the best
+            best[slots[part]] = part  # the best row of a signature is written last
             rank[slots[part]] = np.arange(start, start + len(part))[::-1]
         del order
-        center, apart = keep_best(_near(signatures, candidates, distance), rank, self.folder)
+        center, distances = keep_best(_search(signatures, candidates, distance), rank, self.folder)
         for start in range(0, len(rows), MOST):
             part = slice(start, start + MOST)
             kept = best[center[slots[part]]]
             copied = kept != np.arange(start, start + len(kept))
             copies.copy_of[places[part][copied]] = places[kept[copied]]
-            copies.distance[places[part][copied]] = apart[slots[part][copied]]
+            copies.distance[places[part][copied]] = distances[slots[part][copied]]
 
     def remove(self) -> None:
         for file in (self.file, self.rows):
@@ -122,41 +126,41 @@ class _SignatureFile:
             Path(file.name).unlink()
 
 
-def _near(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], distance: Distance) -> Search:
+def _search(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], distance: Distance) -> Search:
     search = candidates(signatures[:, 0])
 
     def near(places: np.ndarray) -> Pairs:
         for first, second in search(places):
-            apart = np.zeros(len(first))
+            largest = np.zeros(len(first))
             for image in range(signatures.shape[1]):
-                apart = np.maximum(apart, distance(signatures[places[first], image], signatures[second, image]))
-            found = np.isfinite(apart)
-            yield first[found], second[found], apart[found]
+                largest = np.maximum(largest, distance(signatures[places[first], image], signatures[second, image]))
+            found = np.isfinite(largest)
+            yield first[found], second[found], largest[found]
 
     return near
 
 
 def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Stars:
-    """The best item is kept, and what is near it is a copy; then the best of the others, and so on.
+    """Keep the best item and mark its near items as duplicates; repeat with the best of the others.
 
-    Best first, some at a time, and only what is no copy yet: pairs of many items that are all near each other, as
-    many as the square of their number, are never all looked for.
+    Items are processed best first, in batches, and duplicates are skipped. So if many items are all near each other,
+    their pairs, a quadratic number, are never all searched for.
 
     Args:
-        near: (Q,) places → pairs that are near: the number in Q, the place, and the distance.
-        rank: (N,) of each item; the lowest is the best.
-        folder: where files without a name go.
+        near: search, (Q,) places → pairs that are near, as the index in Q, the place, and the distance.
+        rank: (N,) rank of each item; the lowest is the best.
+        folder: folder of unnamed files.
 
     Returns:
-        (N,) center of each item, itself where it is kept, and (N,) distance to it.
+        (N,) center of each item, which is itself for a kept item, and (N,) distance to it.
     """
     center, order = (file_array(len(rank), np.int32, folder) for _ in range(2))
-    apart = file_array(len(rank), np.float32, folder)
+    distances = file_array(len(rank), np.float32, folder)
     center[:], order[:] = np.arange(len(rank), dtype=np.int32), np.argsort(rank)
     start, size = 0, FIRST
     while start < len(order):
         part = order[start : start + size]
-        pairs = _pairs_of(near, part[center[part] == part], center, rank)
+        pairs = _find_pairs(near, part[center[part] == part], center, rank)
         if pairs is None:
             size = max(1, size // 4)
             continue
@@ -166,13 +170,15 @@ def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Sta
             if center[items[begin]] == items[begin]:
                 free = center[others[begin:end]] == others[begin:end]
                 center[others[begin:end][free]] = items[begin]
-                apart[others[begin:end][free]] = distance[begin:end][free]
+                distances[others[begin:end][free]] = distance[begin:end][free]
         start, size = start + size, min(2 * size, MOST)
-    return center, apart
+    return center, distances
 
 
-def _pairs_of(near: Search, places: np.ndarray, center: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, ...] | None:
-    """Places with what is near them, worse, and no copy yet, best places first; None if that is too much at once."""
+def _find_pairs(
+    near: Search, places: np.ndarray, center: np.ndarray, rank: np.ndarray
+) -> tuple[np.ndarray, ...] | None:
+    """Return places with the worse, unassigned items near them, best first; None if there are too many."""
     found, count = [(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))], 0
     for first, second, distance in near(places):
         items, others = places[first], second.astype(np.int32)

@@ -1,8 +1,8 @@
-"""Whether images are those of another set, such as a benchmark's, encoded again or scaled.
+"""Finds images that are near-duplicates of those of another set, such as a benchmark's.
 
 references = ReferenceImages(benchmark_images, processes=2)
 for image, reference, bits in references.matches(training_images, processes=2):
-    print(f"{image} is a copy of {reference}: {bits} of 256 bits differ")
+    print(f"{image} is a near-duplicate of {reference}: {bits} of 256 bits differ")
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_duplicates.binary_codes import near_pairs
+from dj2mgm.data.near_duplicates.binary_codes import find_near_pairs
 from dj2mgm.data.near_duplicates.image_signatures import (
     CODE,
     MAX_BITS,
@@ -23,11 +23,11 @@ from dj2mgm.data.near_duplicates.image_signatures import (
 )
 from dj2mgm.streaming import map_in_order
 
-BLOCK = 10_000  # images that are looked for together
+BLOCK = 10_000  # images searched for at once
 
 
 class ReferenceImages:
-    """Signatures of the images that others may be copies of: 80 bytes each.
+    """Signatures of reference images, 80 bytes each.
 
     Raises:
         BadImage: one of them cannot be read.
@@ -44,12 +44,12 @@ class ReferenceImages:
         max_bits: int = MAX_BITS,
         max_levels: int = MAX_LEVELS,
     ) -> Iterator[tuple[str | Path, str | Path, int]]:
-        """Of the images that are copies of references, in their order: the image, its nearest reference, and how many
-        bits differ.
+        """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
 
         Args:
-            images: any number of files; `BLOCK` at a time are in memory.
-            max_bits, max_levels: as of the operator `image_near_deduplicator`.
+            images: any number of files; `BLOCK` signatures at a time are in memory.
+            processes: number of processes that read images.
+            max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
 
         Raises:
             BadImage: an image cannot be read.
@@ -67,13 +67,14 @@ class ReferenceImages:
 def find_reference_pairs(
     signatures: np.ndarray, references: np.ndarray, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS
 ) -> Iterator[tuple[int, int, int]]:
-    """Every pair of an image and a reference that it is a copy of: their places, and how many bits differ.
+    """Yield every pair of an image and a reference within the limits: their places, and the differing bits.
 
     Args:
         signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
+        max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
     """
     codes, known = (np.ascontiguousarray(each[:, :CODE]) for each in (signatures, references))
-    for places, found, _ in near_pairs(codes, known, max_bits):
+    for places, found, _ in find_near_pairs(codes, known, max_bits):
         bits = distance(signatures[places], references[found], max_bits, max_levels)
         near = np.isfinite(bits)
         yield from zip(places[near].tolist(), found[near].tolist(), bits[near].astype(int).tolist(), strict=True)

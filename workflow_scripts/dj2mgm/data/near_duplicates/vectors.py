@@ -1,6 +1,6 @@
-"""Vectors within a distance of others, by Faiss: in cells around centroids, of which the nearest ones are searched.
+"""Finds vectors within a distance of others with Faiss: cells around centroids, of which the nearest are searched.
 
-Faiss keeps the cells in a file (in float16), so that a vector takes no memory, and compares all vectors of a cell.
+Faiss stores the cells in a file (in float16), so that vectors take no memory, and compares all vectors of a cell.
 """
 
 import logging
@@ -12,23 +12,24 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it tells which instructions it looks for
+logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it logs the CPU instructions that it looks for
 
 import faiss  # noqa: E402
 
-CELLS = 4  # times the square root of the number of vectors: a search then takes as long for cells as for vectors
-PROBES = 8  # cells that are searched
-TRAINING = 39  # vectors for each cell, as Faiss wants it
-SAMPLE = 10_000  # vectors that are held for that, at most: a cell needs no center of its own to be searched
+CELLS = 4  # factor of √vectors; then the search of cells takes as long as the search in them
+PROBES = 8  # number of cells searched
+TRAINING = 39  # vectors per cell, as Faiss recommends
+SAMPLE = 10_000  # most training vectors in memory; fewer than TRAINING per cell suffice
 ITERATIONS = 5
-BLOCK = 1024  # vectors at a time
+BLOCK = 1024  # vectors per batch
 
 
 class VectorIndex:
-    """
+    """Index of vectors in a file.
+
     Args:
-        vectors: (N, D) floats, perhaps a file mapped into memory.
-        folder: where a file of the vectors' size goes; it has no name once it is open.
+        vectors: (N, D) floats, possibly memory-mapped.
+        folder: folder of a file of the vectors' size, which is removed as soon as it is open.
     """
 
     def __init__(self, vectors: np.ndarray, folder: Path):
@@ -46,7 +47,7 @@ class VectorIndex:
                 self.index.add(_floats(vectors[start : start + BLOCK]))
 
     def near(self, queries: np.ndarray, distance: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(place of a query, place of a vector) within the distance of each other, some at a time."""
+        """Yield places of queries and of vectors within the distance of each other, in batches."""
         for start in range(0, len(queries), BLOCK):
             ends, _, found = self.index.range_search(_floats(queries[start : start + BLOCK]), distance**2)
             yield start + np.repeat(np.arange(len(ends) - 1), np.diff(ends.astype(np.int64))), found
@@ -58,7 +59,7 @@ def _floats(vectors: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Faiss prints each growth of its file."""
+    """Silence Faiss, which prints each growth of its file."""
     output, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     try:

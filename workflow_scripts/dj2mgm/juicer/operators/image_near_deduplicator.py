@@ -14,7 +14,7 @@ import numpy as np
 from data_juicer.ops.base_op import OPERATORS
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_duplicates.binary_codes import near_pairs
+from dj2mgm.data.near_duplicates.binary_codes import find_near_pairs
 from dj2mgm.data.near_duplicates.clusters import Search
 from dj2mgm.data.near_duplicates.image_signatures import CODE, MAX_BITS, MAX_LEVELS, compute_signature, distance
 
@@ -58,7 +58,7 @@ class ImageNearDeduplicator(NearDeduplicator):
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
         codes = signatures[:, :CODE]
         return lambda places: (
-            (query, place) for query, place, _ in near_pairs(codes, codes, self.max_bits, folder, places)
+            (query, place) for query, place, _ in find_near_pairs(codes, codes, self.max_bits, folder, places)
         )
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
