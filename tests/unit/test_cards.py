@@ -18,7 +18,7 @@ from dj2mgm.config.datasets import resolve_dataset
 from dj2mgm.config.licenses import card_license, check_licenses
 from dj2mgm.config.publishing import publish_settings
 from dj2mgm.config.runs import Runs
-from dj2mgm.data.export_card import dataset_card
+from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml, write_yaml
@@ -177,7 +177,7 @@ def write_export(exported) -> None:
     image = save_image(exported / "a.png", size=(8, 8))
     write_parquet((Sample(text, image, text, "", "", "", {"score": 0.5}) for text in "ab"), exported)
     settings = {"experiment": "dj_synth", "dataset": "shapes", "licenses": {"": "apache-2.0"}}
-    card = dataset_card(settings | {"recipes": {}}, "parquet", 2, 0, ["score"], {"pretrain": 2}, {})
+    card = export_card(settings | {"recipes": {}}, "parquet", 2, 0, ["score"], {"pretrain": 2}, {})
     (exported / "README.md").write_text(card, encoding="utf-8")
 
 

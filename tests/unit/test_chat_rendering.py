@@ -141,7 +141,7 @@ def test_a_hostile_template_of_a_model_is_refused_with_its_folder(tmp_path, shor
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{{ 'a' * 10**10 }}"
     with pytest.raises(InputError, match="template tokenizer: it cannot be rendered .it takes more than .* of memory"):
-        ChatTemplate.of("tokenizer", tokenizer)
+        ChatTemplate.load("tokenizer", tokenizer)
 
 
 def test_threads_and_forked_processes_get_their_own_answers():

@@ -88,7 +88,7 @@ def test_the_card_says_where_rows_come_from_and_what_became_of_them(export, kind
     _, head, text = card.split("---\n", 2)
     assert yaml.safe_load(head)["license"] == "cc-by-4.0" and yaml.safe_load(head)["size_categories"] == ["n<1K"]
     assert "| web | table | CC-BY-4.0 | 12 |" in text and "| held out for evaluation | 12 | 3 | 9 |" in text
-    assert "A model has written 1 of the captions." in text and ("about" in text) == (kind in ("dj", "llava"))
+    assert "A model wrote 1 of the captions." in text and ("about" in text) == (kind in ("dj", "llava"))
     assert text.count("| `words_filter` | 9 | 4 | 5 |") == 2
     assert "5 image–caption pairs" in text and "min_num: 3" in text and "`score`, `words`" in text
 

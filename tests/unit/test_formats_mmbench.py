@@ -58,7 +58,7 @@ def test_a_split_without_answers_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"index": "1"}, "id '1' was used before, in row 1"),
+        ({"index": "1"}, "id '1' is already the id of row 1"),
         ({"index": "two"}, "'index' must be a whole number, found 'two'"),
         ({"question": " "}, "'question' is empty"),
         ({"B": ""}, "two to four options without a gap, found A"),

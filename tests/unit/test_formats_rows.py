@@ -96,7 +96,7 @@ class TestEveryJsonl:
 
     def test_a_repeated_id_names_both_places(self, reader, row, tmp_path):
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, row | {"id": "2"}, row))
-        assert "row 3" in error and "in row 1" in error and "ids must be unique" in error
+        assert "row 3" in error and "of row 1" in error and "ids must be unique" in error
 
     def test_a_missing_file_says_where_paths_are_set(self, reader, row, tmp_path):
         assert "a.jsonl does not exist; check the paths in config/datasets/" in message(reader, tmp_path / "a.jsonl")
@@ -106,7 +106,7 @@ class TestEveryJsonl:
         os.mkfifo(tmp_path / "pipe.jsonl")  # whoever opens it waits for ever
         (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
         assert "is a folder; check the paths" in message(reader, tmp_path / "folder.jsonl")
-        assert "is no regular file" in message(reader, tmp_path / "pipe.jsonl")
+        assert "is not a regular file" in message(reader, tmp_path / "pipe.jsonl")
         assert "cannot be read (Too many levels of symbolic links)" in message(reader, tmp_path / "loop.jsonl")
         assert "cannot be read (File name too long)" in message(reader, tmp_path / ("a" * 300 + ".jsonl"))
 
@@ -134,7 +134,7 @@ class TestEveryJsonl:
             if fits:
                 assert pickle.dumps(list(reader(path)))
             else:
-                assert "line 1: more than 100 lists and objects inside each other" in message(reader, path)
+                assert "line 1: lists and objects are nested more than 100 levels deep" in message(reader, path)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_pairs_question_is_text(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", PAIR | {"question": "What is this?"})
     assert [row["question"] for row in read_dj_jsonl(path)] == ["What is this?"]
     write_lines(path, PAIR | {"question": 3})
-    with pytest.raises(InputError, match="line 1: 'question' must be text, found 3"):
+    with pytest.raises(InputError, match="line 1: 'question' must be a string, found 3"):
         list(read_dj_jsonl(path))
 
 
@@ -181,10 +181,10 @@ def test_a_row_of_several_images_becomes_a_pair_for_each(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"text": "<__dj__image> <__dj__image> two dogs <|__dj__eoc|>"}, "2 images must stand in as many chunks"),
+        ({"text": "<__dj__image> <__dj__image> two dogs <|__dj__eoc|>"}, "2 images need as many chunks"),
         ({"text": build_dj_text("a red circle")}, "once for each of its 2 images, found 1"),
-        ({"images": []}, "must hold paths, at least one"),
-        ({"images": ["a.png", 3]}, "must hold paths"),
+        ({"images": []}, "must contain at least one path"),
+        ({"images": ["a.png", 3]}, "must contain at least one path"),
         ({"id": "8~2"}, "8~2"),
     ],
 )
@@ -262,7 +262,7 @@ def test_a_json_list_reads_as_its_lines_do(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "expected a JSON list, found an object; a file of one object a line must end in .jsonl"),
+        ("{", "expected a JSON list, found an object; the name of a file with one object per line must end in .jsonl"),
         ("[" * 100_000, "not valid JSON"),
         ('{"id": "1"}', "expected a JSON list, found an object"),
         (f"[{json.dumps(TALK)}, " + "9" * 5000 + "]", "row 2: not valid JSON (Exceeds the limit"),
@@ -346,7 +346,7 @@ def test_what_conversation_makes_is_read_back(tmp_path):
         (HELD_OUT | {"objects": [{"color": "red"}]}, "'color', 'position', 'shape'"),
         (HELD_OUT | {"objects": {}}, "'objects' must be a list"),
         (HELD_OUT | {"questions": [{"question": "Q", "answer": "A"}]}, "'answer', 'question', 'type'"),
-        (HELD_OUT | {"questions": [{"type": "n", "question": "Q", "answer": 2}]}, "must be texts, found 2"),
+        (HELD_OUT | {"questions": [{"type": "n", "question": "Q", "answer": 2}]}, "must be strings, found 2"),
     ],
 )
 def test_a_bad_held_out_row_is_named_with_its_fault(tmp_path, row, says):
@@ -359,7 +359,7 @@ def test_a_question_that_would_be_read_as_control_is_refused_before_it_is_asked(
     asked = {"type": "n", "question": f"What is {token} here?", "answer": token}
     held_out = HELD_OUT | {"captions": [f"a {token}"], "questions": [asked]}
     error = message(read_evaluation, write_lines(tmp_path / "a.jsonl", held_out))
-    assert f"line 1: its text holds the control token {token}; fix or delete the row" in error
+    assert f"line 1: its text contains the control token {token}; fix or delete the row" in error
     path = write_lines(tmp_path / "a.jsonl", HELD_OUT | {"captions": [f"a {token}"]})
     assert [row["captions"] for row in read_evaluation(path)] == [[f"a {token}"]]  # a reference is never asked
 
@@ -394,7 +394,8 @@ def test_a_line_of_300_megabytes_is_refused_with_its_size_and_not_held(tmp_path)
     os.truncate(path, 3 * 10**8)
     peak, said = peak_and_message(read_dj_jsonl, path)
     size = 3 * 10**8 - len(json.dumps(PAIR)) - 1
-    assert said == f"{path}, line 2: the row has {size} bytes, and may have {MAX_ROW} (32 MiB); shorten or delete it"
+    limit = f"at most {MAX_ROW} (32 MiB) are allowed"
+    assert said == f"{path}, line 2: the row has {size} bytes; {limit}. Shorten or delete it"
     assert peak < 3 * MAX_ROW
 
 
@@ -420,7 +421,7 @@ def test_a_json_file_that_is_read_whole_is_limited(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("{}")
     os.truncate(path, 2**30 + 1)
-    with pytest.raises(InputError, match="a.json: 1073741825 bytes, and a JSON file may have 1073741824"):
+    with pytest.raises(InputError, match="a.json: the file has 1073741825 bytes; at most 1073741824"):
         read_json_file(path)
 
 
@@ -430,7 +431,7 @@ def test_a_key_that_stands_in_an_object_twice_is_named(tmp_path, reader):
     for path, content in ((tmp_path / "a.jsonl", f"{twice}\n"), (tmp_path / "a.json", f"[{twice}]")):
         if path.suffix == ".jsonl" or reader is read_llava:
             path.write_text(content)
-            assert "the key 'id' stands in an object twice" in message(reader, path)
+            assert "the key 'id' occurs twice in an object" in message(reader, path)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

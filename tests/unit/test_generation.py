@@ -32,7 +32,7 @@ import chat
 import merge_adapter
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
-from dj2mgm.data.shards import compute_digest, members, read_file
+from dj2mgm.data.shards import compute_digest, read_file, read_members
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
 from dj2mgm.generators import open_generator
@@ -96,7 +96,7 @@ def test_the_control_is_never_a_copy_of_the_rows_own_image(tmp_path):
     (tmp_path / "link.png").symlink_to(tmp_path / "1.png")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "2.png", "2.png")
-    [member] = members(tmp_path / "a.tar")
+    [member] = read_members(tmp_path / "a.tar")
     in_tar = str(member).removeprefix(f"{tmp_path}/")
     names = ["0.png", "1.png", "2.png", "3.png", "./0.png", "copy.png", "link.png", in_tar]
     paths = image_paths(tmp_path, [{"id": name, "image": name} for name in names])
@@ -111,9 +111,9 @@ def test_an_archive_that_has_changed_names_the_row(tmp_path):
     save_image(tmp_path / "0.png")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "0.png", "0.png")
-    [member] = members(tmp_path / "a.tar")
+    [member] = read_members(tmp_path / "a.tar")
     (tmp_path / "a.tar").write_bytes(bytes(20_000))
-    with pytest.raises(InputError, match="evaluation row 7: .*a.tar has changed since it was read"):
+    with pytest.raises(InputError, match="evaluation row 7: .*a.tar has changed or is truncated"):
         image_paths(tmp_path, [{"id": "7", "image": str(member).removeprefix(f"{tmp_path}/")}])
 
 
@@ -142,7 +142,7 @@ def projector_of(model) -> dict[str, torch.nn.Parameter]:
 
 def test_a_fine_tuned_stage_is_loaded_as_it_was_trained(trained):
     root, wrapped = trained
-    inputs = tiny_processor().prompts([ChatTemplate.of("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
+    inputs = tiny_processor().prompts([ChatTemplate.load("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
         "pixel_values": pixels(1)
     }
     with torch.inference_mode():
@@ -218,7 +218,7 @@ def test_without_an_image_the_language_model_answers_the_text_alone(trained):
     """As it reads a conversation without an image in training; batches of any size say the same."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "finetune")
     asked = ["How many?", "What color is it?", "two"]
-    chat = ChatTemplate.of("gemma", generator.processor.tokenizer)
+    chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
     expected = []
     for question in asked:
         turns = [{"from": "human", "value": question}, {"from": "gpt", "value": "x"}]
@@ -228,7 +228,7 @@ def test_without_an_image_the_language_model_answers_the_text_alone(trained):
             input_ids=ids,
             max_new_tokens=5,
             do_sample=False,
-            eos_token_id=chat.stops(generator.processor.tokenizer),
+            eos_token_id=chat.stop_ids(generator.processor.tokenizer),
             pad_token_id=0,
         )
         tokens = said[0, ids.shape[1] :]
@@ -255,7 +255,7 @@ def asked(trained, tmp_path):
     """A model, six images and their prompts, and stop tokens that the model does say: its second and third."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor = generator.processor
-    inputs = processor.prompts([ChatTemplate.of("plain", processor.tokenizer).prompt("")] * 6)
+    inputs = processor.prompts([ChatTemplate.load("plain", processor.tokenizer).prompt("")] * 6)
     inputs["pixel_values"] = processor.pixels([load_image(path) for path in color_images(tmp_path, 6)])
     said = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)[:, -2:]
     return generator.model, inputs, [generator.processor.tokenizer.eos_token_id, *said.unique().tolist()]
@@ -276,7 +276,7 @@ def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, a
     monkeypatch.setattr(greedy_search, "RECORDED", 1)
     monkeypatch.setattr(greedy_search, "_can_be_recorded", lambda model, cache: recorded)  # as on a GPU
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
-    processor, chat = generator.processor, ChatTemplate.of(template, generator.processor.tokenizer)
+    processor, chat = generator.processor, ChatTemplate.load(template, generator.processor.tokenizer)
     about = [0, 1, 1, 2, 0, 3]
     asked = (
         [""] * 6 if template == "plain" else ["How many?", "", "What color is the circle?", "Where?", "a b c", "Who?"]
@@ -291,7 +291,7 @@ def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, a
         **inputs,
         max_new_tokens=9,
         do_sample=False,
-        eos_token_id=chat.stops(generator.processor.tokenizer),
+        eos_token_id=chat.stop_ids(generator.processor.tokenizer),
         pad_token_id=0,
     )
     expected = processor.tokenizer.batch_decode(said[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -426,7 +426,7 @@ def test_a_merged_folder_answers_as_base_and_stage_do(trained, tmp_path, monkeyp
     run(monkeypatch, merge_adapter, "--model", root / "base", "--stage", stage, "--output-dir", output)
     assert not [path for path in output.rglob("*") if "adapter" in path.name or path.suffix in (".bin", ".pt")]
     together, merged = MGMGenerator(root / "base", stage), MGMGenerator(output, None)
-    inputs = tiny_processor().prompts([ChatTemplate.of("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
+    inputs = tiny_processor().prompts([ChatTemplate.load("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
         "pixel_values": pixels(1)
     }
     with torch.inference_mode():
@@ -501,7 +501,7 @@ def test_qwen_is_assembled_with_its_own_tokenizer_and_format(tmp_path):
     model.save_pretrained(tmp_path / "mgm")
     processor.save_pretrained(tmp_path / "mgm")
     assert model.config.image_token_id == tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    prompt = ChatTemplate.of("chatml", tokenizer).prompt("How many?")
+    prompt = ChatTemplate.load("chatml", tokenizer).prompt("How many?")
     ids = processor.encode([(prompt, False)])["input_ids"]
     assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")  # Qwen has no beginning-of-sequence token
     generator = MGMGenerator(tmp_path / "mgm", None)

@@ -22,7 +22,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.data.near_duplicates.image_signatures import compute_signature
 from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
-from dj2mgm.data.shards import members
+from dj2mgm.data.shards import read_members
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
@@ -106,7 +106,7 @@ def test_a_text_behind_a_pngs_pixels_does_not_make_the_size_cost_a_decoding(monk
 def in_a_tar(path: Path) -> np.ndarray:
     with tarfile.open(path.with_suffix(".tar"), "w") as tar:
         tar.add(path, path.name)
-    [member] = members(path.with_suffix(".tar"))
+    [member] = read_members(path.with_suffix(".tar"))
     return np.asarray(load_image(str(member)))
 
 

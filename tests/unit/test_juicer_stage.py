@@ -283,8 +283,8 @@ def test_a_failed_run_leaves_no_outputs_of_the_run_before(tmp_path):
     ("line", "message"),
     [
         ('{"id": "r9"', "line 7: not one JSON object"),
-        ('{"id": "r0", "text": "<__dj__image>", "images": ["a"]}', "row 7: id 'r0' was used before, in row 1"),
-        ('{"id": "r9", "text": "no token", "images": ["a"]}', "line 7: 'text' must hold the image token"),
+        ('{"id": "r0", "text": "<__dj__image>", "images": ["a"]}', "row 7: id 'r0' is already the id of row 1"),
+        ('{"id": "r9", "text": "no token", "images": ["a"]}', "line 7: 'text' must contain the image token"),
         ('{"id": "r9", "text": "<__dj__image>\\ud800", "images": ["a"]}', "line 7: half of a surrogate pair"),
     ],
 )

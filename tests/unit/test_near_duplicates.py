@@ -56,7 +56,9 @@ def pairs_of(parts: Iterable[tuple[np.ndarray, ...]]) -> list[tuple]:
 def test_bands_find_the_pairs_that_comparing_all_finds(seed, radius, count):
     codes = codes_with_neighbors(seed, count, MAX_RADIUS + 4)
     found = [
-        pair for part in find_near_pairs(codes, codes, radius) for pair in zip(*map(np.ndarray.tolist, part), strict=True)
+        pair
+        for part in find_near_pairs(codes, codes, radius)
+        for pair in zip(*map(np.ndarray.tolist, part), strict=True)
     ]
     differing = np.bitwise_count(codes[:, None] ^ codes[None]).sum(axis=-1, dtype=int)
     expected = [(i, j, differing[i, j]) for i, j in np.argwhere(differing <= radius).tolist()]
@@ -67,7 +69,9 @@ def test_bands_find_the_pairs_of_two_sets():
     codes = codes_with_neighbors(1, 80, MAX_RADIUS)
     left, right = codes[:70], codes[70:]
     found = [
-        pair for i, j, _ in find_near_pairs(left, right, MAX_RADIUS) for pair in zip(i.tolist(), j.tolist(), strict=True)
+        pair
+        for i, j, _ in find_near_pairs(left, right, MAX_RADIUS)
+        for pair in zip(i.tolist(), j.tolist(), strict=True)
     ]
     near = np.bitwise_count(left[:, None] ^ right[None]).sum(axis=-1, dtype=int) <= MAX_RADIUS
     assert sorted(found) == [tuple(pair) for pair in np.argwhere(near).tolist()]
@@ -75,7 +79,7 @@ def test_bands_find_the_pairs_of_two_sets():
 
 def test_a_radius_that_the_bands_cannot_promise_is_refused():
     codes = codes_with_neighbors(0, 4, 0)
-    with pytest.raises(ValueError, match="up to 23 differing bits, not 24"):
+    with pytest.raises(ValueError, match="from 0 to 23 bits, found 24"):
         next(find_near_pairs(codes, codes, MAX_RADIUS + 1))
 
 

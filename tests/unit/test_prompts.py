@@ -21,11 +21,11 @@ MORE = [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": "left"}]
 
 
 def gemma_template(name: str) -> ChatTemplate:
-    return ChatTemplate.of(name, tiny_processor().tokenizer)
+    return ChatTemplate.load(name, tiny_processor().tokenizer)
 
 
 def qwen_template(name: str) -> ChatTemplate:
-    return ChatTemplate.of(name, tiny_qwen_tokenizer())
+    return ChatTemplate.load(name, tiny_qwen_tokenizer())
 
 
 def joined(segments) -> str:
@@ -123,7 +123,7 @@ def test_a_prompt_is_the_training_text_up_to_the_answer(template, question):
     [("plain", tiny_processor), ("gemma", tiny_processor), ("chatml", tiny_qwen_processor)],
 )
 def test_generation_stops_at_a_token_that_ends_answers_in_training(name, processor):
-    template = ChatTemplate.of(name, processor().tokenizer)
+    template = ChatTemplate.load(name, processor().tokenizer)
     answer = "".join(answers(template.segments(TURNS)))
     (stop,) = template.stop_tokens
     assert answer.startswith(f"two{stop}")
@@ -144,26 +144,26 @@ def test_an_answer_begins_where_its_prompt_ends_whatever_a_template_marks():
     tokenizer = tiny_processor().tokenizer
     prompts_end = "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
     once = ASKED.replace(" A: '", " ' + ('A: ' if not loop.last else '')")
-    template = ChatTemplate.of(named(once + prompts_end), tokenizer)
+    template = ChatTemplate.load(named(once + prompts_end), tokenizer)
     assert template.prompt("How many?").endswith("How many? A:")
     assert answers(template.segments(TURNS + MORE)) == [" two<eos>", " left<eos>"]
     # marks that begin too early, in the prompt
     early = ASKED.replace(" A: '", " '").replace("{{ message.content + eos", "{{ 'A:' + message.content + eos")
-    assert answers(ChatTemplate.of(named(early + prompts_end), tokenizer).segments(TURNS)) == ["two<eos>"]
+    assert answers(ChatTemplate.load(named(early + prompts_end), tokenizer).segments(TURNS)) == ["two<eos>"]
 
 
 def test_a_template_that_asks_in_another_way_than_it_trains_is_refused():
     source = ASKED + "{% if add_generation_prompt %}{{ 'Answer:' }}{% endif %}"
-    with pytest.raises(InputError, match="template mine: it asks in another way than it marks answers: .*'Q: .*A: "):
-        ChatTemplate.of(named(source), tiny_processor().tokenizer)
+    with pytest.raises(InputError, match="template mine: its prompts and its marked answers do not match: .*'Q: .*A: "):
+        ChatTemplate.load(named(source), tiny_processor().tokenizer)
 
 
 @pytest.mark.parametrize("end", ["", "{% if loop.last %}{{ eos_token }}{% endif %}"])
 def test_a_template_that_ends_no_answer_or_only_the_last_one_is_refused(end):
     source = read_chat_template("gemma")["chat_template"].replace(" + '<end_of_turn>\\n' + eos_token }}", f" }}}}{end}")
     assert source.count("eos_token") == end.count("eos_token")
-    with pytest.raises(InputError, match="template mine: nothing ends the answer 'answer'; write `eos_token` or one"):
-        ChatTemplate.of(named(source), tiny_processor().tokenizer)
+    with pytest.raises(InputError, match="template mine: no token ends the answer 'answer'; write `eos_token` or one"):
+        ChatTemplate.load(named(source), tiny_processor().tokenizer)
 
 
 def test_a_line_break_that_ends_answers_is_a_token_of_its_own():
@@ -173,9 +173,9 @@ def test_a_line_break_that_ends_answers_is_a_token_of_its_own():
     tokenizer.eos_token = "<|im_end|>"
     assert len(tokenizer(".\n").input_ids) == 1
     processor = MGMProcessor(tiny_processor().image_processor, tokenizer, "<|image_pad|>", NUM_IMAGE_TOKENS)
-    template = ChatTemplate.of("plain", tokenizer)
+    template = ChatTemplate.load("plain", tokenizer)
     turns = [TURNS[0], {"from": "gpt", "value": "A dog."}]
-    assert processor.encode(template.segments(turns))["labels"][-1] in template.stops(tokenizer)
+    assert processor.encode(template.segments(turns))["labels"][-1] in template.stop_ids(tokenizer)
 
 
 def test_an_unknown_template_names_the_known_ones():
@@ -244,7 +244,7 @@ def test_a_fourth_format_is_one_file_from_labels_to_stop_tokens(phi3, tmp_path):
     row = build_conversation("1", str(save_image(tmp_path / "a.png")), "How many?", "two")
     write_jsonl(tmp_path / "data.jsonl", [row | {"conversations": row["conversations"] + MORE}])
     item = ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(processor, phi3, 256))[0]
-    template = ChatTemplate.of(phi3, processor.tokenizer)
+    template = ChatTemplate.load(phi3, processor.tokenizer)
     mask = readable_mask(template.segments(row["conversations"] + MORE), processor)
     assert mask == (
         "<|user|>\\n<image>\\nHow many?<|end|>\\n<|assistant|>\\n*two<|end|>\\n*"
@@ -260,16 +260,16 @@ def test_a_fourth_format_is_one_file_from_labels_to_stop_tokens(phi3, tmp_path):
 
 def test_a_stage_may_be_handed_the_content_in_place_of_the_name(phi3):
     tokenizer = phi3_processor().tokenizer
-    assert ChatTemplate.of(read_chat_template(phi3), tokenizer) == ChatTemplate.of(phi3, tokenizer)
+    assert ChatTemplate.load(read_chat_template(phi3), tokenizer) == ChatTemplate.load(phi3, tokenizer)
 
 
 def test_control_tokens_of_a_format_are_refused_in_data_and_questions(tmp_path):
     template = read_chat_template("chatml") | {"control_tokens": ["[INST]"]}
     write_jsonl(tmp_path / "data.jsonl", [build_conversation("1", "a.png", "Q [INST]", "A")])
-    with pytest.raises(InputError, match=r"row 1: its text holds the control token \[INST\]; fix or delete"):
+    with pytest.raises(InputError, match=r"row 1: its text contains the control token \[INST\]; fix or delete"):
         ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(tiny_qwen_processor(), template, 256))
-    with pytest.raises(InputError, match=r"holds the control token \[INST\]; ask without it"):
-        ChatTemplate.of(template, tiny_qwen_tokenizer()).prompt("Q [INST]")
+    with pytest.raises(InputError, match=r"contains the control token \[INST\]; remove it"):
+        ChatTemplate.load(template, tiny_qwen_tokenizer()).prompt("Q [INST]")
 
 
 # The tokenizer's own chat template
@@ -278,7 +278,7 @@ def test_control_tokens_of_a_format_are_refused_in_data_and_questions(tmp_path):
 def own_template(source: str | None) -> ChatTemplate:
     tokenizer = deepcopy(tiny_processor().tokenizer)
     tokenizer.chat_template = source
-    return ChatTemplate.of("tokenizer", tokenizer)
+    return ChatTemplate.load("tokenizer", tokenizer)
 
 
 MARKED = read_chat_template("gemma")["chat_template"]
@@ -295,7 +295,7 @@ def test_the_tokenizers_own_template_gives_the_same_segments(source):
 
 def test_a_template_that_hides_its_answers_names_the_remedy():
     for source in ("{{ messages | length }}", "{{ messages[-1].content }}"):
-        with pytest.raises(InputError, match="does not tell where an answer begins; write the format as a file"):
+        with pytest.raises(InputError, match="beginning of an answer cannot be determined; write the format as a file"):
             own_template(source)
     with pytest.raises(InputError, match="marks no answer; write the format as a file"):
         own_template("{% if false %}{% generation %}{% endgeneration %}{% endif %}")
@@ -320,4 +320,4 @@ def test_the_tokenizers_template_is_saved_with_the_model(tmp_path):
     processor.tokenizer.chat_template = UNMARKED
     processor.save_pretrained(tmp_path)
     loaded = MGMProcessor.from_pretrained(tmp_path)
-    assert ChatTemplate.of("tokenizer", loaded.tokenizer).segments(TURNS) == gemma_template("gemma").segments(TURNS)
+    assert ChatTemplate.load("tokenizer", loaded.tokenizer).segments(TURNS) == gemma_template("gemma").segments(TURNS)

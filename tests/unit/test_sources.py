@@ -24,7 +24,7 @@ from dj2mgm.config.datasets import check_files, files_of, resolve_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.mixture import write_mixture
-from dj2mgm.data.shards import compute_digest, file_size, members, read_file
+from dj2mgm.data.shards import compute_digest, file_size, read_file, read_members
 from dj2mgm.data.sources.parquet import read as read_parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.data.sources.table import read as read_table
@@ -244,8 +244,8 @@ def table_of(content: bytes):
 @pytest.mark.parametrize(
     ("kind", "damage", "sentence"),
     [
-        ("webdataset", cut_off(1100), "00001.tar is damaged .*does not end"),
-        ("webdataset", cut_off(1024), "00001.tar is damaged .*does not end"),
+        ("webdataset", cut_off(1100), "00001.tar is damaged .*end-of-archive block"),
+        ("webdataset", cut_off(1024), "00001.tar is damaged .*end-of-archive block"),
         ("webdataset", cut_off(600), "00001.tar is damaged"),
         ("webdataset", damaged(b"no archive"), "00001.tar is damaged or no plain tar file"),
         ("webdataset", repeat_key, r"00002.tar: key '000' was used before, in .*00000.tar; rename the sample"),
@@ -264,7 +264,7 @@ def table_of(content: bytes):
         ("webdataset", zip_up, r"00001.tar is compressed.*gunzip < 00001.tar > plain/00001.tar"),
         ("webdataset", tar_of("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* next to each other"),
         ("webdataset", tar_of("b.txt"), "key 'b': it has 0 images.* next to each other"),
-        ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "holds no rows"),
+        ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "has no rows"),
         ("sharegpt", lambda folder: (folder / "rows.jsonl").write_text('{"id": "1"}\n'), "row 1: it has neither"),
     ],
 )
@@ -435,7 +435,7 @@ def test_an_archive_that_has_changed_is_not_read_as_if_it_had_not(tmp_path):
     reference = f"{shard}/{info.offset_data}+{info.size}/{info.name}"
     assert compute_digest(reference) == hashlib.sha256(IMAGES["001"]).hexdigest()
     shard.write_bytes(shard.read_bytes()[512:])
-    with pytest.raises(BadImage, match="has changed since it was read"):
+    with pytest.raises(BadImage, match="has changed or is truncated"):
         load_image(reference)
 
 
@@ -514,7 +514,7 @@ def test_a_question_is_a_text_or_the_first_of_a_list(make, tmp_path, question, a
             rows = read_dj_jsonl(make(base={"format": "table"} | base(tmp_path), one=one) / "pretrain.jsonl")
             assert {row.get("question", "") for row in rows if row["source"] == "one"} <= {asked}
         else:
-            with pytest.raises(InputError, match="'question' must be a text, found"):
+            with pytest.raises(InputError, match="'question' must be a string, found"):
                 make(base={"format": "table"} | base(tmp_path), one=one)
 
 
@@ -548,7 +548,7 @@ def test_messages_name_the_sources_and_not_the_file_between(make, tmp_path):
     for rows, sentence in (
         ("000.png,a\n", "error: sources one: too few different, readable images"),
         ("000.png,a\n001.png,b\n", "error: sources one: all its images are held out"),
-        ("000.png,a <__dj__image>\n", "error: sources.one: the caption of row 'few-000000002' holds <__dj__image>"),
+        ("000.png,a <__dj__image>\n", "error: sources.one: the caption of row 'few-000000002' contains <__dj__image>"),
     ):
         few.write_text("image,text\n" + rows)
         with pytest.raises(InputError, match=sentence):
@@ -572,12 +572,12 @@ def test_rows_behind_the_end_of_concatenated_archives_are_read(make, tmp_path):
     shard = tmp_path / "all.tar"
     shard.write_bytes(b"".join(part.read_bytes() for part in parts) + bytes(3 * 512))
     listed = subprocess.run(["tar", "--ignore-zeros", "-tf", shard], capture_output=True, text=True, check=True)
-    assert [member.name for member in members(shard)] == listed.stdout.split()
-    assert [member.read() for member in members(shard)][::2] == [png(number) for number in range(4)]
+    assert [member.name for member in read_members(shard)] == listed.stdout.split()
+    assert [member.read() for member in read_members(shard)][::2] == [png(number) for number in range(4)]
     output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
     assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 4
     shard.write_bytes(shard.read_bytes() + b"rubbish".ljust(512))
-    with pytest.raises(InputError, match="all.tar is damaged or no plain tar file .*does not end as an archive"):
+    with pytest.raises(InputError, match="all.tar is damaged or no plain tar file .*end-of-archive block is missing"):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
@@ -599,7 +599,7 @@ def test_the_console_names_what_is_not_read(make, tmp_path, capsys):
     write_yaml(tmp_path / "config/datasets/one.yaml", {"sources": {"a": {"format": "folder", "path": str(photos)}}})
     described = resolve_dataset("one")["settings"]["sources"]
     write_mixture(described, tmp_path / "out", tmp_path)
-    assert "a: 1 files are not read (1 .heic), the first is" in (said := capsys.readouterr().err)
+    assert "a: 1 files were not read (1 .heic); the first is" in (said := capsys.readouterr().err)
     assert "convert .heic and .heif to JPEG" in said
 
 
@@ -670,7 +670,7 @@ def test_ids_are_strings_or_whole_numbers_and_equal_ones_are_numbered(make, tmp_
     assert [row["id"] for row in written] == [f"one/{name or 'rows-000000004'}" for name in given.values()]
     for other in OTHER_IDS:
         write(["a", other])
-        with pytest.raises(InputError, match="row 2: 'id' must be a string or a whole number, found"):
+        with pytest.raises(InputError, match="row 2: 'id' must be a string or an integer, found"):
             make(two=captions, one=one)
 
 
@@ -678,7 +678,7 @@ def test_ids_are_strings_or_whole_numbers_and_equal_ones_are_numbered(make, tmp_
 def test_an_id_of_another_type_in_parquet_is_named(make, tmp_path, value):
     (tmp_path / "data").mkdir()
     pq.write_table(pa.table({"id": [value], "image": [png(1)], "caption": ["a"]}), "data/part.parquet")
-    with pytest.raises(InputError, match="row 1: 'id' must be a string or a whole number, found"):
+    with pytest.raises(InputError, match="row 1: 'id' must be a string or an integer, found"):
         make(one={"format": "parquet", "path": "data/part.parquet"})
 
 
@@ -704,7 +704,7 @@ def test_a_long_header_of_a_member_is_refused_before_it_is_read(tmp_path, kind):
     shard = tmp_path / "x.tar"
     shard.write_bytes(header(kind, 3 * 10**8))
     os.truncate(shard, 4 * 10**8)
-    assert peak_of(lambda: list(members(shard)), tarfile.ReadError, "a header of 300000000 bytes") < 10**7
+    assert peak_of(lambda: list(read_members(shard)), tarfile.ReadError, "a header has 300000000 bytes") < 10**7
 
 
 def test_global_headers_do_not_add_up_without_end(tmp_path):
@@ -713,8 +713,8 @@ def test_global_headers_do_not_add_up_without_end(tmp_path):
         for number in range(4):
             content = (record % number)[:520_000]
             file.write(header(b"g", len(content)) + content + bytes(-len(content) % 512))
-    with pytest.raises(tarfile.ReadError, match="a header of 520000 bytes"):
-        list(members(tmp_path / "x.tar"))
+    with pytest.raises(tarfile.ReadError, match="a header has 520000 bytes"):
+        list(read_members(tmp_path / "x.tar"))
 
 
 def peak_of(call, error: type[Exception], sentence: str) -> int:
@@ -742,7 +742,7 @@ def test_a_text_member_of_an_archive_is_limited(tmp_path):
     shard.write_bytes(content.getvalue()[:begin] + info.tobuf())
     os.truncate(shard, begin + 512 + -(-info.size // 512) * 512 + 1024)
     source = Source("one", (shard,), tmp_path)
-    sentence = "x.tar, key 'a', a.txt: the row has 300000000 bytes, and may have 33554432"
+    sentence = "x.tar, key 'a', a.txt: the row has 300000000 bytes; at most 33554432"
     assert peak_of(lambda: list(read_webdataset(source)), InputError, sentence) < 10**7
 
 
@@ -810,7 +810,7 @@ def test_a_size_in_base_256_is_the_members_size(tmp_path):
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     shard.write_bytes(header + shard.read_bytes()[512:])
-    [member] = members(shard)
+    [member] = read_members(shard)
     assert member.read() == png(1)
 
 
@@ -856,7 +856,7 @@ def test_a_repeated_parquet_image_is_written_once(make, tmp_path):
     for number in range(2):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"data/{number}.parquet")
     output = make(one={"format": "parquet", "path": "data"})
-    assert [len(list(members(shard))) for shard in (output / "images/one").iterdir()] == [20]
+    assert [len(list(read_members(shard))) for shard in (output / "images/one").iterdir()] == [20]
     summary = read_json(output / "summary.json")
     assert summary["evaluation"] == 2 and summary["left_out"] == {"pretrain": 2 * 20}
 

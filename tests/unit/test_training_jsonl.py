@@ -232,7 +232,7 @@ def test_a_control_token_in_a_question_or_an_answer_is_a_bad_row(root, tmp_path)
     rows += [build_conversation(f"q{token}", "a.png", f"What {token}?", "a boat") for token in CONTROL]
     rows += [build_conversation("split", "a.png", "What is <im<image>age>?", "a boat")]
     good = build_conversation("good", "a.png", "Is <b> < c > <__dj__image>?", "a <b> < c")
-    with pytest.raises(InputError, match="row a<eos>: its text holds the control token <eos>"):
+    with pytest.raises(InputError, match="row a<eos>: its text contains the control token <eos>"):
         write([*rows, good], root, tmp_path / "out.jsonl")
     summary = write([*rows, good], root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert adds_up(summary) and summary["dropped"] == {"control_token": 2 * len(CONTROL) - 1, "image_token": 2}
@@ -249,12 +249,12 @@ def test_a_control_token_in_a_caption_is_a_bad_row(root, tmp_path):
 @pytest.mark.parametrize(
     ("image", "turns", "found"),
     [
-        ("a.png", ["Q", "A"], "expected 1 image token <image> in what the human says, found 0"),
-        ("a.png", ["Q", "<image>"], "expected 1 image token <image> in what the human says, found 0"),
+        ("a.png", ["Q", "A"], "expected 1 image token <image> in the human turns, found 0"),
+        ("a.png", ["Q", "<image>"], "expected 1 image token <image> in the human turns, found 0"),
         ("a.png", ["<image><image>Q", "A"], "found 2"),
         ("a.png", ["<image>Q", "A", "<image>Q", "A"], "found 2"),
         ("a.png", ["<image>Q", "<image>"], "control token <image>"),
-        (None, ["<image>Q", "A"], "expected 0 image token <image> in what the human says, found 1"),
+        (None, ["<image>Q", "A"], "expected 0 image token <image> in the human turns, found 1"),
         (None, ["Q", "<image>"], "control token <image>"),
         ("a.png", ["Q", "A", "<image>Q", "A"], None),
     ],

@@ -327,7 +327,7 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(folders, data, tmp_path
         ConversationDataset(tmp_path / "bad.jsonl", load_family(folders["llava"]).encoder("", 512))
     said = build_conversation("9", rows_of(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
     write_jsonl(tmp_path / "control.jsonl", [said])
-    with pytest.raises(InputError, match=r"holds the control token <\|im_start\|>"):
+    with pytest.raises(InputError, match=r"contains the control token <\|im_start\|>"):
         ConversationDataset(tmp_path / "control.jsonl", load_family(folders["qwen3_vl"]).encoder("", 512))
 
 

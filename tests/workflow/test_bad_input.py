@@ -118,9 +118,9 @@ def test_a_bad_experiment_file_fails_only_its_own_target(fresh):
     ("spoil", "message"),
     [
         (lambda rows: rows[4].pop("text"), "captions.jsonl, line 5: key 'text' is missing"),
-        (lambda rows: rows[4].update(id="3"), "captions.jsonl, row 5: id '3' was used before, in row 4"),
-        (lambda rows: rows[4].update(text="no token"), "line 5: 'text' must hold the image token"),
-        (lambda rows: rows[4].update(images=[]), "line 5: 'images' must hold paths, at least one, found []"),
+        (lambda rows: rows[4].update(id="3"), "captions.jsonl, row 5: id '3' is already the id of row 4"),
+        (lambda rows: rows[4].update(text="no token"), "line 5: 'text' must contain the image token"),
+        (lambda rows: rows[4].update(images=[]), "line 5: 'images' must contain at least one path, found []"),
     ],
     ids=["missing key", "duplicate id", "no image token", "no image"],
 )

@@ -1,4 +1,4 @@
-"""Reading JSON and jsonl row by row, with errors that name the file and the line."""
+"""Reads JSON and jsonl row by row, with errors that name the file and the line."""
 
 import codecs
 import json
@@ -18,13 +18,13 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import readable
 from dj2mgm.streaming import DiskMap
 
-MAX_ROW = 2**25  # bytes of a row; reading one takes several times as many, and no model sees a thousandth of them
-MAX_JSON = 2**30  # bytes of a JSON file that is read whole
-DEEPEST = 100  # lists and objects inside each other; pickling a row for another process recurses
+MAX_ROW = 2**25  # bytes of a row; reading takes several times as many, and no model sees a thousandth of them
+MAX_JSON = 2**30  # bytes of a JSON file that is read as a whole
+DEEPEST = 100  # levels of nested lists and objects; pickling a row for another process is recursive
 
 
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
-    """Yield (line number from 1, object); blank lines count, and hold nothing."""
+    """Yield line number (from 1) and object; blank lines are counted and skipped."""
     with open_input(path, "rb") as file:
         for number, raw in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), start=1):
             where = f"{path}, line {number}"
@@ -46,9 +46,11 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
 
 
 def row_too_long(where: str, size: int | None = None) -> InputError:
-    """Return the error for a row of `size` bytes, None if it was not read to its end."""
+    """Return the error for a row of `size` bytes; None: the row was not read to its end."""
     found = f"more than {MAX_ROW}" if size is None else str(size)
-    return InputError(f"{where}: the row has {found} bytes, and may have {MAX_ROW} (32 MiB); shorten or delete it")
+    return InputError(
+        f"{where}: the row has {found} bytes; at most {MAX_ROW} (32 MiB) are allowed. Shorten or delete it"
+    )
 
 
 def _bytes_to_line_end(file: IO[bytes], line: bytes) -> int:
@@ -60,11 +62,11 @@ def _bytes_to_line_end(file: IO[bytes], line: bytes) -> int:
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict:
-    """Return an object of JSON; ValueError if it has a key twice, of which Python's reader would drop the first."""
+    """Return a JSON object; raise ValueError for a repeated key, whose first value Python's reader would drop."""
     values = dict(pairs)
     if len(values) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {twice!r} stands in an object twice")
+        raise ValueError(f"the key {twice!r} occurs twice in an object")
     return values
 
 
@@ -75,18 +77,20 @@ def parse_json(text: str) -> object:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, or an object has a key twice.
-        RecursionError: it has brackets without end.
+        ValueError: it is not JSON, or an object has a repeated key.
+        RecursionError: its brackets are nested too deeply.
     """
     return DECODER.decode(text)
 
 
 def read_json_file(path: str | Path) -> object:
-    """The content of a JSON file that somebody else wrote."""
+    """Return the content of an untrusted JSON file."""
     try:
         with open_input(path) as file:
             if (size := os.stat(path).st_size) > MAX_JSON:
-                raise InputError(f"{path}: {size} bytes, and a JSON file may have {MAX_JSON}; check the path")
+                raise InputError(
+                    f"{path}: the file has {size} bytes; at most {MAX_JSON} are allowed for JSON. Check the path"
+                )
             return parse_json(file.read())
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from None
@@ -96,16 +100,16 @@ def read_json_file(path: str | Path) -> object:
 
 @contextmanager
 def open_input(path: str | Path, mode: str = "r", newline: str | None = None) -> Iterator[IO]:
-    """Open a file that somebody brings, as bytes or as UTF-8 with or without a byte order mark.
+    """Open a user's file, as bytes or as UTF-8 with or without a byte order mark.
 
     Raises:
-        InputError: there is no such file, it is a folder or a device, or it cannot be read.
+        InputError: the file is missing, a folder or a device, or cannot be read.
     """
     remedy = "check the paths in config/datasets/, under `benchmarks`, or on the command line"
     try:
         kind = os.stat(path).st_mode
         if not stat.S_ISREG(kind):
-            raise InputError(f"{path} is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}; {remedy}")
+            raise InputError(f"{path} is {'a folder' if stat.S_ISDIR(kind) else 'not a regular file'}; {remedy}")
         with open(path, mode, encoding=None if "b" in mode else "utf-8-sig", newline=newline) as file:
             yield file
     except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +119,7 @@ def open_input(path: str | Path, mode: str = "r", newline: str | None = None) ->
 
 
 def check_object(row: object, where: str) -> dict:
-    """The row itself, if it is a JSON object that can be written again."""
+    """Return the row; raise InputError unless it is a JSON object that can be written again."""
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected a JSON object, found {type(row).__name__}")
     try:
@@ -124,14 +128,16 @@ def check_object(row: object, where: str) -> dict:
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise InputError(
-            f"{where}: half of a surrogate pair (\\u{ord(half):04x}) is no character; fix or delete the row"
+            f"{where}: half of a surrogate pair (\\u{ord(half):04x}) is not a character; fix or delete the row"
         ) from None
     except ValueError:
         raise InputError(f"{where}: a number is NaN, infinite or too large for JSON; fix or delete the row") from None
     except RecursionError:
         text = "[" * (DEEPEST + 1)
     if text.count("[") + text.count("{") > DEEPEST and _is_deep(row):
-        raise InputError(f"{where}: more than {DEEPEST} lists and objects inside each other; fix or delete the row")
+        raise InputError(
+            f"{where}: lists and objects are nested more than {DEEPEST} levels deep; fix or delete the row"
+        )
     return row
 
 
@@ -146,7 +152,7 @@ def _is_deep(value: object) -> bool:
 
 
 class LineIndex:
-    """Any line of a file as a JSON object; in memory are eight bytes for each line."""
+    """Lines of a file as JSON objects, read by index; memory holds eight bytes per line."""
 
     def __init__(self, path: str | Path):
         self.path = path
@@ -166,23 +172,23 @@ class LineIndex:
 
 
 def parse_identifier(value: object, where: str) -> str | None:
-    """Return a row's id as a string, None if the row has none; 1 and "1" are the same id, and are numbered.
+    """Return a row's id as a string, None if it has none; 1 and "1" are the same id.
 
     Raises:
-        InputError: it is something else; its text could depend on the program that wrote it (`1.0`, `True`).
+        InputError: the id has another type, whose text could depend on the program that wrote it (`1.0`, `True`).
     """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise InputError(
-        f"{where}: 'id' must be a string or a whole number, found {value!r} ({type(value).__name__}); write it as a "
+        f"{where}: 'id' must be a string or an integer, found {value!r} ({type(value).__name__}); write it as a "
         "string, or leave it out"
     )
 
 
 class UniqueIds:
-    """Remembers where each id was first seen; a repeated id is an error."""
+    """Ids of a file with their first rows; a repeated id is an error."""
 
     def __init__(self, path: str | Path):
         self.path = path
@@ -192,23 +198,23 @@ class UniqueIds:
         first = self.first_seen.setdefault(identifier, number)
         if first != number:
             raise InputError(
-                f"{self.path}, row {number}: id {identifier!r} was used before, in row {first}; ids must be unique"
+                f"{self.path}, row {number}: id {identifier!r} is already the id of row {first}; ids must be unique"
             )
 
 
 class NumberedIds:
-    """Makes repeated ids unique: the second row of an id `7` gets `7~2`, or the next number that no row before has.
+    """Numbers repeated ids: the second row of id `7` gets `7~2`, or the next number that no earlier row has.
 
     Args:
-        mark: what stands between an id and its number.
+        mark: separator of id and number.
     """
 
     def __init__(self, mark: str):
         self.mark = mark
-        self.last = DiskMap()  # of each id so far, given or made: the last number that was put behind it
+        self.last = DiskMap()  # last number appended to each id, original or numbered
 
     def add(self, identifier: str) -> str:
-        """The id to use for a row whose own is this one."""
+        """Return the unique id of a row with this id."""
         if (last := self.last.get(identifier)) is None:
             self.last.fill([(identifier, 1)])
             return identifier
@@ -218,25 +224,25 @@ class NumberedIds:
         return unique
 
 
-# A JSON file that is one list, item by item: published ones have a gigabyte, which is never held at once.
+# A JSON file that is one list, read item by item, because published files have a gigabyte.
 #
-# ijson 3.6 is no choice: it puts a question mark for half a surrogate pair, and takes all memory for a file of nested
-# brackets.
+# ijson 3.6 cannot be used: it replaces half a surrogate pair by a question mark, and takes all memory for a file of
+# nested brackets.
 
-CHUNK = 1 << 16  # characters of a list that are read at a time, or more where an item has more
+CHUNK = 1 << 16  # characters read at a time, or more for longer items
 DECODE = DECODER.raw_decode
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
-REST_OF_NUMBER = re.compile(r"[-+.eE\d]*")  # empty, too
-OBJECT = "an object; a file of one object a line must end in .jsonl"
+REST_OF_NUMBER = re.compile(r"[-+.eE\d]*")  # also matches the empty string
+OBJECT = "an object; the name of a file with one object per line must end in .jsonl"
 SPACE, LONGEST_WORD = re.compile(r"\s*"), len("-Infinity")
 EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
 
 
 def read_json_list(path: str | Path) -> Iterator[object]:
-    """Yield the items, each as `json.loads` has it.
+    """Yield the items as `json.loads` would return them.
 
     Raises:
-        InputError: names the file, the row (from 1) and what is wrong there.
+        InputError: names the file, the row (from 1) and the problem.
     """
     with open_input(path) as file:
         text, at, before, end, number = "", 0, BEFORE_FIRST, EMPTY, 1
@@ -246,9 +252,9 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                 problem = ""
             except json.JSONDecodeError as error:
                 after, problem = len(text) if _may_be_cut(text, error) else at, error.msg
-            except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets without end
+            except (ValueError, RecursionError) as error:  # integers of thousands of digits, endless brackets
                 raise InputError(f"{path}, row {number}: not valid JSON ({error}); fix the file") from None
-            # what is there may be cut off anywhere, in a number too: 1 of 1.5, and of 1. where 5 is still to come
+            # the text may end anywhere, also inside a number: 1 of 1.5, or 1. before 5
             if after == len(text) and after - at > MAX_ROW:
                 raise row_too_long(f"{path}, row {number}")
             if REST_OF_NUMBER.fullmatch(text, after) and (more := _read(file, path, max(CHUNK, len(text) - at))):
@@ -268,7 +274,7 @@ def read_json_list(path: str | Path) -> Iterator[object]:
 
 
 def _decode_item(text: str, at: int, before: re.Pattern) -> tuple[object, int]:
-    """The item after what comes before it, and where it ends."""
+    """Return the item after the separator, and its end."""
     gap = before.match(text, at)
     if gap is None:
         raise json.JSONDecodeError("Expecting ',' delimiter", text, SPACE.match(text, at).end())
@@ -276,7 +282,7 @@ def _decode_item(text: str, at: int, before: re.Pattern) -> tuple[object, int]:
 
 
 def _may_be_cut(text: str, error: json.JSONDecodeError) -> bool:
-    """Whether more of the file could complete it: in a string, in a word like `null`, behind the last item."""
+    """Return whether more text could complete it: inside a string or a word like `null`, or after the last item."""
     in_string = error.msg.startswith("Unterminated string")
     return in_string or error.pos >= len(text) - LONGEST_WORD or text.startswith("]", error.pos)
 

@@ -1,7 +1,7 @@
-"""Images inside tar files, read where they are.
+"""Reads images inside tar files without unpacking them.
 
-`<archive>.tar/<offset>+<bytes>/<member>` stands for a path: where the member's bytes begin in the archive, and how many
-they are. So every stage finds an image with one seek, in any order, and no stage unpacks or lists an archive again.
+`<archive>.tar/<offset>+<bytes>/<member>` is used as a path, with the offset and size of the member's bytes in the
+archive. So every stage finds an image with one seek, in any order, and no stage unpacks or lists an archive again.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-BLOCK = tarfile.BLOCKSIZE  # bytes of the header before a member's own
+BLOCK = tarfile.BLOCKSIZE  # bytes of the header before a member's content
 MEMBER = re.compile(
     r"(?P<archive>.+?\.tar)/(?P<offset>\d{1,18})\+(?P<size>\d{1,18})/(?P<name>[^/].*)", re.DOTALL | re.IGNORECASE
 )
 AGAIN = "make the dataset again"
-MAX_MEMBER = 2**30  # bytes, which are held at once
-MAX_HEADER = 2**20  # bytes of a long name, or of PAX records, which tarfile reads whole
+MAX_MEMBER = 2**30  # bytes, which are in memory at once
+MAX_HEADER = 2**20  # bytes of a long name or of PAX records, which tarfile reads at once
 LONG_HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -28,6 +28,8 @@ SKIPPED_AT_ONCE = 2**20  # bytes between two archives
 
 @dataclass(frozen=True)
 class Member:
+    """Place of a file in an archive; its string is a path."""
+
     archive: str
     offset: int  # bytes
     size: int  # bytes
@@ -37,35 +39,36 @@ class Member:
         return f"{self.archive}/{self.offset}+{self.size}/{self.name}"
 
     def read(self) -> bytes:
-        """
+        """Return the member's bytes.
+
         Raises:
-            OSError: the archive cannot be read, or holds something else there now; or the member is too large.
+            OSError: the archive cannot be read or has changed, or the member is too large.
         """
         if self.size > MAX_MEMBER:
-            raise OSError(f"{self.name} has {self.size} bytes, and an image in an archive may have {MAX_MEMBER}")
+            raise OSError(f"{self.name} has {self.size} bytes; an image in an archive may have at most {MAX_MEMBER}")
         with open(self.archive, "rb") as file:
             file.seek(max(0, self.offset - BLOCK))
-            there = _size_in(file.read(BLOCK)) == self.size
-            content = file.read(self.size) if there else b""
-        if not there or len(content) != self.size:
-            raise OSError(f"{self.archive} has changed since it was read, or is cut off; {AGAIN}")
+            unchanged = _read_size(file.read(BLOCK)) == self.size
+            content = file.read(self.size) if unchanged else b""
+        if not unchanged or len(content) != self.size:
+            raise OSError(f"{self.archive} has changed or is truncated; {AGAIN}")
         return content
 
 
 def parse_member(path: str | Path) -> Member | None:
-    """What a path says about a member; None if it is that of a file."""
+    """Return the member that a path stands for; None for the path of a file."""
     match = MEMBER.fullmatch(str(path))
     return match and Member(match["archive"], int(match["offset"]), int(match["size"]), match["name"])
 
 
 def read_file(path: str | Path) -> bytes:
-    """All bytes of a file, or of a member of an archive."""
+    """Return the bytes of a file, or of a member of an archive."""
     member = parse_member(path)
     return member.read() if member else Path(path).read_bytes()
 
 
 def compute_digest(path: str | Path) -> str:
-    """SHA-256 of a file, or of a member of an archive."""
+    """Return the SHA-256 of a file, or of a member of an archive."""
     if member := parse_member(path):
         return hashlib.sha256(member.read()).hexdigest()
     with open(path, "rb") as file:
@@ -73,20 +76,20 @@ def compute_digest(path: str | Path) -> str:
 
 
 def file_size(path: str | Path) -> int:
-    """In bytes, of a file or of a member of an archive."""
+    """Return the size in bytes of a file, or of a member of an archive."""
     member = parse_member(path)
     return member.size if member else Path(path).stat().st_size
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header, of limited size. Sparse files are refused before their maps are read."""
+    """Header of a member, with limited size; sparse files are refused before their maps are read."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in LONG_HEADERS:
-            # records of global headers are kept for all members that follow
+            # records of global headers apply to all later members
             kept = sum(len(key) + len(value) for key, value in tar.pax_headers.items())
             if self.size + kept > MAX_HEADER:
-                raise tarfile.ReadError(f"a header of {self.size} bytes; at most {MAX_HEADER} are read")
+                raise tarfile.ReadError(f"a header has {self.size} bytes; at most {MAX_HEADER} are allowed")
         return super()._proc_member(tar)
 
     def _refuse_sparse(self, *_: object) -> None:
@@ -95,26 +98,26 @@ class _Header(tarfile.TarInfo):
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
-def members(archive: str | Path) -> Iterator[Member]:
-    """Yield the files in an archive, or in several that were concatenated; memory does not grow with their number.
+def read_members(archive: str | Path) -> Iterator[Member]:
+    """Yield the files of an archive or of several concatenated ones; memory does not grow with their number.
 
     Raises:
-        tarfile.TarError, OSError: it is no tar file, compressed, or cut off; or a member is a link or a device.
+        tarfile.TarError, OSError: it is not a plain tar file, is truncated, or has a link or a device.
     """
     with open(archive, "rb") as file:
         begin: int | None = 0
         while begin is not None:
             file.seek(begin)
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as tar:
-                yield from _members(tar, str(archive))
+                yield from _read_members(tar, str(archive))
                 begin = _next_archive(file, tar.offset)
 
 
-def _members(tar: tarfile.TarFile, archive: str) -> Iterator[Member]:
+def _read_members(tar: tarfile.TarFile, archive: str) -> Iterator[Member]:
     before = -1
     while (info := tar.next()) is not None:
-        tar.members = []  # it would keep all
-        if info.size < 0 or tar.offset <= before:  # it would never end (CVE-2025-8194)
+        tar.members = []  # tarfile would keep all
+        if info.size < 0 or tar.offset <= before:  # an endless loop otherwise (CVE-2025-8194)
             raise tarfile.ReadError(f"the member {info.name!r} has a negative size")
         before = tar.offset
         if info.isreg():
@@ -123,14 +126,14 @@ def _members(tar: tarfile.TarFile, archive: str) -> Iterator[Member]:
             raise tarfile.ReadError(
                 f"the member {info.name!r} is a link or a device; tar --dereference --hard-dereference writes files"
             )
-    # tarfile takes half a header, or none, for the end
+    # tarfile takes a truncated or missing header for the end
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(BLOCK) != bytes(BLOCK):
-        raise tarfile.ReadError("it does not end as an archive does")
+        raise tarfile.ReadError("its end-of-archive block is missing")
 
 
 def _next_archive(file: BinaryIO, end: int) -> int | None:
-    """Return where an archive begins behind the zeros with which one ends; None if nothing follows."""
+    """Return the start of an archive after the zeros that end another one; None if nothing follows."""
     file.seek(end)
     while content := file.read(SKIPPED_AT_ONCE):
         if (zeros := len(content) - len(content.lstrip(b"\0"))) < len(content):
@@ -139,8 +142,8 @@ def _next_archive(file: BinaryIO, end: int) -> int | None:
     return None
 
 
-def _size_in(header: bytes) -> int | None:
-    """Return a member's size as its header has it, in octal digits or in base 256; None if it has none."""
+def _read_size(header: bytes) -> int | None:
+    """Return the size in a member's header, in octal digits or base 256; None if it has none."""
     try:
         return tarfile.nti(header[124:136])
     except (tarfile.HeaderError, IndexError):

@@ -56,7 +56,7 @@ def _reaches(item: SceneObject, center: tuple[float, float], half: float) -> boo
 
 def chat_formats(tokenizer: GemmaTokenizer) -> dict[str, ChatTemplate]:
     """Return the chat formats of the tiny model's two stages by name."""
-    return {name: ChatTemplate.of(name, tokenizer) for name in ("plain", "gemma")}
+    return {name: ChatTemplate.load(name, tokenizer) for name in ("plain", "gemma")}
 
 
 def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng: random.Random) -> Segments:

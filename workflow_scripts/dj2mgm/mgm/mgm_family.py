@@ -83,14 +83,14 @@ class MGMEncoder:
                 f"max_length {max_length} leaves no room for text after the {processor.num_image_tokens} tokens of an "
                 "image; raise it"
             )
-        self.template = ChatTemplate.of(template, processor.tokenizer)
+        self.template = ChatTemplate.load(template, processor.tokenizer)
         self.control_tokens = self.template.control_tokens
         self.processor = processor
         self.max_length = max_length
 
     @property
     def stops(self) -> frozenset[int]:
-        return frozenset(self.template.stops(self.processor.tokenizer))
+        return frozenset(self.template.stop_ids(self.processor.tokenizer))
 
     def tokens(self, row: dict) -> tuple[int, int]:
         labels = self._encoded(row)["labels"]

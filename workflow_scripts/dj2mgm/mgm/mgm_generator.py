@@ -92,14 +92,14 @@ class MGMGenerator(Generator):
     def answer_batches(
         self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
     ) -> Iterator[list[str]]:
-        chat = ChatTemplate.of(template, self.processor.tokenizer)
+        chat = ChatTemplate.load(template, self.processor.tokenizer)
         for batch, new in with_new_images(batches, self._kept, self._decoded):
             has_images = batch.images != [None]
             tokens = self._visual_tokens(list(map(image_key, batch.images)), new) if has_images else None
             yield self._answers(tokens, batch, chat, max_new_tokens)
 
     def control_tokens(self, template: str | dict) -> Collection[str]:
-        return ChatTemplate.of(template, self.processor.tokenizer).control_tokens
+        return ChatTemplate.load(template, self.processor.tokenizer).control_tokens
 
     def batch_size(self, max_new_tokens: int) -> int:
         """Return the number of questions whose keys, values and logits take half of a GPU's free memory.
@@ -128,7 +128,7 @@ class MGMGenerator(Generator):
         if len(set(prefixes)) > 1:
             raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
         answers: list[list[int]] = [[]] * len(questions)
-        stops, width = chat.stops(self.processor.tokenizer), self._width(len(prefixes[0]), questions, max_new_tokens)
+        stops, width = chat.stop_ids(self.processor.tokenizer), self._width(len(prefixes[0]), questions, max_new_tokens)
         for padded in sorted({width(ids) for ids in questions}):
             numbers = [number for number, ids in enumerate(questions) if width(ids) == padded]
             about, ids = zip(*((batch.about[number], questions[number]) for number in numbers), strict=True)
@@ -168,8 +168,8 @@ class MGMGenerator(Generator):
         max_new_tokens: int,
         batch_size: int,
     ) -> Iterator[Candidates]:
-        chat = ChatTemplate.of(template, self.processor.tokenizer)
-        stops = chat.stops(self.processor.tokenizer)
+        chat = ChatTemplate.load(template, self.processor.tokenizer)
+        stops = chat.stop_ids(self.processor.tokenizer)
         # repeated images stay in the batches, because a batch's size changes the last bits of the results
         pixels = self._decoded(images)
         for count in map(len, split_into_parts(images, batch_size)):
@@ -187,7 +187,7 @@ class MGMGenerator(Generator):
         if not answers:
             return []
         check_control_tokens((answer for _, answer in answers), self.control_tokens(template))
-        chat = ChatTemplate.of(template, self.processor.tokenizer)
+        chat = ChatTemplate.load(template, self.processor.tokenizer)
         turns = {answer: build_conversation("", "", question, answer)["conversations"] for _, answer in answers}
         encoded = {answer: self.processor.encode(chat.segments(each)) for answer, each in turns.items()}
         items = [encoded[answer] for _, answer in answers]

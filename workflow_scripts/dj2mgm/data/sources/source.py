@@ -44,7 +44,7 @@ def read_cell(value: object, name: str, where: str) -> str:
     """A caption or question as a column has it: a text, or the first of a list. Null is as empty as "" is."""
     value = next(iter(value), None) if isinstance(value, list) else value
     if value is not None and not isinstance(value, str):
-        raise InputError(f"{where}: {name!r} must be a text, found {value!r}")
+        raise InputError(f"{where}: {name!r} must be a string, found {value!r}")
     return value or ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.rows import MAX_ROW, check_object, open_input, parse_json, row_too_long
-from dj2mgm.data.shards import Member, members
+from dj2mgm.data.shards import Member, read_members
 from dj2mgm.data.sources.columns import find_column
 from dj2mgm.data.sources.source import Source, build_conversation_row, read_cell
 from dj2mgm.errors import InputError
@@ -45,7 +45,7 @@ def read(source: Source) -> Iterator[dict]:
 
 def _parts(source: Source, shard: Path) -> Iterator[Member]:
     """Yield the files of samples; a name without a dot, or with one in front (`._a.jpg`), is of no sample."""
-    for member in members(shard):
+    for member in read_members(shard):
         if member.name.rpartition("/")[2].find(".") > 0:
             yield member
         else:
