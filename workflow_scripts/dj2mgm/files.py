@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ IMAGE_SUFFIXES = (
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
 WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that bring their images with them
+MOST_DEPTHS = 2  # `**` in a pattern of files
 SOURCES = "sources.json"  # beside a dataset of several sources: their folders by name
 
 
@@ -228,11 +230,21 @@ def sha256_of(*paths: str | Path) -> str:
     return digest.hexdigest()
 
 
+def can_be_path(text: str) -> bool:
+    """Return whether file systems take a text as a path: UTF-8 without NUL, names of up to 255 bytes, 4095 in all."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return b"\0" not in encoded and len(encoded) < 4096 and all(len(name) <= 255 for name in encoded.split(b"/"))
+
+
 def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     """Return a file itself; of a folder, the files below it with one of the suffixes; else the files of a pattern.
 
     Raises:
-        InputError: one of them is a link to nothing, a pipe or a device; or the folder has a link to a folder outside.
+        InputError: one of them is a link to nothing, a pipe or a device; the folder has a link to a folder outside; or
+            the pattern is one whose search may not end.
     """
     path = Path(path)
     if path.is_dir():
@@ -240,7 +252,10 @@ def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     elif path.is_file():
         found = [path]
     else:
-        matches = map(Path, glob(str(path), recursive=True))
+        pattern = re.sub(r"(\*\*/)+", "**/", str(path))
+        if pattern.count("**") > MOST_DEPTHS:  # the number of visited folders is multiplied by each
+            raise InputError(f"{path}: a pattern may hold ** at most {MOST_DEPTHS} times; name a folder instead")
+        matches = map(Path, glob(pattern, recursive=True))
         found = sorted(file for file in matches if not _is_in_a_circle(file.absolute().parent))
     if lost := next((file for file in found if not file.exists()), None):
         raise InputError(f"{lost} is a link to nothing; delete it, or bring back what it leads to")

@@ -46,10 +46,13 @@ class Plain(str):
 class _Loader(yaml.BaseLoader):
     """Composes nodes; what scalars mean is not its business."""
 
-    depth = 0
+    depth = seen = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         event = self.peek_event()
+        self.seen += 1
+        if self.seen > 2 * MOST:  # keys and values
+            raise _problem(event, f"more than {MOST} values; use fewer")
         if getattr(event, "tag", None) is not None:
             raise _problem(event, f"the tag {event.tag} has no meaning here")
         if self.depth > DEEPEST:
@@ -282,53 +285,57 @@ def _text_of(path: Path) -> str:
 @lru_cache(maxsize=64)  # every experiment and variant reads the same few files; what is returned is never changed
 def _parse_yaml(text: str) -> Any:
     node = _Loader(text).get_single_node()
-    tree = {} if node is None else _tree(node, {})
+    tree = {} if node is None else _Tree().value(node)
     return {} if tree is None else tree
 
 
-def _tree(node: yaml.Node, known: dict[int, Any]) -> Any:
-    """Lists, mappings and texts.
+class _Tree:
+    """Lists, mappings and texts, made from the nodes of one YAML document."""
 
-    Args:
-        known: by identity, what nodes have become. What aliases repeat is the same object, so that nothing grows here.
-    """
-    if isinstance(node, yaml.ScalarNode):
-        return _leaf(node)
-    if id(node) not in known:
-        known[id(node)] = None  # until it is whole
-        is_mapping = isinstance(node, yaml.MappingNode)
-        known[id(node)] = _mapping(node, known) if is_mapping else [_tree(item, known) for item in node.value]
-    elif known[id(node)] is None:
-        raise _problem(node, "an anchor holds an alias of itself")
-    return known[id(node)]
+    def __init__(self) -> None:
+        self.known: dict[int, Any] = {}  # by a node's identity; what aliases repeat is the same object
+        self.brought = 0  # keys, by `<<`, which copies them
+
+    def value(self, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.ScalarNode):
+            return _leaf(node)
+        if id(node) not in self.known:
+            self.known[id(node)] = None  # until it is whole
+            is_mapping = isinstance(node, yaml.MappingNode)
+            self.known[id(node)] = self._mapping(node) if is_mapping else [self.value(item) for item in node.value]
+        elif self.known[id(node)] is None:
+            raise _problem(node, "an anchor holds an alias of itself")
+        return self.known[id(node)]
+
+    def _mapping(self, node: yaml.MappingNode) -> dict:
+        """Return the keys and values of a mapping; its own win over those that `<<` brings."""
+        own: dict[str, Any] = {}
+        brought: list[Any] = []
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _problem(key_node, "a key must be a text")
+            if key_node.value == "<<" and key_node.style is None:  # of several, all bring theirs
+                value = self.value(value_node)
+                brought += value if isinstance(value, list) else [value]
+            elif key_node.value in own:
+                raise _problem(key_node, f"the key {shown(key_node.value)} {TWICE}; keep one")
+            else:
+                own[key_node.value] = self.value(value_node)
+        merged: dict[str, Any] = {}
+        for mapping in brought:
+            if not isinstance(mapping, dict):
+                raise _problem(node, "<< must bring a mapping, or a list of them")
+            self.brought += len(mapping) + len(merged)
+            if self.brought > MOST:
+                raise _problem(node, f"<< brings more than {MOST} keys; use fewer")
+            merged = mapping | merged
+        return merged | own
 
 
 def _leaf(node: yaml.ScalarNode) -> str | None:
     if node.style is not None:
         return str(node.value)
     return Plain(node.value) if node.value else None
-
-
-def _mapping(node: yaml.MappingNode, known: dict[int, Any]) -> dict:
-    """The keys that a mapping states win over those that `<<` brings."""
-    own: dict[str, Any] = {}
-    brought: list[Any] = []
-    for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise _problem(key_node, "a key must be a text")
-        if key_node.value == "<<" and key_node.style is None:  # of several, all bring theirs
-            value = _tree(value_node, known)
-            brought += value if isinstance(value, list) else [value]
-        elif key_node.value in own:
-            raise _problem(key_node, f"the key {shown(key_node.value)} {TWICE}; keep one")
-        else:
-            own[key_node.value] = _tree(value_node, known)
-    merged: dict[str, Any] = {}
-    for mapping in brought:
-        if not isinstance(mapping, dict):
-            raise _problem(node, "<< must bring a mapping, or a list of them")
-        merged = mapping | merged
-    return merged | own
 
 
 def _problem(node: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:

@@ -41,6 +41,7 @@ from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml
 
+MOST_RUNS = 5000  # of all experiments and seeds; each is resolved whenever Snakemake starts
 REFERENCE = "baseline"  # what every experiment is compared with
 FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
 
@@ -293,6 +294,8 @@ class Runs:
 
     def _add_experiments(self, command_line: dict) -> None:
         for step in (self._read, self._resolve, self._check_captioner):
+            if (number := sum(len(config["seeds"]) for config in self.configs.values())) > MOST_RUNS:
+                raise InputError(f"seeds: the experiments have {number} runs, and may have {MOST_RUNS}; use fewer")
             for name in self.files:
                 if name not in self.refused:
                     self._attempt(name, step, name, command_line)

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.errors import InputError
+from dj2mgm.files import can_be_path
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ FORMATS = {
     ),
     "path": Format(
         # Python reads a byte that is not UTF-8 as half a surrogate pair, which no file in results/ can hold.
-        re.compile(r"[^{}\x00-\x1f\x7f\ud800-\udfff]+").fullmatch,
-        "be a path without braces, tabs, line breaks and other control characters, in UTF-8; rename the file or folder",
+        lambda text: re.fullmatch(r"[^{}\x00-\x1f\x7f\ud800-\udfff]+", text) and can_be_path(text),
+        "be a path without braces, tabs, line breaks and other control characters, in UTF-8, of names of up to 255 "
+        "bytes; rename the file or folder",
     ),
     "repository": Format(
         re.compile(r"(?!.*(--|\.\.))[\w](?:[\w.-]{0,94}\w)?/[\w](?:[\w.-]{0,94}\w)?", re.ASCII).fullmatch,
