@@ -15,13 +15,13 @@ from pathlib import Path
 
 from dj2mgm.command_line import command_line, one_line
 from dj2mgm.errors import InputError
-from dj2mgm.provenance.differences import check_inputs, describe_differences
+from dj2mgm.provenance.differences import check_inputs, check_recorded, describe_differences
 from dj2mgm.provenance.files import SNAKEFILE, digest_images
 from dj2mgm.provenance.machine import ROOT
 from dj2mgm.provenance.places import Places
-from dj2mgm.provenance.project import COMMAND_LINE, make_project
+from dj2mgm.provenance.project import COMMAND_LINE, make_project, writing_to
 from dj2mgm.provenance.reading import Crate, open_crate
-from dj2mgm.provenance.scores import compare_scores, show, write_comparisons
+from dj2mgm.provenance.scores import compare_scores, read_scores, show, write_comparisons
 
 RESULTS = Path("results/reproduced")
 OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
@@ -39,17 +39,35 @@ def main() -> None:
     snakemake = [args.python, "-m", "snakemake", "--cores", str(args.cores)]
     if args.deployment:
         snakemake += ["--sdm", *args.deployment, f"--conda-prefix={Path('.snakemake/conda').absolute()}"]
-    with open_crate(args.crate) as crate:
-        reproduce(crate, snakemake, Places(Path.cwd(), args.folders))
+    check_is_elsewhere(args.crate)
+    try:
+        with open_crate(args.crate) as crate:
+            reproduce(crate, snakemake, Places(Path.cwd(), args.folders))
+    except KeyboardInterrupt:
+        raise InputError("interrupted; the same command goes on") from None
+
+
+def check_is_elsewhere(crate: Path) -> None:
+    """Refuse to write results into the crate itself, which would change it.
+
+    Raises:
+        InputError: the current folder lies in the crate's folder.
+    """
+    if Path.cwd().is_relative_to(os.path.realpath(crate)):
+        raise InputError(
+            f"crate: the current folder lies in the crate {crate}, and results would change it; start this in "
+            "another folder"
+        )
 
 
 def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
+    table = f"results/{crate.record['page']}/comparison.csv"
+    there = read_scores(crate.read(table), f"crate: {crate.path}: {table}")
     differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
     for sentence in differences or ["no difference: the code, its packages and the machine are those of the crate"]:
         print(one_line(sentence), flush=True)
     check_inputs(crate.record["inputs"], places)
     folder = (RESULTS / crate.identity[:12]).absolute()
-    table = f"results/{crate.record['page']}/comparison.csv"
     try:
         runs = make_project(crate, folder, places)
     except InputError as error:
@@ -59,15 +77,16 @@ def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
     print(f"running in {folder}", flush=True)
     snakemake += [f"--snakefile={ROOT / SNAKEFILE}", f"--configfile={folder / COMMAND_LINE}", "--"]
     datasets = {run.dataset["name"]: run.dataset for run in runs}
+    check_recorded(crate.record, datasets, places)
     for images in crate.record["images"]:
         name = images["dataset"]
         if name in datasets:
             run_targets(snakemake, folder, f"results/datasets/{name}/summary.json")
             check_images(images, folder, datasets[name]["images"])
     run_targets(snakemake, folder, table)
-    there, here = crate.read(table).decode(errors="replace"), (folder / table).read_text(encoding="utf-8")
-    compared = compare_scores(there, here, f"{crate.path}: {table}")
-    write_comparisons(compared, folder / "reproduction.csv")
+    compared = compare_scores(there, read_scores((folder / table).read_bytes(), str(folder / table)))
+    with writing_to(folder):
+        write_comparisons(compared, folder / "reproduction.csv")
     print("\n".join(map(one_line, show(compared).splitlines())))
     print(f"wrote {folder / 'reproduction.csv'}", flush=True)
 

@@ -24,7 +24,7 @@ from dj2mgm.provenance.files import digest_images
 from dj2mgm.provenance.places import Places
 from dj2mgm.provenance.project import make_project
 from dj2mgm.provenance.reading import open_crate
-from dj2mgm.provenance.scores import compare_scores, show
+from dj2mgm.provenance.scores import compare_scores, read_scores, show
 
 PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
 
@@ -451,12 +451,15 @@ def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, mo
 
 
 def test_scores_are_compared_with_the_crates_interval():
-    rows = compare_scores(TABLE, TABLE.replace("0.5,", "0.5004,"), "x")
+    def compared(old: str, new: str) -> list:
+        return compare_scores(*(read_scores(text.encode(), "x") for text in (TABLE, TABLE.replace(old, new))))
+
+    rows = compared("0.5,", "0.5004,")
     assert [row.agrees for row in rows] == [True] and rows[0].difference == pytest.approx(0.0004)
-    [row] = compare_scores(TABLE, TABLE.replace("0.5,", "0.7,"), "x")
+    [row] = compared("0.5,", "0.7,")
     assert row.is_outside and not row.agrees
     assert "0.400 to 0.600  0.700  +0.200" in show([row]) and "1 lie outside" in show([row])
     with pytest.raises(InputError, match="only one of the two runs"):
-        compare_scores(TABLE, TABLE.replace("clip_score", "vqa"), "x")
+        compared("clip_score", "vqa")
     with pytest.raises(InputError, match="no table of scores"):
-        compare_scores(TABLE.replace("0.5,", "half,"), TABLE, "x")
+        compared("0.5,", "half,")

@@ -4,10 +4,11 @@ import importlib.metadata
 import platform
 from collections.abc import Iterator
 
+from dj2mgm.config.datasets import files_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import sha256_of
 from dj2mgm.messages import Progress
-from dj2mgm.provenance.files import CODE, code_files, find_input
+from dj2mgm.provenance.files import CODE, DATASET, code_files, find_input
 from dj2mgm.provenance.machine import commit_of_code, describe_machine
 from dj2mgm.provenance.places import Places
 from dj2mgm.provenance.reading import Crate
@@ -62,14 +63,39 @@ def _shown(value: object) -> str:
     return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
+def check_recorded(record: dict, datasets: dict[str, dict], places: Places) -> None:
+    """Check that the crate has a digest of whatever its run reads of each dataset; without one, nothing is compared.
+
+    Args:
+        datasets: name, settings and images of each dataset of the run (config/datasets.py).
+
+    Raises:
+        InputError: names the dataset, or its file, that the record lacks.
+    """
+    images = {entry["dataset"] for entry in record["images"]}
+    files = {str(places.path(entry["given"])) for entry in record["inputs"] if entry["of"] == DATASET}
+    for name, dataset in datasets.items():
+        lacking = [] if name in images else [f"the images of the dataset {name}"]
+        lacking += [file for file in files_of(dataset["settings"]) if file not in files]
+        if lacking:
+            raise InputError(
+                f"the crate has no digest of {lacking[0]}, so nothing says whether it is what the crate's run read; "
+                "take another crate"
+            )
+
+
 def check_inputs(inputs: list[dict], places: Places) -> None:
     """Compare the user's files on this machine with those of the crate's run, which they must equal.
 
     Raises:
-        InputError: one is outside of `places`, is not here, with where it was, or is another.
+        InputError: one is there twice, is outside of `places`, is not here, with where it was, or is another.
     """
+    seen = set()
     for entry in inputs:
         places.check_input(entry["given"], entry["file"])
+        if (key := (entry["of"], entry["given"], entry["file"])) in seen:
+            raise InputError(f"the crate's record names the input {find_input(*key[1:])} twice; take another crate")
+        seen.add(key)
     progress = Progress("files of inputs", len(inputs))
     for entry in progress.follow(inputs):
         path = find_input(entry["given"], entry["file"])

@@ -3,16 +3,17 @@
 import os
 import re
 from collections.abc import Sequence
-from glob import glob
 from pathlib import Path
 
-from dj2mgm.config.reading import cached_snapshot, names_folder
+from dj2mgm.config.reading import cached_snapshot, names_folder, shown
 from dj2mgm.errors import InputError
+from dj2mgm.files import can_be_path
 from dj2mgm.provenance.files import MADE_HERE
 from dj2mgm.provenance.machine import ROOT
 
 SYSTEM = ("/proc", "/sys", "/dev", "/run")  # not files of data, even if a user's folder contains them
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+PATTERN = re.compile(r"[*?[]")  # a text with one of these may name several files
 KEY = "crate_folders"
 
 
@@ -40,6 +41,8 @@ class Places:
         Raises:
             OutsideError: it is outside of the folders, or a file of the system.
         """
+        if not can_be_path(text):
+            raise OutsideError(f"the crate names {shown(text)}, which is no path of a file; take another crate")
         found = Path(os.path.normpath(self._here / os.path.expanduser(text)))
         if any(place.is_relative_to(folder) for place in (found, found.resolve()) for folder in SYSTEM):
             raise OutsideError(f"the crate names {found}, a file of the system; a crate may not read it")
@@ -61,7 +64,7 @@ class Places:
         if text.startswith(MADE_HERE) and os.path.normpath(text).startswith(MADE_HERE):
             return text
         path = self.path(text)
-        return str(path) if path.exists() or glob(str(path), recursive=True) else text
+        return str(path) if path.exists() or PATTERN.search(text) else text
 
     def check_model(self, name: str) -> None:
         """Check that the model that a crate's run loads is on this machine.
@@ -88,7 +91,7 @@ class Places:
         Raises:
             InputError: it is outside of the folders, or of the folder or hub id.
         """
-        if {"..", ""} & set(file.split("/")) and file:
-            raise OutsideError(f"the crate names {file} in {given}, which leads out of it; take another crate")
+        if file and ({"..", ""} & set(file.split("/")) or not can_be_path(f"{given}/{file}")):
+            raise OutsideError(f"the crate names {shown(file)} in {given}, which leads out of it; take another crate")
         if not (file and HUB_ID.fullmatch(given) and cached_snapshot(given, "models")):
             self.path(given)

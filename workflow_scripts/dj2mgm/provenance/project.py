@@ -6,13 +6,14 @@ folders only, and nothing that would be fetched. It switches on no tracker that 
 """
 
 import json
+import shutil
 from collections.abc import Iterator
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from dj2mgm.config.layers import PARTS, command_line_layer
 from dj2mgm.config.pages import experiments_on
-from dj2mgm.config.reading import SHIPPED, names_folder, read_config
+from dj2mgm.config.reading import SHIPPED, names_folder, read_config, shown
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.schema import schema_of
@@ -37,17 +38,17 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
     Paths that are relative to the current folder become absolute, so that they lead to the same files.
 
     Raises:
-        InputError: the configuration is not valid with this clone's code, or names a server, a file outside of
-            `places`, or a model that is not on this machine.
+        InputError: the configuration is not whole, or not valid with this clone's code, or names a server, a file
+            outside of `places`, or a model that is not on this machine.
     """
+    _check_whole(crate)
     names = [name for name in crate.files("config") if is_config(name) and name.endswith(CONFIG_SUFFIXES)]
     datasets = {Path(name).stem for name in names if name.startswith("config/datasets/")}
-    for name in names:
-        try:
+    with writing_to(folder):
+        _clear(folder / "config")
+        for name in names:
             with replace_file(folder / name, "wb") as file:
                 file.write(crate.read(name))
-        except OSError as error:  # a name too long, or one that is also a folder's
-            raise InputError(f"{name} cannot be written ({error.strerror})") from None
     left_out: list[str] = []
     with chdir(folder):
         for name in names:
@@ -56,7 +57,8 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
         layer = command_line_layer(crate.record["command_line"]).values
         command_line = _anchored(layer, schema_of(configuration_model()), places, datasets) | {"trackers": TRACKERS}
         command_line |= {"trusted_recipes": False}  # the crate's recipes are somebody else's, whatever it says
-        write_json(COMMAND_LINE, command_line)
+        with writing_to(folder):
+            write_json(COMMAND_LINE, command_line)
         try:
             runs = _runs_of(crate, command_line)
         except InputError as error:
@@ -68,6 +70,34 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
             if (captioner := captioner_of(run.config)) and names_folder(captioner):
                 places.path(captioner)  # which is not made absolute above
     return runs
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Turn what keeps a file from being written below a folder into an `InputError`."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename2 or error.filename or folder
+        raise InputError(
+            f"{folder} cannot be filled: {shown(str(where))}: {error.strerror}; make room, or delete what is in the way"
+        ) from None
+
+
+def _check_whole(crate: Crate) -> None:
+    """Refuse a crate in whose place this clone's own configuration would be taken."""
+    experiments = [f"config/experiments/{name}.yaml" for name in crate.record["experiments"]]
+    for name in ("config/config.yaml", *experiments):
+        if name not in crate.digests:
+            raise InputError(f"the crate holds no {name}; take another crate")
+
+
+def _clear(folder: Path) -> None:
+    """Delete what an earlier start left there; of a link, the link only."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
 
 
 def _runs_of(crate: Crate, command_line: dict) -> Runs:

@@ -5,26 +5,35 @@ file that the metadata does not list, or whose digest is another, and sizes that
 """
 
 import hashlib
+import io
 import json
 import os
 import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from dj2mgm.config.reading import shown
 from dj2mgm.config.settings.crates import CrateRecord
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
+from dj2mgm.files import can_be_path
+from dj2mgm.plain_files import open_plain
+from dj2mgm.provenance.files import is_config
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
 PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # for people; tools may add it
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30  # of a crate
 LARGEST = 64 << 20  # of its files
+LARGEST_JSON = 16 << 20  # of its metadata and its record, which are parsed
 LARGEST_CONFIG = 1 << 20  # of its files in config/, which are parsed
+MOST_CONFIGS, MOST_CONFIG_BYTES = 1000, 4 << 20  # of all files in config/
+LARGEST_DIRECTORY = 8 << 20  # of a zip file's list of members, which zipfile reads whole
+LONGEST_NAME = 1000  # characters
 KINDS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that Python unpacks piece by piece, whatever a size says
 PIECE = 1 << 20  # bytes
 AGAIN = "take a copy that nobody has changed"
@@ -69,16 +78,56 @@ def open_crate(path: Path) -> Iterator[Crate]:
     Raises:
         InputError: it is no crate of this workflow, was changed, or holds what none holds.
     """
-    if path.is_dir():
-        yield _checked(path, _listed(path), lambda name: (path / name).read_bytes())
-        return
-    if not path.is_file():
-        raise InputError(f"crate: {path} does not exist; name a crate's zip file or folder")
+    with ExitStack() as stack:
+        with _readable(path):
+            is_folder = path.is_dir()
+            if not is_folder and not path.is_file():
+                raise InputError(f"crate: there is no zip file or folder {path}; name one that `snakemake crate` wrote")
+            sizes, content = _open_folder(path) if is_folder else _open_zip(path, stack)
+        yield _checked(path, sizes, content)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors that a damaged or changed crate causes into an `InputError`."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield _checked(path, _members(path, archive), lambda name: _unpacked(archive, name))
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+        yield
+    except OSError as error:
+        raise InputError(f"crate: {shown(str(path))} cannot be read ({error.strerror or error}); {AGAIN}") from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
         raise InputError(f"crate: {path} is no zip file that can be read ({error}); {AGAIN}") from None
+
+
+def _open_zip(path: Path, stack: ExitStack) -> tuple[dict[str, int], Read]:
+    archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(_ZipBytes(path))))
+
+    def read(name: str) -> bytes:
+        """Return a file, of which never more is in memory than the size that was checked, and a piece."""
+        with _readable(path), archive.open(name) as file:
+            return b"".join(iter(lambda: file.read(PIECE), b""))
+
+    return _members(path, archive), read
+
+
+def _open_folder(path: Path) -> tuple[dict[str, int], Read]:
+    sizes = _listed(path)
+
+    def read(name: str) -> bytes:
+        with _readable(path), open_plain(path / name, path, None) as file:
+            return file.read(sizes[name] + 1)  # a file that grows has another digest then
+
+    return sizes, read
+
+
+class _ZipBytes(io.FileIO):
+    """The bytes of a zip file, of which no more are read at once than a list of members may have."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        most = LARGEST_DIRECTORY + 1
+        content = super().read(most if size is None or size < 0 else min(size, most))
+        if len(content) == most:
+            raise zipfile.BadZipFile("its list of files is longer than that of any crate")
+        return content
 
 
 def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
@@ -88,17 +137,11 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
             continue
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG) or info.flag_bits & 1 or info.filename in sizes:
-            raise InputError(f"crate: {path}: {info.filename!r} is a link, locked, or there twice; {AGAIN}")
+            raise InputError(f"crate: {path}: {shown(info.filename)} is a link, locked, or there twice; {AGAIN}")
         if info.compress_type not in KINDS:
-            raise InputError(f"crate: {path}: {info.filename!r} is packed as no crate's files are; {AGAIN}")
+            raise InputError(f"crate: {path}: {shown(info.filename)} is packed as no crate's files are; {AGAIN}")
         sizes[info.filename] = info.file_size
     return sizes
-
-
-def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A file, of which never more is in memory than the size that was checked, and a piece."""
-    with archive.open(name) as file:
-        return b"".join(iter(lambda: file.read(PIECE), b""))
 
 
 def _listed(path: Path) -> dict[str, int]:
@@ -123,15 +166,22 @@ def _checked(path: Path, sizes: dict[str, int], read: Read) -> Crate:
         raise InputError(f"crate: {path} holds more or larger files than a crate of this workflow; {AGAIN}")
     for name, size in sizes.items():
         _check_name(path, name)
+        if name in (METADATA, RECORD) and size > LARGEST_JSON:
+            raise InputError(f"crate: {path}: {name} is larger than {LARGEST_JSON} bytes; {AGAIN}")
         if name.startswith("config/") and size > LARGEST_CONFIG:
             raise InputError(f"crate: {path}: {name!r} is larger than a configuration may be, {LARGEST_CONFIG} bytes")
+    configs = [size for name, size in sizes.items() if is_config(name)]
+    if len(configs) > MOST_CONFIGS or sum(configs) > MOST_CONFIG_BYTES:
+        raise InputError(
+            f"crate: {path}: config/ holds more than {MOST_CONFIGS} files or {MOST_CONFIG_BYTES} bytes; {AGAIN}"
+        )
     metadata = read(METADATA)
     digests = _digests_in(path, metadata)
     for name in sorted(sizes.keys() - digests.keys() - {METADATA}):
         if not name.startswith(PREVIEW):
             raise InputError(f"crate: {path} holds {name!r}, which its metadata does not list; {AGAIN}")
     if missing := sorted(digests.keys() - sizes.keys()):
-        raise InputError(f"crate: {path} lacks {missing[0]!r}, which its metadata lists; {AGAIN}")
+        raise InputError(f"crate: {path} lacks {shown(missing[0])}, which its metadata lists; {AGAIN}")
     if RECORD not in digests:
         raise InputError(f"crate: {path} holds no {RECORD}; name a crate that `snakemake crate` wrote")
     record = _parse(path, RECORD, read(RECORD))
@@ -145,8 +195,9 @@ def _checked(path: Path, sizes: dict[str, int], read: Read) -> Crate:
 def _check_name(path: Path, name: str) -> None:
     """Refuse what would lie outside of the folder that it is unpacked to, on any system."""
     parts = name.split("/")
-    if not name.isprintable() or "\\" in name or ":" in parts[0] or {"", ".", ".."} & set(parts):
-        raise InputError(f"crate: {path}: {name!r} is no name of a file in a crate; {AGAIN}")
+    is_plain = len(name) <= LONGEST_NAME and name.isprintable() and can_be_path(name)
+    if not is_plain or "\\" in name or ":" in parts[0] or {"", ".", ".."} & set(parts):
+        raise InputError(f"crate: {path}: {shown(name)} is no name of a file in a crate; {AGAIN}")
 
 
 def _digests_in(path: Path, content: bytes) -> dict[str, str]:
@@ -160,9 +211,13 @@ def _digests_in(path: Path, content: bytes) -> dict[str, str]:
     return digests
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
 def _parse(path: Path, name: str, content: bytes) -> dict:
     try:
-        values = json.loads(content)
+        values = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InputError(f"crate: {path}: {name} is no JSON ({type(error).__name__}); {AGAIN}") from None
     if not isinstance(values, dict):

@@ -1,6 +1,7 @@
 """Scores of a crate's run beside those of the run made again."""
 
 import csv
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from io import StringIO
@@ -11,6 +12,7 @@ from dj2mgm.files import replace_file
 
 KEY = ("experiment", "group", "metric")
 DIGITS = 3
+Scores = dict[tuple[str, ...], dict[str, float | None]]  # value, low and high by experiment, group and metric
 
 
 @dataclass(frozen=True)
@@ -38,36 +40,44 @@ class Comparison:
         return self.low is not None and self.high is not None and not self.low <= self.here <= self.high
 
 
-def compare_scores(there: str, here: str, where: str) -> list[Comparison]:
-    """
-    Args:
-        there: content of the crate's comparison.csv.
-        here: of that of the run made again.
+def compare_scores(there: Scores, here: Scores) -> list[Comparison]:
+    """Compare the scores of the crate's run with those of the run made again.
 
     Raises:
-        InputError: one is no such table, or they have not the same scores.
+        InputError: they have not the same scores.
     """
-    theirs, ours = _rows(there, where), _rows(here, "comparison.csv")
-    if missing := theirs.keys() ^ ours.keys():
+    if missing := there.keys() ^ here.keys():
         raise InputError(f"only one of the two runs has the score {' '.join(min(missing))}; use the crate's code")
-    return [
-        Comparison(*key, there["value"], there["low"], there["high"], ours[key]["value"])
-        for key, there in theirs.items()
-    ]
+    return [Comparison(*key, row["value"], row["low"], row["high"], here[key]["value"]) for key, row in there.items()]
 
 
-def _rows(text: str, where: str) -> dict[tuple[str, ...], dict]:
+def read_scores(content: bytes, where: str) -> Scores:
+    """Return the scores in the content of a comparison.csv.
+
+    Raises:
+        InputError: it is no such table, or has no scores, one twice, or one that is not a finite number.
+    """
+    scores: Scores = {}
     try:
-        return {
-            tuple(row[key] for key in KEY): {
-                "value": float(row["value"]),
-                "low": float(row["low"]) if row["low"] else None,
-                "high": float(row["high"]) if row["high"] else None,
-            }
-            for row in csv.DictReader(StringIO(text))
-        }
+        for row in csv.DictReader(StringIO(content.decode()), strict=True):
+            key = tuple(row[name] for name in KEY)
+            if key in scores:
+                raise ValueError(f"it has {' '.join(key)} twice")
+            scores[key] = {"value": _figure(row["value"])}
+            scores[key] |= {name: _figure(row[name]) if row[name] else None for name in ("low", "high")}
+            if (scores[key]["low"] is None) != (scores[key]["high"] is None):
+                raise ValueError(f"{' '.join(key)} has one end of an interval only")
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise InputError(f"{where} is no table of scores ({error}); take a copy that nobody has changed") from None
+    if not scores:
+        raise InputError(f"{where} has no scores; take a copy that nobody has changed")
+    return scores
+
+
+def _figure(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no score")
+    return number
 
 
 def write_comparisons(rows: Iterable[Comparison], path: Path) -> None:

@@ -7,32 +7,36 @@ from pydantic import Field
 from dj2mgm.config.settings.base import Number, Section, Unique, setting
 from dj2mgm.config.settings.strings import Folder, Name
 
+# Records are untrusted: these texts are printed, and a commit is a part of a command that is shown.
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Text = Annotated[str, Field(max_length=500)]
+Version = Annotated[str, Field(max_length=200)]
+FilePath = Annotated[str, Field(max_length=5000)]
 
 
 class CrateMachine(Section):
     """The machine on which the crate was written."""
 
-    system: str
-    architecture: str
-    processor: str
-    cores: int
-    memory_gib: Number
-    gpus: list[str]
-    python: str
+    system: Text
+    architecture: Text
+    processor: Text
+    cores: int = setting(ge=1, le=1_000_000)
+    memory_gib: Number = setting(ge=0, le=1e9)
+    gpus: list[Text] = setting(max_length=1000)
+    python: Version
 
 
 class CrateInput(Section):
     """A file of the user's, or of trained parts that come with the workflow."""
 
     of: Literal["dataset", "model", "recipe"]
-    given: str = setting(
+    given: FilePath = setting(
         ..., "as it was configured: a file; or a folder or hub id, in which it is `file`", min_length=1
     )
-    file: str
-    found_at: str
+    file: FilePath
+    found_at: FilePath
     sha256: Digest
-    bytes: int = setting(ge=0)
+    bytes: int = setting(ge=0, le=1 << 60)
 
 
 class CrateImages(Section):
@@ -48,12 +52,14 @@ class CrateRecord(Section):
     """What the crate's run was made from."""
 
     format: Literal[1]
-    page: str = setting(..., "below results/", pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/){0,2}report$")
+    page: str = setting(..., "below results/", max_length=300, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/){0,2}report$")
     experiments: Annotated[list[Name], Unique()] = setting(min_length=1, max_length=1000)
     command_line: dict = setting(..., "what --config and --configfile said; it is checked as such")
-    commit: str = setting(..., "of the code; empty: not in git")
-    snakemake: str
-    versions: dict[str, list[str]] = setting(..., "of packages, as jobs recorded them")
+    commit: str = setting(..., "of the code; empty: not in git", pattern="^([0-9a-f]{40,64}(-dirty)?)?$")
+    snakemake: Version
+    versions: dict[Version, Annotated[list[Version], Field(max_length=100)]] = setting(
+        ..., "of packages, as jobs recorded them", max_length=1000
+    )
     machine: CrateMachine
-    inputs: list[CrateInput]
-    images: list[CrateImages]
+    inputs: list[CrateInput] = setting(max_length=20_000)
+    images: list[CrateImages] = setting(max_length=1000)
