@@ -3,12 +3,15 @@
 Messages do not repeat what was found instead: it may be a password or a key.
 """
 
+import base64
+import html
 import re
 from urllib.parse import urlsplit
 
 ADDRESS = (
     "be an address such as http://localhost:8000/v1, without a user, password, query or blank; a key has key_variable"
 )
+SHORTEST_SECRET = 8  # characters; a placeholder such as EMPTY may be a word of a caption
 VARIABLE = "be the name of an environment variable, such as OPENAI_API_KEY, that holds the key; never the key itself"
 
 
@@ -31,3 +34,30 @@ def one_address(text: str) -> str:
 def is_variable(text: str) -> bool:
     """A name in capitals, as variables of an environment are written; keys have small letters, or -."""
     return bool(re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", text))
+
+
+def spellings_of(secret: str) -> re.Pattern:
+    """Return a pattern that finds a secret in what a server says.
+
+    It finds the secret as it is, and as JSON, addresses and HTML write its characters; unless it is short, also in
+    capitals or small letters, in hexadecimal digits and in base64. This keeps a key that a server repeats out of files
+    and logs. A server that wants to can write it in ways that no pattern finds.
+    """
+    plain = "".join(map(_spellings_of_character, secret))
+    if len(secret) < SHORTEST_SECRET:
+        return re.compile(plain)
+    content = secret.encode()
+    return re.compile("|".join([plain, content.hex(), *(_in_base64(content, before) for before in range(3))]), re.I)
+
+
+def _spellings_of_character(character: str) -> str:
+    code = f"{ord(character):02x}"
+    coded = rf"(?i:\\{{1,4}}u00{code}|%(25)?{code}|&#x0{{0,4}}{code};|&#0{{0,4}}{ord(character)};)"
+    return rf"(?:{coded}|\\{{0,4}}{re.escape(character)}|{re.escape(html.escape(character))})"
+
+
+def _in_base64(content: bytes, before: int) -> str:
+    """Return a pattern of the characters that depend on `content` alone, `before` bytes after a multiple of three."""
+    written = base64.b64encode(bytes(before) + content).decode()
+    whole = written[-(-before * 8 // 6) : (before + len(content)) * 8 // 6]
+    return "".join({"+": "[+-]", "/": "[/_]"}.get(character, character) for character in whole)

@@ -4,7 +4,6 @@ The token comes from HF_TOKEN or `hf auth login`, through huggingface_hub, and i
 """
 
 import errno
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from huggingface_hub import HfApi, get_token, logging
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from dj2mgm.command_line import one_line
+from dj2mgm.config.endpoints import spellings_of
 from dj2mgm.errors import InputError
 from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.run_record import FOLDER, MARKER
@@ -109,7 +109,7 @@ def _short(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return a server's text on one line, without the token, even if it is percent-encoded."""
+    """Return a server's text on one line, without the token if the server repeats it."""
     if token := get_token():
-        text = re.sub("".join(f"(?:{re.escape(c)}|%(?i:{ord(c):02x}))" for c in token), "<token>", text)
+        text = spellings_of(token).sub("<token>", text)
     return one_line(text)

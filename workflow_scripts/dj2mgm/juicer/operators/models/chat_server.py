@@ -4,7 +4,6 @@ It uses httpx and not the library `openai`. That library repeats requests by its
 them and other requests would not learn that the server is busy. It also returns any JSON as an answer.
 """
 
-import html
 import logging
 import math
 import os
@@ -15,6 +14,7 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
+from dj2mgm.config.endpoints import SHORTEST_SECRET, spellings_of
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
@@ -27,7 +27,6 @@ BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
 STOP = {402, 404, 405}  # no credit; no such model or address
 MOST_BYTES = 4 * 2**20  # in an answer; a caption takes a few kilobytes
-SHORTEST_SECRET = 8  # characters; a placeholder such as EMPTY may be a word of a caption
 PATIENCE = 10  # factor on `timeout_s` for a whole answer
 SHOWN_MODELS = 10
 SHOWN_CHARACTERS = 150
@@ -79,7 +78,7 @@ class ChatServer:
         self.name = f"{base_url} (model {model})"
         self._key_variable = key_variable
         self._key = _read_key(key_variable)
-        self._key_written = _spellings(self._key)
+        self._key_written = spellings_of(self._key)
         self._timeout_s = timeout_s
         self._has_answered = False
         self._client = httpx.Client(
@@ -225,17 +224,6 @@ def _read_key(variable: str | None) -> str:
     if not re.fullmatch(r"[!-~]*", key):
         raise InputError(f"the environment variable {variable} is not a key: keys have no blanks or umlauts")
     return key
-
-
-def _spellings(key: str) -> re.Pattern:
-    """Return a pattern for the key as it is, and as JSON, URLs and HTML spell its characters."""
-    return re.compile("".join(map(_character_spellings, key)))
-
-
-def _character_spellings(character: str) -> str:
-    code = f"{ord(character):02x}"
-    coded = rf"(?i:\\{{1,4}}u00{code}|%(25)?{code}|&#x0{{0,4}}{code};|&#0{{0,4}}{ord(character)};)"
-    return rf"(?:{coded}|\\{{0,4}}{re.escape(character)}|{re.escape(html.escape(character))})"
 
 
 def _json(response: httpx.Response) -> object:
