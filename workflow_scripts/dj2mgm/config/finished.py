@@ -61,13 +61,15 @@ def check_jobs(runs: Runs, jobs: Iterable[Job], targets: Iterable[Job]) -> None:
     Raises:
         InputError: with the ways to go on.
     """
-    jobs = list(jobs)
+    jobs, targets = list(jobs), list(targets)
+    kinds = [kind and kind[0] for kind in map(_kind_of, targets)]
+    may_start_stages = not kinds or None in kinds or EXPORT in kinds
     if not runs.overwrite:
         for folder in sorted({job.run for job in jobs if job.run}):
-            _check_run(runs, runs.at(folder))
+            _check_run(runs, runs.at(folder), may_start_stages)
         for name in sorted({job.dataset for job in jobs if job.dataset}):
             _check_dataset(runs, name)
-    _check_starts_no_training(runs, jobs, list(targets))
+    _check_starts_no_training(runs, jobs, targets)
     for name in sorted({job.model for job in jobs if job.model}):
         check_model_folders(runs.models[name])
     for job in jobs:
@@ -89,7 +91,12 @@ def origin_of(folder: Path) -> Origin | None:
     return Origin(source.parent.name if source.name == "pretrain.jsonl" else None, None)
 
 
-def _check_run(runs: Runs, run: Run) -> None:
+def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
+    """Refuse to replace a run's results by those of another dataset or model.
+
+    Args:
+        may_start_stages: whether the command may make results in another folder.
+    """
     folder = Path("results", run.folder)
     found, asked = origin_of(folder), Origin(run.dataset["name"], run.config["model"]["name"])
     if found is None:
@@ -107,10 +114,14 @@ def _check_run(runs: Runs, run: Run) -> None:
         shlex.quote(f"{key}={_given_as(old) if key == 'dataset' else old}") for key, (old, _) in changed.items()
     )
     apart = _free_place(runs, next(iter(changed.values()))[1])
+    others = (
+        f", or `--config results={apart}` to put the new ones in results/{apart}; {OVERWRITE}"
+        if may_start_stages
+        else ""
+    )
     raise InputError(
         f"{folder}: these results were made with {made}, and this command would replace them with results of {wanted}. "
-        f"Add `--config {earlier}` to go on with them, or `--config results={apart}` to put the new ones in "
-        f"results/{apart}; {OVERWRITE}"
+        f"Add `--config {earlier}` to go on with them{others}"
     )
 
 
