@@ -275,6 +275,21 @@ def test_a_crate_without_digests_of_what_its_run_reads_is_refused(crate, tmp_pat
         check_recorded(record | {key: []}, datasets, Places(Path.cwd()))
 
 
+@pytest.mark.parametrize("name", ["metrics.json", "config.yaml", "folder"])
+def test_a_crate_passes_on_nothing_that_a_link_in_the_results_leads_to(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    settings = write_page()
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key.json").write_text("{}")
+    link = Path("results/baseline/finetune", name)
+    link.unlink(missing_ok=True)
+    link.symlink_to(secret if name == "folder" else secret / "key.json")
+    with pytest.raises(InputError, match="results/baseline/finetune/.* is a link out of its folder"):
+        write_crate(settings, Path("run.crate.zip"))
+    assert not Path("run.crate.zip").exists()
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

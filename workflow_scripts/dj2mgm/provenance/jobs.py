@@ -14,6 +14,7 @@ from dj2mgm.code import SCRIPTS
 from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json
+from dj2mgm.plain_files import check_plain
 from dj2mgm.provenance.files import DATASET, MODEL, RECIPE
 
 # what stages read beside the results of those before them
@@ -49,14 +50,24 @@ class Job:
     @property
     def settings(self) -> Path | None:
         path = self.folder / "config.yaml"
-        return path if path.is_file() else None
+        if not path.is_file():
+            return None
+        check_plain(path, self.folder, None)
+        return path
 
     @property
     def results(self) -> list[Path]:
-        """Its files, without images, whose number is that of the data."""
+        """Its files, without images, whose number is that of the data.
+
+        Raises:
+            InputError: one is a link out of the job's folder.
+        """
         folders = [self.folder / name for name in SHARE.get(self.script, (".",))]
         files = (path for folder in folders for path in _files_below(folder))
-        return [path for path in files if not path.name.endswith(NOT_RESULTS)]
+        found = [path for path in files if not path.name.endswith(NOT_RESULTS)]
+        for path in found:
+            check_plain(path, self.folder, None)  # a crate would pass on what a link leads to
+        return found
 
     @property
     def versions(self) -> dict[str, str]:
