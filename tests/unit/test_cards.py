@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import re
 import time
 
@@ -295,3 +296,21 @@ def test_huge_card_is_not_read(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(InputError, match="README.md has .* bytes; a card may have at most"):
         check_card(tmp_path, {})
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "pipe in records"])
+def test_a_published_folder_holds_regular_files_only(published, finished, kind):
+    path = published / ("records/more.json" if kind == "pipe in records" else "README.md")
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(InputError, match=f"{path} is not a regular file but a (pipe|link)"):
+        check_card(published, finished["records"])
+
+
+def test_a_record_that_the_run_has_lost_is_named(published, finished, tmp_path):
+    lost = finished["records"] | {"dataset/summary.json": str(tmp_path / "lost.json")}
+    with pytest.raises(InputError, match="summary.json is not what .*lost.json says now; publish again"):
+        check_card(published, lost)

@@ -34,7 +34,7 @@ def check_tree(folder: Path) -> None:
 def inside(path: Path, folder: Path) -> Path:
     """Return the file that `path` leads to, which must lie in `folder`.
 
-    In a snapshot of the hub's cache, files are links to the blobs of the same repository.
+    In a snapshot of the hub's cache, and in the folders in it, files are links to the blobs of the same repository.
 
     Raises:
         InputError: it is a link out of the folder, or to nothing.

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, readable
+from dj2mgm.files import MAKE_AGAIN, read_json, readable
+from dj2mgm.plain_files import check_plain
 
 PARTS = ("projector.", "patch_info_mining.")
 # names in transformers' models
@@ -74,12 +75,32 @@ def load_parameters(
 # Full fine-tuning writes the language model's weights to a second safetensors file.
 
 LANGUAGE_MODEL_FILE = "language_model.safetensors"
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 LANGUAGE_MODEL_PARTS = ("model.language_model.", "model.text_model.", "lm_head.")
 
 
 def language_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the language model's parameters by their names in a model without wrappers; tied ones occur once."""
     return {name: parameter for name, parameter in model.named_parameters() if name.startswith(LANGUAGE_MODEL_PARTS)}
+
+
+def check_stage(stage: Path) -> None:
+    """Check what a stage has trained before a library reads it: the folder may be somebody else's.
+
+    Raises:
+        InputError: A file is a link out of the folder or no regular file, or the adapter is not a whole LoRA.
+    """
+    adapter = stage / "adapter"
+    names = [f"adapter/{name}" for name in ADAPTER] if adapter.is_dir() else []
+    for name in ("projector.safetensors", LANGUAGE_MODEL_FILE, *names):
+        if (stage / name).is_symlink() or (stage / name).exists():
+            check_plain(stage / name, stage, None)
+        elif name in names:
+            raise InputError(f"{adapter} is damaged (it has no {Path(name).name}): {MAKE_AGAIN}")
+    if names:
+        kind = read_json(adapter / ADAPTER[0]).get("peft_type")
+        if kind != "LORA":  # PEFT loads more files, or code, for others
+            raise InputError(f"{adapter / ADAPTER[0]}: peft_type must be LORA, found {kind!r}; {MAKE_AGAIN}")
 
 
 def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
@@ -91,6 +112,7 @@ def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
     projector, adapter, language_model = (
         stage / name for name in ("projector.safetensors", "adapter", LANGUAGE_MODEL_FILE)
     )
+    check_stage(stage)
     if not projector.is_file() and not adapter.is_dir():
         raise InputError(
             f"{stage} contains no {projector.name}, so it is not the folder of a training stage; name another one"
@@ -99,7 +121,6 @@ def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
         load_projector(model, projector)
     if adapter.is_dir():
         with readable(adapter, SafetensorError, OSError, KeyError):
-            read_json(adapter / "adapter_config.json")
             return PeftModel.from_pretrained(model, adapter).merge_and_unload()
     if language_model.is_file():
         load_parameters(language_parameters(model), language_model)

@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import readable
+from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.run_record import FOLDER, MARKER, UNITS, RunRecord, format_value
 
 # no group matches the start of another figure, so each character is read once
@@ -33,11 +34,13 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
         The number of figures.
 
     Raises:
-        InputError: a figure differs from its record, a number has no record, or a record differs from the run's file.
+        InputError: a figure differs from its record, a number has no record, a record differs from the run's file, or
+            the folder holds a link, a pipe or a device.
     """
+    check_tree(folder)
     for name, path in records.items():
         copy = folder / FOLDER / name
-        if not copy.is_file() or copy.read_bytes() != Path(path).read_bytes():
+        if not copy.is_file() or not Path(path).is_file() or copy.read_bytes() != Path(path).read_bytes():
             raise InputError(f"{copy} differs from {path}; publish again")
     copied = {path.relative_to(folder / FOLDER).as_posix() for path in (folder / FOLDER).rglob("*") if path.is_file()}
     if others := sorted(copied - records.keys() - {MARKER}):

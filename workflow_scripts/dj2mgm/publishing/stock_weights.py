@@ -15,9 +15,9 @@ from torch.nn import ModuleList
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import readable
+from dj2mgm.files import read_json, readable, write_json
 from dj2mgm.mgm.mgm_family import MGMFamily
-from dj2mgm.mgm.trained_weights import projector_parameters
+from dj2mgm.mgm.trained_weights import ADAPTER, check_stage, projector_parameters
 from dj2mgm.plain_files import copy_plain
 from dj2mgm.vision_language import Family
 from dj2mgm.vlm.vlm_family import TransformersFamily
@@ -26,7 +26,7 @@ from dj2mgm.vlm.vlm_generator import stop_tokens, stopping_criteria
 LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
 STAGE = "stage"  # folder of the stage's output, for this project
 WITHIN = "model.language_model."  # prefix of MGM's language model, which is `model.` in a separate language model
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+CODE = ("auto_map", "custom_pipelines")  # keys that name code, which transformers loads for users who trust it
 PREFIX = "base_model.model."  # PEFT's prefix of names
 
 
@@ -59,6 +59,7 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
         max_new_tokens: limit of an answer.
         folder: the published folder.
     """
+    check_stage(stage)
     if isinstance(family, MGMFamily):
         write_language_model_adapter(stage / "adapter", base_model, folder)
         (folder / STAGE / "adapter").mkdir(parents=True)
@@ -77,6 +78,17 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
     if (family.folder / "generation_config.json").is_file():
         shapes.generation_config = GenerationConfig.from_pretrained(family.folder)
     generation_settings(family, shapes, max_new_tokens).save_pretrained(folder)
+
+
+def drop_code(folder: Path) -> None:
+    """Remove the names of code from the configurations of a published model.
+
+    A model folder from somebody else may name code in a repository of the hub.
+    """
+    for path in sorted(folder.rglob("*config.json")):
+        values = read_json(path)
+        if not values.keys().isdisjoint(CODE):
+            write_json(path, {key: value for key, value in values.items() if key not in CODE})
 
 
 def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
