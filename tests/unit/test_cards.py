@@ -314,3 +314,22 @@ def test_a_record_that_the_run_has_lost_is_named(published, finished, tmp_path):
     lost = finished["records"] | {"dataset/summary.json": str(tmp_path / "lost.json")}
     with pytest.raises(InputError, match="summary.json is not what .*lost.json says now; publish again"):
         check_card(published, lost)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("README.md", "---\n" + "k: 1\n" * 60_000 + "---\n", "its metadata have more than 262144 characters"),
+        ("README.md", None, "README.md is not there"),
+        ("records/experiment.json", "[" * 100_000, "experiment.json is damaged"),
+        ("records/experiment.json", "[]", "experiment.json is damaged"),
+    ],
+)
+def test_a_damaged_file_of_a_published_folder_is_named(published, finished, name, content, sentence):
+    (published / name).unlink()
+    if content is None:
+        (published / name).mkdir()
+    else:
+        (published / name).write_text(content)
+    with pytest.raises(InputError, match=sentence):
+        check_card(published, finished["records"])

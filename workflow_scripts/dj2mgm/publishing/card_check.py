@@ -17,7 +17,7 @@ from dj2mgm.publishing.run_record import FOLDER, MARKER, UNITS, RunRecord, forma
 FIGURE = re.compile(rf'\[([^][\n]*)\]\({FOLDER}/([^ )[\n]+) "([^"\n]*)"\)')
 CODE = re.compile(r"`[^`\n]+`")
 FENCE = "```"
-LARGEST = 4 << 20  # bytes
+LARGEST, LARGEST_HEAD = 4 << 20, 256 << 10  # bytes of a card; characters of its metadata
 DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NUMBER = re.compile(r"\b\d[\d.,]*")  # but not inside a name such as bf16
 REMEDY = "correct it, or delete the folder and publish again"
@@ -67,18 +67,17 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
 
 def _split_card(card: Path) -> tuple[str, str]:
     """Return the metadata block and the text."""
-    try:
-        if (size := card.stat().st_size) > LARGEST:
-            raise InputError(
-                f"{card} has {size} bytes; a card may have at most {LARGEST}. Delete the folder and publish again"
-            )
-        with readable(card, remedy=REMEDY):
-            content = card.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{card} is missing; delete the folder and publish again") from None
+    if not card.is_file():
+        raise InputError(f"{card} is missing; delete the folder and publish again")
+    if (size := card.stat().st_size) > LARGEST:
+        raise InputError(f"{card} has {size} bytes; a card may have at most {LARGEST}. Delete the folder and publish again")
+    with readable(card, remedy=REMEDY):
+        content = card.read_text(encoding="utf-8")
     head, mark, text = content.removeprefix("---\n").partition("\n---\n")
     if not content.startswith("---\n") or not mark:
         raise InputError(f"{card} does not begin with its metadata; {REMEDY}")
+    if len(head) > LARGEST_HEAD:
+        raise InputError(f"{card}: its metadata have more than {LARGEST_HEAD} characters; {REMEDY}")
     return f"---\n{head}{mark}", text
 
 

@@ -49,8 +49,9 @@ class RunRecord:
         Raises:
             InputError: the record has no such file or place.
         """
+        files = self.files  # of which one may be damaged, and says so
         try:
-            value: object = self.files[file]
+            value: object = files[file]
             for part in place.split("/")[1:]:
                 part = part.replace("~1", "/").replace("~0", "~")
                 value = value[int(part)] if isinstance(value, list) else value[part]
