@@ -28,7 +28,10 @@ def stage(tmp_path) -> Path:
 def refused(stage: Path) -> str:
     """Return the sentence with which a stage is refused wherever it is read."""
     said = set()
-    for read in (lambda: load_stage_weights(torch.nn.Linear(1, 1), stage), lambda: write_adapter(None, stage, "a/b", 1, None)):
+    for read in (
+        lambda: load_stage_weights(torch.nn.Linear(1, 1), stage),
+        lambda: write_adapter(None, stage, "a/b", 1, None),
+    ):
         with pytest.raises(InputError) as error:
             read()
         said.add(str(error.value))

@@ -70,7 +70,9 @@ def _split_card(card: Path) -> tuple[str, str]:
     if not card.is_file():
         raise InputError(f"{card} is missing; delete the folder and publish again")
     if (size := card.stat().st_size) > LARGEST:
-        raise InputError(f"{card} has {size} bytes; a card may have at most {LARGEST}. Delete the folder and publish again")
+        raise InputError(
+            f"{card} has {size} bytes; a card may have at most {LARGEST}. Delete the folder and publish again"
+        )
     with readable(card, remedy=REMEDY):
         content = card.read_text(encoding="utf-8")
     head, mark, text = content.removeprefix("---\n").partition("\n---\n")
