@@ -312,7 +312,7 @@ def test_a_published_folder_holds_regular_files_only(published, finished, kind):
 
 def test_a_record_that_the_run_has_lost_is_named(published, finished, tmp_path):
     lost = finished["records"] | {"dataset/summary.json": str(tmp_path / "lost.json")}
-    with pytest.raises(InputError, match="summary.json is not what .*lost.json says now; publish again"):
+    with pytest.raises(InputError, match="summary.json differs from .*lost.json; publish again"):
         check_card(published, lost)
 
 
@@ -320,7 +320,7 @@ def test_a_record_that_the_run_has_lost_is_named(published, finished, tmp_path):
     ("name", "content", "sentence"),
     [
         ("README.md", "---\n" + "k: 1\n" * 60_000 + "---\n", "its metadata have more than 262144 characters"),
-        ("README.md", None, "README.md is not there"),
+        ("README.md", None, "README.md is missing"),
         ("records/experiment.json", "[" * 100_000, "experiment.json is damaged"),
         ("records/experiment.json", "[]", "experiment.json is damaged"),
     ],
