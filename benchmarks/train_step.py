@@ -141,11 +141,15 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     import torch
 
     import dj2mgm.mgm.mgm_family
+    import dj2mgm.training.fingerprint
     import dj2mgm.training.stage
     import finetune
     import pretrain
     from dj2mgm.files import read_json
+    from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.settings import LoraSettings, TrainingSettings
+
+    apply_library_changes()
 
     if torch.cuda.is_available():
         device = int(os.environ["LOCAL_RANK"])
@@ -158,7 +162,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
 
         dj2mgm.mgm.mgm_family.MGMForConditionalGeneration = PlainMGM
         dj2mgm.training.stage.gather_whole_layers = lambda model, parts: None
-    dj2mgm.training.stage.sha256_of = lambda *paths: ""  # hashing six gigabytes takes longer than the steps
+    dj2mgm.training.fingerprint.sha256_of = lambda *paths: ""  # hashing six gigabytes takes longer than the steps
     dj2mgm.training.stage.StageTrainer._save_checkpoint = lambda *_: None
     length = read_json(folder / "lengths.json")[configuration.stage]
     settings = TrainingSettings(

@@ -113,14 +113,14 @@ def warm_up() -> None:
     import finetune  # noqa: F401
     import pretrain  # noqa: F401
     import train_text_model  # noqa: F401
-    from dj2mgm.training import stage
+    from dj2mgm.training import fingerprint, stage
 
     for builder in (CPUAdamBuilder, ShareMemCommBuilder):
         builder().load(verbose=False)
     get_checkpoint_conversion_mapping("gemma")
-    stage.modules_of = cache(stage.modules_of)
+    fingerprint.modules_of = cache(fingerprint.modules_of)
     for script in ("pretrain", "finetune", "train_text_model"):
-        stage.modules_of(SCRIPTS / f"{script}.py")
+        fingerprint.modules_of(SCRIPTS / f"{script}.py")
     stage.check_memory = lambda *_: {}  # the plan takes as long as such a training
     gc.collect()
     gc.freeze()

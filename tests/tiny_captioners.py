@@ -20,7 +20,7 @@ from transformers import (
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.files import write_jsonl
-from dj2mgm.training.trained_weights import gather_weights, save_projector
+from dj2mgm.training.saved_weights import gather_weights, save_projector
 
 BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into whatever model it has loaded
 QUERY_TOKENS = 4

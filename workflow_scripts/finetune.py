@@ -30,9 +30,10 @@ from dj2mgm.files import replace_folder
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
 from dj2mgm.mgm.trained_weights import language_parameters, load_projector, projector_parameters
+from dj2mgm.training.library_changes import apply_library_changes
+from dj2mgm.training.saved_weights import save_projector, save_weights
 from dj2mgm.training.settings import LoraSettings, load_training_settings
 from dj2mgm.training.stage import held_out_paths, run_stage
-from dj2mgm.training.trained_weights import save_projector, save_weights
 from dj2mgm.vision_language import Parts
 
 
@@ -79,6 +80,7 @@ def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch
 
 @command_line
 def main() -> None:
+    apply_library_changes()
     required = ("--config", "--data", "--model", "--output-dir")
     optional = ("--projector", "--pairs", "--evaluation", "--asking")
     args = path_arguments(__doc__, *required, optional=optional, launched=True)

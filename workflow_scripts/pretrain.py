@@ -20,9 +20,10 @@ from torch import nn
 from dj2mgm.command_line import command_line, path_arguments
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.trained_weights import projector_parameters
+from dj2mgm.training.library_changes import apply_library_changes
+from dj2mgm.training.saved_weights import save_projector
 from dj2mgm.training.settings import load_training_settings
 from dj2mgm.training.stage import held_out_paths, run_stage
-from dj2mgm.training.trained_weights import save_projector
 from dj2mgm.vision_language import Parts
 
 
@@ -45,6 +46,7 @@ def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
 @command_line
 def main() -> None:
     optional = ("--evaluation", "--asking")
+    apply_library_changes()
     args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}

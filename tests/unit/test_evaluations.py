@@ -28,7 +28,7 @@ from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, fi
 from dj2mgm.evaluation.harnesses.task_scores import UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.training.trained_weights import gather_weights, save_projector
+from dj2mgm.training.saved_weights import gather_weights, save_projector
 
 QUESTIONS = 200
 IMAGES = 6

@@ -42,8 +42,8 @@ from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import batch_questions, restore_order
+from dj2mgm.training.saved_weights import gather_weights, save_projector
 from dj2mgm.training.settings import LoraSettings
-from dj2mgm.training.trained_weights import gather_weights, save_projector
 from finetune import add_lora, save_adapter_and_projector
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])

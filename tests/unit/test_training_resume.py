@@ -192,7 +192,7 @@ def test_sizes_that_a_deepspeed_file_fixes_are_not_halved(folder, forks, tmp_pat
     stage = shared(folder, tmp_path, 1, 4, 8, **given)
     ended = forks.run("pretrain.py", stage, out_of_memory_at=3)
     assert not ended.ok
-    assert f"the DeepSpeed file fixes {' and '.join(fixed)}: set auto there, so" in ended.printed
+    assert f"the DeepSpeed file fixes {' and '.join(fixed)}. Set auto there, so" in ended.printed
     ended = forks.run("pretrain.py", stage)
     assert ended.ok and "resuming from step 2" in ended.printed, ended.printed[-3000:]
 

@@ -3,9 +3,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
-from tiny_models import IMAGE_SIDE, text_config, tiny_processor
+from tiny_models import IMAGE_SIDE, tiny_processor
 from transformers import TrainerState, TrainingArguments
-from transformers.masking_utils import create_causal_mask
 
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMProcessor
@@ -49,11 +48,3 @@ def test_a_batch_of_text_alone_is_prepared_without_images():
     trainer.prepare_inputs = mgm(tiny_processor()).inputs
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     assert set(trainer._prepare_inputs({"input_ids": torch.ones(1, 2)})) == {"input_ids"}
-
-
-def test_masks_need_no_look_at_packed_sequences():
-    config = text_config("gemma")
-    config._attn_implementation = "sdpa"
-    asked = torch.zeros(1, 4, dtype=torch.long, device="meta")  # on which a question for its values is an error
-    embedded = torch.zeros(1, 4, config.hidden_size)
-    assert create_causal_mask(config, embedded, attention_mask=None, past_key_values=None, position_ids=asked) is None

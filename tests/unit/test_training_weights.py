@@ -9,8 +9,8 @@ from dj2mgm.mgm.lora import find_projections, wrap_with_lora
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import load_trained
 from dj2mgm.mgm.trained_weights import full_shapes, load_projector, projector_parameters
+from dj2mgm.training.saved_weights import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
 from dj2mgm.training.settings import LoraSettings
-from dj2mgm.training.trained_weights import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
 from finetune import (
     add_lora,
     save_adapter_and_projector,

@@ -8,16 +8,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import cpuinfo
 import torch
-import transformers.masking_utils
-import transformers.trainer
 from accelerate.utils import DeepSpeedSchedulerWrapper, DummyOptim
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer
@@ -28,33 +23,10 @@ from dj2mgm.divergence import Diverged, check_end, check_finite, diverged, last_
 from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.training.batches import StepBatches
 from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete, newest_before
-from dj2mgm.training.optimizer import repeat_products_of_betas, split_groups
+from dj2mgm.training.library_changes import change_transformers
+from dj2mgm.training.optimizer import split_groups
 from dj2mgm.training.progress import ProgressLines
 from dj2mgm.training.scoring import Scorer
-
-_load_checkpoint = transformers.trainer.deepspeed_load_checkpoint
-
-
-def _load_trained_weights_only(engine, path, load_module_strict=True):
-    # DeepSpeed passes a function as map_location, which torch.load refuses for torchao's 8-bit states
-    load = engine.checkpoint_engine.load
-    engine.checkpoint_engine.load = lambda file, map_location=None: load(file, map_location="cpu")
-    # Trainer passes False for a PeftModel only; our checkpoints leave out the frozen base in stage 1 too
-    _load_checkpoint(engine, path, load_module_strict=False)
-    if isinstance(engine.basic_optimizer, DeepSpeedCPUAdam):
-        repeat_products_of_betas(engine.basic_optimizer)
-
-
-transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
-
-# StepBatches starts a resumed epoch at the right step.
-transformers.trainer.skip_first_batches = lambda loader, steps: loader
-
-# Batches are padded, never packed. transformers' check would wait for the GPU at every micro batch.
-transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
-
-# It starts a Python process, and DeepSpeed calls it three times for its optimizer on the CPU.
-cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
 SCALE_AT_MINIMUM = "loss scale already at minimum"  # DeepSpeed's exception when fp16 does not recover
 
@@ -72,9 +44,14 @@ class ResumableTrainer(Trainer):
 
     Args:
         fingerprint: fingerprint of settings, inputs and code, stored in each checkpoint.
+
+    Raises:
+        RuntimeError: the entry point did not call `apply_library_changes`.
     """
 
     def __init__(self, *args, fingerprint: str, **kwargs):
+        if not change_transformers.is_applied():
+            raise RuntimeError("training needs changes to transformers; call apply_library_changes first")
         super().__init__(*args, **kwargs)
         self.fingerprint = fingerprint
         self.args.save_total_limit = None  # Trainer would remove old checkpoints before the new one is complete

@@ -1,0 +1,52 @@
+"""Fingerprint of a training stage, which tells whether a checkpoint may be resumed."""
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from dj2mgm.code import modules_of
+from dj2mgm.files import sha256_of
+from dj2mgm.training.settings import TrainingSettings
+
+SUFFIXES = ("safetensors", "json", "jinja", "model", "txt")  # weights, configuration, tokenizer, chat template
+
+
+def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
+    """Return a fingerprint of settings, inputs and code.
+
+    It is equal for two runs that give the same weights except for rounding.
+
+    Args:
+        settings: settings of the stage; those without effect on the weights are left out.
+        digest: digest of inputs and code.
+    """
+    return f"{digest}:{settings.retraining()!r}"
+
+
+def compute_digest(inputs: dict[str, Path]) -> str:
+    """Return a digest of the stage's code and inputs, on which its weights depend in addition to its settings."""
+    files = modules_of(Path(sys.argv[0]))
+    for path in inputs.values():
+        files += list_model_files(path) if path.is_dir() else [path]
+    return sha256_of(*files)
+
+
+def list_model_files(folder: Path) -> list[Path]:
+    """Return the files of a model folder: weights, configuration, tokenizer and its chat template."""
+    return [file for suffix in SUFFIXES for file in sorted(folder.rglob(f"*.{suffix}"))]
+
+
+def run_in_background(function: Callable, *args) -> Future:
+    """Run a function in a daemon thread and return its future result."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
