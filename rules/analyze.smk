@@ -4,7 +4,9 @@ rule analyze_data:
         analyzed_files,
         config="results/datasets/{dataset}/analyze/config.yaml",
         data="results/datasets/{dataset}/pretrain.jsonl",
-        templates=templates("analysis.html.j2", "report_style.css.j2"),
+        templates=templates(
+            "analysis.html.j2", "report_style.css.j2", "report_charts.html.j2"
+        ),
         code=code("analyze_data.py"),
     output:
         stats="results/datasets/{dataset}/analyze/stats.jsonl",

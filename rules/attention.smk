@@ -5,7 +5,9 @@ rule benchmark_attention:
     input:
         reference_model_files,
         config=f"results/{PLACE}attention_benchmark/config.yaml",
-        templates=templates("attention.html.j2", "report_style.css.j2"),
+        templates=templates(
+            "attention.html.j2", "report_style.css.j2", "report_charts.html.j2"
+        ),
         code=code("benchmark_attention.py"),
     output:
         page=report(

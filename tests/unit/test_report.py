@@ -12,13 +12,12 @@ import compare_experiments
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.messages import duration
-from dj2mgm.reporting.curves import loss_curves, memory_timeline, running_mean
-from dj2mgm.reporting.drawing import join_words
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.gallery import evenly_spread, gallery
+from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.report_page import seeds_note
 from dj2mgm.reporting.run_details import times_table, versions
-from dj2mgm.reporting.score_curves import score_curves
+from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, running_mean, score_charts
 from dj2mgm.reporting.verdict import headline_panels, verdicts
 
 
@@ -114,14 +113,14 @@ def test_memory_is_drawn_with_peaks_and_predictions(monkeypatch, root):
     assert "finetuneGPU22.50 GiB21.00 GiB−7 %23.6 GiB" in text
     assert "finetunehost8.50 GiB9.00 GiB+6 %62.6 GiB" in text
     baseline, dj_synth = (memory_timeline(experiment) for experiment in load_experiments(config))
-    assert [line.kind for line in baseline.lines] == ["host", "host"], "no GPU and no plan: only the host, measured"
-    assert {line.kind for line in dj_synth.lines} == {"host", "host predicted", "gpu", "gpu predicted"}
+    assert [line.kind for line in baseline.chart.lines] == ["host", "host"], "without GPU and plan: only the host"
+    assert {line.kind for line in dj_synth.chart.lines} == {"host", "host predicted", "gpu", "gpu predicted"}
     assert [(band.stage, band.left, band.width) for band in dj_synth.bands] == [
         ("pretrain", 0, 50),
         ("finetune", 50, 50),
     ]
     assert [meaning for _, meaning in dj_synth.bands[1].marks] == ["training begins", "saving begins"]
-    assert dj_synth.unit == "seconds"
+    assert dj_synth.chart.x_title.startswith("seconds")
 
 
 def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
@@ -132,11 +131,11 @@ def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
     (root / "baseline/pretrain/memory.csv").write_text("\n".join(lines) + "\n")
     timeline = memory_timeline(load_experiments(config)[0])
     assert timeline.rows[0]["peak"] == "64.00 GiB"
-    points = [tuple(map(float, point.split())) for point in timeline.lines[0].path[1:].split("L")]
+    points = [tuple(map(float, point.split())) for point in timeline.chart.lines[0].path[1:].split("L")]
     at, height = min(points, key=lambda point: point[1])
     assert len(points) < 300 and height == pytest.approx(100 - 100 / 1.08, abs=0.02)
     assert at == pytest.approx(100 * (4999 + 2776) / (4999 + 4999 + 3), abs=0.02)
-    assert timeline.unit == "minutes"
+    assert timeline.chart.x_title.startswith("minutes")
 
 
 def test_single_experiment_without_ground_truth(monkeypatch, root):
@@ -306,23 +305,23 @@ def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
     class Experiment:
         name, runs = "a", [Run, Short]
 
-    losses = loss_curves([Experiment], "pretrain")
+    losses = loss_chart([Experiment], "pretrain")
     assert [line.kind for line in losses.lines] == ["seed", "seed", "mean"]
-    assert losses.last == [(0, "a", "1.605")]  # over the last two steps before the shorter run ends
+    assert losses.ends == [(0, "a", "1.605")]  # over the last two steps before the shorter run ends
     assert losses.x_ticks[-1].text == "100" and losses.x_ticks[-1].at == 100
 
 
 def test_score_curves_have_a_band_over_the_seeds(root):
     experiments = load_experiments(write_results(root))
-    assert [drawn.what for drawn in score_curves(experiments, "pretrain")] == ["Loss of held-out answers"]
-    loss, accuracy = score_curves(experiments, "finetune")
-    assert loss.last == [(0, "baseline", f"{4.5 / 29:.3f}"), (1, "dj_synth", f"{4.5 / 29:.3f}")]
+    assert [chart.quantity for chart in score_charts(experiments, "pretrain")] == ["Loss of held-out answers"]
+    loss, accuracy = score_charts(experiments, "finetune")
+    assert loss.ends == [(0, "baseline", f"{4.5 / 29:.3f}"), (1, "dj_synth", f"{4.5 / 29:.3f}")]
     assert [(line.kind, line.index) for line in accuracy.lines] == [("band", 0), ("band", 1), ("mean", 0), ("mean", 1)]
     heights = [100 - float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", accuracy.lines[0].path)]
     assert heights == pytest.approx([25, 50, 72.5, 82.5, 60, 35])  # the seeds' lowest, then back along their highest
     assert "2.0 % of the stage's time" in loss.note
     # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
-    same = [re.search(r"agree in (\d+) of (\d+)", score_curves([each], "finetune")[1].note) for each in experiments]
+    same = [re.search(r"agree in (\d+) of (\d+)", score_charts([each], "finetune")[1].note) for each in experiments]
     assert [found.groups() for found in same] == [("28", "30"), ("16", "30")]
 
 
@@ -342,7 +341,7 @@ def test_loss_that_is_not_a_number_leaves_a_gap():
     class Experiment:
         name, runs = "a", [Run]
 
-    paths = [line.path for line in loss_curves([Experiment], "pretrain").lines]
+    paths = [line.path for line in loss_chart([Experiment], "pretrain").lines]
     assert all("nan" not in path for path in paths)
 
 

@@ -20,18 +20,18 @@ from report_results import (
 )
 
 from dj2mgm.files import write_jsonl
-from dj2mgm.reporting.drawing import HEIGHT, Scale, format_integer, list_counts, stacked_bars
+from dj2mgm.reporting.charts import HEIGHT, Scale, bin_edges, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.flow import WIDTH, FlowStep, Lanes, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import read_recaptions, read_truth, recaption_gallery, synthesis_quality
 from dj2mgm.reporting.histograms import (
-    bin_edges,
     bin_edges_at,
     parse_number,
     read_statistics,
     similarity_histogram,
     statistic_histograms,
 )
+from dj2mgm.reporting.rendering import format_integer, list_counts
 from dj2mgm.reporting.run_details import config_difference, flatten, operators
 
 LEFT = PAIRS - TOO_SHORT - TOO_SIMILAR

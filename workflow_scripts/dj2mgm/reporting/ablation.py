@@ -18,6 +18,7 @@ from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import read_jsonl
+from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparable import describe_obstacles, score_differences
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
@@ -32,9 +33,9 @@ from dj2mgm.reporting.comparison import (
     interval_ends,
     verdict_scope,
 )
-from dj2mgm.reporting.drawing import Scale, format_number
 from dj2mgm.reporting.experiment import Experiment, RunResults
 from dj2mgm.reporting.judges import judge_notes
+from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.variants_page import (
     CountCell,
     ScoreCell,

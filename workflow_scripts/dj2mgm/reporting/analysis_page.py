@@ -14,17 +14,8 @@ from dj2mgm.files import write_text
 from dj2mgm.juicer.analysis import Analysis, suggested_recipe
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import show
-from dj2mgm.reporting.drawing import (
-    Bars,
-    Scale,
-    Tick,
-    data_uri,
-    format_integer,
-    list_counts,
-    stacked_bars,
-    template_environment,
-)
-from dj2mgm.reporting.histograms import bin_edges
+from dj2mgm.reporting.charts import Bars, Scale, Tick, bin_edges, stacked_bars
+from dj2mgm.reporting.rendering import data_uri, format_integer, list_counts, template_environment
 
 EXAMPLES = 4
 COMMON = 0.25  # share of the rows; a lowest or highest value of more rows gets no examples

@@ -1,24 +1,14 @@
 """Page of the attention benchmark: time and memory by sequence length."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.files import write_text
 from dj2mgm.memory.attention_benchmark import IMPLEMENTATIONS, Measurement
-from dj2mgm.reporting.drawing import Scale, Tick, template_environment
+from dj2mgm.reporting.charts import Line, LineChart, Scale, Tick, draw_line
+from dj2mgm.reporting.rendering import template_environment
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash_attention_2": "FlashAttention 2"}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A chart of one quantity by sequence length."""
-
-    title: str
-    paths: list[tuple[int, str]]  # index of the implementation, and its line in a box of 100 × 100 units
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
 
 
 def write_page(rows: list[Measurement], path: str | Path) -> None:
@@ -32,24 +22,23 @@ def write_page(rows: list[Measurement], path: str | Path) -> None:
         template_environment()
         .get_template("attention.html.j2")
         .render(
-            plots=[_plot(title, measured, of) for title, of in quantities.items() if measured],
-            legend=[(index, NAMES[name]) for index, name in enumerate(IMPLEMENTATIONS) if _has(measured, name)],
+            charts=[_draw_chart(quantity, measured, of) for quantity, of in quantities.items() if measured],
             rows=[(NAMES[row.implementation], row) for row in rows],
         )
     )
     write_text(path, page)
 
 
-def _has(measured: list[Measurement], name: str) -> bool:
-    return any(row.implementation == name for row in measured)
-
-
-def _plot(title: str, measured: list[Measurement], of: Callable[[Measurement], float]) -> Plot:
+def _draw_chart(quantity: str, measured: list[Measurement], of: Callable[[Measurement], float]) -> LineChart:
     lengths = sorted({row.sequence_length for row in measured})
     x, y = Scale(0, lengths[-1]), Scale(0, 1.05 * max(map(of, measured)))
-    paths = []
+    lines, ends = [], []
     for index, name in enumerate(IMPLEMENTATIONS):
         if points := [row for row in measured if row.implementation == name]:
-            places = [f"{x.at(row.sequence_length):.2f} {100 - y.at(of(row)):.2f}" for row in points]
-            paths.append((index, "M" + "L".join(places)))
-    return Plot(title, paths, [Tick(x.at(length), str(length)) for length in lengths[-4:]], y.ticks(4))
+            lines.append(
+                Line("mean", draw_line(x, y, [row.sequence_length for row in points], [*map(of, points)]), index)
+            )
+            ends.append((index, NAMES[name], ""))
+    ticks = [Tick(x.at(length), str(length)) for length in lengths[-4:]]
+    description = f"{quantity}, by sequence length; the table below has the values"
+    return LineChart(quantity, lines, ticks, y.ticks(4), "tokens", description, ends)

@@ -5,8 +5,8 @@ The pages state why other metrics are not compared.
 
 from dj2mgm.evaluation.groups import SECOND, is_task_metric
 from dj2mgm.evaluation.seeds import Estimates, Scores, paired_difference, select_metrics
-from dj2mgm.reporting.drawing import join_words
 from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.rendering import join_words
 
 JUDGED_METRICS = ("clip_score", "ref_clip_score")  # measured by both judges
 

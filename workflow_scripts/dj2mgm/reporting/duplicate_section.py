@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.files import read_jsonl, read_yaml
-from dj2mgm.reporting.drawing import format_integer
 from dj2mgm.reporting.experiment import Experiment
 from dj2mgm.reporting.gallery import thumbnail
+from dj2mgm.reporting.rendering import format_integer
 
 CLUSTERS, IMAGES = 4, 5  # number of clusters shown, and of images per cluster
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.drawing import format_integer, list_counts
 from dj2mgm.reporting.experiment import Experiment, RunResults
 from dj2mgm.reporting.gallery import RecaptionedRow
 from dj2mgm.reporting.links import step_key
+from dj2mgm.reporting.rendering import format_integer, list_counts
 
 
 @dataclass(frozen=True)

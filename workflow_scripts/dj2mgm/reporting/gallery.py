@@ -9,8 +9,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl, read_yaml
-from dj2mgm.reporting.drawing import data_uri, format_integer
 from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.rendering import data_uri, format_integer
 
 ITEMS = 12
 LONGEST_SIDE = 320  # px, of the embedded copies

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.drawing import BINS, Bars, Scale, Tick, list_counts, stacked_bars
+from dj2mgm.reporting.charts import BINS, Bars, Scale, Tick, bin_edges, stacked_bars
 from dj2mgm.reporting.experiment import RunResults
 from dj2mgm.reporting.gallery import RecaptionedRow
+from dj2mgm.reporting.rendering import list_counts
 
 # arguments of Data-Juicer's operators that limit a statistic: {statistic: (operator, lower, upper)}
 LIMITS = {
@@ -156,20 +157,6 @@ def _series(dropped_by: str, operator: str) -> str:
     if not dropped_by:
         return "kept"
     return "here" if dropped_by == operator else "elsewhere"
-
-
-def bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the edges of the bins, and whether they are logarithmic, as for values far from the median.
-
-    Whole numbers get bins of equal whole width, so that all bins cover the same number of values.
-    """
-    low, high = float(values.min()), float(values.max())
-    if low > 0 and high / float(np.median(values)) > 12 or low > 0 and float(np.median(values)) / low > 12:
-        return np.geomspace(low, high * (1 + 1e-9), BINS + 1), True
-    if np.all(values == np.round(values)):
-        width = max(1, math.ceil((high - low + 1) / BINS))
-        return np.arange(low - 0.5, high + 0.5 + width, width), False
-    return np.linspace(low, high, BINS + 1), False
 
 
 def group_by_folder(named: Iterable[tuple[str, Path]]) -> Iterator[tuple[Path, list[str]]]:

@@ -18,8 +18,8 @@ from dj2mgm.reporting.comparison import (
     format_interval,
     verdict_scope,
 )
-from dj2mgm.reporting.drawing import format_integer, join_words
 from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.rendering import format_integer, join_words
 
 
 def judge_notes(experiments: list[Experiment]) -> list[str]:

@@ -10,8 +10,8 @@ from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.seeds import aggregate, drop_images
 from dj2mgm.files import read_json
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, format_interval, format_score
-from dj2mgm.reporting.drawing import format_integer
 from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.rendering import format_integer
 
 # columns of the table; the last three count texts, which are compared for benchmarks only
 COUNTS = ("references", "leaked", "questions", "training_images", "training_rows", "texts", "leaked_texts", "text_rows")

@@ -8,8 +8,6 @@ from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import write_text
 from dj2mgm.reporting.comparable import differences_to_first, judge_name
 from dj2mgm.reporting.comparison import chance_note, metric_table
-from dj2mgm.reporting.curves import loss_curves, memory_timeline
-from dj2mgm.reporting.drawing import format_integer, join_words, template_environment
 from dj2mgm.reporting.duplicate_section import duplicate_sections
 from dj2mgm.reporting.experiment import Experiment
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
@@ -25,8 +23,9 @@ from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, s
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
 from dj2mgm.reporting.links import page_name, rows_link, step_key
+from dj2mgm.reporting.rendering import format_integer, join_words, template_environment
 from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
-from dj2mgm.reporting.score_curves import score_curves
+from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, score_charts
 from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
 
 LANES = {
@@ -85,14 +84,14 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
             copies=copies,
             leaks=leaks,
             losses=[
-                (_title(name, experiments), meaning, loss_curves(experiments, name))
+                (_title(name, experiments), meaning, loss_chart(experiments, name))
                 for name, meaning in TRAINED.items()
                 if all(name in run.records for experiment in experiments for run in experiment.runs)
             ],
             scores=[
-                (f"{_title(stage, experiments)}: {drawn.what.lower()}", drawn)
+                (f"{_title(stage, experiments)}: {chart.quantity.lower()}", chart)
                 for stage in TRAINED
-                for drawn in score_curves(experiments, stage)
+                for chart in score_charts(experiments, stage)
             ],
             memory=[(e.name, index, memory_timeline(e)) for index, e in enumerate(experiments)],
             planned=any(record.get("memory_plan") for e in experiments for record in e.runs[0].records.values()),

@@ -9,11 +9,12 @@ import pandas as pd
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, same_seeds
 from dj2mgm.messages import duration
+from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparable import comparable_scores, describe_obstacles
 from dj2mgm.reporting.comparison import HEADLINES, chance_note, format_interval, format_score, interval_ends
-from dj2mgm.reporting.curves import read_stage_memory
-from dj2mgm.reporting.drawing import Scale, format_integer
 from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.training_charts import read_stage_memory
 from dj2mgm.reporting.variants_page import (
     CountCell,
     ScoreCell,

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.files import write_text
+from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import interval_ends
-from dj2mgm.reporting.drawing import Scale, template_environment
+from dj2mgm.reporting.rendering import template_environment
 
 
 @dataclass(frozen=True)

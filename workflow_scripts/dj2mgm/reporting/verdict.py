@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dj2mgm.evaluation.groups import SECOND, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
+from dj2mgm.reporting.charts import Scale, Tick
 from dj2mgm.reporting.comparable import describe_obstacles, find_obstacle
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
@@ -17,7 +18,6 @@ from dj2mgm.reporting.comparison import (
     format_score,
     interval_ends,
 )
-from dj2mgm.reporting.drawing import Scale, Tick
 from dj2mgm.reporting.experiment import Experiment
 
 MODELS = {"pretrain": "pretraining", "finetune": "fine-tuning"}

@@ -16,9 +16,9 @@ from markupsafe import Markup
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_text
-from dj2mgm.reporting.drawing import data_uri, format_integer, template_environment
 from dj2mgm.reporting.explorer.results import Results
 from dj2mgm.reporting.explorer.row_table import Table
+from dj2mgm.reporting.rendering import data_uri, format_integer, template_environment
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 SCRIPTS = ("explore_model.js", "explore_source.js", "explore_limits.js", "explore_rows.js")

@@ -1,43 +1,17 @@
-"""Templates, number formats, embedded images, axes and bars of all pages."""
+"""Charts of all pages: axes, stacked bars of histograms, and lines, in the units of the pages' SVG drawings."""
 
-import base64
-import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
-from PIL import Image
 
+from dj2mgm.reporting.rendering import format_number
 
-def template_environment() -> Environment:
-    """Return the templates; they escape all values, since captions come from models and web crawls."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        # lines may break after "_" and "."
-        "breakable": lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>")),
-        "thousands": format_integer,
-        "score": lambda value: format_number(round(value, 2) + 0, 2),
-        "minus": lambda text: text.replace("-", "−"),
-        "listed": join_words,
-    }
-    return environment
-
-
-def data_uri(image: Image.Image, longest_side: int, quality: int) -> str:
-    """Encode the image as a WebP data URI, shrunk in place to `longest_side` px if it is larger."""
-    image.thumbnail((longest_side, longest_side))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=quality)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+BINS = 32  # of a histogram
+HEIGHT = 100.0  # units of a drawing of bars; it is stretched to the page's width and height
+SMALLEST = 1.6  # units; the least height of a bin that has rows, so that it stays visible
+POINTS = 240  # most points of a line
 
 
 @dataclass(frozen=True)
@@ -99,32 +73,6 @@ def log_values(low: float, high: float, count: int) -> list[float]:
     return values[:: math.ceil(len(values) / count)]
 
 
-def format_number(value: float, digits: int, signed: bool = False) -> str:
-    """Format a number with a true minus and narrow spaces between thousands; `signed` adds a plus."""
-    text = f"{value:{'+' if signed and value else ''},.{digits}f}"
-    return text.replace("-", "−").replace(",", "\u202f")
-
-
-def list_counts(counts: dict[str, int]) -> str:
-    """List the counts that are not 0: {"empty": 3, "missing": 0} → "empty 3"."""
-    return ", ".join(f"{name.replace('_', ' ')} {format_integer(count)}" for name, count in counts.items() if count)
-
-
-def format_integer(number: int) -> str:
-    """Format a whole number with narrow no-break spaces: 12345 → "12 345"."""
-    return f"{number:,}".replace(",", "\u202f").replace("-", "−")
-
-
-def join_words(items: list[str]) -> str:
-    """Join words in a sentence: ["a", "b", "c"] → "a, b and c"."""
-    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
-
-
-BINS = 32  # of a histogram
-HEIGHT = 100.0  # units of the drawing; it is stretched to the page's width and height
-SMALLEST = 1.6  # units; the least height of a bin that has rows, so that it stays visible
-
-
 @dataclass(frozen=True)
 class Bars:
     """The bars of one series of a histogram, as an SVG path."""
@@ -158,3 +106,47 @@ def _bar(left: float, width: float, start: float, height: float, down: bool) -> 
     top = start if down else HEIGHT - start - height
     gap = 0.12 * width
     return f"M{left + gap / 2:.2f} {top:.2f}h{width - gap:.2f}v{height:.2f}h{gap - width:.2f}z"
+
+
+def bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return the edges of the bins, and whether they are logarithmic, as for values far from the median.
+
+    Whole numbers get bins of equal whole width, so that all bins cover the same number of values.
+    """
+    low, high = float(values.min()), float(values.max())
+    if low > 0 and high / float(np.median(values)) > 12 or low > 0 and float(np.median(values)) / low > 12:
+        return np.geomspace(low, high * (1 + 1e-9), BINS + 1), True
+    if np.all(values == np.round(values)):
+        width = max(1, math.ceil((high - low + 1) / BINS))
+        return np.arange(low - 0.5, high + 0.5 + width, width), False
+    return np.linspace(low, high, BINS + 1), False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart, in a box of 100 × 100 units that the page stretches."""
+
+    kind: str  # class of the style sheet: seed, mean, band, host, gpu, …
+    path: str
+    index: int | None = None  # of the experiment or another series, for its color
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """A chart of lines; `ends` has the index, the name and the last value ("" for none) of each series."""
+
+    quantity: str
+    lines: list[Line]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    x_title: str
+    description: str  # for screen readers
+    ends: list[tuple[int, str, str]]
+    note: str = ""
+
+
+def draw_line(x: Scale, y: Scale, xs: Sequence[float], ys: Sequence[float]) -> str:
+    """Return a path through at most POINTS of the finite values."""
+    finite = np.flatnonzero(np.isfinite(ys))
+    chosen = finite[np.unique(np.linspace(0, len(finite) - 1, min(POINTS, len(finite))).round().astype(int))]
+    return "M" + "L".join(f"{x.at(xs[place]):.2f} {100 - y.at(ys[place]):.2f}" for place in chosen)

@@ -1,0 +1,58 @@
+"""Templates, embedded images, and formats of numbers and lists of all pages."""
+
+import base64
+import io
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from PIL import Image
+
+
+def template_environment() -> Environment:
+    """Return the templates; they escape all values, since captions come from models and web crawls."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        # lines may break after "_" and "."
+        "breakable": lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>")),
+        "thousands": format_integer,
+        "score": lambda value: format_number(round(value, 2) + 0, 2),
+        "minus": lambda text: text.replace("-", "−"),
+        "listed": join_words,
+    }
+    return environment
+
+
+def data_uri(image: Image.Image, longest_side: int, quality: int) -> str:
+    """Encode the image as a WebP data URI, shrunk in place to `longest_side` px if it is larger."""
+    image.thumbnail((longest_side, longest_side))
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=quality)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def format_number(value: float, digits: int, signed: bool = False) -> str:
+    """Format a number with a true minus and narrow spaces between thousands; `signed` adds a plus."""
+    text = f"{value:{'+' if signed and value else ''},.{digits}f}"
+    return text.replace("-", "−").replace(",", "\u202f")
+
+
+def list_counts(counts: dict[str, int]) -> str:
+    """List the counts that are not 0: {"empty": 3, "missing": 0} → "empty 3"."""
+    return ", ".join(f"{name.replace('_', ' ')} {format_integer(count)}" for name, count in counts.items() if count)
+
+
+def format_integer(number: int) -> str:
+    """Format a whole number with narrow no-break spaces: 12345 → "12 345"."""
+    return f"{number:,}".replace(",", "\u202f").replace("-", "−")
+
+
+def join_words(items: list[str]) -> str:
+    """Join words in a sentence: ["a", "b", "c"] → "a, b and c"."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

@@ -1,0 +1,248 @@
+"""Charts of training by stage: loss, scores of held-out answers, and memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dj2mgm.evaluation.vqa import is_correct
+from dj2mgm.files import read_jsonl
+from dj2mgm.memory.memory_csv import joined_seconds, read_rows
+from dj2mgm.reporting.charts import POINTS, Line, LineChart, Scale, draw_line
+from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.rendering import join_words
+
+QUANTITIES = {"loss": "Loss of held-out answers", "accuracy": "Correct held-out answers"}
+Curve = tuple[np.ndarray, np.ndarray]  # steps and values, (N,) each
+
+
+def loss_chart(experiments: list[Experiment], stage: str) -> LineChart:
+    """Draw each run's loss, and each experiment's mean over its runs, smoothed over 1/20 of it."""
+    curves = [[_read_curve(run.steps[stage], "loss") for run in experiment.runs] for experiment in experiments]
+    everything = [curve for runs in curves for curve in runs]
+    x = Scale(0, max(steps.max() for steps, _ in everything))
+    y = Scale(0, 1.04 * max(losses[np.isfinite(losses)].max(initial=0) for _, losses in everything) or 1)
+    lines, ends = [], []
+    for index, (experiment, runs) in enumerate(zip(experiments, curves, strict=True)):
+        lines += [Line("seed", draw_line(x, y, *run), index) for run in runs]
+        steps, losses = align_curves(runs)
+        smooth = running_mean(losses.mean(axis=0), len(steps) // 20)
+        lines.append(Line("mean", draw_line(x, y, steps, smooth), index))
+        ends.append((index, experiment.name, f"{smooth[-1]:.3f}"))
+    return _training_chart("Loss", lines, x, y, ends)
+
+
+def score_charts(experiments: list[Experiment], stage: str) -> list[LineChart]:
+    """Draw each metric of the experiments whose runs measured it, as a mean with a band over the seeds."""
+    return [
+        _score_chart(metric, stage, having)
+        for metric in QUANTITIES
+        if (having := [(index, each) for index, each in enumerate(experiments) if _has(each, stage, metric)])
+    ]
+
+
+def _has(experiment: Experiment, stage: str, metric: str) -> bool:
+    return all(run.held_out.get(stage) and metric in run.held_out[stage][0] for run in experiment.runs)
+
+
+def _score_chart(metric: str, stage: str, experiments: list[tuple[int, Experiment]]) -> LineChart:
+    curves = [
+        align_curves([_read_curve(run.held_out[stage], metric) for run in experiment.runs])
+        for _, experiment in experiments
+    ]
+    shares = metric == "accuracy"
+    x = Scale(0, max(steps[-1] for steps, _ in curves))
+    y = Scale(0, 1 if shares else 1.04 * max(values.max() for _, values in curves) or 1)
+    lines, ends = [], []
+    for (index, experiment), (steps, values) in zip(experiments, curves, strict=True):
+        mean = values.mean(axis=0)
+        if len(values) > 1:
+            around = np.concatenate([values.min(axis=0), values.max(axis=0)[::-1]])
+            path = draw_line(x, y, np.concatenate([steps, steps[::-1]]), around)
+            lines.append(Line("band", f"{path}Z", index))
+        lines.append(Line("mean", draw_line(x, y, steps, mean), index))
+        ends.append((index, experiment.name, f"{100 * mean[-1]:.1f} %" if shares else f"{mean[-1]:.3f}"))
+    note = _note(metric, stage, [experiment for _, experiment in experiments])
+    return _training_chart(QUANTITIES[metric], lines, x, y, ends, note, 100 if shares else 1)
+
+
+def _training_chart(
+    quantity: str, lines: list[Line], x: Scale, y: Scale, ends: list, note: str = "", factor: float = 1
+) -> LineChart:
+    last = ", ".join(f"{name} {value}" for _, name, value in ends)
+    return LineChart(
+        quantity,
+        sorted(lines, key=lambda line: line.kind == "mean"),  # means are drawn last
+        x.ticks(4),
+        y.ticks(4, factor=factor),
+        "optimizer step",
+        f"{quantity} by optimizer step. At the end: {last}",
+        ends,
+        note,
+    )
+
+
+def _read_curve(rows: list[dict], metric: str) -> Curve:
+    return np.array([row["step"] for row in rows], float), np.array([row[metric] for row in rows], float)
+
+
+def align_curves(curves: list[Curve]) -> Curve:
+    """Return the steps (N,) of the longest curve up to the end of the shortest, and all S curves at them, (S, N)."""
+    end = min(steps[-1] for steps, _ in curves)
+    steps = max((steps for steps, _ in curves), key=len)
+    steps = steps[steps <= end]
+    return steps, np.stack([np.interp(steps, *curve) for curve in curves])
+
+
+def running_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Return the mean over at most `window` // 2 values on both sides, so that the result has no lag. (N,) → (N,)."""
+    return pd.Series(values).rolling(2 * (window // 2) + 1, center=True, min_periods=1).mean().to_numpy()
+
+
+def _note(metric: str, stage: str, experiments: list[Experiment]) -> str:
+    """Describe the questions, and the time they took or their agreement with the evaluation."""
+    runs = [run for experiment in experiments for run in experiment.runs]
+    records = [run.records[stage]["scores"] for run in runs]
+    numbers = sorted({record["questions"] for record in records})
+    count = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    questions = f"{count} held-out {join_words(sorted({record['asked'] for record in records}))}"
+    if metric == "loss":
+        most = f"{100 * max(record['share'] for record in records):.1f} %"
+        return f"{questions}; loss in nats per token of the answer; scoring took at most {most} of the stage's time"
+    agreeing = [same for run in runs for same in _compare_with_evaluation(run)]
+    if not agreeing:
+        return questions
+    agreement = f"{sum(agreeing)} of {len(agreeing)}"
+    return f"{questions}; at the last checkpoint, the evaluation's generated answers agree in {agreement}"
+
+
+def _compare_with_evaluation(run: RunResults) -> list[bool]:
+    """Return whether training and evaluation agree, for each question that both asked of the last checkpoint."""
+    scored = {_key(row): row["correct"] for row in read_jsonl(run.stages["finetune"] / "scored.jsonl")}
+    answers = read_jsonl(run.stages["generate"] / "answers.jsonl")
+    own = (row for row in answers if row["model"] == "finetune" and row["images"] == "own")
+    return [scored[_key(row)] == is_correct(row) for row in own if _key(row) in scored]
+
+
+def _key(row: dict) -> tuple:
+    return row["id"], row["type"], row["question"], row["answer"]
+
+
+SERIES = {"host": "host memory of the job's processes", "gpu": "memory of the fullest GPU"}
+TIME_UNITS = (("hours", 3600, 3 * 3600), ("minutes", 60, 3 * 60), ("seconds", 1, 0))  # name, seconds, least total
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """N memory readings of one stage, all attempts joined."""
+
+    stage: str
+    seconds: np.ndarray  # since the stage began; (N,)
+    phases: list[str]
+    sizes: dict[str, np.ndarray]  # GiB, (N,), by series: host and, with a GPU, gpu
+    predicted: dict[str, float]  # GiB by series; empty without a memory plan
+    limits: dict[str, float]  # GiB by series
+
+    def peak(self, series: str) -> float:
+        """Return the highest reading in GiB."""
+        return float(self.sizes[series].max())
+
+
+@dataclass(frozen=True)
+class Band:
+    """A stage's part of the time axis."""
+
+    stage: str
+    left: float  # per cent
+    width: float
+    marks: list[tuple[float, str]]  # places at which training and saving begin
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The memory chart of an experiment's training stages, one after the other, and its table."""
+
+    chart: LineChart
+    bands: list[Band]
+    series: dict[str, str]  # measured series with their meaning
+    rows: list[dict]  # of the table
+
+
+def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
+    """Read the memory readings of a training stage, with the plan's predictions and the limits."""
+    record = run.records[stage]
+    rows = read_rows(Path(run.stages[stage]) / "memory.csv")
+    gpus = [name for name in rows[0] if name.startswith("gpu")]
+    sizes = {"host": np.array([float(row["job_gib"]) for row in rows])}
+    if gpus:
+        sizes["gpu"] = np.array([max(float(row[name] or 0) for name in gpus) for row in rows])
+    limits, plan = record.get("memory") or {}, record.get("memory_plan") or {}
+    return StageMemory(
+        stage=stage,
+        seconds=np.array(joined_seconds(rows)),
+        phases=[row["phase"] for row in rows],
+        sizes=sizes,
+        predicted={series: plan[f"{series}_gib"] for series in sizes if plan.get(f"{series}_gib") is not None},
+        limits={series: limits[f"{series}_limit_gib"] for series in sizes if limits.get(f"{series}_limit_gib")},
+    )
+
+
+def memory_timeline(experiment: Experiment) -> Timeline:
+    """Draw the memory of the experiment's first run."""
+    stages = [read_stage_memory(experiment.runs[0], stage) for stage in experiment.runs[0].records]
+    starts = np.cumsum([0.0, *(stage.seconds[-1] for stage in stages)])
+    unit, unit_seconds, _ = next(u for u in TIME_UNITS if starts[-1] >= u[2])
+    x = Scale(0, float(starts[-1]))
+    heights = [height for stage in stages for s in stage.sizes for height in (stage.peak(s), stage.predicted.get(s, 0))]
+    y = Scale(0, 1.08 * max(heights))
+    lines, bands = [], []
+    for stage, start, end in zip(stages, starts, starts[1:], strict=False):
+        lines += _lines(x, y, stage, float(start), float(end))
+        left, marks = x.at(float(start)), _marks(x, stage, float(start))
+        bands.append(Band(stage.stage, left, round(x.at(float(end)) - left, 2), marks))
+    rows = [_row(stage, series) for stage in stages for series in stage.sizes]
+    peaks = ", ".join(f"{row['stage']} {row['of']} {row['peak']}" for row in rows)
+    chart = LineChart(
+        "Memory",
+        lines,
+        x.ticks(4, factor=1 / unit_seconds),
+        y.ticks(4),
+        f"{unit} (vertical axis: GiB)",
+        f"Memory over time. Peaks: {peaks}",
+        ends=[],
+    )
+    measured = {series: SERIES[series] for series in SERIES if any(series in stage.sizes for stage in stages)}
+    return Timeline(chart, bands, measured, rows)
+
+
+def _lines(x: Scale, y: Scale, stage: StageMemory, start: float, end: float) -> Iterator[Line]:
+    for series, sizes in stage.sizes.items():
+        chosen = _find_peaks(sizes)
+        yield Line(series, draw_line(x, y, start + stage.seconds[chosen], sizes[chosen]))
+        if series in stage.predicted:
+            yield Line(f"{series} predicted", draw_line(x, y, [start, end], 2 * [stage.predicted[series]]))
+
+
+def _find_peaks(sizes: np.ndarray) -> list[int]:
+    """Return the places of at most POINTS readings, each the largest of its neighbors, so that no peak is lost."""
+    groups = np.array_split(np.arange(len(sizes)), min(POINTS, len(sizes)))
+    return [group[sizes[group].argmax()] for group in groups]
+
+
+def _marks(x: Scale, stage: StageMemory, start: float) -> list[tuple[float, str]]:
+    changes = [place for place in range(1, len(stage.phases)) if stage.phases[place] != stage.phases[place - 1]]
+    return [(x.at(start + float(stage.seconds[place])), f"{stage.phases[place]} begins") for place in changes]
+
+
+def _row(stage: StageMemory, series: str) -> dict:
+    peak, predicted, limit = stage.peak(series), stage.predicted.get(series), stage.limits.get(series)
+    return {
+        "stage": stage.stage,
+        "of": "GPU" if series == "gpu" else series,
+        "peak": f"{peak:.2f} GiB",
+        "predicted": "–" if predicted is None else f"{predicted:.2f} GiB",
+        "error": "–" if predicted is None else f"{100 * (predicted / peak - 1):+.0f} %".replace("-", "−"),
+        "limit": "–" if limit is None else f"{limit:.1f} GiB",
+    }
