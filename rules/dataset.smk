@@ -1,4 +1,4 @@
-# The dataset: drawn (config/datasets/shapes.yaml) or brought by the user, in the workflow's own formats.
+# Makes the dataset: generated (config/datasets/shapes.yaml) or the user's, in the workflow's formats.
 rule make_dataset:
     input:
         source_files,

@@ -1,4 +1,4 @@
-# The training files: LLaVA conversations with absolute image paths, every image opened and verified.
+# Writes the training files: LLaVA conversations with absolute image paths, every image opened and verified.
 rule write_jsonl:
     input:
         config="results/{run}/jsonl/config.yaml",

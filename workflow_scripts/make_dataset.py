@@ -1,4 +1,4 @@
-"""Draws the embedded dataset, or validates and completes someone's own, of one source or several.
+r"""Generate the embedded dataset, or validate and complete a user's own dataset of one or several sources.
 
     python workflow_scripts/make_dataset.py --config results/datasets/shapes/config.yaml \\
         --output-dir results/datasets/shapes
@@ -25,7 +25,7 @@ def main() -> None:
         summary = write_shapes(spec, args.output_dir)
         summary["planted"] = count_faults(assign_faults(spec))
     elif sources := settings.pop("sources", None):
-        working = args.output_dir / ".sources"  # always the same one, so that nothing is left of a killed run
+        working = args.output_dir / ".sources"  # a fixed name, so that a killed run leaves nothing behind
         shutil.rmtree(working, ignore_errors=True)
         working.mkdir()
         splits, read = write_mixture(sources, args.output_dir, working)
@@ -36,8 +36,8 @@ def main() -> None:
     print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)
-        more = f", {copies} of them under another name" if copies else ""
-        note(f"{count} rows of {split} are left out, since they are about held-out images{more}")
+        more = f" ({copies} of them under another name)" if copies else ""
+        note(f"{count} rows of {split} are left out, because they are about held-out images{more}")
     write_json(args.output_dir / "summary.json", summary)
 
 

@@ -1,18 +1,18 @@
-"""Turns pairs and instructions into what the trainer reads, with absolute and verified image paths.
+r"""Convert pairs and instructions to the trainer's files, with absolute and verified image paths.
 
     python workflow_scripts/write_jsonl.py --config results/baseline/jsonl/config.yaml \\
         --pairs results/baseline/filter/filtered.jsonl --instructions results/datasets/shapes/finetune.json \\
         --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/jsonl
 
-Where there are no instructions (an empty list), stage 2 trains on the pairs and asks for their captions. A row about an
-image of the evaluation file is a bad row. A model that has no stage 1 (`one_stage`) is fine-tuned on both files; where
-there are no instructions, the second is then empty.
+Without instructions (an empty list), stage 2 trains on the pairs, with a question for captions. A row about an image of
+the evaluation file is a bad row. A model without stage 1 (`one_stage`) is fine-tuned on both files; without
+instructions, the second one is then empty.
 
-`--same-samples-as results/baseline/jsonl/summary.json` writes as many samples of each as another experiment trains on,
-by leaving out or repeating rows, so that only the data differs and not how much is trained.
+`--same-samples-as results/baseline/jsonl/summary.json` writes the numbers of samples that another experiment trains on,
+by dropping or repeating rows, so that only the data differs and not the amount of training.
 
-`--leaks results/datasets/photos/leaks/leaks.jsonl` leaves out rows about images that are evaluated on, and instructions
-that ask a benchmark's question.
+`--leaks results/datasets/photos/leaks/leaks.jsonl` drops rows about images of the evaluation, and instructions that ask
+a benchmark's question.
 
 Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 """
@@ -30,7 +30,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, sha256_of, write_json
 from dj2mgm.messages import note
 
-FEW = 10  # rows of a source; a smaller whole number may be meant as a weight
+FEW = 10  # rows of a source; a smaller integer may be meant as a weight
 
 
 @command_line
@@ -47,34 +47,34 @@ def main() -> None:
     leaked, leaked_rows = _read_leaks(args.leaks)
     held_out = HeldOutImages(read_evaluation(args.evaluation), settings["evaluation_images"])
     summary: dict = {}
-    for name, (rows, root) in _sources(settings, args.pairs, args.instructions).items():
+    for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions).items():
         output = args.output_dir / f"{name}.jsonl"
         budget = budgets and budgets[name]["rows_out"]
         limits = settings["on_bad_row"], settings["max_samples"], budget, settings["seed"]
-        takes = {key: settings.get(key, False) for key in ("several_images", "one_question")}
-        takes |= {"leaked_rows": leaked_rows} if name == "finetune" else {}
-        rules = SampleRules(*limits, settings["sources"], leaked, tuple(settings["control_tokens"]), **takes)
+        model_limits = {key: settings.get(key, False) for key in ("several_images", "one_question")}
+        model_limits |= {"leaked_rows": leaked_rows} if name == "finetune" else {}
+        rules = SampleRules(*limits, settings["sources"], leaked, tuple(settings["control_tokens"]), **model_limits)
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
-        more = f", {counts['repeated']} of them repeats" if counts["repeated"] else ""
+        more = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""
         note_amounts(name, counts.get("sources", {}), settings["sources"])
         print(f"{name}: {counts['rows_out']} samples{more} from {counts['rows_in']} rows, in {output}", flush=True)
     for source, amount in settings["sources"].items():
-        there = any(source in counts.get("sources", {}) for counts in summary.values())
-        if isinstance(amount, int) and amount and not there:
-            raise InputError(f"sources.{source}: {amount} rows are asked for, and none can be trained on; ask for 0")
+        usable = any(source in counts.get("sources", {}) for counts in summary.values())
+        if isinstance(amount, int) and amount and not usable:
+            raise InputError(f"sources.{source}: {amount} rows are requested, but none can be trained on; set it to 0")
     files = {"pairs": args.pairs, "instructions": args.instructions, "evaluation": args.evaluation}
     summary["inputs"] = {name: sha256_of(file) for name, file in files.items()}
     write_json(args.output_dir / "summary.json", summary)
 
 
 def _read_leaks(file: Path | None) -> tuple[frozenset[str], frozenset[str]]:
-    """Paths of images, and ids of instructions."""
+    """Return the paths of leaked images, and the ids of leaked instructions."""
     keys = "path", "row"
     return tuple(frozenset(leak[key] for leak in (read_jsonl(file) if file else ()) if key in leak) for key in keys)
 
 
-def _sources(settings: dict, pairs: Path, instructions: Path) -> dict[str, tuple[Iterator[dict], str]]:
-    """The rows of each stage, and the folder that their image paths are relative to."""
+def _read_splits(settings: dict, pairs: Path, instructions: Path) -> dict[str, tuple[Iterator[dict], str]]:
+    """Return the rows of each stage, and the folder that their image paths are relative to."""
     sources = {"pretrain": (convert_pairs(read_dj_jsonl(pairs), settings["question"]), settings["pretrain_images"])}
     if next(read_llava(instructions), None) is None:
         described = () if settings.get("one_stage") else convert_pairs(read_dj_jsonl(pairs), DESCRIBE)
@@ -85,14 +85,14 @@ def _sources(settings: dict, pairs: Path, instructions: Path) -> dict[str, tuple
 
 
 def note_amounts(stage: str, counts: dict[str, dict], amounts: dict[str, float]) -> None:
-    """Say what somebody may not have meant: a source of which nothing is taken, a number like a weight."""
+    """Print notes about amounts that may be mistakes: a source without samples, an integer that looks like a weight."""
     for source, count in counts.items():
-        amount, there = amounts.get(source, 1.0), f"{count['usable']} rows of {stage}"
+        amount, usable = amounts.get(source, 1.0), f"{count['usable']} rows of {stage}"
         if amount and not count["rows_out"]:
-            note(f"sources.{source}: none of its {there} is taken; raise its amount ({amount}), or lower the others")
+            note(f"sources.{source}: none of its {usable} is used; raise its amount ({amount}), or lower the others")
         elif isinstance(amount, int) and 0 < amount < min(FEW, count["usable"]):
-            taken = "is taken" if amount == 1 else "are taken"
-            note(f"sources.{source}: {amount} of its {there} {taken}; write {amount}.0 for how often to take each")
+            verb = "is" if amount == 1 else "are"
+            note(f"sources.{source}: {amount} of its {usable} {verb} used; for a weight per row, write {amount}.0")
 
 
 if __name__ == "__main__":

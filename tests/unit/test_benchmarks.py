@@ -145,7 +145,7 @@ def test_a_bad_row_stops_before_the_model_is_loaded_and_leaves_nothing(monkeypat
     files = write_mmbench(tmp_path / "mmbench.tsv", [mmbench_row(1), mmbench_row(1)])
     with pytest.raises(SystemExit) as stop:
         answer(monkeypatch, (tmp_path / "no model", tmp_path / "none"), "mmbench", files, tmp_path)
-    assert stop.value.code == 2 and "row 2: id '1' was used before" in capsys.readouterr().err
+    assert stop.value.code == 2 and "row 2: id '1' is already the id of row 1" in capsys.readouterr().err
     assert not (tmp_path / "answers.jsonl").exists()
 
 

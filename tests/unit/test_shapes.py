@@ -269,9 +269,9 @@ def test_an_object_is_drawn_where_its_caption_says():
     ("rates", "says"),
     [
         ({"blurred": 0.1}, "unknown fault ['blurred']; known are"),
-        ({"mismatched": 0.7, "duplicate": 0.4}, "at least one pair must stay clean"),
-        ({"duplicate": 1.0}, "at least one pair must stay clean"),
-        ({"mismatched": -0.1}, "no rate may be negative"),
+        ({"mismatched": 0.7, "duplicate": 0.4}, "at least one pair must be clean"),
+        ({"duplicate": 1.0}, "at least one pair must be clean"),
+        ({"mismatched": -0.1}, "rates must not be negative"),
     ],
 )
 def test_impossible_fault_rates_are_refused(rates, says):

@@ -247,23 +247,23 @@ def table_of(content: bytes):
         ("webdataset", cut_off(1100), "00001.tar is damaged .*end-of-archive block"),
         ("webdataset", cut_off(1024), "00001.tar is damaged .*end-of-archive block"),
         ("webdataset", cut_off(600), "00001.tar is damaged"),
-        ("webdataset", damaged(b"no archive"), "00001.tar is damaged or no plain tar file"),
-        ("webdataset", repeat_key, r"00002.tar: key '000' was used before, in .*00000.tar; rename the sample"),
+        ("webdataset", damaged(b"no archive"), "00001.tar is damaged or not a plain tar file"),
+        ("webdataset", repeat_key, r"00002.tar: key '000' is already used in .*00000.tar; rename the sample"),
         ("parquet", lambda folder: (folder / "part.parquet").write_bytes(b"PAR1"), "part.parquet is damaged"),
-        ("folder", lambda folder: (folder / "003.txt").unlink(), "003.png has no 003.txt beside it"),
+        ("folder", lambda folder: (folder / "003.txt").unlink(), "003.png has no caption; write it to 003.txt"),
         (
             "table",
             lambda folder: (folder / "rows.csv").write_text("picture,words\n"),
-            "no column for the image .*it has",
+            "no column for the image .*the columns are",
         ),
-        ("table", table_of(b"image,text\na.png\n"), "rows.csv, line 2: it has 1 values, and the first line 2 names"),
+        ("table", table_of(b"image,text\na.png\n"), "rows.csv, line 2: 1 values, but the first line has 2 names"),
         ("table", table_of(b'image,text\n\na.png,"b\nc"\nb.png,"c\nd,e'), "line 5: .*quote that is not closed"),
         ("table", table_of(b"image,text\n" + b"a.png,b\n" * 3000 + b"a,caf\xe9"), "line 3002: not UTF-8 .byte 0xe9"),
         ("table", table_of(b""), "rows.csv is empty; its first line names the columns"),
-        ("table", table_of(b"image,text,text\n"), "several columns are called 'text'"),
+        ("table", table_of(b"image,text,text\n"), "several columns are named 'text'"),
         ("webdataset", zip_up, r"00001.tar is compressed.*gunzip < 00001.tar > plain/00001.tar"),
-        ("webdataset", tar_of("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* next to each other"),
-        ("webdataset", tar_of("b.txt"), "key 'b': it has 0 images.* next to each other"),
+        ("webdataset", tar_of("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* must be neighbors"),
+        ("webdataset", tar_of("b.txt"), "key 'b': it has 0 images.* must be neighbors"),
         ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "has no rows"),
         ("sharegpt", lambda folder: (folder / "rows.jsonl").write_text('{"id": "1"}\n'), "row 1: it has neither"),
     ],
@@ -380,7 +380,7 @@ def test_an_archive_that_would_never_end_is_refused(make, tmp_path, size):
     info.size = size
     content = shard.read_bytes()[:2048] + info.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
     shard.write_bytes(content)
-    with pytest.raises(InputError, match="x.tar is damaged or no plain tar file"):
+    with pytest.raises(InputError, match="x.tar is damaged or not a plain tar file"):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
@@ -397,7 +397,7 @@ def test_a_column_of_ones_own_is_named_and_a_missing_one_lists_what_there_is(mak
     columns = {"image": "picture", "text": "words"}
     output = make(a={"format": "parquet", "path": str(path), "columns": columns})
     assert len(list(read_dj_jsonl(output / "pretrain.jsonl"))) == len(CAPTIONS) - 2
-    with pytest.raises(InputError, match="there is no column 'wrods'; it has picture, words"):
+    with pytest.raises(InputError, match="column 'wrods' is missing; the columns are picture, words"):
         make(a={"format": "parquet", "path": str(path), "columns": columns | {"text": "wrods"}})
 
 
@@ -486,7 +486,7 @@ def test_a_caption_that_is_a_link_to_elsewhere_is_refused(make, tmp_path):
     (tmp_path / "secret.txt").write_text("somebody else's")
     (images / "000.txt").unlink()
     (images / "000.txt").symlink_to(tmp_path / "secret.txt")
-    with pytest.raises(InputError, match="000.txt is a link out of .*; put a copy of the text there"):
+    with pytest.raises(InputError, match="000.txt is a link to a file outside of .*; replace it by a copy"):
         make(one={"format": "folder", "path": str(images)})
 
 
@@ -521,7 +521,7 @@ def test_a_question_is_a_text_or_the_first_of_a_list(make, tmp_path, question, a
 def test_an_image_that_is_stored_as_a_path_only_is_named(make, tmp_path):
     (tmp_path / "data").mkdir()
     pq.write_table(pa.table({"image": [{"bytes": None, "path": "a.png"}], "caption": ["a"]}), "data/part.parquet")
-    with pytest.raises(InputError, match="row 1: its image must be bytes, found the path 'a.png' only"):
+    with pytest.raises(InputError, match="row 1: its image must be bytes, found only the path 'a.png'"):
         make(one={"format": "parquet", "path": "data/part.parquet"})
 
 
@@ -577,7 +577,7 @@ def test_rows_behind_the_end_of_concatenated_archives_are_read(make, tmp_path):
     output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
     assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 4
     shard.write_bytes(shard.read_bytes() + b"rubbish".ljust(512))
-    with pytest.raises(InputError, match="all.tar is damaged or no plain tar file .*end-of-archive block is missing"):
+    with pytest.raises(InputError, match="all.tar is damaged or not a plain .*end-of-archive block is missing"):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
@@ -629,7 +629,7 @@ def test_a_pattern_goes_round_no_circle_of_links(tmp_path):
 def test_an_image_under_unknown_keys_is_named(make, tmp_path, keys):
     (tmp_path / "data").mkdir()
     pq.write_table(pa.table({"image": [keys], "caption": ["a"]}), "data/part.parquet")
-    with pytest.raises(InputError, match=f"row 1: its image has the keys {', '.join(keys)}, and no bytes under"):
+    with pytest.raises(InputError, match=f"row 1: its image has the keys {', '.join(keys)}, but no bytes under"):
         make(one={"format": "parquet", "path": "data/part.parquet"})
 
 
@@ -689,7 +689,7 @@ def test_a_member_whose_content_is_not_in_its_place_is_refused(make, tmp_path, k
         info = tarfile.TarInfo("b.png")
         info.type, info.linkname = kind, "a.png"
         tar.addfile(info)
-    with pytest.raises(InputError, match="x.tar is damaged or no plain tar file .the member 'b.png' is"):
+    with pytest.raises(InputError, match="x.tar is damaged or not a plain tar file .the member 'b.png' is"):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
@@ -760,7 +760,7 @@ def test_a_row_of_a_table_is_limited_on_one_line_or_many(tmp_path):
 def test_a_row_of_parquet_is_limited_and_a_repeated_value_is_not_held_often(tmp_path):
     texts = pa.DictionaryArray.from_arrays([0] * 24, ["x" * (2**25 + 1)])
     pq.write_table(pa.table({"image": [png(1)] * 24, "caption": texts}), tmp_path / "x.parquet", store_schema=False)
-    source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
     before = pa.default_memory_pool().bytes_allocated()
     assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
     assert pa.default_memory_pool().max_memory() - before < 2**29
@@ -769,7 +769,7 @@ def test_a_row_of_parquet_is_limited_and_a_repeated_value_is_not_held_often(tmp_
 def test_a_turn_of_parquet_is_limited(tmp_path):
     turns = [{"from": "human", "value": "x" * (2**25 + 1)}, {"from": "gpt", "value": "a"}]
     pq.write_table(pa.table({"image": [png(1)], "conversations": [turns]}), tmp_path / "x.parquet")
-    source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
     assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
 
 
@@ -822,7 +822,7 @@ def test_archive_members_outside_samples_are_counted(make, tmp_path):
     read = read_json(output / "summary.json")["sources"]["one"]
     assert read["rows"] == 1 and sum(read["not_read"].values()) == 5
     shard = write_tar(tmp_path / "x.tar", [("a.heic", png(1)), ("a.txt", b"c")])
-    with pytest.raises(InputError, match=r"key 'a': it has 0 images, .*its files end in .heic, .txt"):
+    with pytest.raises(InputError, match=r"key 'a': it has 0 images, .*the suffixes are .heic, .txt"):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
@@ -832,8 +832,8 @@ def test_columns_of_parquet_that_share_a_name_are_refused(tmp_path, column):
     names = [*columns, column]
     table = pa.Table.from_arrays([pa.array(columns[name]) for name in names], names=names)
     pq.write_table(table, tmp_path / "x.parquet")
-    source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
-    with pytest.raises(InputError, match=f"x.parquet: several columns are called '{column}'; rename all but one"):
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
+    with pytest.raises(InputError, match=f"x.parquet: several columns are named '{column}'; rename all but one"):
         next(read_parquet(source))
 
 
@@ -844,8 +844,8 @@ def test_unreadable_parquet_values_name_their_rows(tmp_path):
     for image, identifier in ((images, day), (images, long), (twice, pa.array(["a"]))):
         table = pa.Table.from_arrays([image, pa.array(["a"]), identifier], names=["image", "caption", "id"])
         pq.write_table(table, tmp_path / "x.parquet")
-        source = Source("one", (tmp_path / "x.parquet",), tmp_path, own=tmp_path / "own")
-        with pytest.raises(InputError, match=r"x.parquet, rows 1 to 1: one of them holds a value .*as strings"):
+        source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
+        with pytest.raises(InputError, match=r"x.parquet, rows 1 to 1: a value cannot be read .*as strings"):
             next(read_parquet(source))
 
 

@@ -280,7 +280,7 @@ def test_several_images_become_absolute_for_models_that_take_them_and_are_refuse
     assert write(rows, root, tmp_path / "out.jsonl", several_images=True)["rows_out"] == 2
     first, second = read_llava(tmp_path / "out.jsonl")
     assert first["image"] == [str(root / "b.png"), str(root / "a.png")] and second["image"] == str(root / "a.png")
-    with pytest.raises(InputError, match="row both: it has 2 images, and this model takes one"):
+    with pytest.raises(InputError, match="row both: it has 2 images, but this model accepts one"):
         write(rows, root, tmp_path / "out.jsonl")
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert summary["dropped"] == {"several_images": 1} and adds_up(summary)
@@ -391,7 +391,7 @@ def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_a
     asked = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
     assume(sum(asked.values()))
     if any(isinstance(a, int) and a > usable[s] for s, a in amounts.items()):
-        with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are asked for, and \d+ of pretrain can be"):
+        with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are requested, but only \d+ rows of pretrain"):
             apportion(usable, rules(max_samples=1000, budget=None), "pretrain")
         return
     used, wanted = apportion(usable, rules(max_samples=1000, budget=None), "pretrain")
@@ -436,8 +436,8 @@ def test_amounts_that_may_not_be_meant_are_noted(capsys):
     counts = {name: {"usable": 50, "rows_out": rows} for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
     write_jsonl.note_amounts("pretrain", counts, {"a": 1, "b": 0.5, "c": 1e300, "d": 0})
     assert capsys.readouterr().err.splitlines() == [
-        "note: sources.a: 1 of its 50 rows of pretrain is taken; write 1.0 for how often to take each",
-        "note: sources.b: none of its 50 rows of pretrain is taken; raise its amount (0.5), or lower the others",
+        "note: sources.a: 1 of its 50 rows of pretrain is used; for a weight per row, write 1.0",
+        "note: sources.b: none of its 50 rows of pretrain is used; raise its amount (0.5), or lower the others",
     ]
 
 

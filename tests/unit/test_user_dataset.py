@@ -42,7 +42,7 @@ def test_the_challenges_folders_become_the_workflows_files(kit, tmp_path):
 def test_a_pair_whose_question_is_not_there_is_named(kit, tmp_path):
     path = kit / "input/pretrain_stage_1_10k/stage_1.json"
     path.write_text("[]")
-    with pytest.raises(InputError, match=r"stage_1.json has no row with the id '00000000\d' of a pair; leave"):
+    with pytest.raises(InputError, match=r"stage_1.json has no row with the id '00000000\d' of a pair; add"):
         write_user_dataset(resolve_dataset("better_synth")["settings"], tmp_path / "out")
     assert not any((tmp_path / "out").iterdir())
 
@@ -230,7 +230,7 @@ def test_an_empty_list_of_instructions_is_refused_before_anything_is_written(tmp
     settings = pairs_with_images(tmp_path, 4, set())
     (tmp_path / name).write_text(content)
     settings["finetune"] = {"file": str(tmp_path / name), "images": str(tmp_path)}
-    with pytest.raises(InputError, match=f"{name} holds no rows; add some, or leave it out"):
+    with pytest.raises(InputError, match=f"{name} has no rows; add some, or leave the file out"):
         write_user_dataset(settings, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

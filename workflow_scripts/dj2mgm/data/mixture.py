@@ -67,12 +67,12 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
             if not rows[name]:
                 raise InputError(f"sources.{name}: {sources[name]['path']} has no rows; add some, or remove the source")
             counts[name] = {"split": split, "rows": rows[name], "format": sources[name]["format"]}
-            if described[name].not_read.counts:
-                counts[name]["not_read"] = dict(sorted(described[name].not_read.counts.items()))
+            if described[name].unread.counts:
+                counts[name]["not_read"] = dict(sorted(described[name].unread.counts.items()))
                 _note_unread(described[name])
         splits[split] = {"file": str(file), "images": str(folder / SOURCES), "called": f"sources {', '.join(names)}"}
     folders = {  # relative if inside of the dataset's folder, so that a project can be moved
-        name: f"images/{name}" if source.own.is_dir() else str(source.images.resolve())
+        name: f"images/{name}" if source.output.is_dir() else str(source.images.resolve())
         for name, source in described.items()
     }
     write_json(folder / SOURCES, folders)
@@ -86,17 +86,17 @@ def _find_unread(source: Source, values: dict) -> None:
     captions = {file.with_suffix(".txt") for file in source.files} if values["format"] == "folder" else set()
     for file in files_below(values["path"]):
         if file.suffix.lower() not in values["suffixes"] and file not in captions:
-            source.not_read.add(str(file))
+            source.unread.add(str(file))
 
 
 def _note_unread(source: Source) -> None:
-    counts = source.not_read.counts
+    counts = source.unread.counts
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(SHOWN_KINDS))
     more = ", …" if len(counts) > SHOWN_KINDS else ""
     remedy = "; convert .heic and .heif to JPEG, because Pillow cannot read them" if HEIF.intersection(counts) else ""
     note(
         f"sources.{source.name}: {counts.total()} files were not read ({kinds}{more}); the first is "
-        f"{source.not_read.first}{remedy}"
+        f"{source.unread.first}{remedy}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Writing what is trained on: LLaVA rows with absolute image paths, every image opened and verified once."""
+"""Writes the training files: LLaVA rows with absolute image paths, every image opened and verified once."""
 
 import json
 import math
@@ -22,16 +22,16 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.streaming import DiskMap, map_in_order
 
-BATCH = 500  # rows that a process checks at a time
+BATCH = 500  # rows per batch of a process
 SHOWN = 5  # bad rows named in the error message
 
 
-Rows = Counter  # numbers of rows, by source; None where rows have none
+SourceCounts = Counter  # numbers of rows by source; the key None is a dataset without sources
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """Why a row cannot be trained on: `reason` is counted, `detail` says more."""
+    """Problem that excludes a row from training; `reason` is counted, `detail` is shown."""
 
     reason: str
     detail: str
@@ -39,19 +39,19 @@ class BadRow:
 
 @dataclass(frozen=True)
 class SampleRules:
-    """What becomes of bad rows, and how many samples are written.
+    """Rules for bad rows and for the number of samples.
 
     Args:
-        on_bad_row: `refuse` raises and writes nothing, `drop` leaves such rows out and counts them by reason.
-        max_samples: rows over this number are left out at random.
-        budget: exactly so many samples are written: too few rows are repeated; None: as many as there are.
-        seed: of whatever is chosen at random.
-        amounts: by source: how many of its rows are taken, or, as a decimal number, how often each.
-        leaked: absolute paths of images that copy what is evaluated on; rows about them are left out.
-        control_tokens: of the chat formats in use, beside those that no text may contain.
-        several_images: whether the model takes more than one in a conversation.
-        one_question: whether it takes nothing but one question about one image.
-        leaked_rows: ids of rows that ask what is evaluated on; they are left out.
+        on_bad_row: `refuse` raises an error and writes nothing; `drop` omits such rows and counts them by reason.
+        max_samples: largest number of samples; further rows are dropped at random.
+        budget: exact number of samples, for which rows are repeated if needed; None: one sample per row.
+        seed: seed of all random choices.
+        amounts: amount of each source: an integer is a number of rows, a decimal number a weight per row.
+        leaked: absolute paths of images that duplicate evaluation images; their rows are dropped.
+        control_tokens: control tokens of the chat formats in use, in addition to those that no text may contain.
+        several_images: whether the model accepts several images in a conversation.
+        one_question: whether the model accepts only conversations of one question about one image.
+        leaked_rows: ids of rows that ask evaluation questions; they are dropped.
     """
 
     on_bad_row: str
@@ -69,13 +69,18 @@ class SampleRules:
 def write_training_jsonl(
     rows: Iterable[dict], root: str | Path, held_out: HeldOutImages, output: Path, rules: SampleRules, processes: int
 ) -> dict:
-    """Verify every row and image, then write LLaVA rows with absolute paths; return counts that add up.
+    """Verify every row and image and write LLaVA rows with absolute paths; return counts that add up.
 
-    Rows go through `processes` processes and a temporary file beside `output`; memory does not grow with their number.
+    Rows pass through `processes` processes and a temporary file in the folder of `output`; memory does not grow with
+    them.
 
     Args:
-        rows: LLaVA rows with image paths relative to `root`. Samples keep their order; repeated ones follow.
-        held_out: images of which no row may be trained on.
+        rows: LLaVA rows. Samples keep their order; repeated ones follow.
+        root: the folder that image paths are relative to.
+        held_out: images that must not be trained on.
+        output: the file to write.
+        rules: rules for bad rows and for the number of samples.
+        processes: number of processes.
 
     Raises:
         InputError: names rows, paths and reasons.
@@ -89,14 +94,14 @@ def write_training_jsonl(
             more = " …" if bad.count > SHOWN else ""
             raise InputError(
                 f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {named}{more}. "
-                f"Fix them, or set jsonl.on_bad_row: drop to leave such rows out"
+                f"Fix them, or set jsonl.on_bad_row: drop to drop them"
             )
         if rows_in and not usable:
             reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())
             first = "".join(f"; the first is row {identifier}: {found.detail}" for identifier, found in bad.first[:1])
             raise InputError(f"no row of {output.stem} is left to train on ({reasons} of {rows_in} rows{first})")
         used, wanted = apportion(usable, rules, output.stem)
-        words: Rows = Counter()
+        words: SourceCounts = Counter()
         written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words, rules))
     left_out = sum(usable[source] - min(used[source], wanted[source]) for source in usable)
     counts = {
@@ -115,7 +120,7 @@ def write_training_jsonl(
 
 @dataclass
 class BadRows:
-    """How many there are, why, and the first few by id."""
+    """Counts of bad rows by reason, and the first few with their ids."""
 
     reasons: Counter = field(default_factory=Counter)
     first: list[tuple[str, BadRow]] = field(default_factory=list)
@@ -132,9 +137,12 @@ class BadRows:
 
 def _write_good(
     checked: Iterable[tuple[str, dict | BadRow | str]], file: IO[str], rules: SampleRules
-) -> tuple[Rows, BadRows, Counter[str]]:
-    """Write the good ones, one a line; return how many these are by source, None where rows have none; the bad ones;
-    and how many are left out since they leak, by how."""
+) -> tuple[SourceCounts, BadRows, Counter[str]]:
+    """Write the good rows, one per line.
+
+    Returns:
+        Good rows by source, bad rows, and leaked rows by kind of leak.
+    """
     good, bad, leaked = Counter(), BadRows(), Counter()
     for identifier, found in checked:
         if isinstance(found, str):
@@ -147,33 +155,33 @@ def _write_good(
     return good, bad, leaked
 
 
-def apportion(usable: Rows, rules: SampleRules, stage: str) -> tuple[Rows, Rows]:
-    """How many different rows of each source are used, and how many samples they become.
+def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[SourceCounts, SourceCounts]:
+    """Return the number of different rows and the number of samples of each source.
 
-    The amounts decide, scaled to the most that there may be, and then to the budget.
+    The amounts are scaled to the largest number of samples, and then to the budget.
 
     Raises:
-        InputError: a source has fewer rows than are asked for, or none is to be trained on.
+        InputError: a source has fewer rows than its amount, or the amounts leave no row.
     """
-    asked = Counter()
+    requested = Counter()
     for source, rows in usable.items():
         amount = rules.amounts.get(source, 1.0)
-        asked[source] = amount if isinstance(amount, int) else round(amount * rows)
+        requested[source] = amount if isinstance(amount, int) else round(amount * rows)
         if isinstance(amount, int) and amount > rows:
             raise InputError(
-                f"sources.{source}: {amount} rows are asked for, and {rows} of {stage} can be trained on; "
-                f"ask for fewer, or state how often each is taken, {amount / rows:.2f}"
+                f"sources.{source}: {amount} rows are requested, but only {rows} rows of {stage} can be trained on; "
+                f"request fewer, or state a weight per row, {amount / rows:.2f}"
             )
-    if usable and not asked.total():
-        there = ", ".join(f"{source}: {rules.amounts[source]} of {rows} rows" for source, rows in usable.items())
-        raise InputError(f"sources: the amounts leave no row of {stage} to train on ({there}); raise one")
-    capped = scale(asked, min(asked.total(), rules.max_samples))
+    if usable and not requested.total():
+        amounts = ", ".join(f"{source}: {rules.amounts[source]} of {rows} rows" for source, rows in usable.items())
+        raise InputError(f"sources: the amounts leave no row of {stage} to train on ({amounts}); raise one")
+    capped = scale(requested, min(requested.total(), rules.max_samples))
     used = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
     return used, capped if rules.budget is None else scale(capped, rules.budget)
 
 
-def scale(rows: Rows, total: int) -> Rows:
-    """In the same proportions as nearly as whole numbers allow, by largest remainders (Hamilton's method)."""
+def scale(rows: SourceCounts, total: int) -> SourceCounts:
+    """Scale numbers to a total in the same proportions, by largest remainders (Hamilton's method)."""
     exact = {source: Fraction(count * total, rows.total()) for source, count in rows.items()}
     scaled = Counter({source: math.floor(share) for source, share in exact.items()})
     by_remainder = sorted(exact, key=lambda source: (scaled[source] - exact[source], str(source)))
@@ -182,22 +190,29 @@ def scale(rows: Rows, total: int) -> Rows:
 
 
 def find_source(row: dict, rules: SampleRules) -> str | None:
-    """None in a dataset that has no sources, where a row's own key `source` says nothing."""
+    """Return a row's source; None in a dataset without sources, which ignores the key `source`."""
     return row.get("source") if rules.amounts else None
 
 
-def _reasons(left_out: int, usable: Rows, rules: SampleRules) -> Counter:
-    """Why good rows are left out."""
+def _reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter:
+    """Return the reasons for dropping good rows, counted."""
     amounts = [amount for source, amount in rules.amounts.items() if source in usable]
-    if any(amount != 1.0 or isinstance(amount, int) for amount in amounts):  # 1 is one row
+    if any(
+        amount != 1.0 or isinstance(amount, int) for amount in amounts
+    ):  # the integer 1 is one row, the weight 1.0 all rows
         return +Counter({"sampled": left_out})
     over_max = max(0, usable.total() - rules.max_samples)
     return +Counter({"over_max_samples": over_max, "over_budget": left_out - over_max})
 
 
-def _samples(good: IO[str], usable: Rows, used: Rows, wanted: Rows, rules: SampleRules) -> Iterator[dict]:
-    """As many samples of each source as are wanted, rows in their order: first each that is used once, then again with
-    ids of their own (`<id>#2`), the last time some of them at random. So all of a source are used about equally."""
+def _samples(
+    good: IO[str], usable: SourceCounts, used: SourceCounts, wanted: SourceCounts, rules: SampleRules
+) -> Iterator[dict]:
+    """Yield the samples of each source in the order of rows.
+
+    First comes each used row once, then again with a new id (`<id>#2`), the last time only some of them at random. So
+    all rows of a source are used about equally often.
+    """
     ids = NumberedIds("#")
     for turn in range(max((math.ceil(wanted[source] / rows) for source, rows in used.items() if rows), default=0)):
         last = Counter({source: max(0, min(rows, wanted[source] - turn * rows)) for source, rows in used.items()})
@@ -205,15 +220,15 @@ def _samples(good: IO[str], usable: Rows, used: Rows, wanted: Rows, rules: Sampl
             yield row | {"id": ids.add(row["id"])}
 
 
-def _counted(rows: Iterable[dict], words: Rows, rules: SampleRules) -> Iterator[dict]:
-    """Count the words of each source's samples while they are written."""
+def _counted(rows: Iterable[dict], words: SourceCounts, rules: SampleRules) -> Iterator[dict]:
+    """Yield the rows, counting the words of each source's samples."""
     for row in rows:
         words[find_source(row, rules)] += sum(len(turn["value"].split()) for turn in row["conversations"])
         yield row
 
 
-def _sampled(good: IO[str], sizes: list[Rows], rules: SampleRules) -> Iterator[dict]:
-    """Rows that are left by samples of these `sizes`, one of the other, which are independent of each other."""
+def _sampled(good: IO[str], sizes: list[SourceCounts], rules: SampleRules) -> Iterator[dict]:
+    """Yield the rows that remain after drawing samples of these `sizes` from each other, independently."""
     good.seek(0)
     rows: Iterator[dict] = map(json.loads, good)
     distinct = [size for size, before in zip(sizes[1:], sizes, strict=False) if size != before]
@@ -222,9 +237,13 @@ def _sampled(good: IO[str], sizes: list[Rows], rules: SampleRules) -> Iterator[d
     yield from rows
 
 
-def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str, rules: SampleRules) -> Iterator[dict]:
-    """`count` of `total` rows of each source at random, in their order, without holding any (Knuth, TAOCP 3.4.2,
-    algorithm S)."""
+def _sample(
+    rows: Iterable[dict], total: SourceCounts, count: SourceCounts, seed: int | str, rules: SampleRules
+) -> Iterator[dict]:
+    """Draw `count` of `total` rows of each source at random, in order and without holding them.
+
+    Algorithm S of Knuth, TAOCP 3.4.2.
+    """
     left, wanted = Counter(total), Counter(count)
     numbers = {source: random.Random(seed if source is None else f"{seed}/{source}") for source in total}
     for row in rows:
@@ -238,12 +257,12 @@ def _sample(rows: Iterable[dict], total: Rows, count: Rows, seed: int | str, rul
 def _checked_rows(
     rows: Iterable[dict], root: str | Path, held_out: HeldOutImages, rules: SampleRules, processes: int
 ) -> Iterator[tuple[str, dict | BadRow | str]]:
-    """Each row's id, and the row with its images' absolute paths, or why it cannot be trained on; if it leaks, how:
-    `leaked` by an image, else `leaked_text`.
+    """Yield each row's id, and the row with absolute image paths, its problem, or its kind of leak.
 
-    Every image is opened once, however many rows it has.
+    A row leaks by an image (`leaked`) or by its text (`leaked_text`). Every image is opened once, however many rows it
+    has.
     """
-    images = DiskMap()  # what each is found to be; nothing as long as a process is at it
+    images = DiskMap()  # result of each image as JSON; empty while a process checks it
 
     def jobs() -> Iterator[tuple[list[dict], list[str]]]:
         iterator = iter(rows)
@@ -272,7 +291,7 @@ Problem = tuple[str, str] | None  # reason and detail of a `BadRow`
 def _check_batch(
     root: str | Path, held_out: HeldOutImages, rules: SampleRules, job: tuple[list[dict], list[str]]
 ) -> tuple[list[tuple[dict, Problem]], dict[str, tuple[str, Problem]]]:
-    """The rows, each with what is wrong with its text; the images, each with its absolute path or what is wrong."""
+    """Return the rows with the problems of their texts, and the images with their absolute paths or problems."""
     rows, images = job
     texts = [(row, _check_text(row, rules)) for row in rows]
     return texts, {image: _check_image(root, held_out, image) for image in images}
@@ -281,11 +300,11 @@ def _check_batch(
 def _check_text(row: dict, rules: SampleRules) -> Problem:
     problems = {"image_token": image_problem(row), "control_token": control_problem(row, rules.control_tokens)}
     if len(list_images(row)) > 1 and not rules.several_images:
-        problems["several_images"] = f"it has {len(list_images(row))} images, and this model takes one"
+        problems["several_images"] = f"it has {len(list_images(row))} images, but this model accepts one"
     if rules.one_question and not list_images(row):
-        problems["no_image"] = "it has no image, and this model takes one"
+        problems["no_image"] = "it has no image, but this model needs one"
     if rules.one_question and len(row["conversations"]) > 2:
-        problems["several_questions"] = "it has several questions, and this model takes one"
+        problems["several_questions"] = "it has several questions, but this model accepts one"
     return next(((reason, detail) for reason, detail in problems.items() if detail), None)
 
 
@@ -296,16 +315,17 @@ def _check_image(root: str | Path, held_out: HeldOutImages, relative: str) -> tu
     except BadImage as error:
         return "", (error.reason, f"{relative}: {error}")
     if match := held_out.match(path):
-        of = "a copy of " if match == "copy" else ""
-        return "", ("held_out", f"{relative}: held_out: {path} is {of}an image that is kept for evaluation")
+        kind = "a copy of an image" if match == "copy" else "an image"
+        return "", ("held_out", f"{relative}: held_out: {path} is {kind} that is kept for evaluation")
     return str(path), None
 
 
 def convert_pairs(rows: Iterable[dict], question: str) -> Iterator[dict]:
-    """Data-Juicer rows as LLaVA rows, of which a model learns to say the caption.
+    """Convert Data-Juicer rows to LLaVA rows that train a model to produce the caption.
 
     Args:
-        question: what a row without a question of its own asks; may be empty.
+        rows: Data-Juicer rows.
+        question: question of rows without one of their own; may be empty.
     """
     for row in rows:
         asked = row.get("question") or question

@@ -1,9 +1,8 @@
-"""Someone's own dataset in the workflow's three files: pairs, instructions, a held-out split.
+"""Converts a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
 
-Without a held-out split, one is made by taking images away from the pairs. No held-out image is trained on: whatever is
-said about it, or about a copy of it, is left out of pairs and instructions. Data-Juicer's caption rows have lost the
-questions that a LLaVA file had; where that file is there too, each row gets its question back. However many rows there
-are, they are never held at once.
+Without a held-out split, one is made of some of the pairs' images. No held-out image is trained on: rows about it or a
+copy of it are left out of pairs and instructions. Data-Juicer's caption rows have lost the questions of a LLaVA file;
+if that file is given too, each row gets its question back. Rows are never in memory all at once.
 """
 
 import os
@@ -22,25 +21,27 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 from dj2mgm.streaming import DiskMap
 
-HELD_OUT_SHARE = 0.1
+HELD_OUT_FRACTION = 0.1
 MAX_HELD_OUT = 500
-MAX_REFERENCES = 50  # of one image: no published benchmark has more
-LEAST = 2  # each image's control is another image
+MAX_REFERENCES = 50  # captions per image; no published benchmark has more
+MIN_HELD_OUT = 2  # the control of each image is another image
 
 
 def write_user_dataset(settings: dict, output_dir: Path) -> dict:
-    """Validate what is there, make what is missing, write pretrain.jsonl, finetune.json, evaluation.jsonl.
+    """Validate the given files, make the missing ones, write pretrain.jsonl, finetune.json and evaluation.jsonl.
 
-    Without instructions finetune.json is an empty list: stage 2 then asks for the captions that stage 1 trains on,
-    which are known only when they are filtered (`write_jsonl.py`).
+    Without instructions finetune.json is an empty list. Stage 2 then trains on the captions of stage 1,
+    which are known only after filtering (`write_jsonl.py`).
 
     Args:
-        settings: `pretrain`, perhaps `finetune` and `evaluation`, each {file, images}; `pretrain` perhaps with
-            `questions` (config/datasets/<name>.yaml). `called` is how messages name the rows, if not by their file.
+        settings: `pretrain` and optionally `finetune` and `evaluation`, each {file, images}; `pretrain` may have
+            `questions` (config/datasets/<name>.yaml). `called` is the name of the rows in messages, instead of their
+            file.
+        output_dir: folder of the three files.
 
     Returns:
-        Rows written, by split; under `left_out` how many there are about held-out images, and under `left_out_copies`
-        how many of these name another file with the same bytes.
+        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those of them that
+        name another file with the same bytes.
 
     Raises:
         InputError: names the file, the row and the remedy.
@@ -48,39 +49,41 @@ def write_user_dataset(settings: dict, output_dir: Path) -> dict:
     source, images = settings["pretrain"]["file"], settings["pretrain"]["images"]
     instructions = settings.get("finetune")
     if instructions and next(read_llava(instructions["file"], number_ids=True), None) is None:
-        raise InputError(f"{instructions['file']} holds no rows; add some, or leave it out to ask for the captions")
+        raise InputError(
+            f"{instructions['file']} has no rows; add some, or leave the file out to train on the captions"
+        )
     evaluation, held_out = _evaluation_split(settings)
-    apart = _HeldOutFilter(held_out)
+    held_out_filter = _HeldOutFilter(held_out)
 
-    pairs = apart.rows("pretrain", read_pairs(source), images, lambda row: row["images"])
+    pairs = held_out_filter.filter("pretrain", read_pairs(source), images, lambda row: row["images"])
     if "questions" in settings["pretrain"]:
         pairs = restore_questions(pairs, settings["pretrain"]["questions"])
     counts = {"pretrain": write_jsonl(output_dir / "pretrain.jsonl", pairs)}
     conversations: Iterable[dict] = ()
     if instructions:
         rows = read_llava(instructions["file"], number_ids=True)
-        conversations = apart.rows("finetune", rows, instructions["images"], list_images)
+        conversations = held_out_filter.filter("finetune", rows, instructions["images"], list_images)
     counts["finetune"] = write_json_list(output_dir / "finetune.json", conversations)
     for split, files in (("pretrain", settings["pretrain"]), ("finetune", instructions)):
         if files and not counts[split]:
             raise InputError(
-                f"{_called(files)}: all its images are held out for evaluation; add images, or an evaluation file "
-                "with other images"
+                f"{_display_name(files)}: all its images are held out for evaluation; add images, or an evaluation "
+                "file with other images"
             )
     counts["evaluation"] = write_jsonl(output_dir / "evaluation.jsonl", evaluation)
-    return counts | {"left_out": dict(apart.left_out), "left_out_copies": dict(apart.copies)}
+    return counts | {"left_out": dict(held_out_filter.left_out), "left_out_copies": dict(held_out_filter.copies)}
 
 
 class _HeldOutFilter:
-    """Leaves out rows about held-out images and counts them, by split."""
+    """Filter that drops rows about held-out images and counts them by split."""
 
     def __init__(self, held_out: HeldOutImages):
         self.held_out = held_out
-        self.match = lru_cache(maxsize=1024)(self._match)  # rows about an image tend to follow each other
+        self.match = lru_cache(maxsize=1024)(self._match)  # rows about the same image tend to be neighbors
         self.left_out: Counter = Counter()
         self.copies: Counter = Counter()
 
-    def rows(
+    def filter(
         self, split: str, rows: Iterable[dict], root: str, images_of_row: Callable[[dict], list[str]]
     ) -> Iterator[dict]:
         for row in rows:
@@ -95,91 +98,94 @@ class _HeldOutFilter:
     def _match(self, root: str, image: str) -> str | None:
         try:
             return self.held_out.match(locate_image(root, image))
-        except (BadImage, OSError):  # a later stage drops the row and says why
+        except (BadImage, OSError):  # a later stage drops the row and names the reason
             return None
 
 
 def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOutImages]:
-    """Evaluation rows, brought or held out, and their images."""
+    """Return the evaluation rows, given or selected, and their images."""
     source, root = settings["pretrain"]["file"], settings["pretrain"]["images"]
     if not (images := count_images(source)):
-        raise InputError(f"{_called(settings['pretrain'])} holds no rows")
+        raise InputError(f"{_display_name(settings['pretrain'])} has no rows")
     if "evaluation" in settings:
         file = settings["evaluation"]["file"]
         held_out = HeldOutImages(read_with_images(**settings["evaluation"]), settings["evaluation"]["images"])
-        if len(held_out) < LEAST:
-            raise InputError(f"{file} has {len(held_out)} different images; at least {LEAST} are needed")
+        if len(held_out) < MIN_HELD_OUT:
+            raise InputError(f"{file} has {len(held_out)} different images; at least {MIN_HELD_OUT} are needed")
         return read_evaluation(file), held_out
     unreadable = UnreadableImages()
-    evaluation = hold_out(source, root, images, unreadable)
-    if len(evaluation) < LEAST:
+    evaluation = select_held_out(source, root, images, unreadable)
+    if len(evaluation) < MIN_HELD_OUT:
         if unreadable.reasons:
             raise InputError(
-                f"{_called(settings['pretrain'])}: too few readable images to hold {LEAST} out for evaluation "
-                f"({len(evaluation)} readable, {unreadable}); correct the paths, or `images`, the folder that they are "
-                "relative to"
+                f"{_display_name(settings['pretrain'])}: too few readable images to hold {MIN_HELD_OUT} out for "
+                f"evaluation ({len(evaluation)} readable, {unreadable}); correct the paths, or their base folder "
+                "`images`"
             )
         raise InputError(
-            f"{_called(settings['pretrain'])}: too few different, readable images to hold {LEAST} out for evaluation; "
-            "add some, or an evaluation file"
+            f"{_display_name(settings['pretrain'])}: too few different, readable images to hold {MIN_HELD_OUT} out "
+            "for evaluation; add some, or an evaluation file"
         )
     return evaluation, HeldOutImages(evaluation, root)
 
 
-def _called(split: dict) -> str:
-    """What a person knows the rows by: their file, or the sources that they come from."""
+def _display_name(split: dict) -> str:
+    """Return the user's name of the rows: their file, or their sources."""
     return split.get("called", split["file"])
 
 
 def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
-    """The pairs with the `question` that the LLaVA row of the same id begins with.
+    """Yield the pairs with the first question of the LLaVA row of the same id.
 
     Raises:
-        InputError: a pair that the LLaVA file does not have.
+        InputError: the LLaVA file has no row of a pair's id.
     """
     questions = DiskMap()
     questions.fill(
         (row["id"], row["conversations"][0]["value"].replace(IMAGE_TOKEN, "").strip()) for row in read_llava(original)
     )
     for row in pairs:
-        whole = row["id"].rpartition("~")[0]  # of a row of several images
+        whole = row["id"].rpartition("~")[0]  # id of a row with several images
         question = questions.get(row["id"])
         if question is None and (question := questions.get(whole) if whole else None) is None:
             raise InputError(
-                f"{original} has no row with the id {row['id']!r} of a pair; leave `questions` out, or add it"
+                f"{original} has no row with the id {row['id']!r} of a pair; add it, or leave `questions` out"
             )
         yield row | {"question": question}
 
 
 def count_images(source: str) -> int:
-    """How many different images the pairs have; validates the pairs."""
+    """Validate the pairs and return the number of different images."""
     seen = DiskMap()
     return sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_pairs(source)))
 
 
-def hold_out(source: str, root: str, images: int, unreadable: UnreadableImages) -> list[dict]:
-    """A tenth of the `images` at random (always the same), at most 500, that can be read; as evaluation rows, each with
-    the captions of its image, at most 50. No two hold the same bytes.
+def select_held_out(source: str, root: str, images: int, unreadable: UnreadableImages) -> list[dict]:
+    """Select a tenth of the readable images at random (always the same), at most 500, as evaluation rows.
 
-    Each image draws a number, and the highest are kept: the others are not opened.
+    Each row has the captions of its image, at most 50. No two rows have images with the same bytes. Each image draws a
+    number, and the highest are kept; the other images are not opened.
 
     Args:
-        unreadable: counts the rows whose image was opened in vain.
+        source: file of pairs.
+        root: the folder that image paths are relative to.
+        images: number of different images.
+        unreadable: counter of rows whose image was opened and could not be read.
     """
-    wanted = min(MAX_HELD_OUT, max(LEAST, round(HELD_OUT_SHARE * images)))
-    heap: list[tuple[float, str]] = []  # the lowest number first
-    contents: dict[str, str] = {}  # of the images in the heap
+    size = min(MAX_HELD_OUT, max(MIN_HELD_OUT, round(HELD_OUT_FRACTION * images)))
+    heap: list[tuple[float, str]] = []  # lowest number first
+    contents: dict[str, str] = {}  # digests of the images in the heap
     for row in read_pairs(source):
         name = _name(row)
         drawn = random.Random(name).random(), name
-        if name in contents or (len(heap) == wanted and drawn < heap[0]) or not extract_caption(row["text"]):
+        if name in contents or (len(heap) == size and drawn < heap[0]) or not extract_caption(row["text"]):
             continue
-        content = _content(root, row["images"][0], unreadable)
+        content = _digest_readable(root, row["images"][0], unreadable)
         if content is None or content in contents.values():
             continue
         heappush(heap, drawn)
         contents[name] = content
-        if len(heap) > wanted:
+        if len(heap) > size:
             del contents[heappop(heap)[1]]
     rows: dict[str, dict] = {}
     for row in read_pairs(source):
@@ -195,8 +201,8 @@ def _name(row: dict) -> str:
     return os.path.normpath(row["images"][0])
 
 
-def _content(root: str, relative: str, unreadable: UnreadableImages) -> str | None:
-    """Return a digest of an image's file; None if it cannot be read, which is counted."""
+def _digest_readable(root: str, relative: str, unreadable: UnreadableImages) -> str | None:
+    """Return a digest of an image's file; count it and return None if it cannot be read."""
     try:
         path = locate_image(root, relative)
         load_image(path)
@@ -207,10 +213,10 @@ def _content(root: str, relative: str, unreadable: UnreadableImages) -> str | No
 
 
 def read_with_images(file: str, images: str) -> Iterator[dict]:
-    """Evaluation rows, whose images can be read.
+    """Yield evaluation rows after reading their images.
 
     Raises:
-        InputError: names the line.
+        InputError: names the line of an unreadable image.
     """
     for number, row in enumerate(read_evaluation(file), start=1):
         try:

@@ -1,1 +1,1 @@
-"""The embedded dataset: drawn scenes with captions, questions, and planted faults at known rates."""
+"""Embedded dataset of drawn scenes with planted faults."""

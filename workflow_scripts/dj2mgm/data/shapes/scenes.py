@@ -1,7 +1,7 @@
-"""Scenes of one to three colored shapes: what is in them, how they are drawn, how they are described.
+"""Scenes of one to three colored shapes: objects, drawing, captions and questions.
 
-A scene is a 2×2 board. Each object has its own quadrant, color and shape, so that every question about a scene has
-exactly one right answer.
+A scene is a 2×2 board. Each object has its own quadrant, color and shape, so that every question has exactly one
+correct answer.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-IMAGE_SIZE = 128  # px; the CLIP tower sees 64, the high-resolution tower all of it
+IMAGE_SIZE = 128  # px; the CLIP tower sees 64 px, the high-resolution tower the full size
 COLORS = {
     "red": (214, 39, 40),
     "green": (44, 160, 44),
@@ -24,11 +24,13 @@ COLORS = {
 SHAPES = ("circle", "square", "triangle", "star", "cross")
 POSITIONS = ("top left", "top right", "bottom left", "bottom right")
 COUNT_WORDS = ("zero", "one", "two", "three")
-COUNT_ODDS = (0.45, 0.4, 0.15)  # of one, two and three objects
+COUNT_ODDS = (0.45, 0.4, 0.15)  # probabilities of one, two and three objects
 
 
 @dataclass(frozen=True)
 class SceneObject:
+    """Colored shape at a place."""
+
     color: str
     shape: str
     position: str
@@ -45,12 +47,14 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
+    """Objects on a light background."""
+
     objects: tuple[SceneObject, ...]  # in reading order of their positions
     background: tuple[int, int, int]
 
 
 def draw_scene(rng: random.Random) -> Scene:
-    """Draw a scene at random: distinct colors, shapes and quadrants, jittered in place, size and tilt."""
+    """Draw a random scene with distinct colors, shapes and quadrants, and random offset, size and tilt."""
     count = rng.choices((1, 2, 3), COUNT_ODDS)[0]
     colors, shapes = rng.sample(list(COLORS), count), rng.sample(SHAPES, count)
     quadrants = sorted(rng.sample(range(4), count))
@@ -67,7 +71,7 @@ def draw_scene(rng: random.Random) -> Scene:
 
 
 def render(scene: Scene) -> Image.Image:
-    """The scene as an RGB image of IMAGE_SIZE × IMAGE_SIZE pixels, antialiased by drawing at twice the size."""
+    """Render an RGB image of IMAGE_SIZE × IMAGE_SIZE pixels, antialiased by drawing at twice the size."""
     scale = 2
     image = Image.new("RGB", (IMAGE_SIZE * scale, IMAGE_SIZE * scale), scene.background)
     pen = ImageDraw.Draw(image)
@@ -96,7 +100,7 @@ def _outline(shape: str, x: float, y: float, r: float, tilt: float) -> list[tupl
 
 
 def describe(scene: Scene) -> str:
-    """The reference caption: every object with its place, in reading order.
+    """Return the reference caption: every object with its place, in reading order.
 
     "a red circle at the top left, a blue square at the top right and a pink star at the bottom right"
     """
@@ -105,7 +109,7 @@ def describe(scene: Scene) -> str:
 
 
 def ask(scene: Scene, kind: str, rng: random.Random) -> tuple[str, str]:
-    """A question of one of QUESTION_TYPES about the scene and its one right answer."""
+    """Return a question of one of QUESTION_TYPES about the scene, and its only correct answer."""
     item = rng.choice(scene.objects)
     if kind == "color":
         return f"What color is the {item.shape}?", item.color
@@ -117,14 +121,14 @@ def ask(scene: Scene, kind: str, rng: random.Random) -> tuple[str, str]:
         return "How many objects are there?", COUNT_WORDS[len(scene.objects)]
     if kind == "yes_no":
         return _ask_yes_no(scene, item, rng)
-    raise ValueError(f"unknown question type {kind!r}; known are {QUESTION_TYPES}")
+    raise ValueError(f"unknown question type {kind!r}; known types are {QUESTION_TYPES}")
 
 
 QUESTION_TYPES = ("color", "shape", "count", "position", "yes_no")
 
 
 def _ask_yes_no(scene: Scene, item: SceneObject, rng: random.Random) -> tuple[str, str]:
-    """Half the answers are no; a 'no' asks for a pairing of color and shape that the scene does not have."""
+    """Return a question that is answered "no" half of the time, about a pair of color and shape not in the scene."""
     if rng.random() < 0.5:
         return f"Is there a {item.name()}?".replace("a orange", "an orange"), "yes"
     present = {(o.color, o.shape) for o in scene.objects}

@@ -1,5 +1,4 @@
-"""Writes the embedded dataset: three splits in the workflow's own formats, planted faults, and the ground truth about
-them."""
+"""Writes the embedded dataset: three splits in the workflow's formats, planted faults, and the truth about them."""
 
 import io
 import random
@@ -16,19 +15,19 @@ from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe, draw
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
-# Planting faults into a clean image–caption pair, each at a documented rate.
+# Faults planted into clean image–caption pairs, each at a documented rate.
 #
-# Every kind of fault is one function that turns (image bytes, caption) into what a crawl would have delivered.
+# Each kind of fault is a function that turns image bytes and caption into what a crawl could have delivered.
 
 FAULTS = (
     "mismatched",  # the caption of another scene
-    "junk_text",  # random characters, links, shouting, one word over and over
+    "junk_text",  # random characters, links, shouting, one repeated word
     "short_text",  # one or two letters or words
     "duplicate",  # image and caption of an earlier row, byte for byte
     "tiny_image",  # 6 to 24 px
-    "extreme_aspect",  # a strip, 6 to 12 times as long as wide
+    "extreme_aspect",  # a strip with an aspect ratio of 6 to 12
     "truncated_image",  # the second half of the file is missing
-    "not_an_image",  # an error page saved under an image's name
+    "not_an_image",  # an error page with an image's file name
 )
 
 
@@ -39,7 +38,7 @@ def png_bytes(image: Image.Image) -> bytes:
 
 
 def mismatched_caption(scene: Scene, rng: random.Random) -> str:
-    """The caption of another scene; never one that is true of this scene, in whole or of some of its objects."""
+    """Return the caption of another scene, which is not true of this scene or of some of its objects."""
     here = [item.attributes() for item in scene.objects]
     while True:
         other = draw_scene(rng)
@@ -86,17 +85,17 @@ def error_page(rng: random.Random) -> bytes:
     return f"<html><body><h1>404 Not Found</h1><p>request {rng.randrange(10**9)}</p></body></html>\n".encode()
 
 
-# Writes the embedded dataset: three splits in the workflow's own formats, and the ground truth beside them.
+# The three splits in the workflow's formats, and the truth about them.
 #
-# Every row has a random generator of its own, seeded by (seed, split, row), so the dataset is the same byte for byte
-# whatever the order in which it is written.
+# Each row has its own random generator, seeded by (seed, split, row), so the dataset is the same byte for byte in any
+# order of writing.
 
-QUESTIONS_PER_IMAGE = 3  # instructions written about one fine-tuning image
+QUESTIONS_PER_IMAGE = 3  # instructions per fine-tuning image
 
 
 @dataclass(frozen=True)
 class ShapesSpec:
-    """Sizes and fault rates; rates are shares of the pretraining pairs and leave the rest clean."""
+    """Sizes and fault rates; rates are fractions of the pretraining pairs, and the other pairs are clean."""
 
     seed: int
     pretrain_pairs: int
@@ -111,8 +110,8 @@ class ShapesSpec:
         planted = sum(map(self.fault_count, FAULTS))
         if min(self.fault_rates.values(), default=0) < 0 or planted >= self.pretrain_pairs:
             raise InputError(
-                f"fault_rates: {self.fault_rates} of {self.pretrain_pairs} pairs are {planted} faulty ones; "
-                "no rate may be negative, and at least one pair must stay clean"
+                f"fault_rates: {self.fault_rates} of {self.pretrain_pairs} pairs are {planted} faulty pairs; "
+                "rates must not be negative, and at least one pair must be clean"
             )
 
     def fault_count(self, kind: str) -> int:
@@ -128,7 +127,7 @@ def draw_row_scene(seed: int, split: str, index: int) -> Scene:
 
 
 def write_shapes(spec: ShapesSpec, folder: Path) -> dict:
-    """Write images and the four files into `folder`; return the counts. Images first, indexes last."""
+    """Write images, then the four files, into `folder`; return the counts."""
     for split in ("pretrain", "finetune", "evaluation"):
         (folder / "images" / split).mkdir(parents=True, exist_ok=True)
     faults = assign_faults(spec)
@@ -144,7 +143,10 @@ def write_shapes(spec: ShapesSpec, folder: Path) -> dict:
 
 
 def assign_faults(spec: ShapesSpec) -> list[str]:
-    """The fault of each pretraining row, "clean" for most; exact counts, shuffled. Row 0 has nothing to duplicate."""
+    """Return the fault of each pretraining row, mostly "clean".
+
+    The counts are exact, the order random. Row 0 is clean, because it has no earlier row to duplicate.
+    """
     kinds = [kind for kind in FAULTS for _ in range(spec.fault_count(kind))]
     kinds += ["clean"] * (spec.pretrain_pairs - len(kinds))
     random.Random(f"{spec.seed}/faults").shuffle(kinds)
@@ -195,7 +197,7 @@ def _damage(fault: str, scene: Scene, image, caption: str, rng: random.Random) -
 
 
 def _write_finetune(spec: ShapesSpec, folder: Path) -> Iterator[dict]:
-    """Clean instructions, QUESTIONS_PER_IMAGE about one image, question types in rotation."""
+    """Yield clean instructions, QUESTIONS_PER_IMAGE for each image, with rotating question types."""
     for index in range(spec.finetune_instructions):
         image_index, turn = divmod(index, QUESTIONS_PER_IMAGE)
         path = f"images/finetune/f{image_index:06d}.png"

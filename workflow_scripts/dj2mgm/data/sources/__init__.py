@@ -1,1 +1,1 @@
-"""Where rows come from: a file for each format. `read` takes a `Source` and yields pairs or conversations."""
+"""Readers of dataset sources, one module per format; `read` takes a `Source` and yields pairs or conversations."""

@@ -1,4 +1,4 @@
-"""Data-Juicer's jsonl: pairs as they are."""
+"""Reads pairs from Data-Juicer's jsonl."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A folder of images, each with a text file of the same name beside it."""
+"""Reads a folder of images with one text file of the same name each."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +23,16 @@ def read(source: Source) -> Iterator[dict]:
 
 def _read_text(source: Source, file: Path, image: Path) -> str:
     if not file.is_file():
-        raise InputError(f"{image} has no {file.name} beside it; write its caption there, or move the image elsewhere")
+        raise InputError(
+            f"{image} has no caption; write it to {file.name} in the same folder, or move the image elsewhere"
+        )
     try:
         locate_image(source.images, str(file.relative_to(source.images)))
     except BadImage as error:
         if error.reason == "outside":
-            raise InputError(f"{file} is a link out of {source.images}; put a copy of the text there") from None
+            raise InputError(
+                f"{file} is a link to a file outside of {source.images}; replace it by a copy of the file"
+            ) from None
     try:
         with open_input(file) as text:
             if (size := file.stat().st_size) > MAX_ROW:

@@ -1,4 +1,4 @@
-"""LLaVA's conversations: a JSON list, or an object a line."""
+"""Reads LLaVA's conversations, a JSON list or one object per line."""
 
 from collections.abc import Iterator
 

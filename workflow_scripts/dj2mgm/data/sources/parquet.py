@@ -1,7 +1,7 @@
-"""Parquet, as Hugging Face's datasets are stored: images are bytes in a column.
+"""Reads parquet in the layout of Hugging Face datasets, with images as bytes in a column.
 
-Bytes in a compressed column cannot be read in any order: to see one image means to decompress its whole row group. So
-they are copied as they are into tar files of the dataset's folder, the same bytes once, and read there.
+Bytes in a compressed column cannot be read in any order; one image means decompressing a row group. So images are
+copied unchanged into tar files in the dataset's folder, equal bytes only once, and read there.
 """
 
 import errno
@@ -24,24 +24,24 @@ from dj2mgm.files import IMAGE_SUFFIXES
 from dj2mgm.streaming import DiskMap
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-ROWS = 64  # that are read at a time, or fewer
-MAX_BATCH = 2**27  # bytes of them
+ROWS = 64  # most rows per batch
+MAX_BATCH = 2**27  # most bytes per batch
 SHARD_BYTES = 2**30
 
 
 def read(source: Source) -> Iterator[dict]:
-    copied = DiskMap()  # path of each image, by the digest of its bytes
+    copied = DiskMap()  # paths of images by the digests of their bytes
     for number, file in enumerate(source.files):
         try:
             yield from _rows(source, file, number, copied)
         except (pa.ArrowException, OSError, UnicodeError) as error:
-            if getattr(error, "errno", None) in UNWRITABLE:  # what is copied, and not what is read
+            if getattr(error, "errno", None) in UNWRITABLE:  # from writing the copy, not from reading
                 raise
-            raise InputError(f"{file} is damaged or no parquet file ({error}); download it again") from None
+            raise InputError(f"{file} is damaged or not a parquet file ({error}); download it again") from None
 
 
 def _rows(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[dict]:
-    with pq.ParquetFile(file) as table, TarWriter(source.own, number, copied) as images:
+    with pq.ParquetFile(file) as table, TarWriter(source.output, number, copied) as images:
         there = table.schema_arrow.names
         image = find_column(file, there, "image", source)
         turns = find_column(file, there, "conversations", source, needed=False)
@@ -63,14 +63,14 @@ def _rows(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[
                     yield build_conversation_row(name, paths, row[turns], where)
                     continue
                 if len(paths) != 1:
-                    raise InputError(f"{where}: it has {len(paths)} images, and a caption is of one")
+                    raise InputError(f"{where}: it has {len(paths)} images, but a caption belongs to one")
                 caption = read_cell(row[text], text, where)
                 asked = read_cell(row[question], question, where) if question else ""
                 yield build_conversation(name, paths[0], asked, caption)
 
 
 def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
-    """Return how many rows to read together: few if one value could fill a large part of a row group."""
+    """Return the number of rows per batch; it is small if one value could fill a large part of a row group."""
     groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
     parts = ([group.column(number) for number in range(group.num_columns)] for group in groups)
     largest = max(
@@ -84,10 +84,10 @@ def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
 
 
 def _values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:
-    """Return rows as Python has them; the batch begins after `before` rows.
+    """Return the rows of a batch that begins after `before` rows as Python objects.
 
     Raises:
-        InputError: one has a value that Python does not have, such as a day in the year 100000.
+        InputError: a value does not exist in Python, such as a day in the year 100000.
     """
     try:
         return batch.to_pylist()
@@ -96,13 +96,13 @@ def _values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:
     except (ValueError, OverflowError) as error:
         rows = f"rows {before + 1} to {before + len(batch)}"
         raise InputError(
-            f"{file}, {rows}: one of them holds a value that cannot be read ({error}); write ids and texts as strings, "
-            "and each key of an image once"
+            f"{file}, {rows}: a value cannot be read ({error}); write ids and texts as strings, and each key of an "
+            "image only once"
         ) from None
 
 
 def _check_texts(batch: pa.RecordBatch, file: Path, before: int) -> None:
-    """Refuse a row whose texts are too long before Python has copies of them."""
+    """Raise InputError for a row with too long texts before they are copied to Python objects."""
     if batch.nbytes > MAX_ROW:
         for number in range(len(batch)):
             if (size := batch.slice(number, 1).nbytes) > MAX_ROW:
@@ -116,10 +116,12 @@ def _list(value: object) -> list:
 
 
 class TarWriter:
-    """Writes images into numbered tar files of about SHARD_BYTES, each image once, however many rows have it.
+    """Writer of images into numbered tar files of about SHARD_BYTES; equal images are written once.
 
     Args:
-        copied: path of each image that is written already, by the digest of its bytes; relative to `folder`.
+        folder: folder of the tar files.
+        number: number of the parquet file, the first part of the tar files' names.
+        copied: paths of written images by the digests of their bytes, relative to `folder`.
     """
 
     def __init__(self, folder: Path, number: int, copied: DiskMap):
@@ -139,23 +141,24 @@ class TarWriter:
         """Write an image, unless the same bytes are written already; return its path.
 
         Args:
-            value: bytes, or datasets' `{bytes, path}`. Null is as empty as no bytes are.
+            value: bytes, or datasets' `{bytes, path}`; null is an empty image.
+            where: file and row, for messages.
 
         Raises:
-            InputError: it is neither, or all that it holds is under other keys.
+            InputError: the value is neither, or has no bytes under these keys.
         """
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         others = {key: other for key, other in value.items() if other is not None} if isinstance(value, dict) else {}
         if content is None and path is None and (others or (isinstance(value, dict) and "bytes" not in value)):
             raise InputError(
-                f"{where}: its image has the keys {', '.join(value)}, and no bytes under 'bytes', where "
-                "datasets' Image feature stores them; rename the key"
+                f"{where}: its image has the keys {', '.join(value)}, but no bytes under 'bytes', the key of datasets' "
+                "Image feature; rename the key"
             )
         if content is None and path is None:
             content = b""
         if not isinstance(content, bytes):
-            found = f"the path {path!r} only" if content is None else type(content).__name__
-            raise InputError(f"{where}: its image must be bytes, found {found}; datasets' Image feature stores them")
+            found = f"only the path {path!r}" if content is None else type(content).__name__
+            raise InputError(f"{where}: its image must be bytes, found {found}; store it with datasets' Image feature")
         digest = hashlib.sha256(content).hexdigest()
         if (path_before := self.copied.get(digest)) is not None:
             return path_before

@@ -1,5 +1,7 @@
-"""ShareGPT's and OpenAI's conversations: a JSON list, or an object a line, of `conversations` or `messages`, with the
-paths of `images` or an `image`."""
+"""Reads ShareGPT's and OpenAI's conversations, a JSON list or one object per line.
+
+Turns are in `conversations` or `messages`, image paths in `images` or `image`.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ def read(source: Source) -> Iterator[dict]:
             turns = row.get("conversations") or row.get("messages")
             if turns is None:
                 raise InputError(f"{where}: it has neither 'conversations' nor 'messages'; add its turns")
-            if isinstance(turns, list) and row.get("system"):  # as LLaMA-Factory stores it
+            if isinstance(turns, list) and row.get("system"):  # LLaMA-Factory's key
                 turns = [{"role": "system", "content": row["system"]}, *turns]
             identifier = parse_identifier(row.get("id"), where)
             yield build_conversation_row(identifier or f"{file.stem}-{number:09d}", images, turns, where)

@@ -1,4 +1,4 @@
-"""One source of a dataset, and the rows that its format's reader makes of it."""
+"""Source of a dataset, and helpers for its readers."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,8 +10,8 @@ from dj2mgm.errors import InputError
 
 
 @dataclass
-class NotRead:
-    """Files of a source that its format does not read, by suffix."""
+class UnreadFiles:
+    """Files that a source's format does not read, counted by suffix."""
 
     counts: Counter = field(default_factory=Counter)
     first: str = ""
@@ -23,25 +23,26 @@ class NotRead:
 
 @dataclass(frozen=True)
 class Source:
-    """
+    """Source of a dataset.
+
     Args:
-        files: in the order in which they are read.
+        files: files in reading order.
         images: the folder that the rows' image paths are relative to.
-        columns: names of the user's own columns or keys, by ours: image, text, question, conversations.
-        own: a folder for what the reader has to write, such as images that cannot be read where they are.
-        not_read: filled by the reader.
+        columns: the user's names of columns or keys by ours: image, text, question, conversations.
+        output: folder of files that the reader must write, such as images that cannot be read in place.
+        unread: files that were not read; the reader fills it.
     """
 
     name: str
     files: tuple[Path, ...]
     images: Path
     columns: Mapping[str, str] = field(default_factory=dict)
-    own: Path = Path()
-    not_read: NotRead = field(default_factory=NotRead)
+    output: Path = Path()
+    unread: UnreadFiles = field(default_factory=UnreadFiles)
 
 
 def read_cell(value: object, name: str, where: str) -> str:
-    """A caption or question as a column has it: a text, or the first of a list. Null is as empty as "" is."""
+    """Return a caption or question: a string, the first string of a list, or "" for null."""
     value = next(iter(value), None) if isinstance(value, list) else value
     if value is not None and not isinstance(value, str):
         raise InputError(f"{where}: {name!r} must be a string, found {value!r}")
@@ -52,18 +53,18 @@ ROLES = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "m
 
 
 def build_conversation_row(identifier: str, images: list[str], turns: object, where: str) -> dict:
-    """Turns as ShareGPT, OpenAI or FineVision write them, in LLaVA's form.
+    """Convert turns of ShareGPT, OpenAI or FineVision to LLaVA's form.
 
-    What the system says goes before the first question. Where no turn says where the images stand, they stand first.
+    System messages precede the first question. If no turn has an image token, the images come first.
 
     Raises:
-        InputError: names the row and what is wrong.
+        InputError: names the row and the problem.
     """
-    said = list(_said(turns, where))
-    system = [text for role, text in said if role == "system"]
-    spoken = [(role, text) for role, text in said if role != "system"]
+    spoken = list(_read_turns(turns, where))
+    system = [text for role, text in spoken if role == "system"]
+    spoken = [(role, text) for role, text in spoken if role != "system"]
     if not spoken or len(spoken) % 2 or any(role != ("human", "gpt")[at % 2] for at, (role, _) in enumerate(spoken)):
-        raise InputError(f"{where}: its turns must alternate user and assistant, ending with the assistant")
+        raise InputError(f"{where}: turns must alternate between user and assistant, and end with the assistant")
     values = [text for _, text in spoken]
     values[0] = "\n".join([*system, values[0]])
     if not any(IMAGE_TOKEN in value for value in values[::2]):
@@ -76,16 +77,16 @@ def build_conversation_row(identifier: str, images: list[str], turns: object, wh
     }
 
 
-def _said(turns: object, where: str) -> Iterable[tuple[str, str]]:
-    """Who says what."""
+def _read_turns(turns: object, where: str) -> Iterable[tuple[str, str]]:
+    """Yield role and text of each turn."""
     if not isinstance(turns, list):
-        raise InputError(f"{where}: its conversation must be a list of turns, found {type(turns).__name__}")
+        raise InputError(f"{where}: the conversation must be a list of turns, found {type(turns).__name__}")
     for number, turn in enumerate(turns, start=1):
         if isinstance(turn, dict) and isinstance(turn.get("user"), str) and isinstance(turn.get("assistant"), str):
             yield from (("human", turn["user"]), ("gpt", turn["assistant"]))
             continue
-        said = (turn.get("from") or turn.get("role")) if isinstance(turn, dict) else None
-        role = ROLES.get(said) if isinstance(said, str) else None
+        speaker = (turn.get("from") or turn.get("role")) if isinstance(turn, dict) else None
+        role = ROLES.get(speaker) if isinstance(speaker, str) else None
         text = _text(turn.get("value", turn.get("content"))) if role else None
         if text is None:
             raise InputError(
@@ -96,7 +97,7 @@ def _said(turns: object, where: str) -> Iterable[tuple[str, str]]:
 
 
 def _text(content: object) -> str | None:
-    """A turn's text; OpenAI's parts, in their order, with a token for each image."""
+    """Return a turn's text; OpenAI's parts are joined in order, with a token for each image."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
     texts = []

@@ -1,6 +1,6 @@
-"""A table of paths and captions: comma-separated values (`.csv`), or separated by tabs (`.tsv`).
+"""Reads tables of paths and captions: comma-separated (`.csv`) or tab-separated values (`.tsv`).
 
-Cells are strings as they stand: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
+Cells are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
 """
 
 import csv
@@ -15,7 +15,7 @@ from dj2mgm.data.sources.columns import find_column
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 
-LOOK_FOR = "look for a quote that is not closed or not doubled, and for an unquoted comma"
+LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
 
 
 def read(source: Source) -> Iterator[dict]:
@@ -28,12 +28,12 @@ def read(source: Source) -> Iterator[dict]:
             there, _ = next(_filled(rows, lines), ([], 0))
             if not there:
                 raise InputError(f"{file} is empty; its first line names the columns")
-            image, text = (_place(file, there, kind, source) for kind in ("image", "text"))
-            question = _place(file, there, "question", source, needed=False)
+            image, text = (_column_index(file, there, kind, source) for kind in ("image", "text"))
+            question = _column_index(file, there, "question", source, needed=False)
             for number, (row, line) in enumerate(_filled(rows, lines), start=2):
                 if len(row) != len(there):
                     raise InputError(
-                        f"{file}, line {line}: it has {len(row)} values, and the first line {len(there)} names; "
+                        f"{file}, line {line}: it has {len(row)} values, but the first line has {len(there)} names; "
                         f"{LOOK_FOR}, or delete the line"
                     )
                 asked = "" if question is None else row[question]
@@ -41,10 +41,10 @@ def read(source: Source) -> Iterator[dict]:
 
 
 class _Lines:
-    """Lines of a table as csv wants them, which reads their ends itself.
+    """Lines of a table for csv.reader, which handles line ends itself.
 
     Attributes:
-        row_size: characters since a row began, to be reset for the next one.
+        row_size: characters since the start of the row; the caller resets it for each row.
     """
 
     def __init__(self, raw: IO[bytes], file: Path):
@@ -73,7 +73,7 @@ class _Lines:
 
 
 def _filled(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
-    """Rows that are not blank, each with the line in which it begins.
+    """Yield the rows that are not blank, each with its first line number.
 
     Args:
         rows: a csv.reader.
@@ -83,13 +83,15 @@ def _filled(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
         try:
             row = next(rows, None)
         except csv.Error as error:
-            raise InputError(f"{lines.file}, line {line}: {error}; {LOOK_FOR} in the row that begins there") from None
+            raise InputError(
+                f"{lines.file}, line {line}: {error}; {LOOK_FOR} in the row that begins at this line"
+            ) from None
         if row is None:
             return
         if row:
             yield row, line
 
 
-def _place(file: Path, there: list[str], kind: str, source: Source, needed: bool = True) -> int | None:
+def _column_index(file: Path, there: list[str], kind: str, source: Source, needed: bool = True) -> int | None:
     name = find_column(file, there, kind, source, needed)
     return None if name is None else there.index(name)

@@ -1,6 +1,6 @@
-"""WebDataset's tar shards: files of one name are a sample; images stay where they are.
+"""Reads WebDataset's tar shards, in which the files with the same name are a sample; images are read in place.
 
-A caption is in `<key>.txt`, or in `<key>.json` under a name as tables use; a conversation is in the json.
+A caption is in `<key>.txt`, or in `<key>.json` under a usual column name; a conversation is in the json.
 """
 
 import tarfile
@@ -18,38 +18,38 @@ from dj2mgm.files import IMAGE_SUFFIXES
 from dj2mgm.streaming import DiskMap
 
 COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
-APART = "the files of a sample must stand next to each other in the archive: write it again, or delete the sample"
+SCATTERED = "the files of a sample must be neighbors in the archive; write it again, or delete the sample"
 
 
 def read(source: Source) -> Iterator[dict]:
-    shards = DiskMap()  # of each key
+    shards = DiskMap()  # shard of each key
     for shard in source.files:
         try:
             for key, sample in groupby(_parts(source, shard), key=_key):
                 if (first := shards.get(key)) is not None:
-                    raise InputError(f"{shard}: key {key!r} was used before, in {first}; rename the sample")
+                    raise InputError(f"{shard}: key {key!r} is already used in {first}; rename the sample")
                 shards.fill([(key, str(shard))])
                 yield _row(source, shard, key, list(sample))
         except UnicodeEncodeError as error:
             raise InputError(
-                f"{shard}: the name {error.object!r} is not UTF-8; write the archive again with such names"
+                f"{shard}: the name {error.object!r} is not UTF-8; write the archive again with UTF-8 names"
             ) from None
         except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
             if program := _decompressor(shard):
                 raise InputError(
-                    f"{shard} is compressed, so that no image can be read where it is; write it as a plain tar file: "
+                    f"{shard} is compressed, so images cannot be read in place; write a plain tar file: "
                     f"{program} < {shard.name} > plain/{shard.name}"
                 ) from None
-            raise InputError(f"{shard} is damaged or no plain tar file ({error}); download it again") from None
+            raise InputError(f"{shard} is damaged or not a plain tar file ({error}); download it again") from None
 
 
 def _parts(source: Source, shard: Path) -> Iterator[Member]:
-    """Yield the files of samples; a name without a dot, or with one in front (`._a.jpg`), is of no sample."""
+    """Yield the files of samples; names without a dot or with a leading one (`._a.jpg`) belong to no sample."""
     for member in read_members(shard):
         if member.name.rpartition("/")[2].find(".") > 0:
             yield member
         else:
-            source.not_read.add(f"{shard}/{member.name}")
+            source.unread.add(f"{shard}/{member.name}")
 
 
 def _decompressor(shard: Path) -> str | None:
@@ -59,7 +59,7 @@ def _decompressor(shard: Path) -> str | None:
 
 
 def _key(member: Member) -> str:
-    """The name up to the first dot behind the last slash.
+    """Return the name up to the first dot after the last slash.
 
     Raises:
         UnicodeEncodeError: the name is not UTF-8.
@@ -73,7 +73,7 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     where = f"{shard}, key {key!r}"
     parts = {member.name[len(key) :].lower(): member for member in sample}
     if len(parts) < len(sample):
-        raise InputError(f"{where}: two of its files end alike; rename one")
+        raise InputError(f"{where}: two of its files have the same suffix; rename one")
     base = shard.relative_to(source.images)
     images = [
         f"{base}/{member.offset}+{member.size}/{PurePosixPath(member.name).name}"
@@ -82,22 +82,22 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     ]
     for suffix, member in parts.items():
         if not suffix.endswith(IMAGE_SUFFIXES) and suffix not in (".txt", ".json"):
-            source.not_read.add(f"{shard}/{member.name}")
+            source.unread.add(f"{shard}/{member.name}")
     described = _read_json(parts[".json"], where) if ".json" in parts else {}
     turns = find_column(shard, list(described), "conversations", source, needed=False)
     if turns:
         return build_conversation_row(key, images, described[turns], where)
     if len(images) != 1:
         raise InputError(
-            f"{where}: it has {len(images)} images, and a caption is of one (its files end in {', '.join(parts)}); "
-            f"{APART}"
+            f"{where}: it has {len(images)} images, but a caption belongs to one (the suffixes are "
+            f"{', '.join(parts)}); {SCATTERED}"
         )
     question = find_column(shard, list(described), "question", source, needed=False)
     asked = read_cell(described[question], question, where) if question else ""
     if ".txt" in parts and "text" not in source.columns:
         return build_conversation(key, images[0], asked, _read_text(parts[".txt"], where))
     if not described:
-        raise InputError(f"{where}: it has neither .txt nor .json; {APART}")
+        raise InputError(f"{where}: it has neither .txt nor .json; {SCATTERED}")
     text = find_column(Path(where), list(described), "text", source)
     return build_conversation(key, images[0], asked, read_cell(described[text], text, where))
 
