@@ -22,7 +22,7 @@ from time import perf_counter
 import numpy as np
 
 PROJECT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "tests")]
+sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "tests/support")]
 
 from browser import Page, find_browser, open_browser  # noqa: E402
 from explorer_results import write_run  # noqa: E402

@@ -1,6 +1,6 @@
 """Plain implementation of MGM: every formula as in the paper, without optimization of speed or memory.
 
-The workflow's own model must be the same function. tests/unit/test_mgm_golden.py compares losses and gradients on a
+The workflow's own model must be the same function. tests/unit/mgm/test_mgm_golden.py compares losses and gradients on a
 CPU, and benchmarks/train_step.py compares losses and speed on a GPU. The parameters are those of
 `MGMForConditionalGeneration`, so that one folder of weights serves both.
 """

@@ -1,15 +1,11 @@
-"""Puts the workflow's library on the path, as running a script does, and shares tests out among processes."""
+"""Hypothesis profile, and groups of tests for pytest-xdist."""
 
 import os
-import sys
 
 import pytest
 from hypothesis import settings
-from places import PROJECT
 
-sys.path.insert(0, str(PROJECT / "workflow_scripts"))
-
-import dj2mgm  # noqa: E402, F401  (before a test imports torch)
+import dj2mgm  # noqa: F401  (before a test imports torch)
 
 # Hypothesis draws the same examples in every run; HYPOTHESIS_PROFILE=default draws others
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

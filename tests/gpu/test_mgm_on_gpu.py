@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm
 
 from dj2mgm.mgm import greedy_search
+from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

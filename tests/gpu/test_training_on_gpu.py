@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+
 from places import PROJECT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

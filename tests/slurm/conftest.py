@@ -1,14 +1,11 @@
 """One Slurm for all these tests; they are skipped, with the reason, where it cannot be started."""
 
 import os
-import sys
 
 import pytest
-from one_machine_slurm import running_slurm, why_not
-from places import PROJECT
 
-sys.path.append(str(PROJECT / "tests" / "workflow"))  # small_project
-from small_project import REAL_PYTHON  # noqa: E402
+from one_machine_slurm import running_slurm, why_not
+from small_project import REAL_PYTHON
 
 os.environ[REAL_PYTHON] = "1"
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+
 from cluster_runs import (
     GENERIC_PROFILE,
     SLURM_PROFILE,

@@ -1,11 +1,11 @@
 """Training over two nodes of a real Slurm: one job, one process on each."""
 
 import pytest
+
 from cluster_runs import SLURM_PROFILE
+from dj2mgm.files import read_json, read_jsonl
 from one_machine_slurm import NODE, SECOND, jobs
 from small_project import copy_project
-
-from dj2mgm.files import read_json, read_jsonl
 
 STAGE = "results/baseline/pretrain/metrics.json"
 # the small model's global batch, with the accumulation of one node divided between two

@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from tiny_models import tiny_mgm, tiny_processor
 
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.mgm.mgm_family import MGMFamily
+from tiny_models import tiny_mgm, tiny_processor
 
 
 def test_a_folder_of_an_mgm_is_one(tmp_path):

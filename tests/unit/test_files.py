@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from places import PROJECT
 from safetensors.torch import save_file
 
 from dj2mgm.code import SCRIPTS
@@ -24,6 +23,7 @@ from dj2mgm.files import (
     write_jsonl,
     write_yaml,
 )
+from places import PROJECT
 
 
 class Interrupted(Exception):

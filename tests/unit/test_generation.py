@@ -12,20 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from places import PROJECT
 from safetensors.torch import load_file
-from tiny_models import (
-    NUM_IMAGE_TOKENS,
-    pixels,
-    randomize,
-    save_image,
-    save_parts,
-    text_config,
-    tiny_mgm,
-    tiny_parts,
-    tiny_processor,
-    tiny_qwen_tokenizer,
-)
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import chat
@@ -45,6 +32,19 @@ from dj2mgm.questions import batch_questions, restore_order
 from dj2mgm.training.saved_weights import gather_weights, save_projector
 from dj2mgm.training.settings import LoraSettings
 from finetune import add_lora, save_adapter_and_projector
+from places import PROJECT
+from tiny_models import (
+    NUM_IMAGE_TOKENS,
+    pixels,
+    randomize,
+    save_image,
+    save_parts,
+    text_config,
+    tiny_mgm,
+    tiny_parts,
+    tiny_processor,
+    tiny_qwen_tokenizer,
+)
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
 

@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from places import PROJECT
 
 from dj2mgm import takeover
 from dj2mgm.errors import InputError
 from dj2mgm.takeover import LOCK, OWNER, end_run, is_running, list_jobs, start_run
+from places import PROJECT
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import save_tiny_family
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Split
@@ -23,6 +22,7 @@ from dj2mgm.model_folders import LARGEST_CONFIG, check_config, check_model_folde
 from dj2mgm.plain_files import check_tree, copy_plain
 from dj2mgm.publishing.run_record import copy_records
 from dj2mgm.vlm.folder_checks import folder_errors
+from tiny_families import save_tiny_family
 
 SECRET = "hf_decoyDECOYdecoy"
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from places import PROJECT
-from tiny_models import save_image
 
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_dj_jsonl
 from dj2mgm.data.held_out_images import HeldOutImages
@@ -23,6 +21,8 @@ from dj2mgm.juicer.partitions import BATCH
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
+from places import PROJECT
+from tiny_models import save_image
 
 
 @pytest.mark.parametrize("processes", [1, 3])

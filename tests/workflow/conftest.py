@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from browser import Page, find_browser, open_browser
 from small_project import Project, copy_project
 

@@ -3,6 +3,7 @@
 import subprocess
 
 import pytest
+
 from small_project import Project, copy_project
 
 MODULE = """\

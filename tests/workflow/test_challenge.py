@@ -1,6 +1,7 @@
 """The challenge: its jobs, its message without files, and one run on small files in the real formats."""
 
 import pandas
+
 from benchmark_files import circular_rows, write_mmbench, write_textvqa
 from small_project import Project
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from places import PROJECT
 
 RULES = sorted((PROJECT / "rules").glob("*.smk"))

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import yaml
+
 from places import PROJECT
 from small_project import copy_project
 
@@ -62,7 +63,7 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     for folder in (".lmms_eval/lmms_eval", "evaluations/pope"):
         (project.folder / folder).mkdir(parents=True)
     targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
-    script = PROJECT / "tests/workflow/shell_commands.py"
+    script = PROJECT / "tests/support/shell_commands.py"
     done = subprocess.run(
         [sys.executable, script, json.dumps(CONFIG), *targets, "challenge", "evaluate", "export", "publish", "crate"],
         cwd=project.folder,

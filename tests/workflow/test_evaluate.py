@@ -4,10 +4,10 @@ import shutil
 
 import pandas
 import pytest
-from evaluation_files import write_evaluations
-from small_project import Project
 
 from dj2mgm.config.evaluations import BESIDE
+from evaluation_files import write_evaluations
+from small_project import Project
 
 ALONE = "report={experiments: [baseline]}"
 

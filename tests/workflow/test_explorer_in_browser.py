@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Page
-from explorer_results import row_id, write_run
 
+from browser import Page
 from dj2mgm.data.shares import compute_score_limits
 from dj2mgm.files import read_json
 from dj2mgm.reporting.explorer.explorer_page import write_offline_page
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.links import page_name
+from explorer_results import row_id, write_run
 
 ROWS = 2000
 READY = """new Promise(done => { const look = () => document.querySelector("#rows tbody td:nth-child(2)")?.textContent

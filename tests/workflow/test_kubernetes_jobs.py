@@ -1,6 +1,7 @@
 """What profiles/kubernetes asks a cluster for, and that the workflow runs through it.
 
-No Kubernetes is at hand: `kubectl` is a stand-in (tests/kubectl.py) that runs the commands of manifests as processes.
+There is no Kubernetes here: tests/support/kubectl.py takes the place of `kubectl` and runs the commands of manifests
+as processes.
 """
 
 import os
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 import yaml
+
 from places import PROJECT
 
 PROFILE = ("--profile", "profiles/kubernetes", "--seconds-between-status-checks", "1", "--latency-wait", "5")

@@ -6,12 +6,12 @@ import shutil
 import time
 
 import pytest
-from small_project import copy_project
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe, render
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.files import write_jsonl, write_text
+from small_project import copy_project
 
 CONFIG = ("dataset=photos", "recipe=mine")
 UNTIL = ("baseline", "--until", "filter_data")

@@ -2,9 +2,9 @@
 
 import pandas as pd
 import pytest
-from places import PROJECT
 
 from dj2mgm.files import read_json, read_yaml, write_yaml
+from places import PROJECT
 
 
 def test_a_model_without_a_stage_1_learns_from_all_data_and_is_reported_beside_itself_before(fresh):

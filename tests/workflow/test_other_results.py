@@ -4,9 +4,9 @@ import re
 import shutil
 
 import pytest
-from small_project import copy_project
 
 from dj2mgm.files import write_json, write_text, write_yaml
+from small_project import copy_project
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ import shutil
 import subprocess
 
 import pytest
-from hub_server import TOKEN, HubServer
-from small_project import Project
 
 from dj2mgm.files import read_json
+from hub_server import TOKEN, HubServer
+from small_project import Project
 
 PUBLISH = "{experiment: baseline, repository: me/mine, dataset_repository: me/pairs}"
 OWN = {"export_data": 1, "push_model": 1, "push_dataset": 1}  # and those whose names begin with the target's

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from browser import Page
-from report_results import write_results
 
+from browser import Page
 from dj2mgm.memory.attention_benchmark import Measurement
 from dj2mgm.reporting import attention_page, tuning
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.report_page import write_page
 from dj2mgm.reporting.tuning import Kept, Tuning
+from report_results import write_results
 
 DRAWN = """[...document.querySelectorAll("img, svg")].map(element => {
     const box = element.getBoundingClientRect();

@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from forked_training import Forks
-from places import PROJECT
 from safetensors.torch import load_file
-from small_project import Project, copy_project
 
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
+from forked_training import Forks
+from places import PROJECT
+from small_project import Project, copy_project
 
 sys.path.append(str(PROJECT / "benchmarks"))
 from chain import training_settings  # noqa: E402

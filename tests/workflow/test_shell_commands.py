@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from places import PROJECT
-from small_project import copy_project
 
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import AssembledModel, MgmModel
 from dj2mgm.config.settings.schema import schema_of
+from places import PROJECT
+from small_project import copy_project
 
 RUN = "; touch X $(touch X) `touch X` & touch X & | touch X #* ~ ! [a] > X <X $HOME ü 山 %s --flag=x"
 # `{question}` is a place that some settings must have, `{input}` and `{x}` are not
@@ -167,7 +167,7 @@ class HostileProject:
         file.write_text(yaml.safe_dump(merged(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
 
     def commands(self) -> dict:
-        script = PROJECT / "tests/workflow/shell_commands.py"
+        script = PROJECT / "tests/support/shell_commands.py"
         across = [
             "ablation",
             "lora_sweep",

@@ -2,10 +2,9 @@
 
 import shutil
 
-from small_project import Project
-
 from dj2mgm.data.shards import parse_member
 from dj2mgm.files import read_json, read_jsonl, write_yaml
+from small_project import Project
 
 # byte copies of each other stay in
 MIXED = (

@@ -6,14 +6,14 @@ import re
 
 import pytest
 import torch
-from better_synth_kit import QUESTION, save_kit
-from forked_snakemake import run_snakemake
-from places import PROJECT
 from safetensors.torch import load_file
-from small_project import count_jobs
 from transformers import get_scheduler
 
+from better_synth_kit import QUESTION, save_kit
 from dj2mgm.files import read_jsonl, read_yaml
+from forked_snakemake import run_snakemake
+from places import PROJECT
+from small_project import count_jobs
 
 ALL = {
     "make_dataset",

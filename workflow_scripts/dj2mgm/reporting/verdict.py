@@ -235,7 +235,7 @@ class Coverage:
     by_seeds: dict[int, int]  # coverage in per cent, by number of seeds
 
 
-# Simulated by tests/unit/test_intervals.py, which also simulates the cases with a coverage of at least 94 %.
+# Simulated by tests/unit/evaluation/test_intervals.py, which also simulates the cases with a coverage of at least 94 %.
 LOW_COVERAGE = [
     Coverage(1, 10, {1: 65, 2: 86, 3: 93, 5: 92}),
     Coverage(1, 20, {1: 88, 2: 97, 3: 97, 5: 97}),

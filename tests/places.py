@@ -1,5 +1,0 @@
-"""Where the project is; importable by every test."""
-
-from pathlib import Path
-
-PROJECT = Path(__file__).resolve().parents[1]

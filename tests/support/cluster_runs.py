@@ -1,0 +1,126 @@
+"""Runs of the small project on Slurm, and what can be done to them while they are at work."""
+
+import re
+import subprocess
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+
+from one_machine_slurm import NODE, jobs, kill_job_processes, slurm, update, wait_until
+from small_project import Project
+
+STAGE_TIMEOUT_S = 900  # on a busy machine
+SLURM_PROFILE = (
+    "--profile=profiles/slurm",
+    "--slurm-status-command=squeue",  # there is no accounting database
+    "--slurm-init-seconds-before-status-checks=1",
+    "--slurm-keep-successful-logs",
+)
+GENERIC_PROFILE = ("--profile=profiles/cluster-generic", "--seconds-between-status-checks=1")
+
+
+@dataclass
+class ClusterRun:
+    """Snakemake at work on the cluster. What it prints goes to `snakemake.log` in the project's folder."""
+
+    project: Project
+    arguments: tuple[str, ...]
+    process: subprocess.Popen = field(init=False)
+
+    def start(self) -> None:
+        with open(self.project.folder / "snakemake.log", "a") as log:
+            self.process = subprocess.Popen(
+                self.project.command(*self.arguments),
+                cwd=self.project.folder,
+                env=self.project.environment(),
+                stdout=log,
+                stderr=log,
+            )
+
+    def printed(self) -> str:
+        return (self.project.folder / "snakemake.log").read_text()
+
+    def kill(self) -> None:
+        """Kill -9 Snakemake; its jobs go on."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """For `contextlib.closing`: no Snakemake stays behind, whatever happened."""
+        if self.process.poll() is None:
+            self.kill()
+
+    def kill_stages(self) -> None:
+        """Kill -9 what Snakemake runs on this machine."""
+        for victim in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
+
+    def finish(self, timeout_s: float = STAGE_TIMEOUT_S) -> None:
+        assert self.process.wait(timeout_s) == 0, self.printed()[-4000:]
+
+    def wait_for_checkpoint(self, stage: str, experiment: str) -> str:
+        """The number of the job that trains a stage, when it has written a checkpoint."""
+        checkpoints = self.project.result(stage, experiment) / "checkpoints"
+
+        def written() -> bool:
+            assert self.process.poll() is None, self.printed()[-4000:]
+            return any(checkpoints.glob("*/complete.json"))
+
+        wait_until(written, f"checkpoint of {experiment}/{stage}", STAGE_TIMEOUT_S)
+        return self.running_job(stage)
+
+    def running_job(self, rule: str) -> str:
+        """The number of the only job of a rule that is running."""
+        [job] = [job for job in self.all_jobs() if job["JobState"] == "RUNNING" and rule_of(job) == rule]
+        return job["JobId"]
+
+    def jobs(self, rule: str, wildcards: str) -> list[dict[str, str]]:
+        """All jobs of one of the workflow's jobs, in order."""
+        return [job for job in self.all_jobs() if job["Comment"] == f"rule_{rule}_wildcards_{wildcards}"]
+
+    def all_jobs(self) -> list[dict[str, str]]:
+        own = [job for job in jobs() if job["WorkDir"] == str(self.project.folder)]
+        return sorted(own, key=lambda job: int(job["JobId"]))
+
+    def logs(self, rule: str, wildcards: str) -> str:
+        """What the jobs of a rule printed, all attempts one after another."""
+        folder = self.project.folder / ".snakemake/slurm_logs" / f"rule_{rule}" / wildcards
+        return "".join(path.read_text() for path in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)))
+
+
+def completed(jobs: list[dict[str, str]]) -> Counter:
+    """How many jobs of each rule came to their end."""
+    return Counter(rule_of(job) for job in jobs if job["JobState"] == "COMPLETED")
+
+
+def rule_of(job: dict[str, str]) -> str:
+    return re.fullmatch(r"rule_(\w+?)(_wildcards_.*)?", job["Comment"])[1]
+
+
+def fail_node() -> None:
+    """The node is drained, fails with what runs on it, and comes back."""
+    update("nodename", NODE, state="drain", reason="test")
+    assert jobs_on_the_node("running"), "a drained node lets its jobs run"
+    update("nodename", NODE, state="down", reason="test")
+    kill_job_processes(NODE)  # one that is dead leaves no Snakemake behind which waits for outputs and removes them
+    wait_until(lambda: not jobs_on_the_node("running,completing"), "the node's jobs")
+    update("nodename", NODE, state="resume")
+
+
+def jobs_on_the_node(states: str) -> str:
+    return slurm("squeue", "--noheader", f"--nodelist={NODE}", f"--states={states}")
+
+
+def end_at_time_limit(job: str) -> None:
+    """The job reaches its limit; until then it is stopped, since what is left of a small stage takes a second."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SLURM_JOB_ID") == job:
+                process.suspend()
+    update("jobid", job, EndTime="now+1")
+    wait_until(lambda: job not in slurm("squeue", "--noheader", "--format=%i"), "the job's end", 120)
+    time.sleep(1)

@@ -1,0 +1,101 @@
+"""A finished page as rules leave it, made by hand: what a crate is written from; and crates that somebody changed."""
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from urllib.parse import quote
+
+from PIL import Image
+
+from dj2mgm.config.stages import STAGES
+from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.files import write_json, write_jsonl, write_text
+from evaluated_runs import entry, write_run
+
+PAGE = "baseline/report"
+ENDED = 1_700_000_000  # of every job, as a file's time
+SECONDS = 30  # that every job took
+VALUES = {"finetune/own": {"clip_score": {"e0": (1.0, 1)}}}
+TABLE = "experiment,seeds,group,metric,value,low,high,n\nbaseline,1,finetune/own,clip_score,0.5,0.4,0.6,1\n"
+
+
+def write_log(folder: Path, rule: str) -> None:
+    """What Snakemake leaves of a job beside its results."""
+    write_text(folder / f"{rule}.log", "done\n")
+    write_text(folder / f"{rule}.benchmark.tsv", f"s\th:m:s\tmax_rss\tcpu_time\n{SECONDS}.2\t0:00:30\t100.5\t-\n")
+    os.utime(folder / f"{rule}.benchmark.tsv", (ENDED, ENDED))
+
+
+def png(shade: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_page() -> dict:
+    """A finished page on someone's photos, in the current folder; returns what its crate is made from."""
+    photos, dataset = Path("my phötos"), Path("results/datasets/photos")
+    (photos / "images").mkdir(parents=True)
+    for number in range(3):
+        (photos / f"images/{number}.png").write_bytes(png(number))
+    rows = [{"id": str(n), "text": build_dj_text("a boat"), "images": [f"images/{n}.png"]} for n in (0, 1, 7)]
+    for path in (photos / "captions.jsonl", dataset / "pretrain.jsonl"):
+        write_jsonl(path, rows)
+    write_json(dataset / "finetune.json", [build_conversation("0", "images/0.png", "What?", "A boat.")])
+    write_jsonl(dataset / "evaluation.jsonl", [{"id": "e0", "image": "images/2.png", "captions": ["a cat"]}])
+    write_json(dataset / "summary.json", {"pretrain": 3})
+    write_log(dataset, "make_dataset")
+    stages = write_run(Path("results/baseline"), VALUES, VALUES)
+    for stage, folder in stages.items():
+        write_log(Path(folder), STAGES[stage].rule)
+    Path(stages["pretrain"], "projector.safetensors").write_bytes(b"weights")
+    write_json(Path(stages["finetune"], "metrics.json"), {"versions": {"torch": "0.0.1"}})
+    write_text(f"results/{PAGE}/report.html", "<html></html>")
+    write_text(f"results/{PAGE}/comparison.csv", TABLE)
+    write_log(Path("results", PAGE), "compare_experiments")
+    settings = {"pretrain": {"file": str(photos / "captions.jsonl"), "images": str(photos)}}
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), str(photos))
+    return {
+        "page": PAGE,
+        "experiments": [entry("baseline", dataset, {0: stages})],
+        "datasets": {"photos": {"settings": settings, "images": images}},
+        "models": [],
+        "captioners": [],
+        "foundations": {},
+        "command_line": {"dataset": str(photos)},
+        "snakemake": "9.27.1",
+    }
+
+
+def graph_of(crate: Path) -> dict[str, dict]:
+    """The entities of a crate by their address."""
+    with zipfile.ZipFile(crate) as archive:
+        return {entity["@id"]: entity for entity in json.loads(archive.read("ro-crate-metadata.json"))["@graph"]}
+
+
+def contents(crate: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(crate) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def forged(crate: Path, path: Path, changes: dict[str, bytes]) -> Path:
+    """A crate with other files, whose metadata says that they are right."""
+    files = contents(crate) | changes
+    metadata = json.loads(files["ro-crate-metadata.json"])
+    known = {entity["@id"]: entity for entity in metadata["@graph"]}
+    for name, content in changes.items():
+        if quote(name) not in known:
+            known[quote(name)] = {"@id": quote(name), "@type": "File"}
+            metadata["@graph"].append(known[quote(name)])
+        known[quote(name)]["sha256"] = hashlib.sha256(content).hexdigest()
+    return write_zip(path, files | {"ro-crate-metadata.json": json.dumps(metadata).encode()})

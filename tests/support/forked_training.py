@@ -1,0 +1,175 @@
+"""Training runs in processes that are forked from one that has imported everything: each costs its training alone.
+
+    with Forks(folder) as forks:
+        forks.run("finetune.py", {...settings}, {"--data": ..., ...}, output)
+
+The parent of the runs has imported torch, transformers and DeepSpeed, but has no process group, threads or GPU.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from places import PROJECT
+
+SCRIPTS = PROJECT / "workflow_scripts"
+# torchao compiles its update for minutes
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of one or several processes ended: exit statuses (negative: the signal), and what the first printed."""
+
+    statuses: list[int]
+    printed: str
+
+    @property
+    def ok(self) -> bool:
+        return not any(self.statuses)
+
+
+class Forks:
+    """Starts the parent; `run` asks it for runs."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.runs = 0
+
+    def __enter__(self) -> "Forks":
+        self.parent = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.parent.stdin.close()
+        self.parent.wait()
+
+    def run(
+        self,
+        script: str,
+        flags: dict,
+        processes: int = 1,
+        kill_at: int | None = None,
+        out_of_memory_at: int | None = None,
+    ) -> Ended:
+        """Run a training script.
+
+        Args:
+            flags: its command line.
+            kill_at: the processes kill themselves at the end of this step, before it is saved.
+            out_of_memory_at: at the end of this step the GPU is said to have run out of memory.
+        """
+        self.runs += 1
+        logs = [str(self.folder / f"{self.runs}-{rank}.log") for rank in range(processes)]
+        words = [str(word) for flag in flags.items() for word in flag]
+        asked = {"script": script, "words": words, "logs": logs, "kill_at": kill_at, "port": free_port()}
+        asked["out_of_memory_at"] = out_of_memory_at
+        self.parent.stdin.write(json.dumps(asked) + "\n")
+        self.parent.stdin.flush()
+        return Ended(json.loads(self.parent.stdout.readline()), Path(logs[0]).read_text(encoding="utf-8"))
+
+
+def environment() -> dict[str, str]:
+    path = [str(SCRIPTS), str(PROJECT / "tests/support")]
+    return os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]
+
+
+def serve() -> None:
+    """Read runs from stdin, one JSON object a line, and answer with their exit statuses."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    warm_up()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        children = [fork(asked, rank) for rank in range(len(asked["logs"]))]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(statuses), file=answers, flush=True)
+
+
+def warm_up() -> None:
+    """Do once what every run would do again: imports, loading DeepSpeed's extensions, looking for what was imported."""
+    import torch.utils.tensorboard  # noqa: F401
+    import torchao.optim  # noqa: F401
+    from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: F401
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
+    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    import finetune  # noqa: F401
+    import pretrain  # noqa: F401
+    import train_text_model  # noqa: F401
+    from dj2mgm.training import fingerprint, stage
+
+    for builder in (CPUAdamBuilder, ShareMemCommBuilder):
+        builder().load(verbose=False)
+    get_checkpoint_conversion_mapping("gemma")
+    fingerprint.modules_of = cache(fingerprint.modules_of)
+    for script in ("pretrain", "finetune", "train_text_model"):
+        fingerprint.modules_of(SCRIPTS / f"{script}.py")
+    stage.check_memory = lambda *_: {}  # the plan takes as long as such a training
+    gc.collect()
+    gc.freeze()
+
+
+def fork(asked: dict, rank: int) -> int:
+    if child := os.fork():
+        return child
+    status = 1
+    try:
+        log = os.open(asked["logs"][rank], os.O_WRONLY | os.O_CREAT)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        train(asked, rank)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def train(asked: dict, rank: int) -> None:
+    import importlib
+
+    import torch
+
+    from dj2mgm.training.trainer import ResumableTrainer
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked["port"]), "RANK": str(rank)}
+    os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(asked["logs"]))}
+    sys.argv = [str(SCRIPTS / asked["script"]), *asked["words"]]
+    sys.orig_argv = [sys.executable, *sys.argv]  # with which a process starts again
+    if asked["kill_at"] or asked["out_of_memory_at"]:
+        save = ResumableTrainer._maybe_log_save_evaluate
+
+        def end_or_save(trainer, *args, **kwargs):
+            if trainer.state.global_step == asked["kill_at"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if trainer.state.global_step == asked["out_of_memory_at"]:
+                raise torch.OutOfMemoryError
+            save(trainer, *args, **kwargs)
+
+        ResumableTrainer._maybe_log_save_evaluate = end_or_save
+    importlib.import_module(Path(asked["script"]).stem).main()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,99 @@
+"""Print what lmms-eval's own classes return for an answer that their model gives, with nothing but the model replaced.
+
+    PYTHONPATH=.lmms_eval python tests/support/lmms_classes.py <answer> <until as JSON>
+
+Prints {type of model: returned answer} as JSON. A class is the one that lmms-eval takes by default.
+"""
+
+import contextlib
+import importlib.util
+import json
+import sys
+from unittest.mock import MagicMock
+
+import torch
+
+for name in ("decord", "av", "qwen_vl_utils", "loguru"):  # they read videos, and write logs
+    sys.modules[name] = MagicMock()
+
+import lmms_eval.models.simple.llava  # noqa: E402
+from lmms_eval.api.instance import Instance  # noqa: E402
+from lmms_eval.models import get_model  # noqa: E402
+from PIL import Image  # noqa: E402
+
+CLASSES = {  # of the families in tests/support/tiny_families.py, and of others whose classes cut answers
+    "llava": "llava_hf",
+    "llava_onevision": "llava_hf",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen3_vl": "qwen3_vl",
+    "smolvlm": "huggingface",
+    "internvl": "internvl_hf",
+    "gemma3": "gemma3",
+    "paligemma": "huggingface",
+    "mgm": "llava",
+    "qwen2_vl": "qwen2_vl",
+    "glm4v": "glm4v",
+    "llama4": "llama4_scout",
+    "gemma4": "gemma4",
+}
+OF_LLAVA = dict.fromkeys(("process_images", "conv_templates", "IMAGE_TOKEN_INDEX"), MagicMock())  # its own package's
+OF_LLAVA["tokenizer_image_token"] = lambda *args, **kwargs: torch.zeros(2, dtype=torch.long)
+IMAGE = Image.new("RGB", (8, 8))
+vars(lmms_eval.models.simple.llava).update(OF_LLAVA)
+if importlib.util.find_spec("torchvision") is None:  # after transformers has looked
+    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional"):
+        sys.modules[name] = MagicMock()
+sys.modules["qwen_vl_utils"].process_vision_info = lambda messages, return_video_kwargs=False, **kwargs: (
+    ([IMAGE], None, {}) if return_video_kwargs else ([IMAGE], None)
+)
+
+
+class Tokens(dict):
+    """Output of a processor: tokens under every name, on every device."""
+
+    def __init__(self):
+        super().__init__(input_ids=torch.zeros(1, 2, dtype=torch.long))
+        self.input_ids = self["input_ids"]
+
+    def to(self, *args, **kwargs):
+        return self
+
+
+def stand_in(cls: type, answer: str):
+    """Return an object of the class without its model: every text that is decoded is the answer."""
+
+    reader = MagicMock(side_effect=lambda *args, **kwargs: Tokens())
+    reader.batch_decode.return_value = [answer]
+    reader.decode.return_value = "</s>"
+    reader.eos_token_id = reader.pad_token_id = 2
+    reader.apply_chat_template.side_effect = lambda *args, **kw: Tokens() if kw.get("return_dict") else "asked"
+    model = MagicMock()
+    model.generate.return_value = torch.zeros(1, 4, dtype=torch.long)
+    given = dict.fromkeys(("processor", "_processor", "tokenizer", "_tokenizer", "_image_processor"), reader)
+    given |= {"model": model, "_model": model, "device": "cpu", "_device": "cpu", "device_map": "cpu"}
+    given |= {"batch_size": 1, "batch_size_per_gpu": 1, "rank": 0, "world_size": 1, "eot_token_id": 2}
+    given |= dict.fromkeys(("use_custom_video_loader", "enable_thinking", "reasoning_prompt"), False)
+    given |= {"system_prompt": "", "task_dict": {"task": {"test": [{}]}}}
+    # attributes of the class, so that its properties do not hide them
+    nothing = {"__init__": lambda self: None, "__getattr__": lambda self, name: MagicMock()}
+    return type(cls.__name__, (cls,), given | nothing)()
+
+
+def returned(name: str, answer: str, until: list[str]) -> str:
+    cls = get_model(name)
+    content = [{"type": "image", "url": IMAGE}, {"type": "text", "text": "asked"}]
+    said = {"max_new_tokens": 64, "until": until}
+    if cls.is_simple:
+        arguments = ("asked", said, lambda doc: [IMAGE], 0, "task", "test")
+    else:
+        arguments = ("asked", lambda doc: [{"role": "user", "content": content}], said, 0, "task", "test")
+    metadata = {"task": "task", "doc_id": 0, "repeats": 1}
+    [found] = stand_in(cls, answer).generate_until([Instance("generate_until", arguments, 0, metadata)])
+    return getattr(found, "text", found)
+
+
+if __name__ == "__main__":
+    answer, until = sys.argv[1], json.loads(sys.argv[2])
+    with contextlib.redirect_stdout(sys.stderr):
+        found = {kind: returned(name, answer, until) for kind, name in CLASSES.items()}
+    print(json.dumps(found))

@@ -1,0 +1,330 @@
+"""Hostile values for every argument of a recipe, and a sandbox in which the accepted ones are run.
+
+python tests/support/recipe_fuzzing.py        # the full cross product; prints what was tried and what was found
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from places import PROJECT
+
+sys.path.insert(0, str(PROJECT / "workflow_scripts"))
+
+from dj2mgm.config.recipe_check import check_operators  # noqa: E402
+from dj2mgm.config.recipe_operators import allowed_operators  # noqa: E402
+from dj2mgm.data.formats import build_dj_text  # noqa: E402
+from dj2mgm.errors import InputError  # noqa: E402
+from dj2mgm.files import write_jsonl  # noqa: E402
+
+SANDBOX = PROJECT / "tests/support/recipe_sandbox.py"
+# arguments without which an operator does nothing, and that take part in every case; folders are those of `prepare`
+BASE: dict[str, dict] = {
+    "batched_image_text_similarity_filter": {"hf_clip": "clip"},
+    "cluster_balance_filter": {"hf_clip": "clip", "keep_rows": 1},
+    "image_captioning_mapper": {"hf_img2seq": "blip2", "keep_original_sample": False},
+    "image_embedding_deduplicator": {"hf_clip": "clip"},
+    "image_nsfw_filter": {"hf_nsfw_model": "vit"},
+    "image_shape_filter": {"min_width": 1},
+    "image_size_filter": {"min_size": "1"},
+    "image_text_matching_filter": {"hf_blip": "blip"},
+    "image_text_similarity_filter": {"hf_clip": "clip"},
+    "image_watermark_filter": {"hf_watermark_model": "vit"},
+    "length_balance_filter": {"keep_rows": 1},
+    "likelihood_gain_filter": {"base_model": "mgm/base", "stage": "mgm/pretrain", "other_images": 1},
+    "low_similarity_recaption_mapper": {
+        "hf_clip": "clip",
+        "keep_fraction": 0.5,
+        "captioner": {
+            "mgm_captioning_mapper": {"base_model": "mgm/base", "stage": "mgm/pretrain", "max_new_tokens": 3}
+        },
+    },
+    "mgm_captioning_mapper": {"base_model": "mgm/base", "stage": "mgm/pretrain", "max_new_tokens": 3},
+    "ngram_balance_filter": {"keep_rows": 1},
+    "random_selector": {"select_ratio": 0.5},
+    "range_specified_field_selector": {"field_key": "__dj__stats__.text_len", "lower_rank": 1, "upper_rank": 2},
+    "remove_long_words_mapper": {"max_len": 100},
+    "replace_content_mapper": {"pattern": "boat"},
+    "topk_specified_field_selector": {"field_key": "__dj__stats__.text_len", "topk": 1},
+}
+# needed before an operator: the statistic that it selects by
+BEFORE = [{"text_length_filter": {"min_len": 0}}]
+WITH_MODEL = ("model", "captioner or null")
+
+
+def hostile_values(decoys: Path) -> list[object]:
+    """Return values that an attacker would write, with files and folders in `decoys` as targets."""
+    file, touch = decoys / "model.pt", f"__import__('os').system('touch {decoys}/ran')"
+    code = f"lambda s: [{touch}]"
+    return [
+        *(
+            code,
+            f" {code}",
+            f"({code})",
+            f"(({code}))",
+            f"\n{code}",
+            f"\t({code})",
+            f"[{code}][0]",
+            f"{{0: {code}}}[0]",
+        ),
+        *(f"(x := {code})", f"# c\n{code}", f"lambda: {touch}", "lambda s: s", f"r'{code}'", touch, f"exec({touch!r})"),
+        *(
+            "{{ ''.__class__.__mro__ }}",
+            "{% for x in range(10**9) %}{% endfor %}",
+            "{0.__class__}",
+            "%s%n",
+            "$(id)",
+        ),
+        *(
+            [code],
+            [[code]],
+            {"tokenizer": code},
+            [{"a": [code]}],
+            {"remove_repeat_sentences_mapper": {"tokenizer": code}},
+        ),
+        *(str(file), str(decoys), f"{decoys}/", f"{decoys}/new", f"{decoys}/weights.bin", f"file://{file}", f" {file}"),
+        *(
+            "../decoys",
+            "../decoys/model.pt",
+            "./../decoys/new",
+            "data/../../decoys",
+            "en/../../../decoys",
+            "~",
+            "~/x",
+            "~root",
+        ),
+        *("linked", "linked/new", ".", "..", "/", "/dev/stdin", "/proc/self/environ", "decoys\x00.json", "a\\..\\b"),
+        *("http://127.0.0.1:9/x", "https://evil.example/x", "127.0.0.1:9", "localhost:9", "redis://127.0.0.1:6379/0"),
+        *(
+            "s3://bucket/x",
+            "ftp://evil.example",
+            "//evil.example/share",
+            "evil.example",
+            "hf://x/y",
+            "ray://127.0.0.1:10001",
+        ),
+        *(
+            "evil/model",
+            "openai/clip-vit-base-patch32",
+            "EleutherAI/pythia-6.9b-deduped",
+            "gpt2",
+            "model.pt",
+            "en.sp.model",
+        ),
+        *(
+            "<image>",
+            "<__dj__image>",
+            "<|im_end|>",
+            "(a+)+$",
+            "(?R)",
+            "\\g<0>",
+            "\\1",
+            ".*",
+            "a" * 201,
+            "a" * 10**6,
+            "\u202e",
+            "\ud800",
+        ),
+        *(
+            "__dj__stats__.text_len",
+            "__dj__stats__.__class__",
+            "__dj__meta__",
+            "images",
+            "input_row",
+            "text",
+            "text_len",
+            "id",
+        ),
+        *(
+            math.nan,
+            math.inf,
+            -math.inf,
+            1e308,
+            -1e308,
+            10**400,
+            -(10**400),
+            2**63,
+            2**63 - 1,
+            2**31,
+            32,
+            -1,
+            0,
+            1,
+            0.0,
+            0.5,
+            1.5,
+        ),
+        *(
+            True,
+            False,
+            None,
+            "",
+            " ",
+            [],
+            {},
+            [None],
+            "true",
+            "null",
+            "0",
+            "1e9",
+            "sentencepiece",
+            "space",
+            "all",
+            "zh",
+            "EN",
+        ),
+        *(
+            "a boat",
+            "red",
+            ["red", "boat"],
+            [""],
+            ["x"] * 101,
+            "//",
+            "20MiB",
+            "1TB",
+            "NFKD",
+            "s2t",
+            "gemma",
+            "../gemma",
+        ),
+    ]
+
+
+def cases_of(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, object]]:
+    """Yield (operator, argument, value) for every argument that an allowed operator has, allowed or not.
+
+    Args:
+        decoys: the folder that values name.
+        full: every value for the arguments that are not allowed, too; otherwise one.
+    """
+    values = hostile_values(decoys)
+    for operator in allowed_operators().values():
+        for argument in dict.fromkeys((*operator.arguments, *operator.defaults, "trust_remote_code", "captioner")):
+            for value in values if full or argument in operator.arguments else values[:1]:
+                yield operator.name, argument, value
+
+
+def process_of(operator: str, argument: str, value: object) -> list[dict]:
+    return [*BEFORE, {operator: BASE.get(operator, {}) | {argument: value}}]
+
+
+def is_accepted(process: list[dict], folders: tuple[str, ...] = ()) -> bool:
+    """Return whether the check that Snakemake makes accepts a recipe; an error that is no InputError is a defect."""
+    try:
+        check_operators("recipe", process, folders)
+    except InputError:
+        return False
+    return True
+
+
+def prepare(folder: Path, models: bool = True) -> None:
+    """Fill `work/` with two rows and tiny models, and `decoys/` with what nobody may touch."""
+    work, decoys = folder / "work", folder / "decoys"
+    for made in (folder, work, work / "tmp", work / "data"):
+        made.mkdir(exist_ok=True)
+        made.chmod(0o755)
+    rows = []
+    for color, caption in {"red": "a red boat on water", "blue": "two dogs and 3 cats"}.items():
+        Image.new("RGB", (40, 32), color).save(work / f"data/{color}.png")
+        rows.append({"id": color, "text": build_dj_text(caption), "images": [f"{color}.png"]})
+    write_jsonl(work / "data/pairs.jsonl", rows)
+    decoys.mkdir()
+    for name in ("model.pt", "weights.bin", "en.sp.model", "secret.json", "model.safetensors"):
+        (decoys / name).write_bytes(b"a decoy that no model loads")
+    (work / "linked").symlink_to(decoys)
+    if models:
+        from tiny_captioners import save_tiny_blip2, save_tiny_mgm
+        from tiny_clip import save_tiny_clip
+
+        save_tiny_clip(work / "clip")
+        save_tiny_mgm(work / "mgm")
+        save_tiny_blip2(work / "blip2")
+        _save_tiny_classifier(work / "vit")
+        _save_tiny_matcher(work / "blip", work / "clip")
+
+
+def run_cases(folder: Path, cases: list[tuple[list[dict], bool]]) -> list[dict]:
+    """Run recipes in the sandbox, as the filter stage does, and return a finding of each.
+
+    Args:
+        folder: what `prepare` has made.
+        cases: a `process` list, and whether it is trusted.
+    """
+    packages = [str(PROJECT / "workflow_scripts"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, packages))}
+    home = folder / "work"
+    environment |= {"HOME": str(home), "TMPDIR": str(home / "tmp"), "DATA_JUICER_CACHE_HOME": str(home / "cache")}
+    environment |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "tmp/inductor")
+    }  # torch makes it when a first model is loaded
+    findings: list[dict] = []
+    while len(findings) < len(cases):
+        first = len(findings)
+        command, waiting = [sys.executable, SANDBOX, folder], json.dumps(cases[first:])
+        done = subprocess.run(command, input=waiting, capture_output=True, text=True, env=environment)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        findings += [line | {"case": first + line["case"]} for line in lines]
+        if done.returncode:
+            if not lines:
+                raise RuntimeError(done.stderr[-3000:])
+            died = f"failed: the process ended with {done.returncode}"
+            findings.append({"case": len(findings), "outcome": died, "seconds": 0.0, "events": [], "changed": []})
+    return findings
+
+
+def _save_tiny_classifier(folder: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+    config = ViTConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
+    )
+    ViTForImageClassification(config).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+
+
+def _save_tiny_matcher(folder: Path, clip: Path) -> None:
+    from transformers import BertTokenizer, BlipConfig, BlipForImageTextRetrieval, BlipImageProcessorPil, BlipProcessor
+
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = tower | {"vocab_size": 40, "encoder_hidden_size": 16, "max_position_embeddings": 64, "projection_dim": 8}
+    config = BlipConfig(text_config=text, vision_config=tower | {"image_size": 32, "patch_size": 16})
+    BlipForImageTextRetrieval(config).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+    tokenizer = BertTokenizer(vocab={word: place for place, word in enumerate(words)})
+    BlipProcessor(BlipImageProcessorPil(size={"height": 32, "width": 32}), tokenizer).save_pretrained(folder)
+
+
+def main() -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        os.chdir(folder / "work")
+        tried, accepted = 0, []
+        for operator, argument, value in cases_of(folder / "decoys"):
+            tried += 1
+            process = process_of(operator, argument, value)
+            if is_accepted(process, (".",)):
+                accepted.append(process)
+        print(f"{tried} cases, {tried - len(accepted)} refused by the check, {len(accepted)} accepted and run")
+        findings = run_cases(folder, [(process, False) for process in accepted])
+    outcomes = Counter(finding["outcome"].split(":")[0] for finding in findings)
+    print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
+    bad = [each for each in findings if each["events"] or each["changed"] or each["outcome"].startswith("failed")]
+    for finding in findings:
+        if finding in bad or finding["seconds"] > 20:
+            print(json.dumps(accepted[finding["case"]][-1])[:300], json.dumps(finding)[:900])
+    print(f"{len(bad)} reached outside of their folder, or failed without a sentence")
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Results of small experiments with everything that the report shows.
+
+`baseline` and `dj_synth` share a filter; `photos` has no ground truth.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.evaluation.caption_attributes import attribute_metrics
+from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.evaluation.vqa import accuracy
+from dj2mgm.files import write_json, write_jsonl, write_yaml
+from evaluated_runs import entry, write_memory, write_scores
+
+IMAGES, PAIRS = 15, 60
+TOO_SHORT, TOO_SIMILAR = 6, 2  # rows that the two filters drop
+LOW = 20  # of the rows left: similarity below the threshold
+UNUSABLE, UNLIKE, UNLIKELY = 1, 4, 3  # of these: no caption, recaption not similar, recaption not likely
+SIMILARITY, LIKELIHOOD = 0.135, -3.0
+ODD = "a <b>bold</b> & odd caption"
+BOTH = [(model, images) for model in ("pretrain", "finetune") for images in ("own", "shuffled")]
+FILTER_RECIPE = {
+    "process": [
+        {"image_integrity_filter": None},
+        {"text_length_filter": {"min_len": 38, "max_len": 528}},
+        {"image_aspect_ratio_filter": {"min_ratio": 0.25}},
+        {"image_text_deduplicator": None},
+    ]
+}
+SYNTHESIS_RECIPE = {
+    "process": [
+        {"low_similarity_recaption_mapper": {"min_similarity": SIMILARITY}},
+        {"batched_image_text_similarity_filter": {"min_score": SIMILARITY}},
+        {"caption_log_likelihood_filter": {"min_log_likelihood": LIKELIHOOD}},
+    ]
+}
+
+
+def write_results(root: Path, seeds: tuple[int, ...] = (0, 1)) -> Path:
+    """Write baseline and dj_synth on the dataset `shapes`; return the path of the page's configuration."""
+    dataset = _write_dataset(root / "datasets/shapes", known=True)
+    _write_filter(root / "baseline/filter")
+    runs: dict[str, dict[int, dict]] = {"baseline": {}, "dj_synth": {}}
+    for name, better in (("baseline", 0), ("dj_synth", 6)):
+        for place, seed in enumerate(seeds):
+            folder = root / name if place == 0 else root / name / f"seed-{seed}"
+            runs[name][seed] = _write_run(folder, root / "baseline/filter", dataset, seed, better)
+    synthesis = {"recipe": "dj_synth", "captioner": {"name": "mgm", "num_beams": 4}}
+    config = {"recipe": "baseline", "seeds": list(seeds), "pretrain": {"learning_rate": 0.003}}
+    entries = [
+        entry("baseline", dataset, runs["baseline"], **config),
+        entry("dj_synth", dataset, runs["dj_synth"], **config, synthesize=synthesis),
+    ]
+    for item, recipe in zip(entries, (None, SYNTHESIS_RECIPE), strict=True):
+        item["recipes"] = {"filter": FILTER_RECIPE, "synthesize": recipe}
+    write_yaml(root / "report/config.yaml", {"experiments": entries})
+    return root / "report/config.yaml"
+
+
+def write_photos(root: Path) -> Path:
+    """Write one experiment with one seed on a dataset without objects, questions and ground truth."""
+    dataset = _write_dataset(root / "datasets/photos", known=False)
+    _write_filter(root / "photos/filter")
+    stages = _write_run(root / "photos", root / "photos/filter", dataset, 7, 0)
+    item = entry("photos", dataset, {7: stages}) | {"recipes": {"filter": FILTER_RECIPE, "synthesize": None}}
+    write_yaml(root / "photos-page/config.yaml", {"experiments": [item]})
+    return root / "photos-page/config.yaml"
+
+
+def pair_ids(count: int = PAIRS) -> list[str]:
+    return [f"p{index:03d}" for index in range(count)]
+
+
+def scene(split: str, index: int):
+    return draw_row_scene(seed=0, split=split, index=index)
+
+
+def _write_dataset(folder: Path, known: bool) -> Path:
+    rows = []
+    for index in range(IMAGES):
+        drawn = scene("evaluation", index)
+        _draw(drawn, folder / f"images/e{index:02d}.png")
+        row = {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe(drawn)]}
+        rows.append(row | {"objects": [item.attributes() for item in drawn.objects] if known else []})
+    write_jsonl(folder / "evaluation.jsonl", rows)
+    write_json(folder / "summary.json", {"pretrain": PAIRS, "finetune": 40, "evaluation": IMAGES})
+    if known:
+        low = set(_left_by_filter()[:LOW])
+        truth = [
+            {
+                "id": name,
+                "fault": "mismatched" if name in low else "clean",
+                "caption": describe(scene("pretrain", index)),
+            }
+            for index, name in enumerate(pair_ids())
+        ]
+        write_jsonl(folder / "ground_truth.jsonl", truth)
+    for index, name in enumerate(pair_ids()):
+        _draw(scene("pretrain", index), folder / f"images/{name}.png")
+    return folder
+
+
+def _draw(drawn, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        render(drawn).save(path)
+
+
+def _left_by_filter() -> list[str]:
+    return pair_ids()[TOO_SHORT + TOO_SIMILAR :]
+
+
+def _write_filter(folder: Path) -> None:
+    ids = pair_ids()
+    short, similar, kept = ids[:TOO_SHORT], ids[TOO_SHORT : TOO_SHORT + TOO_SIMILAR], _left_by_filter()
+    stats = {"image_integrity": "ok", "image_width": [128]}
+    dropped = [
+        {"id": name, "event": "dropped", "step": 2, "operator": "text_length_filter"}
+        | {"stats": {"image_integrity": "ok", "text_len": 10 + place}}
+        for place, name in enumerate(short)
+    ]
+    dropped += [
+        {"id": name, "event": "dropped", "step": 4, "operator": "image_text_deduplicator"}
+        | {"stats": stats | {"text_len": 60, "aspect_ratios": [1.0]}}
+        for name in similar
+    ]
+    rows = [{"id": name, "text": build_dj_text("a red circle"), "images": [f"images/{name}.png"]} for name in kept]
+    measured = [
+        {"id": name} | stats | {"text_len": 50 + 2 * place, "aspect_ratios": [0.5 + place / 40]}
+        for place, name in enumerate(kept)
+    ]
+    measured[0]["aspect_ratios"] = [math.nan]
+    measured[1]["aspect_ratios"] = []
+    counts = [(0, {}), (TOO_SHORT, {}), (0, {}), (TOO_SIMILAR, {})]
+    operators, left = [], PAIRS
+    for step, (operator, (lost, more)) in enumerate(zip(FILTER_RECIPE["process"], counts, strict=True), start=1):
+        operators.append(_operator(step, next(iter(operator)), left, lost) | more)
+        left -= lost
+    write_jsonl(folder / "filtered.jsonl", rows)
+    write_jsonl(folder / "stats.jsonl", measured)
+    write_jsonl(folder / "dropped.jsonl", dropped)
+    write_json(folder / "summary.json", {"rows_in": PAIRS, "operators": operators, "data_juicer": "1.6.1"})
+
+
+def _operator(step: int, name: str, rows_in: int, dropped: int) -> dict:
+    counts = {"rows_in": rows_in, "rows_out": rows_in - dropped, "dropped": dropped, "changed": 0}
+    return {"step": step, "operator": name} | counts | {"seconds": 1.5}
+
+
+def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
+    """Write the synthesis and return the ids left.
+
+    Of the rows with low similarity, the first UNUSABLE get no caption, the next UNLIKE get no similar one, and so on.
+    """
+    names, kept, stats, dropped = _left_by_filter(), [], [], []
+    rejected = {1: "batched_image_text_similarity_filter", 2: "caption_log_likelihood_filter"}
+    for place, name in enumerate(names):
+        row = {"id": name, "text": build_dj_text("a red circle"), "images": [f"images/{name}.png"]}
+        if place >= LOW:
+            kept.append(row)
+            stats.append({"id": name, "image_text_similarity": [0.2 + place / 1000], "caption_log_likelihood": []})
+            continue
+        record = {"original": "a red circle", "original_similarity": 0.01 * (place % 10)}
+        new = describe(scene("pretrain", int(name[1:]))) if place % 5 else ODD
+        outcome = 0 if place < UNUSABLE else 1 if place < UNUSABLE + UNLIKE else 2
+        if place < UNUSABLE:
+            record |= {"caption": None, "similarity": None, "log_likelihood": None, "problem": "empty"}
+            scores, outcome = (record["original_similarity"], None), 1
+        else:
+            scores = (0.05 if outcome == 1 else 0.25, -5.0 if place < UNUSABLE + UNLIKE + UNLIKELY else -1.0)
+            record |= {"caption": new, "similarity": scores[0], "log_likelihood": scores[1]}
+        measured = {"image_text_similarity": [scores[0]], "caption_log_likelihood": [s for s in scores[1:] if s]}
+        if place < UNUSABLE + UNLIKE + UNLIKELY:
+            event = {"id": name, "event": "dropped", "step": outcome + 1, "operator": rejected[outcome]}
+            dropped.append(event | {"stats": measured, "recaption": record})
+        else:
+            kept.append(row | {"text": build_dj_text(new), "recaption": record})
+            stats.append({"id": name} | measured)
+            dropped.append({"id": name, "event": "changed", "step": 1, "operator": "low_similarity_recaption_mapper"})
+    report = {
+        "below": LOW,
+        "captioned": LOW,
+        "cached": 0,
+        "unusable": {"empty": UNUSABLE},
+        "min_similarity": SIMILARITY,
+    }
+    left = len(names)
+    operators = [_operator(1, "low_similarity_recaption_mapper", left, 0) | {"recaption": report}]
+    operators.append(_operator(2, rejected[1], left, UNUSABLE + UNLIKE))
+    operators.append(_operator(3, rejected[2], left - UNUSABLE - UNLIKE, UNLIKELY))
+    write_jsonl(folder / "synthesized.jsonl", kept)
+    write_jsonl(folder / "stats.jsonl", stats)
+    write_jsonl(folder / "dropped.jsonl", dropped)
+    summary = {"rows_in": left, "rows_kept": len(kept), "operators": operators, "data_juicer": "1.6.1"}
+    write_json(folder / "summary.json", summary)
+    write_yaml(folder / "config.yaml", {"image_root": str(image_root)})
+    return [row["id"] for row in kept]
+
+
+def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, better: int) -> dict[str, str]:
+    """Write a run; `better` more images get the true caption, and with any, the run has a synthesis."""
+    stages = {name: folder / name for name in ("jsonl", "pretrain", "finetune", "generate")}
+    stages |= {
+        "filter": filter_folder,
+        "evaluate_clip": folder / "evaluate_clip",
+        "evaluate_vqa": folder / "evaluate_vqa",
+    }
+    ids, wanted = _left_by_filter(), len(_left_by_filter())
+    if better:
+        stages["synthesize"] = folder / "synthesize"
+        ids = _write_synthesis(stages["synthesize"], dataset)
+    ids = ids[1:]  # the training file leaves the first row out
+    repeated = wanted - 1 - len(ids)
+    written = {
+        "rows_in": len(ids) + 1,
+        "rows_out": len(ids) + repeated,
+        "dropped": {"missing": 1},
+        "repeated": repeated,
+    }
+    instructions = {"rows_in": 40, "rows_out": 38, "dropped": {"missing": 2}, "repeated": 0}
+    write_json(folder / "jsonl/summary.json", {"pretrain": written, "finetune": instructions})
+    write_jsonl(folder / "jsonl/pretrain.jsonl", [{"id": name} for name in [*ids, *(f"{i}#2" for i in ids[:repeated])]])
+    for stage, samples in (("pretrain", written["rows_out"]), ("finetune", 38)):
+        steps = [{"step": step, "loss": 3 / step + 0.01 * seed, "learning_rate": 1e-3} for step in range(1, 30)]
+        write_jsonl(folder / stage / "metrics.jsonl", steps)
+        record = {"engine": {"zero_stage": 3}, "train_seconds": 75.0, "samples": samples, "steps": 29, "seed": seed}
+        record |= {"scores": _write_scores(folder / stage, seed, (dataset / "ground_truth.jsonl").exists())}
+        if better:
+            record |= {"memory_plan": {"gpu_gib": 21.0, "host_gib": 9.0}}
+            record |= {"memory": {"host_limit_gib": 62.6, "gpu_limit_gib": 23.63, "sampler_share": 0.004}}
+        write_json(folder / stage / "metrics.json", record | {"versions": {"torch": "9.8.7"}})
+        write_memory(folder / stage / "memory.csv", [2.0, 8.0, 8.5, 8.25], [1.0, 20.0, 22.5, 22.0] if better else None)
+    _write_evaluation(folder, dataset, seed, better)
+    return {name: str(path) for name, path in stages.items()}
+
+
+def _write_scores(folder: Path, seed: int, known: bool) -> dict:
+    """Write three checkpoints; evaluation and training disagree on the first question of the last one."""
+    questions = known and folder.name == "finetune"
+    rows = [{"step": step, "loss": (4 + seed) / step, "questions": IMAGES, "seconds": 0.5} for step in (10, 20, 29)]
+    rows = [row | ({"accuracy": row["step"] / 40 + seed / 10} if questions else {}) for row in rows]
+    write_jsonl(folder / "scores.jsonl", rows)
+    asked = {"type": "count", "question": "How many?", "answer": "one"}
+    right = [place > 0 and (place + seed) % IMAGES < 5 for place in range(IMAGES)]
+    scored = [
+        {"id": f"e{place:02d}"} | (asked | {"correct": hit} if questions else {}) for place, hit in enumerate(right)
+    ]
+    write_jsonl(folder / "scored.jsonl", scored)
+    return {"asked": "questions" if questions else "captions", "questions": IMAGES, "seconds": 1.5, "share": 0.02}
+
+
+def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> None:
+    known = (dataset / "ground_truth.jsonl").exists()
+    rows = [
+        {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe(scene("evaluation", index))]}
+        | {"image_id": f"e{index:02d}"}
+        | {"objects": [item.attributes() for item in scene("evaluation", index).objects] if known else []}
+        for index in range(IMAGES)
+    ]
+    captions, answers = [], []
+    for model, images in BOTH:
+        for place, row in enumerate(rows):
+            right = images == "own" and (place + seed) % IMAGES < 5 + better
+            shown = {"id": row["id"], "image_id": row["image_id"], "model": model, "images": images}
+            captions.append(shown | {"image": row["image"], "caption": row["captions"][0] if right else ODD})
+            if known and model == "finetune":
+                question = {"type": "count", "question": "How many?", "answer": "one"}
+                answers.append(shown | question | {"prediction": "one" if right else "two"})
+    write_jsonl(folder / "generate/captions.jsonl", captions)
+    write_jsonl(folder / "generate/answers.jsonl", answers)
+    by_group = {f"{model}/{images}": _metrics(captions, rows, model, images) for model, images in BOTH}
+    by_group["reference"] = {"clip_score": Measurements.of([2.0] * IMAGES, [row["id"] for row in rows])}
+    write_scores(folder / "evaluate_clip/scores.jsonl", {group: _sums(m) for group, m in by_group.items()})
+    judge = {"name": "models/clip", "kind": "CLIP", "selects": ["models/clip"] if better else [], "sees": False}
+    record = {"groups": {}, "judges": [judge], "prompt": "A photo depicts "}
+    write_json(folder / "evaluate_clip/metrics.json", record | {"seconds": 4.0, "versions": {"numpy": "2.4.6"}})
+    write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(dataset)})
+    pairs = {i: [answer for answer in answers if answer["images"] == i] for i in ("own", "shuffled")}
+    vqa = {f"finetune/{images}": _sums(accuracy(said)) for images, said in pairs.items() if said}
+    write_scores(folder / "evaluate_vqa/scores.jsonl", vqa)
+    write_json(folder / "evaluate_vqa/metrics.json", {"questions": len(answers) // 2, "groups": {}})
+
+
+def _metrics(captions: list[dict], rows: list[dict], model: str, images: str) -> dict[str, Measurements]:
+    said = [row["caption"] for row in captions if (row["model"], row["images"]) == (model, images)]
+    right = np.array([caption != ODD for caption in said], dtype=float)
+    clip = {"clip_score": Measurements.of(0.5 + right, [row["id"] for row in rows])}
+    return clip | attribute_metrics(said, rows)
+
+
+def _sums(metrics: dict[str, Measurements]) -> dict[str, dict[str, tuple[float, int]]]:
+    return {
+        name: {
+            str(unit): (float(measured.values[measured.units == unit].sum()), int((measured.units == unit).sum()))
+            for unit in np.unique(measured.units)
+        }
+        for name, measured in metrics.items()
+    }

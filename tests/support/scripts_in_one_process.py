@@ -1,0 +1,22 @@
+"""Runs several scripts one after another in a process of their own, which imports lmms-eval once. It fails if one of
+them does, after the last.
+
+python tests/support/scripts_in_one_process.py '[["read_evaluation.py", "--config", "…"], …]'
+"""
+
+import json
+import runpy
+import sys
+
+from places import PROJECT
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(PROJECT / "workflow_scripts"))
+    failed = 0
+    for script, *arguments in json.loads(sys.argv[1]):
+        sys.argv = [script, *arguments]
+        try:
+            runpy.run_path(str(PROJECT / "workflow_scripts" / script), run_name="__main__")
+        except SystemExit:
+            failed = 1
+    sys.exit(failed)

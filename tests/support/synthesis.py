@@ -1,0 +1,41 @@
+"""The synthesize stage on a project of `data/` and `clip/`: its settings, a run in this process, and its command."""
+
+from pathlib import Path
+
+from dj2mgm.files import write_yaml
+from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
+from dj2mgm.juicer.recipe_stage import SYNTHESIZED, run_recipe
+from forked_python import forked_python
+from places import PROJECT
+
+OUTPUTS = ("synthesized.jsonl", "stats.jsonl", "dropped.jsonl")
+
+
+def synthesis_settings(project: Path, folder: Path, process: list[dict], captioner: dict) -> dict:
+    return {
+        "image_root": str(project / "data"),
+        "processes": 1,
+        "recipe": {"process": process},
+        "seed": 0,
+        "cpu_threads": 1,
+        "gpus": 1,
+        "clip": str(project / "clip"),
+        "captioner": captioner,
+        "captions": str(folder / "captions"),
+    }
+
+
+def run_synthesis(project: Path, folder: Path, settings: dict, model: CaptionerModel | None = None) -> dict:
+    """The summary; the outputs are in the folder's `out/`."""
+    folder.mkdir(exist_ok=True)
+    write_yaml(folder / "config.yaml", settings)
+    read = read_synthesize_settings(folder / "config.yaml", folder / "out", model)
+    return run_recipe(read, project / "data/pairs.jsonl", folder / "out", SYNTHESIZED)
+
+
+def synthesis_command(project: Path, folder: Path, *flags: object) -> list[str]:
+    """On the `config.yaml` in the folder."""
+    script = PROJECT / "workflow_scripts/synthesize_captions.py"
+    data, output = project / "data/pairs.jsonl", folder / "out"
+    words = [forked_python(), script, "--config", folder / "config.yaml", "--data", data, "--output-dir", output]
+    return [str(word) for word in (*words, *flags)]

@@ -1,0 +1,87 @@
+"""Captioners on random weights and pictures, for tests of captions; nothing is downloaded."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    Blip2Config,
+    Blip2ForConditionalGeneration,
+    Blip2Processor,
+    Blip2QFormerConfig,
+    Blip2VisionConfig,
+    BlipImageProcessorPil,
+    OPTConfig,
+    PreTrainedTokenizerFast,
+)
+
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.files import write_jsonl
+from dj2mgm.training.saved_weights import gather_weights, save_projector
+from tiny_models import tiny_mgm, tiny_processor
+
+BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into whatever model it has loaded
+QUERY_TOKENS = 4
+
+
+def save_tiny_blip2(folder: Path) -> Path:
+    """A random BLIP-2 whose tokenizer has as many words as the real one, w0, w1, …"""
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    words = special + [f"w{number}" for number in range(BLIP2_IMAGE_TOKEN - len(special))]
+    fast = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    pixels = BlipImageProcessorPil(size={"height": 32, "width": 32})
+    processor = Blip2Processor(pixels, tokenizer, num_query_tokens=QUERY_TOKENS)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = OPTConfig(
+        vocab_size=BLIP2_IMAGE_TOKEN + 1,
+        hidden_size=16,
+        word_embed_proj_dim=16,
+        ffn_dim=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    config = Blip2Config(
+        vision_config=Blip2VisionConfig(**small, image_size=32, patch_size=16).to_dict(),
+        qformer_config=Blip2QFormerConfig(**small, encoder_hidden_size=16, vocab_size=8).to_dict(),
+        text_config=text.to_dict(),
+        num_query_tokens=QUERY_TOKENS,
+        image_token_index=BLIP2_IMAGE_TOKEN,
+    )
+    torch.manual_seed(0)
+    model = Blip2ForConditionalGeneration(config)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def write_pairs(folder: Path, captions: list[str]) -> Path:
+    """A Data-Juicer jsonl with a picture of noise for each caption; rows are r0, r1, …"""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    rows = []
+    for number, caption in enumerate(captions):
+        Image.fromarray(rng.integers(0, 256, (32, 40, 3), dtype=np.uint8)).save(folder / f"images/{number}.png")
+        rows.append({"id": f"r{number}", "text": build_dj_text(caption), "images": [f"images/{number}.png"]})
+    write_jsonl(folder / "pairs.jsonl", rows)
+    return folder / "pairs.jsonl"
+
+
+def save_tiny_mgm(folder: Path) -> tuple[Path, Path]:
+    """A random MGM, and what stage 1 would have saved of it: folders `base` and `pretrain`."""
+    model = tiny_mgm()
+    model.save_pretrained(folder / "base")
+    tiny_processor().save_pretrained(folder / "base")
+    parts = (".projector.", ".patch_info_mining.")
+    trained = {name: tensor for name, tensor in model.named_parameters() if any(part in name for part in parts)}
+    save_projector(model, gather_weights(trained), folder / "pretrain")
+    return folder / "base", folder / "pretrain"

@@ -1,0 +1,89 @@
+"""Inputs, command lines and outcomes of tiny trainings, for tests that compare trainings."""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from dj2mgm.config.training import read_deepspeed
+from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
+from dj2mgm.mgm import MGMForConditionalGeneration
+from dj2mgm.mgm.trained_weights import projector_parameters
+from places import PROJECT
+from tiny_models import mgm_config, randomize, save_image, tiny_processor
+
+sys.path.append(str(PROJECT / "benchmarks"))
+from chain import training_settings  # noqa: E402
+
+STEPS, SAVED_AT, KILLED_AT, SAMPLES, MANY = 4, 2, 3, 5, 83
+TUNINGS = {"stage 1": "pretrain", "LoRA": "finetune", "full": "finetune"}
+WORDS = "What color is the circle? a red circle at the top left".split()
+
+
+def make_inputs(folder: Path) -> Path:
+    config = mgm_config()
+    config.text_config.hidden_size = 64
+    torch.manual_seed(0)
+    model = MGMForConditionalGeneration(config)
+    randomize(model, scale=0.1)
+    model.save_pretrained(folder / "mgm")
+    tiny_processor().save_pretrained(folder / "mgm")
+    projector = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
+    save_file(projector, folder / "projector.safetensors")
+    images = [save_image(folder / f"{i}.png", (40 * i, 30, 200 - 40 * i), (16, 16)) for i in range(SAMPLES)]
+    write_jsonl(folder / "conversations.jsonl", [conversation(index, images[index]) for index in range(SAMPLES)])
+    write_jsonl(folder / "many.jsonl", [conversation(index, images[index % SAMPLES]) for index in range(MANY)])
+    return folder
+
+
+def conversation(index: int, image: Path) -> dict:
+    answer = WORDS[index % len(WORDS) :] + WORDS[: index % 7]
+    turns = [("human", "<image>\n" + WORDS[index % 3]), ("gpt", " ".join(answer))]
+    return {
+        "id": str(index),
+        "image": str(image),
+        "conversations": [{"from": speaker, "value": said} for speaker, said in turns],
+    }
+
+
+def flags(folder: Path, output: Path, tuning: str, **changed) -> dict:
+    """Write the settings of a stage and return its command line."""
+    stage = TUNINGS[tuning]
+    settings = training_settings(stage, "plain", 16) | {
+        "deepspeed": read_deepspeed("zero2", stage),
+        "global_batch_size": 2,
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "epochs": 2,
+        "max_steps": STEPS,
+        "save_steps": SAVED_AT,
+        "max_length": 64,
+        "cpu_threads": 1,
+        "loader_workers": 0,
+    }
+    if stage == "finetune":
+        settings["lora"] = settings["lora"] | {"r": 64} if tuning == "LoRA" else None
+        settings["projector_learning_rate"] = 1e-3 if tuning == "LoRA" else None  # two groups of parameters, and one
+    settings |= changed
+    output.mkdir(parents=True, exist_ok=True)
+    write_yaml(output / "config.yaml", settings)
+    given = {"--config": output / "config.yaml", "--data": folder / "conversations.jsonl", "--model": folder / "mgm"}
+    given |= {"--output-dir": output}
+    return given | ({"--projector": folder / "projector.safetensors"} if stage == "finetune" else {})
+
+
+def outcome(output: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
+    """Return all trained tensors, and the log rows of every step."""
+    files = sorted([*output.glob("*.safetensors"), *output.glob("adapter/*.safetensors")])
+    weights = {f"{file.name}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
+    kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm")
+    return weights, [{key: row[key] for key in kept if key in row} for row in read_jsonl(output / "metrics.jsonl")]
+
+
+def assert_equal_outcomes(one: Path, other: Path) -> None:
+    (weights, rows), (wanted, wanted_rows) = outcome(one), outcome(other)
+    assert rows == wanted_rows
+    assert weights.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(weights[name], wanted[name])] == []

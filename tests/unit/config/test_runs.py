@@ -1,0 +1,470 @@
+"""Runs: seeds, folders, and which stages two experiments share."""
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dj2mgm.config import layers
+from dj2mgm.config.layers import Layer
+from dj2mgm.config.pages import challenge_settings, page_files, page_settings
+from dj2mgm.config.runs import Runs, reserved_names
+from dj2mgm.config.stages import STAGES
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_yaml
+from places import PROJECT
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes experiment `mine` into a copy of config/, which is in the current folder."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+
+    def write(name="mine", **values):
+        (tmp_path / f"config/experiments/{name}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    return write
+
+
+def owners(runs: Runs, folder: str) -> dict[str, str]:
+    run = runs.at(folder)
+    return {stage: runs.owner(run, stage).folder for stage in run.settings}
+
+
+def test_the_first_seed_has_the_experiments_folder_and_the_others_their_own(write):
+    runs = Runs({"seeds": [3, 5]})
+    assert [run.folder for run in runs if run.experiment == "baseline"] == ["baseline", "baseline/seed-5"]
+    assert (runs.at("baseline").seed, runs.at("baseline/seed-5").seed) == (3, 5)
+    assert runs.at("baseline/seed-5").settings["pretrain"]["seed"] == 5
+
+
+def test_an_experiment_that_changes_nothing_is_the_baseline(write):
+    write(description="nothing")
+    assert set(owners(Runs({}), "mine").values()) == {"baseline"}
+
+
+@pytest.mark.parametrize(
+    ("change", "own"),
+    [
+        ({"finetune": {"lora": {"r": 4}}}, ["finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
+        ({"pretrain": {"epochs": 2}}, ["pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
+        ({"evaluate": {"clip_prompt": "A drawing of "}}, ["evaluate_clip"]),
+        ({"evaluate": {"judge_clip": "a/judge"}}, ["evaluate_clip"]),
+        ({"evaluate": {"second_judge": "a/judge"}}, ["evaluate_clip"]),
+        ({"without": ["image_text_deduplicator"]}, [stage for stage in STAGES if stage != "synthesize"]),
+        ({"synthesize": {"recipe": "dj_synth"}}, [stage for stage in STAGES if stage != "filter"]),
+        ({"dataset": "."}, [stage for stage in STAGES if stage != "synthesize"]),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_only_what_comes_after_the_first_difference_is_an_experiments_own(write, tmp_path, change, own):
+    (tmp_path / "pairs.jsonl").touch()
+    write(**change)
+    folders = owners(Runs({}), "mine")
+    assert [stage for stage, folder in folders.items() if folder == "mine"] == [s for s in own if s in folders]
+    assert set(folders.values()) <= {"baseline", "mine"}
+
+
+def test_a_page_reads_leaks_where_they_are_looked_for(write, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/pairs.jsonl").touch()
+    write(dataset="photos")
+    runs = Runs({})
+    assert [entry["leaks"] for entry in page_settings(runs, ["baseline", "mine"])["experiments"]] == [
+        None,
+        "results/datasets/photos/leaks",
+    ]
+    assert [file for file in page_files(runs, ["baseline", "mine"]) if "leaks" in file] == [
+        f"results/datasets/photos/leaks/{name}" for name in ("leaks.jsonl", "summary.json")
+    ]
+
+
+def test_filtering_is_shared_between_seeds_and_training_is_not(write):
+    folders = owners(Runs({"seeds": [0, 1]}), "dj_synth/seed-1")
+    assert folders["filter"] == "baseline"
+    assert {folder for stage, folder in folders.items() if stage != "filter"} == {"dj_synth/seed-1"}
+
+
+def test_the_captioner_is_the_baseline_of_the_same_seed_and_its_training_is_part_of_the_captions_identity(write):
+    runs = Runs({"seeds": [0, 1]})
+    run = runs.at("dj_synth/seed-1")
+    assert (run.captioner, runs.stage(runs.of(run.captioner, run.seed), "pretrain")) == (
+        "baseline",
+        "results/baseline/seed-1/pretrain",
+    )
+    write("other", synthesize={"recipe": "dj_synth", "captioner": "blip2"})
+    assert Runs({}).at("other").captioner is None
+
+
+def test_captions_of_a_server_wait_for_no_training(write):
+    write(synthesize={"recipe": "dj_synth", "captioner": "openai", "openai": {"model": "some/model"}})
+    run = Runs({}).at("mine")
+    assert (run.captioner, run.settings["synthesize"]["captioner"]["model"]) == (None, "some/model")
+
+
+def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
+    recipe = yaml.safe_load((tmp_path / "config/recipes/dj_synth.yaml").read_text(encoding="utf-8"))
+    recipe["process"][0]["low_similarity_recaption_mapper"]["captioner"] = {
+        "image_captioning_mapper": {"hf_img2seq": "results/blip2", "keep_original_sample": False}
+    }
+    (tmp_path / "results/blip2").mkdir(parents=True)
+    (tmp_path / "results/blip2/model.safetensors").touch()
+    (tmp_path / "config/recipes/own.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    write(synthesize={"recipe": "own"})
+    runs = Runs({})
+    run = runs.at("mine")
+    assert (run.settings["synthesize"]["captioner"], runs.captioner_stage(run)) == (None, None)
+
+
+def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
+    write(synthesize={"recipe": "dj_synth"}, without=["low_similarity_recaption_mapper"])
+    assert Runs({}).at("mine").captioner is None
+
+
+def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
+    write(finetune={"lora": {"r": 4}}, seeds=[0, 2])
+    page = page_settings(Runs({}), ["baseline", "mine"])
+    seeds = {experiment["name"]: [run["seed"] for run in experiment["runs"]] for experiment in page["experiments"]}
+    assert seeds == {"baseline": [0, 2], "mine": [0, 2]}
+    [first, second] = page["experiments"][1]["runs"]
+    assert first["stages"]["pretrain"] == "results/baseline/pretrain"
+    assert second["stages"]["pretrain"] == "results/baseline/seed-2/pretrain"
+    assert second["stages"]["finetune"] == "results/mine/seed-2/finetune"
+
+
+def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_before(write):
+    runs = Runs({"ablation": {"experiment": "baseline", "operators": ["words_num_filter", "text_length_filter"]}})
+    assert runs.experiments_by_page["ablation"] == [
+        "baseline",
+        "baseline-without-words_num_filter",
+        "baseline-without-text_length_filter",
+    ]
+    run = runs.at("baseline-without-words_num_filter")
+    operators = [next(iter(step)) for step in run.settings["filter"]["recipe"]["process"]]
+    assert "words_num_filter" not in operators and "text_length_filter" in operators
+
+
+def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experiment_has(write):
+    write(finetune={"lora": {"r": 16, "alpha": 24}})
+    runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8, 16]}})
+    assert runs.experiments_by_page["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
+    loras = [runs.at(name).settings["finetune"]["lora"] for name in runs.experiments_by_page["lora_sweep"]]
+    assert [(lora["r"], lora["alpha"]) for lora in loras] == [(8, 12), (16, 24)]
+    assert set(owners(runs, "mine-lora-r16").values()) == {"baseline", "mine"}
+    assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
+    assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
+
+
+def test_lora_is_compared_with_the_same_experiment_that_trains_the_whole_language_model(write):
+    write()
+    runs = Runs({"lora_vs_full": {"experiment": "mine", "learning_rate": 2e-5, "deepspeed": "zero2"}})
+    assert runs.experiments_by_page["lora_vs_full"] == ["mine-full", "mine"]
+    full, lora = (runs.at(name).settings["finetune"] for name in runs.experiments_by_page["lora_vs_full"])
+    assert full["lora"] is None and lora["lora"]["r"] == 16 and full["learning_rate"] == 2e-5
+    assert full["deepspeed"]["zero_optimization"]["stage"] == 2
+    assert {key for key in full if full[key] != lora[key]} == {"lora", "learning_rate", "deepspeed"}
+    assert owners(runs, "mine-full")["pretrain"] == "baseline"
+
+
+def test_what_makes_a_variant_comes_after_the_command_line(write):
+    lora = {"r": "64", "alpha": "128", "dropout": "0.1", "targets": ["q_proj"]}
+    given = {
+        "finetune": {"lora": lora, "max_steps": "100"},
+        "without": ["image_integrity_filter"],
+        "ablation": {"experiment": "baseline", "operators": ["image_integrity_filter", "words_num_filter"]},
+    }
+    runs = Runs(given)
+    swept = {name: runs.at(name).settings["finetune"]["lora"] for name in runs.variants["lora_sweep"]}
+    assert [name for name, found in swept.items() if f"r{found['r']}" != name.rpartition("-")[2]] == []
+    assert {found["alpha"] / found["r"] for found in swept.values()} == {2.0}
+    assert runs.at("baseline-full").settings["finetune"]["lora"] is None
+    assert runs.at("finetune_minimal").settings["finetune"]["max_steps"] == 10
+    assert runs.at("baseline").settings["finetune"]["max_steps"] == 100
+    left_out = [runs.configs[name]["without"] for name in runs.variants["ablation"]]
+    assert left_out == [["image_integrity_filter"], ["image_integrity_filter", "words_num_filter"]]
+
+
+def test_a_part_of_lora_on_the_command_line_is_enough_for_experiments_without_lora(write):
+    write(finetune={"lora": None})
+    runs = Runs({"finetune": {"lora": {"r": "8"}}})
+    loras = [runs.at(name).settings["finetune"]["lora"] for name in ("mine", "baseline")]
+    assert loras[0] == loras[1] and loras[0]["r"] == 8
+    assert Runs({}).at("mine").settings["finetune"]["lora"] is None
+
+
+def test_ranks_are_swept_only_where_lora_is_trained(write):
+    write(finetune={"lora": None})
+    runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8]}})
+    for ask in (
+        lambda: runs.require("lora_sweep"),
+        lambda: page_settings(runs, runs.experiments_by_page["lora_sweep"]),
+    ):
+        with pytest.raises(InputError, match="lora_sweep.experiment: mine does not train LoRA"):
+            ask()
+    page_settings(runs, ["baseline", "mine"])
+
+
+def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
+    runs = Runs({"seeds": [3, 4]})
+    run = runs.at("finetune_minimal")
+    pretrain, finetune = run.settings["pretrain"], run.settings["finetune"]
+    assert run.seed == 3
+    assert [(stage["max_steps"], stage["save_steps"]) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
+    assert finetune["global_batch_size"] == runs.first("baseline").settings["finetune"]["global_batch_size"]
+    assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
+
+
+def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
+    write("baseline-full", description="mine")
+    runs = Runs({})
+    with pytest.raises(InputError, match="config/experiments/baseline-full.yaml: lora_vs_full uses this name"):
+        page_settings(runs, runs.experiments_by_page["lora_vs_full"])
+    assert runs.at("baseline-full").config["description"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"recipe": "nosuch"}, "experiment mine: recipe: there is no config/recipes/nosuch.yaml; known are baseline"),
+        ({"synthesize": {"recipe": "nosuch"}}, "experiment mine: synthesize.recipe: there is no config/recipes/nosuch"),
+        (
+            {"without": ["text_lenght_filter"]},
+            "experiment mine: without: no recipe of this experiment has the operator",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "base"}}},
+            "experiment mine: synthesize.mgm.experiment: there is no experiment 'base'; did you mean 'baseline'?",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "mine"}}},
+            "synthesize.mgm.experiment: mine → mine is a cycle",
+        ),
+        (
+            {"model": "mgm-2b", "synthesize": {"recipe": "dj_synth"}},
+            "experiment mine: synthesize.mgm.experiment: baseline trains tiny, not mgm-2b; name an experiment",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "captioner": "openai"}},
+            "experiment mine: synthesize.openai.model is not set: name a model of http://localhost:8000/v1/models",
+        ),
+    ],
+)
+def test_a_mistake_names_the_experiment_and_the_key(write, values, message):
+    write(**values)
+    assert message in str(Runs({}).refused["mine"])
+
+
+FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"}, "mmbench": {"questions": "q.tsv"}}
+
+
+def test_the_challenge_needs_the_files_of_both_benchmarks_and_names_what_is_missing(write):
+    with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
+        challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
+
+
+def test_every_seed_of_the_compared_experiments_is_in_the_challenge_and_equal_models_answer_once(write):
+    write("mine")
+    runs = Runs({"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES})
+    challenge = challenge_settings(runs)
+    assert [(run["experiment"], run["seed"]) for run in challenge["runs"]] == [
+        ("baseline", 0),
+        ("baseline", 2),
+        ("mine", 0),
+        ("mine", 2),
+    ]
+    assert challenge["runs"][3]["benchmarks"] == {
+        "textvqa": "results/baseline/seed-2/benchmarks/textvqa",
+        "mmbench": "results/baseline/seed-2/benchmarks/mmbench",
+    }
+    assert challenge["scores"]["mmbench"]["variant"] == "circular"
+
+
+def test_a_benchmark_is_no_stage_before_its_files_are_set(write):
+    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).at("baseline").settings
+    assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages
+
+
+def test_comparing_or_ablating_an_unknown_experiment_lists_the_known_ones(write):
+    for key, values in (("report", {"experiments": ["nosuch"]}), ("ablation", {"experiment": "nosuch"})):
+        with pytest.raises(
+            InputError, match=f"{key}.experiment.*: there is no experiment 'nosuch'; known are baseline"
+        ):
+            Runs({key: values})
+
+
+def write_text(name: str, text: str) -> Path:
+    path = Path(f"config/experiments/{name}.yaml")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "text", ["gpus: [1", "nonsense: 1", "dataset: nowhere", "gpus: 010", "recipe: nosuch", "gpus: 1\ngpus: 2"]
+)
+def test_a_bad_experiment_file_fails_its_own_target_and_the_pages_that_name_it(write, text):
+    write_text("bad", text)
+    runs = Runs({"report": {"experiments": ["baseline", "bad"]}})
+    assert "bad" not in runs.names and {run.experiment for run in runs}.isdisjoint({"bad"})
+    page_settings(runs, ["baseline", "dj_synth"])
+    for ask in (
+        lambda: runs.require("bad"),
+        lambda: page_settings(runs, runs.compared),
+        lambda: challenge_settings(runs),
+    ):
+        with pytest.raises(InputError, match="bad|mine"):
+            ask()
+
+
+def test_what_rests_on_a_bad_experiment_is_refused_with_its_sentence(write):
+    write_text("bad", "nonsense: 1")
+    write("mine", synthesize={"recipe": "dj_synth", "mgm": {"experiment": "bad"}})
+    runs = Runs({"ablation": {"experiment": "bad"}})
+    for target in ("mine", "ablation"):
+        with pytest.raises(InputError, match="config/experiments/bad.yaml: nonsense: unknown key"):
+            runs.require(target)
+
+
+@pytest.mark.parametrize("spoil", ["config/config.yaml", "config/experiments/baseline.yaml"])
+def test_a_mistake_that_concerns_every_experiment_is_told_at_once(write, spoil):
+    Path(spoil).write_text("gpus: [1", encoding="utf-8")
+    with pytest.raises(InputError, match=f"{spoil}, line "):
+        Runs({})
+    Path(spoil).write_text("", encoding="utf-8")
+    if spoil == "config/config.yaml":
+        with pytest.raises(InputError, match="config/config.yaml is empty; it must state the default of every key"):
+            Runs({})
+
+
+@pytest.mark.parametrize("name", ["my exp", "-x", "x-", "x..", "ä", "a'b", "{x}", "x" * 101, "$(date)"])
+def test_a_file_whose_name_is_no_name_is_refused(write, name):
+    path = write_text(name, "description: mine")
+    assert str(Runs({}).refused[name]).startswith(f"{path}: an experiment's file must be a name")
+
+
+@pytest.mark.parametrize(
+    "name", ["plan", "doctor", "Report", "datasets", "captions", "filter_data", "finetune_minimal"]
+)
+def test_an_experiment_may_not_be_called_like_a_rule_or_a_folder_of_results(write, name):
+    write_text(name, "description: mine")
+    assert f"config/experiments/{name}.yaml: {name} is a rule, or a folder" in str(Runs({}).refused[name])
+
+
+def test_experiments_that_differ_in_case_only_are_refused(write):
+    write_text("Baseline", "description: mine")
+    assert "cannot tell Baseline and baseline apart" in str(Runs({}).refused["Baseline"])
+
+
+@pytest.mark.parametrize("name", ["123", "a.b", "seed-3", "x_y-z", "A"])
+def test_other_names_are_experiments(write, name):
+    write_text(name, "description: mine")
+    runs = Runs({})
+    assert not runs.refused and runs.at(name).config["description"] == "mine"
+
+
+def test_every_rule_and_folder_of_results_is_reserved():
+    """Snakemake's own list is the oracle."""
+    command = [sys.executable, "-m", "snakemake", "--list-rules"]
+    listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
+    own = {"baseline", "dj_synth", "better_synth_10k"}
+    assert set(listed) - own <= reserved_names() and not own & reserved_names()
+    assert {"datasets", "models", "foundation", "captions", "report", "deepspeed_configs", "plan"} <= reserved_names()
+
+
+def test_files_that_editors_hide_are_no_experiments(write):
+    Path("config/experiments/.#baseline.yaml").symlink_to("nowhere")
+    write_text(".mine", "x: [")
+    assert not Runs({}).refused
+
+
+def test_two_datasets_of_one_name_fail_the_later_experiment_only(write, tmp_path):
+    for parent in "ab":
+        (tmp_path / parent / "fotos").mkdir(parents=True)
+        (tmp_path / parent / "fotos/pairs.jsonl").touch()
+    write("one", dataset="a/fotos")
+    write("two", dataset="b/fotos")
+    runs = Runs({})
+    assert list(runs.refused) == ["two"]
+    assert "one uses another dataset that is named fotos; rename the folder" in str(runs.refused["two"])
+
+
+def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
+    for kind, name in (("models", "tiny"), ("recipes", "baseline")):
+        shutil.copy(tmp_path / f"config/{kind}/{name}.yaml", tmp_path / f"config/{kind}/123.yaml")
+    (tmp_path / "456").mkdir()
+    (tmp_path / "456/pairs.jsonl").touch()
+    write_text("7", "{recipe: 123, description: 5}")
+    run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).at("7")
+    assert (run.config["model"]["name"], run.dataset["name"], run.config["description"]) == ("123", "456", "5")
+
+
+HOSTILE = ["../models/tiny", "a b", "{x}", "$(touch x)'", "x" * 5000, "010", "-rf"]
+FREE = ("description", "evaluate", "benchmarks", "challenge")  # texts that name nothing in config/
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
+def test_every_text_of_the_configuration_is_accepted_or_refused_in_a_sentence(write, monkeypatch, text):
+    monkeypatch.setattr(layers, "read_config", cache_of_files(layers.read_config))
+    Path("config/experiments/better_synth_10k.yaml").unlink()
+    together = Layer("together", {})
+    for path in text_keys(layers.schema_of(layers.configuration_model())):
+        value = text
+        for key in reversed(path):
+            value = [value] if key == "[]" else {key: value}
+        try:
+            if path[0] in FREE:
+                layers.merge_shared_settings(value)
+                together = Layer("together", layers.merge([together, Layer("", value)]))
+            else:
+                Runs(value)
+        except InputError as error:
+            assert "\n" not in str(error) and len(str(error)) < 12_000
+    runs = Runs(together.values)
+    json.dumps([run.settings for run in runs], ensure_ascii=False).encode("utf-8")
+
+
+def cache_of_files(read_config):
+    """Each file read once: what the time goes into."""
+    known = {}
+
+    def read(path, schema=None):
+        key = path, id(schema)
+        if key not in known:
+            known[key] = read_config(path, schema)
+        return copy.deepcopy(known[key])
+
+    return read
+
+
+def text_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if "string" in schema.get("type", ()):
+        return [path]
+    found = [key for name, part in schema.get("properties", {}).items() for key in text_keys(part, (*path, name))]
+    return found + (text_keys(schema["items"], (*path, "[]")) if "items" in schema else [])
+
+
+def test_every_stage_of_the_table_has_a_rule_that_makes_its_outputs():
+    texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "rules").glob("*.smk")]
+    rules = {block.split(":", 1)[0]: block for text in texts for block in re.split(r"^rule ", text, flags=re.M)[1:]}
+    for name, stage in STAGES.items():
+        for output in set(stage.outputs) - {"config.yaml"}:
+            assert f'"results/{{run}}/{name}/{output}"' in rules[stage.rule], (name, output)
+
+
+def test_a_run_notes_whose_stages_it_shares(write, tmp_path):
+    write(finetune={"lora": {"r": 4}})
+    runs = Runs({})
+    for folder in ("baseline", "mine"):
+        (tmp_path / "results" / folder).mkdir(parents=True)
+    runs.note_shared_stages()
+    notes = {path.parent.name: read_yaml(path)["same_as"] for path in (tmp_path / "results").rglob("stage.yaml")}
+    assert notes == {name: f"results/baseline/{name}" for name in ("filter", "jsonl", "pretrain")}
+    write(finetune={"lora": {"r": 4}}, pretrain={"epochs": 2})
+    Runs({}).note_shared_stages()
+    assert not (tmp_path / "results/mine/pretrain/stage.yaml").exists()

@@ -1,0 +1,394 @@
+"""Configuration layers: what wins, what is refused, and how the refusal reads."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from configuration_files import FILES
+from dj2mgm.code import modules_of
+from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.config.datasets import check_files, resolve_dataset
+from dj2mgm.config.layers import default_layer, experiment_names, merge_experiment, without_defaults
+from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.models import MgmModel
+from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.validation import validated
+from dj2mgm.config.stages import STAGES, model_settings
+from dj2mgm.config.training import deepspeed_names, read_deepspeed
+from dj2mgm.errors import InputError
+from places import PROJECT
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A copy of config/ in a folder of its own, as the current folder."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_experiment(project, text):
+    (project / "config/experiments/mine.yaml").write_text(text, encoding="utf-8")
+
+
+def test_every_experiment_in_the_repository_is_valid_and_resolves_for_every_stage(project):
+    for name in experiment_names():
+        config = merge_experiment(name, {}) | {"seed": 0}
+        images = resolve_dataset(config["dataset"])["images"]
+        for stage in STAGES.values():
+            json.dumps(stage.settings(config, images))
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (PROJECT / "config/models").glob("*.yaml")))
+def test_every_model_in_the_repository_is_valid_and_resolves_for_every_stage(project, model):
+    config = merge_experiment("dj_synth", {"model": model}) | {"seed": 0}
+    images = resolve_dataset(config["dataset"])["images"]
+    for stage in STAGES.values():
+        json.dumps(stage.settings(config, images))
+    json.dumps(model_settings(config["model"]))
+
+
+def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):
+    """Those of the kit's train_mgm_2b_stage_1_10k_baseline.sh; the learning rate of stage 2 is a LoRA's."""
+    config = merge_experiment("baseline", {"model": "mgm-2b", "dataset": "better_synth"})
+    fixed = {
+        "lr_scheduler": "cosine",
+        "warmup_ratio": 0.03,
+        "weight_decay": 0.0,
+        "epochs": 1,
+        "max_length": 2048,
+    }
+    assert fixed.items() <= config["pretrain"].items() and fixed.items() <= config["finetune"].items()
+    assert (config["pretrain"]["global_batch_size"], config["finetune"]["global_batch_size"]) == (256, 128)
+    assert (config["pretrain"]["learning_rate"], config["jsonl"]["max_samples"]) == (1.0e-3, 200_000)
+
+
+def test_a_caption_is_asked_for_as_stage_one_was_trained(project):
+    def settings(model: str, **evaluate) -> dict:
+        config = merge_experiment("dj_synth", {"model": model, "evaluate": evaluate}) | {"seed": 0}
+        images = resolve_dataset(config["dataset"])["images"]
+        return {name: stage.settings(config, images) for name, stage in STAGES.items()}
+
+    for model, template, question in (("tiny", "plain", ""), ("mgm-2b", "gemma", "What is this?")):
+        stages = settings(model, caption_question="What is this?")
+        first, second = read_chat_template(template), read_chat_template("gemma")
+        assert (stages["pretrain"]["template"], stages["jsonl"]["question"]) == (first, question)
+        assert stages["generate"]["captions"]["pretrain"] == {"template": first, "question": question}
+        assert stages["generate"]["captions"]["finetune"] == {"template": second, "question": "What is this?"}
+        assert {"template": first, "question": question}.items() <= stages["synthesize"]["captioner"].items()
+
+
+def test_a_model_names_its_parts_or_is_a_whole_folder_but_not_both(project):
+    path = project / "config/models/mine.yaml"
+    whole = (project / "config/models/mgm-2b-released.yaml").read_text(encoding="utf-8")
+    path.write_text(whole + "language_model: model_zoo/gemma-2b-it\n", encoding="utf-8")
+    with pytest.raises(InputError, match="mine.yaml: language_model: unknown key; known are assembled"):
+        merge_experiment("baseline", {"model": "mine"})
+    path.write_text(whole.replace("assembled:", "asembled:"), encoding="utf-8")
+    with pytest.raises(InputError, match="mine.yaml: asembled: unknown key"):
+        merge_experiment("baseline", {"model": "mine"})
+
+
+def test_layers_win_in_the_order_defaults_model_experiment_command_line(project):
+    assert merge_experiment("baseline", {})["pretrain"]["learning_rate"] == 3.0e-3  # the tiny model's, not the default
+    write_experiment(project, "pretrain: {learning_rate: 0.25, epochs: 2}")
+    merged = merge_experiment("mine", {"pretrain": {"epochs": 3}})
+    assert (merged["pretrain"]["learning_rate"], merged["pretrain"]["epochs"]) == (0.25, 3)
+    assert merged["pretrain"]["lr_scheduler"] == "cosine"
+
+
+def test_a_new_experiment_is_a_file_and_no_code(project):
+    write_experiment(project, "recipe: baseline\n")
+    assert "mine" in experiment_names()
+    assert merge_experiment("mine", {})["recipe"] == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("finetune: {lora: {rnk: 8}}", "config/experiments/mine.yaml: finetune.lora.rnk: unknown key"),
+        ("pretrain: {learning_rat: 0.1}", "did you mean 'learning_rate'?"),
+        ("sedes: [1]", "sedes: unknown key; did you mean 'seeds'?"),
+        ("report: {experiments: [mine]}", "'report' is about all experiments; set it in config/config.yaml"),
+        ("finetune: {epochs: two}", "finetune.epochs: expected a number above 0 and up to 100000, found 'two'"),
+        ("jsonl: {on_bad_row: ignore}", "jsonl.on_bad_row: expected refuse or drop, found 'ignore'"),
+        ("gpus: 0", "gpus"),
+        ("gpus: 1.0", "gpus: expected an integer from 1 to 1024, found 1.0"),
+        ("gpus: true", "gpus: expected an integer from 1 to 1024, found true"),
+        ("seeds: [0, 0]", "seeds: an item is repeated; keep one, found [0, 0]"),
+        ("seeds: [1, true]", "seeds.1: expected an integer from 0 to 4294967295, found true"),
+        ("model: ../experiments/baseline", "model: must be a name of up to 100 ASCII letters"),
+        ("dataset: 'a{b}'", "dataset: must be a path without braces"),
+        ("evaluate: {question_prompt: Answer}", "evaluate.question_prompt: must hold {question} once, and no other"),
+        ("evaluate: {question_prompt: '{question} {question}'}", "must hold {question} once"),
+        (
+            "evaluate: {question_prompt: '{question}<unused0>'}",
+            "must hold {question} once, and no other braces or control",
+        ),
+        ("evaluate: {caption_question: '<image> What?'}", "evaluate.caption_question: must hold no control token"),
+        ("evaluate: {question_prompt: '{question!r}'}", "must hold {question} once"),
+        ("evaluate: {question_prompt: '{question[0]} {question}'}", "must hold {question} once"),
+        (
+            "pretrain: {activation_checkpointing: often}",
+            "true or false or an integer from 1 to 1024 or auto, found 'often'",
+        ),
+        ("description: null", "description: expected a string, found null"),
+        ("model: gemma-9000b", "known are"),
+        ("- a list", "expected keys and values, found a list"),
+        ("a: [1", "not valid YAML"),
+    ],
+)
+def test_a_mistake_in_an_experiment_is_refused_with_file_key_and_remedy(project, text, message):
+    write_experiment(project, text)
+    with pytest.raises(InputError) as error:
+        merge_experiment("mine", {})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value) or "YAML" in message
+
+
+def test_a_mistake_on_the_command_line_names_the_command_line(project):
+    with pytest.raises(InputError, match="command line's --config: modle: unknown key; did you mean 'model'"):
+        merge_experiment("baseline", {"modle": "tiny"})
+
+
+def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}}) | {"seed": 0}
+    with pytest.raises(InputError, match="recipe: there is no .*nosuch.yaml; known are .*baseline"):
+        STAGES["filter"].settings(config, images)
+    with pytest.raises(
+        InputError,
+        match="finetune.deepspeed: there is no .*zero9.json; did you mean 'zero3'. Known are .*zero3_offload",
+    ):
+        STAGES["finetune"].settings(config, images)
+
+
+def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
+    with pytest.raises(
+        InputError, match="'nowhere' is neither a folder nor a file in config/datasets; known are better_synth, shapes"
+    ):
+        resolve_dataset("nowhere")
+
+
+def test_a_folder_is_a_dataset_when_it_holds_one_jsonl(project):
+    folder = project / "meine Fotos ä"
+    folder.mkdir()
+    with pytest.raises(InputError, match="exactly one Data-Juicer .jsonl"):
+        resolve_dataset(str(folder))
+    (folder / "captions.jsonl").touch()
+    (folder / "instructions.json").touch()
+    resolved = resolve_dataset(str(folder))
+    assert resolved["name"] == "meine Fotos ä"
+    assert resolved["settings"]["finetune"]["file"] == str(folder / "instructions.json")
+    assert "evaluation" not in resolved["settings"]
+    (folder / "more.jsonl").touch()
+    with pytest.raises(InputError, match="captions.jsonl, more.jsonl"):
+        resolve_dataset(str(folder))
+
+
+def test_dataset_files_are_checked_too(project):
+    (project / "config/datasets/mine.yaml").write_text("pretrain: {file: a.jsonl, imags: b}", encoding="utf-8")
+    with pytest.raises(InputError, match="pretrain.imags: unknown key; did you mean 'images'"):
+        resolve_dataset("mine")
+
+
+def test_the_training_files_settings_change_when_the_project_is_moved(project, tmp_path, monkeypatch):
+    config = merge_experiment("baseline", {}) | {"seed": 0}
+    images = resolve_dataset("shapes")["images"]
+    here = STAGES["jsonl"].settings(config, images)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert STAGES["jsonl"].settings(config, images) != here
+
+
+def test_a_scripts_modules_are_found_through_other_modules_and_stop_at_the_stage():
+    def names(script):
+        return {path.name for path in modules_of(PROJECT / "workflow_scripts" / script)}
+
+    assert {"finetune.py", "stage.py", "modeling_mgm.py", "prompts.py", "errors.py"} <= names("finetune.py")
+    assert not names("finetune.py") & {"pretrain.py", "recipe.py", "scenes.py", "vqa.py"}
+    assert not names("filter_data.py") & {"trainer.py", "vqa.py"}
+
+
+@pytest.mark.parametrize(
+    "script", ["filter_data.py", "synthesize_captions.py", "analyze_data.py", "dj2mgm/juicer/engine.py"]
+)
+def test_every_operator_is_a_module_of_whatever_runs_recipes(script):
+    """Operators import each other relatively, as Data-Juicer asks for it."""
+    scripts = PROJECT / "workflow_scripts"
+    assert set((scripts / "dj2mgm/juicer/operators").rglob("*.py")) < set(modules_of(scripts / script))
+
+
+def integers_without_limits(schema: object, key: str = "") -> list[str]:
+    """Keys whose integers have no maximum; a crate's record is compared and used for nothing else."""
+    if isinstance(schema, list):
+        return [name for item in schema for name in integers_without_limits(item, key)]
+    if not isinstance(schema, dict):
+        return []
+    kinds = schema.get("type", ())
+    here = "integer" in ([kinds] if isinstance(kinds, str) else kinds) and "maximum" not in schema
+    within = [
+        n for name, item in schema.items() for n in integers_without_limits(item, key if name == "items" else name)
+    ]
+    return [key] * here + within
+
+
+@pytest.mark.parametrize("model", [configuration_model(), *FILES], ids=lambda model: model.__name__)
+def test_every_integer_of_a_configuration_has_a_maximum(model):
+    assert not set(integers_without_limits(schema_of(model))) - {"seeds"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"pretrain": {"loader_workers": 10000}},
+            "pretrain.loader_workers: expected an integer from 0 to 256, found 10000",
+        ),
+        ({"evaluate": {"batch_size": 10**9}}, "evaluate.batch_size: expected an integer from 1 to 65536 or auto"),
+        (
+            {"finetune": {"lora": {"r": 10**9}}},
+            "finetune.lora.r: expected an integer from 1 to 65536, found 1000000000",
+        ),
+        (
+            {"filter": {"processes": 10**6}},
+            "filter.processes: expected an integer from 1 to 4096 or null, found 1000000",
+        ),
+    ],
+)
+def test_numbers_that_no_machine_can_serve_are_refused_with_key_and_limit(project, values, message):
+    with pytest.raises(InputError, match=message):
+        merge_experiment("baseline", values)
+
+
+def test_a_model_without_a_part_is_refused():
+    model = yaml.safe_load((PROJECT / "config/models/tiny.yaml").read_text(encoding="utf-8"))
+    del model["language_model"]
+    with pytest.raises(InputError, match="language_model: the key is missing"):
+        validated(MgmModel, model, "m.yaml")
+
+
+def test_command_line_values_inside_braces_are_read_as_yaml(project):
+    # as Snakemake hands them over: {finetune: {epochs: '2', lora: {targets: ['q_proj']}}}
+    given = {"finetune": {"epochs": "2", "lora": {"targets": ["q_proj"], "dropout": "0.5"}}, "cpu_threads": "null"}
+    merged = merge_experiment("baseline", given)
+    assert (merged["finetune"]["epochs"], merged["finetune"]["lora"]["dropout"]) == (2, 0.5)
+    assert merged["finetune"]["lora"]["targets"] == ["q_proj"] and merged["cpu_threads"] is None
+
+
+def test_texts_on_the_command_line_stay_as_they_are(project):
+    texts = {"clip_prompt": "A photo shows ", "question_prompt": "In a word. {question} #1", "caption_question": ""}
+    assert merge_experiment("baseline", {"evaluate": texts})["evaluate"].items() >= texts.items()
+
+
+@pytest.mark.parametrize(
+    "key", ["report", "challenge", "dataset", "model", "recipe", "without", "seeds", "description"]
+)
+def test_a_models_settings_hold_what_a_model_needs_only(project, key):
+    path = project / "config/models/mine.yaml"
+    text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
+    path.write_text(text + "settings: {gpus: 2, pretrain: {epochs: 2}}\n", encoding="utf-8")
+    assert merge_experiment("baseline", {"model": "mine"})["gpus"] == 2
+    path.write_text(text + f"settings: {{{key}: x}}\n", encoding="utf-8")
+    with pytest.raises(
+        InputError, match=f"mine.yaml, settings: '{key}' is not a model's; set it in config/config.yaml"
+    ):
+        merge_experiment("baseline", {"model": "mine"})
+
+
+@pytest.mark.parametrize("model", ["tiny", "mgm-2b", "mgm-qwen2.5-1.5b"])
+def test_an_unknown_lora_target_is_refused_with_the_known_ones(project, model):
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    for targets, refused in ((["q_proj", "down_proj"], None), (["q_proj", "q_porj"], "q_porj"), ([".*"], r"\.\*")):
+        config = merge_experiment("baseline", {"model": model, "finetune": {"lora": {"targets": targets}}}) | {
+            "seed": 0
+        }
+        if refused is None:
+            STAGES["finetune"].settings(config, images)
+        else:
+            with pytest.raises(InputError, match=f"has no projection '{refused}'; known are q_proj, k_proj"):
+                STAGES["finetune"].settings(config, images)
+
+
+def test_the_targets_of_a_model_that_is_not_here_are_left_to_the_stage(project):
+    text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
+    path = project / "config/models/mine.yaml"
+    path.write_text(text.replace("model_zoo/gemma-2b-it ", "somebody/else "), encoding="utf-8")
+    lora = {"targets": ["odd_proj"]}
+    config = merge_experiment("baseline", {"model": "mine", "finetune": {"lora": lora}}) | {"seed": 0}
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    assert STAGES["finetune"].settings(config, images)["lora"]["targets"] == ["odd_proj"]
+
+
+def test_a_deepspeed_file_is_read_as_strictly_as_the_rest(project):
+    (project / "config/deepspeed/mine.json").write_text('{"a": 1, "a": NaN}', encoding="utf-8")
+    with pytest.raises(InputError, match="config/deepspeed/mine.json: the key 'a' is stated twice"):
+        read_deepspeed("mine", "finetune.deepspeed")
+    (project / "config/deepspeed/.#mine.json").write_text("{", encoding="utf-8")
+    assert ".#mine" not in deepspeed_names()
+
+
+def test_a_folder_with_braces_is_no_dataset(project, monkeypatch):
+    folder = project / "a{b}"
+    folder.mkdir()
+    (folder / "pairs.jsonl").touch()
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match="the folder 'a{b}' must have no braces, quotes"):
+        resolve_dataset(".")
+
+
+def test_the_folder_of_a_model_is_checked_before_anything_runs(project, tmp_path):
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    (tmp_path / "secret.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "clip", "vision_config": {"num_hidden_layers": 1000000}}')
+    model = yaml.safe_load((project / "config/models/tiny.yaml").read_text()) | {"clip_score": str(folder)}
+    (project / "config/models/tiny.yaml").write_text(yaml.safe_dump(model))
+    with pytest.raises(
+        InputError, match="config.json: vision_config.num_hidden_layers is 1000000; models have at most"
+    ):
+        merge_experiment("baseline", {})
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(InputError, match="config.json is a link out of its folder"):
+        merge_experiment("baseline", {})
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"file": "no.jsonl", "images": "."}, "dataset: pretrain.file: there is no file no.jsonl"),
+        ({"file": "rows.jsonl", "images": "no"}, "dataset: pretrain.images: there is no folder no"),
+        ({"file": "rows.jsonl", "images": ".", "questions": "no.json"}, "pretrain.questions: there is no file no.json"),
+    ],
+)
+def test_files_and_folders_of_a_dataset_that_are_missing_are_named(project, split, message):
+    (project / "rows.jsonl").touch()
+    with pytest.raises(InputError, match=message):
+        check_files({"pretrain": split})
+    check_files({"pretrain": {"file": "rows.jsonl", "images": "."}})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"format": "table", "path": "no"}, "sources.a: no names no file that ends with .csv or .tsv"),
+        ({"format": "table", "path": "rows.csv", "images": "no"}, "sources.a: images: there is no folder no"),
+    ],
+)
+def test_folders_of_sources_that_are_missing_are_named(project, source, message):
+    (project / "rows.csv").touch()
+    (project / "config/datasets/own.yaml").write_text(yaml.safe_dump({"sources": {"a": source}}))
+    with pytest.raises(InputError, match=message):
+        resolve_dataset("own")
+
+
+def test_a_modules_config_counts_where_it_differs_from_the_defaults(project):
+    defaults = default_layer().values
+    whole = {key: defaults[key] for key in ("seeds", "finetune", "synthesize", "recipe")}
+    changed = whole | {"finetune": whole["finetune"] | {"epochs": 3}}
+    assert without_defaults(changed, {}) == {"finetune": {"epochs": 3}}
+    stated = {"synthesize": {"recipe": None}}
+    assert without_defaults(changed, stated) == {"finetune": {"epochs": 3}, "synthesize": {"recipe": None}}

@@ -1,0 +1,129 @@
+import os
+import random
+
+import pytest
+from PIL import Image, ImageFile
+
+from dj2mgm.data.images import BadImage, load_image, locate_image
+from tiny_models import save_image
+
+
+def reason(function, *arguments) -> str:
+    with pytest.raises(BadImage) as error:
+        function(*arguments)
+    assert error.value.reason in BadImage.REASONS
+    return error.value.reason
+
+
+@pytest.fixture
+def root(tmp_path):
+    save_image(tmp_path / "images" / "a.png")
+    save_image(tmp_path / "secret.png")
+    return tmp_path / "images"
+
+
+def noise(path, **options):
+    """An image that compresses badly, so that half of its file is far from all of its pixels."""
+    rng = random.Random(0)
+    Image.frombytes("RGB", (64, 48), rng.randbytes(64 * 48 * 3)).save(path, **options)
+    return path
+
+
+def test_a_path_inside_the_folder_becomes_absolute(root, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    assert locate_image("images", "a.png") == root / "a.png"
+    assert locate_image("images", "x/../a.png") == root / "a.png"
+    assert locate_image(root, str(root / "a.png")) == root / "a.png"
+
+
+@pytest.mark.parametrize("folder", ["two words", "Größe 山", "a'b\"c$d", "[brackets]*?"])
+def test_folders_with_spaces_and_any_letters_work(tmp_path, folder):
+    path = save_image(tmp_path / folder / "ein Bild.png")
+    assert locate_image(tmp_path, f"{folder}/ein Bild.png") == path
+    assert load_image(path).size == (40, 30)
+
+
+def test_a_path_that_leaves_the_folder_is_outside(root, tmp_path):
+    assert reason(locate_image, root, "../secret.png") == "outside"
+    assert reason(locate_image, root, "a/../../secret.png") == "outside"
+    assert reason(locate_image, root, str(tmp_path / "secret.png")) == "outside"
+
+
+def test_a_folder_whose_name_only_begins_alike_is_outside(root):
+    save_image(root.parent / "images2" / "b.png")
+    assert reason(locate_image, root, "../images2/b.png") == "outside"
+
+
+def test_links_are_outside_when_they_leave_the_folder_and_fine_when_they_stay(root, tmp_path):
+    (root / "leaves.png").symlink_to(tmp_path / "secret.png")
+    (root / "stays.png").symlink_to(root / "a.png")
+    (root / "up").symlink_to(tmp_path)
+    assert reason(locate_image, root, "leaves.png") == "outside"
+    assert reason(locate_image, root, "up/secret.png") == "outside"
+    assert locate_image(root, "stays.png") == root / "a.png"
+
+
+def test_an_image_folder_that_is_itself_a_link_is_followed(root, tmp_path):
+    (tmp_path / "link").symlink_to(root)
+    assert locate_image(tmp_path / "link", "a.png") == root / "a.png"
+
+
+def test_missing_files_folders_and_impossible_names_are_missing(root):
+    (root / "circle.png").symlink_to(root / "circle.png")
+    for relative in ("b.png", "", ".", "a.png/b.png", "n\0ull.png", "n" * 300 + ".png", "\ud800.png", "circle.png"):
+        assert reason(locate_image, root, relative) == "missing"
+
+
+def test_a_file_of_zero_bytes_is_empty(root):
+    (root / "zero.png").touch()
+    assert reason(locate_image, root, "zero.png") == "empty"
+
+
+def test_every_mode_loads_as_rgb(tmp_path):
+    for mode in ("L", "P", "RGBA", "CMYK", "1", "I;16", "LA"):
+        path = tmp_path / f"{mode.replace(';', '')}.{'tif' if mode == 'CMYK' else 'png'}"
+        Image.new(mode, (5, 7)).save(path)
+        image = load_image(path)
+        assert (image.mode, image.size) == ("RGB", (5, 7))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.gif", "a.bmp"])
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_truncated_file_is_undecodable_whatever_pil_was_told(tmp_path, name, lenient, monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
+    whole = noise(tmp_path / name)
+    load_image(whole)
+    data = whole.read_bytes()
+    for share in (0.1, 0.5, 0.9):
+        whole.write_bytes(data[: int(len(data) * share)])
+        ImageFile.LOAD_TRUNCATED_IMAGES = lenient
+        assert reason(load_image, whole) == "undecodable"
+
+
+def test_a_file_that_is_no_image_is_undecodable(tmp_path):
+    path = tmp_path / "page.png"
+    for data in (b"<html>404</html>", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", os.urandom(500)):
+        path.write_bytes(data)
+        assert reason(load_image, path) == "undecodable"
+
+
+def test_a_decompression_bomb_is_undecodable(tmp_path, monkeypatch):
+    path = save_image(tmp_path / "big.png", size=(100, 100))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert reason(load_image, path) == "undecodable"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.tif", "a.gif"])
+def test_damaged_bytes_load_or_are_undecodable_and_raise_nothing_else(tmp_path, name):
+    path, rng = noise(tmp_path / name), random.Random(1)
+    whole = path.read_bytes()
+    for _ in range(60):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 6)):
+            data[rng.randrange(min(200, len(data)))] = rng.randrange(256)
+        path.write_bytes(data)
+        try:
+            load_image(path)
+        except BadImage as error:
+            assert error.reason == "undecodable"

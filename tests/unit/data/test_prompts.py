@@ -1,0 +1,323 @@
+import shutil
+from copy import deepcopy
+
+import pytest
+
+from dj2mgm.config.chat_templates import chat_template_names, check_chat_templates, read_chat_template
+from dj2mgm.control_tokens import CONTROL
+from dj2mgm.data.formats import build_conversation
+from dj2mgm.data.prompts import ChatTemplate
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_jsonl
+from dj2mgm.mgm.mgm_family import MGMEncoder
+from dj2mgm.mgm.processing_mgm import MGMProcessor
+from dj2mgm.training.datasets import ConversationDataset
+from dj2mgm.vision_language import IGNORED
+from places import PROJECT
+from tiny_models import NUM_IMAGE_TOKENS, save_image, tiny_processor, tiny_qwen_processor, tiny_qwen_tokenizer
+
+TURNS = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": "two"}]
+MORE = [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": "left"}]
+
+
+def gemma_template(name: str) -> ChatTemplate:
+    return ChatTemplate.load(name, tiny_processor().tokenizer)
+
+
+def qwen_template(name: str) -> ChatTemplate:
+    return ChatTemplate.load(name, tiny_qwen_tokenizer())
+
+
+def joined(segments) -> str:
+    return "".join(text for text, _ in segments)
+
+
+def answers(segments) -> list[str]:
+    return [text for text, is_answer in segments if is_answer]
+
+
+def readable_mask(segments, processor=None) -> str:
+    """The conversation as the model reads it: one image token stands for all, supervised tokens are in *stars*."""
+    processor = processor or tiny_processor()
+    encoded = processor.encode(segments)
+    parts = []
+    for token, label in zip(encoded["input_ids"], encoded["labels"], strict=True):
+        text = processor.tokenizer.decode([token], skip_special_tokens=False).replace("\n", "\\n")
+        parts.append(text if label == IGNORED else f"*{text}*")
+    text = "".join(parts).replace("**", "")
+    return text.replace(processor.image_token * processor.num_image_tokens, "<image>")
+
+
+def test_plain_is_the_image_the_caption_and_a_line_break():
+    segments = gemma_template("plain").segments(TURNS)
+    assert joined(segments) == "<image>two\n"
+    assert answers(segments) == ["two", "\n"]
+
+
+def test_gemma_is_the_public_mgm_format():
+    segments = gemma_template("gemma").segments(TURNS)
+    assert joined(segments) == (
+        "<start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
+    )
+
+
+def test_gemma_repeats_for_every_turn():
+    segments = gemma_template("gemma").segments(TURNS + MORE)
+    assert joined(segments) == (
+        "<start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
+        "<start_of_turn>user\nWhere?<end_of_turn>\n<start_of_turn>model\nleft<end_of_turn>\n<eos>"
+    )
+    assert answers(segments) == ["two<end_of_turn>\n<eos>", "left<end_of_turn>\n<eos>"]
+
+
+def test_loss_is_taken_on_the_answers_tokens_only():
+    assert readable_mask(gemma_template("plain").segments(TURNS)) == "<bos><image>*two\\n*"
+    assert readable_mask(gemma_template("gemma").segments(TURNS + MORE)) == (
+        "<bos><start_of_turn>user\\n<image>\\nHow many?<end_of_turn>\\n<start_of_turn>model\\n"
+        "*two<end_of_turn>\\n<eos>*"
+        "<start_of_turn>user\\nWhere?<end_of_turn>\\n<start_of_turn>model\\n"
+        "*left<end_of_turn>\\n<eos>*"
+    )
+
+
+def test_loss_is_taken_on_the_answers_tokens_only_in_qwens_format():
+    mask = readable_mask(qwen_template("chatml").segments(TURNS + MORE), tiny_qwen_processor())
+    assert mask == (
+        "<|im_start|>user\\n<image>\\nHow many?<|im_end|>\\n<|im_start|>assistant\\n*two<|im_end|>\\n*"
+        "<|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n*left<|im_end|>\\n*"
+    )
+
+
+def test_stage_one_of_a_gemma_asks_the_pairs_own_question():
+    """As the published MGM-2B was pretrained: `--version gemma` in both stages, questions restored."""
+    turns = [{"from": "human", "value": "Give a brief description.\n<image>"}, {"from": "gpt", "value": "two"}]
+    mask = readable_mask(gemma_template("gemma").segments(turns))
+    assert mask == (
+        "<bos><start_of_turn>user\\n<image>\\nGive a brief description.<end_of_turn>\\n<start_of_turn>model\\n"
+        "*two<end_of_turn>\\n<eos>*"
+    )
+
+
+def test_labels_are_the_input_ids_where_they_are_not_ignored():
+    encoded = tiny_processor().encode(gemma_template("gemma").segments(TURNS + MORE))
+    pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
+    assert all(label in (IGNORED, token) for token, label in pairs)
+
+
+@pytest.mark.parametrize(("template", "question"), [("plain", ""), ("gemma", "How many?"), ("gemma", "")])
+def test_a_prompt_is_the_training_text_up_to_the_answer(template, question):
+    human = {"from": "human", "value": f"<image>\n{question}" if question else "<image>"}
+    segments = gemma_template(template).segments([human, {"from": "gpt", "value": "two"}])
+    prompt = gemma_template(template).prompt(question)
+    assert joined(segments).removeprefix(prompt) == "".join(answers(segments))
+    processor = tiny_processor()
+    encoded = processor.encode(segments)
+    prompt_ids = processor.encode([(prompt, False)])["input_ids"]
+    assert encoded["input_ids"][: len(prompt_ids)] == prompt_ids
+    before, after = encoded["labels"][: len(prompt_ids)], encoded["labels"][len(prompt_ids) :]
+    assert set(before) == {IGNORED} and IGNORED not in after
+
+
+@pytest.mark.parametrize(
+    ("name", "processor"),
+    [("plain", tiny_processor), ("gemma", tiny_processor), ("chatml", tiny_qwen_processor)],
+)
+def test_generation_stops_at_a_token_that_ends_answers_in_training(name, processor):
+    template = ChatTemplate.load(name, processor().tokenizer)
+    answer = "".join(answers(template.segments(TURNS)))
+    (stop,) = template.stop_tokens
+    assert answer.startswith(f"two{stop}")
+    assert len(processor().tokenizer(stop, add_special_tokens=False).input_ids) == 1
+
+
+ASKED = "{% for message in messages %}{{ 'Q: ' + message.content + ' A: ' if message.role == 'user' }}"
+ASKED += "{% if message.role != 'user' %}{% generation %}{{ message.content + eos_token }}{% endgeneration %}"
+ASKED += "{% endif %}{% endfor %}"
+
+
+def named(source: str) -> dict:
+    return read_chat_template("gemma") | {"name": "mine", "chat_template": source, "stop_tokens": []}
+
+
+def test_an_answer_begins_where_its_prompt_ends_whatever_a_template_marks():
+    """The blank is not in the prompt, so the model has to say it, as upstream LLaVA labels it."""
+    tokenizer = tiny_processor().tokenizer
+    prompts_end = "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
+    once = ASKED.replace(" A: '", " ' + ('A: ' if not loop.last else '')")
+    template = ChatTemplate.load(named(once + prompts_end), tokenizer)
+    assert template.prompt("How many?").endswith("How many? A:")
+    assert answers(template.segments(TURNS + MORE)) == [" two<eos>", " left<eos>"]
+    # marks that begin too early, in the prompt
+    early = ASKED.replace(" A: '", " '").replace("{{ message.content + eos", "{{ 'A:' + message.content + eos")
+    assert answers(ChatTemplate.load(named(early + prompts_end), tokenizer).segments(TURNS)) == ["two<eos>"]
+
+
+def test_a_template_that_asks_in_another_way_than_it_trains_is_refused():
+    source = ASKED + "{% if add_generation_prompt %}{{ 'Answer:' }}{% endif %}"
+    with pytest.raises(InputError, match="template mine: its prompts and its marked answers do not match: .*'Q: .*A: "):
+        ChatTemplate.load(named(source), tiny_processor().tokenizer)
+
+
+@pytest.mark.parametrize("end", ["", "{% if loop.last %}{{ eos_token }}{% endif %}"])
+def test_a_template_that_ends_no_answer_or_only_the_last_one_is_refused(end):
+    source = read_chat_template("gemma")["chat_template"].replace(" + '<end_of_turn>\\n' + eos_token }}", f" }}}}{end}")
+    assert source.count("eos_token") == end.count("eos_token")
+    with pytest.raises(InputError, match="template mine: no token ends the answer 'answer'; write `eos_token` or one"):
+        ChatTemplate.load(named(source), tiny_processor().tokenizer)
+
+
+def test_a_line_break_that_ends_answers_is_a_token_of_its_own():
+    """Qwen's tokenizer has one for a full stop with a line break, at which generation would not end."""
+    tokenizer = deepcopy(tiny_qwen_tokenizer())
+    tokenizer = tokenizer.train_new_from_iterator([["A dog.\n"] * 9], 300)
+    tokenizer.eos_token = "<|im_end|>"
+    assert len(tokenizer(".\n").input_ids) == 1
+    processor = MGMProcessor(tiny_processor().image_processor, tokenizer, "<|image_pad|>", NUM_IMAGE_TOKENS)
+    template = ChatTemplate.load("plain", tokenizer)
+    turns = [TURNS[0], {"from": "gpt", "value": "A dog."}]
+    assert processor.encode(template.segments(turns))["labels"][-1] in template.stop_ids(tokenizer)
+
+
+def test_an_unknown_template_names_the_known_ones():
+    with pytest.raises(InputError, match="template: unknown .* 'vicuna'; known are .*chatml.*gemma.*plain.*tokenizer"):
+        gemma_template("vicuna")
+
+
+def test_a_model_file_must_name_known_formats_and_one_that_asks():
+    model = {"pretrain_template": "plain", "template": "gemma"}
+    check_chat_templates("m.yaml", model)
+    known = "chatml, gemma, plain, tokenizer, found 'vicuna'; a file in config/chat_templates"
+    with pytest.raises(InputError, match=f"m.yaml: 'pretrain_template' must be one of {known}"):
+        check_chat_templates("m.yaml", model | {"pretrain_template": "vicuna"})
+    with pytest.raises(InputError, match="m.yaml: 'template' must be one of chatml, gemma, tokenizer, found 'plain'"):
+        check_chat_templates("m.yaml", model | {"template": "plain"})
+
+
+def test_control_tokens_of_every_format_are_refused_in_data():
+    for name in chat_template_names():
+        content = read_chat_template(name)
+        assert all(CONTROL.fullmatch(token) for token in content["control_tokens"])
+        assert {token for token in content["stop_tokens"] if token.strip()} <= set(content["control_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("asks: true", "unknown key 'asks'; the nearest known one is 'asks_question'"),
+        ("asks_question: maybe", "'asks_question' must be true or false, found 'maybe'"),
+        ("asks_question: true\nchat_template: ''", "'chat_template' must be a Jinja template"),
+        ("asks_question: true\nchat_template: x\nstop_tokens: a", "'stop_tokens' must be a list of texts, found 'a'"),
+        ("asks_question: true\nchat_template: x\nstop_tokens: []", "'control_tokens' must be a list of texts"),
+    ],
+)
+def test_a_mistake_in_a_formats_file_names_the_key(tmp_path, monkeypatch, line, problem):
+    folder = tmp_path / "config/chat_templates"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(line, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        read_chat_template("mine")
+    assert "mine.yaml" in str(error.value) and problem in str(error.value)
+
+
+# A fourth format
+
+
+def phi3_processor() -> MGMProcessor:
+    tokenizer = deepcopy(tiny_qwen_tokenizer())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|end|>"]})
+    return MGMProcessor(tiny_processor().image_processor, tokenizer, "<|image_pad|>", NUM_IMAGE_TOKENS)
+
+
+@pytest.fixture
+def phi3(tmp_path, monkeypatch) -> str:
+    """The documented example as a file of the current folder's config/."""
+    folder = tmp_path / "config/chat_templates"
+    folder.mkdir(parents=True)
+    shutil.copy(PROJECT / "docs/examples/chat_template.yaml", folder / "phi3.yaml")
+    monkeypatch.chdir(tmp_path)
+    return "phi3"
+
+
+def test_a_fourth_format_is_one_file_from_labels_to_stop_tokens(phi3, tmp_path):
+    processor = phi3_processor()
+    row = build_conversation("1", str(save_image(tmp_path / "a.png")), "How many?", "two")
+    write_jsonl(tmp_path / "data.jsonl", [row | {"conversations": row["conversations"] + MORE}])
+    item = ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(processor, phi3, 256))[0]
+    template = ChatTemplate.load(phi3, processor.tokenizer)
+    mask = readable_mask(template.segments(row["conversations"] + MORE), processor)
+    assert mask == (
+        "<|user|>\\n<image>\\nHow many?<|end|>\\n<|assistant|>\\n*two<|end|>\\n*"
+        "<|user|>\\nWhere?<|end|>\\n<|assistant|>\\n*left<|end|>\\n*"
+    )
+    prompt = processor.prompts([template.prompt("How many?")])["input_ids"][0].tolist()
+    assert item["input_ids"][: len(prompt)] == prompt and set(item["labels"][: len(prompt)]) == {IGNORED}
+    assert item["labels"][len(prompt)] != IGNORED
+    (stop,) = template.stop_tokens
+    assert processor.tokenizer.convert_tokens_to_ids(stop) in item["labels"]
+    check_chat_templates("m.yaml", {"pretrain_template": phi3, "template": phi3})
+
+
+def test_a_stage_may_be_handed_the_content_in_place_of_the_name(phi3):
+    tokenizer = phi3_processor().tokenizer
+    assert ChatTemplate.load(read_chat_template(phi3), tokenizer) == ChatTemplate.load(phi3, tokenizer)
+
+
+def test_control_tokens_of_a_format_are_refused_in_data_and_questions(tmp_path):
+    template = read_chat_template("chatml") | {"control_tokens": ["[INST]"]}
+    write_jsonl(tmp_path / "data.jsonl", [build_conversation("1", "a.png", "Q [INST]", "A")])
+    with pytest.raises(InputError, match=r"row 1: its text contains the control token \[INST\]; fix or delete"):
+        ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(tiny_qwen_processor(), template, 256))
+    with pytest.raises(InputError, match=r"contains the control token \[INST\]; remove it"):
+        ChatTemplate.load(template, tiny_qwen_tokenizer()).prompt("Q [INST]")
+
+
+# The tokenizer's own chat template
+
+
+def own_template(source: str | None) -> ChatTemplate:
+    tokenizer = deepcopy(tiny_processor().tokenizer)
+    tokenizer.chat_template = source
+    return ChatTemplate.load("tokenizer", tokenizer)
+
+
+MARKED = read_chat_template("gemma")["chat_template"]
+UNMARKED = MARKED.replace("{%- generation %}{{", "{{-").replace("{% endgeneration %}", "")
+
+
+@pytest.mark.parametrize("source", [MARKED, UNMARKED], ids=["marked", "unmarked"])
+def test_the_tokenizers_own_template_gives_the_same_segments(source):
+    own, gemma = own_template("{{- bos_token }}" + source), gemma_template("gemma")
+    assert own.segments(TURNS + MORE) == gemma.segments(TURNS + MORE)
+    assert own.prompt("How many?") == gemma.prompt("How many?")
+    assert own.stop_tokens == gemma.stop_tokens
+
+
+def test_a_template_that_hides_its_answers_names_the_remedy():
+    for source in ("{{ messages | length }}", "{{ messages[-1].content }}"):
+        with pytest.raises(InputError, match="beginning of an answer cannot be determined; write the format as a file"):
+            own_template(source)
+    with pytest.raises(InputError, match="marks no answer; write the format as a file"):
+        own_template("{% if false %}{% generation %}{% endgeneration %}{% endif %}")
+
+
+def test_a_tokenizer_without_a_template_names_the_remedy():
+    with pytest.raises(InputError, match="the model's tokenizer has no chat template; write the format as a file"):
+        own_template(None)
+
+
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ raise_exception('no') }}", "{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}"]
+)
+def test_a_faulty_or_hostile_template_is_refused(source):
+    with pytest.raises(InputError, match="template tokenizer: it cannot be rendered"):
+        own_template(source)
+
+
+def test_the_tokenizers_template_is_saved_with_the_model(tmp_path):
+    processor = tiny_processor()
+    processor.tokenizer = deepcopy(processor.tokenizer)
+    processor.tokenizer.chat_template = UNMARKED
+    processor.save_pretrained(tmp_path)
+    loaded = MGMProcessor.from_pretrained(tmp_path)
+    assert ChatTemplate.load("tokenizer", loaded.tokenizer).segments(TURNS) == gemma_template("gemma").segments(TURNS)

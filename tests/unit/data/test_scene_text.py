@@ -1,0 +1,43 @@
+"""The language model's lessons: every example shows the board, and only answers carry loss."""
+
+import random
+
+from dj2mgm.control_tokens import CONTROL
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.foundation.language_model import EMPTY_WORD, chat_formats, draw_board, scene_words, training_text
+from tiny_models import tiny_tokenizer
+
+
+def examples(count=60):
+    formats = chat_formats(tiny_tokenizer())
+    for index in range(count):
+        yield (
+            draw_row_scene(0, "test", index),
+            training_text(draw_row_scene(0, "test", index), 4, formats, random.Random(index)),
+        )
+
+
+def test_every_example_shows_the_whole_board_once_and_before_any_answer():
+    words = scene_words()
+    for _, segments in examples():
+        first, *rest = segments
+        assert sum(first[0].count(word) for word in words) == 16 and not first[1]
+        assert not any(word in text for text, _ in rest for word in words)
+
+
+def test_answers_are_words_about_the_scene_and_hold_no_board():
+    for scene, segments in examples():
+        answers = " ".join(text for text, is_answer in segments if is_answer)
+        assert all(item.color in answers for item in scene.objects) or "at the" not in answers
+        assert not any(CONTROL.sub("", text).count("[") for text, is_answer in segments if is_answer)
+
+
+def test_a_board_without_confusion_names_exactly_the_scenes_objects_in_their_quadrants():
+    for index in range(50):
+        scene = draw_row_scene(0, "test", index)
+        board = draw_board(scene, 4, random.Random(0), confusion=0.0)
+        assert {word for word in board if word != EMPTY_WORD} == {f"[{o.color} {o.shape}]" for o in scene.objects}
+        for item in scene.objects:
+            row, column = 2 * ("bottom" in item.position), 2 * ("right" in item.position)
+            quadrant = {board[4 * r + c] for r in (row, row + 1) for c in (column, column + 1)}
+            assert f"[{item.color} {item.shape}]" in quadrant

@@ -1,0 +1,888 @@
+"""Datasets of several sources, in any format: the same rows and the same images whatever they come as."""
+
+import csv
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import random
+import subprocess
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import make_dataset
+from dj2mgm.config.datasets import check_files, files_of, resolve_dataset
+from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
+from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
+from dj2mgm.data.mixture import write_mixture
+from dj2mgm.data.shards import compute_digest, file_size, read_file, read_members
+from dj2mgm.data.sources.parquet import read as read_parquet
+from dj2mgm.data.sources.source import Source
+from dj2mgm.data.sources.table import read as read_table
+from dj2mgm.data.sources.webdataset import read as read_webdataset
+from dj2mgm.errors import InputError
+from dj2mgm.files import files_at, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
+from in_process import run_main
+
+CAPTIONS = {f"{number:03d}": f"picture number {number}, with an umlaut: ü" for number in range(6)}
+
+
+def png(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8 + number, 8), (number * 20, 100, 200)).save(file, "PNG")
+    return file.getvalue()
+
+
+IMAGES = {key: png(number) for number, key in enumerate(CAPTIONS)}
+
+
+def write_loose(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for key, content in IMAGES.items():
+        (folder / f"{key}.png").write_bytes(content)
+
+
+def data_juicer(folder: Path) -> Path:
+    write_loose(folder)
+    rows = ({"id": key, "text": build_dj_text(text), "images": [f"{key}.png"]} for key, text in CAPTIONS.items())
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl"
+
+
+def llava(folder: Path) -> Path:
+    write_loose(folder)
+    turns = ([{"from": "human", "value": "<image>"}, {"from": "gpt", "value": text}] for text in CAPTIONS.values())
+    rows = (
+        {"id": key, "image": f"{key}.png", "conversations": said} for key, said in zip(CAPTIONS, turns, strict=True)
+    )
+    write_json_list(folder / "rows.json", rows)
+    return folder / "rows.json"
+
+
+def sharegpt(folder: Path) -> Path:
+    write_loose(folder)
+    rows = [
+        {
+            "id": key,
+            "images": [f"{key}.png"],
+            "messages": [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": text}],
+        }
+        for key, text in CAPTIONS.items()
+    ]
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl"
+
+
+def folder(folder: Path) -> Path:
+    write_loose(folder)
+    for key, text in CAPTIONS.items():
+        (folder / f"{key}.txt").write_text(text + "\n", encoding="utf-8")
+    return folder
+
+
+def table(folder: Path) -> Path:
+    write_loose(folder)
+    with open(folder / "rows.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["caption", "image"])
+        writer.writerows((text, f"{key}.png") for key, text in CAPTIONS.items())
+    return folder / "rows.csv"
+
+
+def parquet(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    images = [{"bytes": content, "path": f"{key}.png"} for key, content in IMAGES.items()]
+    columns = {"id": list(CAPTIONS), "image": images, "caption": list(CAPTIONS.values())}
+    pq.write_table(pa.table(columns), folder / "part.parquet", row_group_size=4)
+    return folder
+
+
+def webdataset(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    keys = list(CAPTIONS)
+    for number, part in enumerate((keys[:4], keys[4:])):
+        with tarfile.open(folder / f"{number:05d}.tar", "w") as tar:
+            for key in part:
+                for suffix, content in ((".png", IMAGES[key]), (".txt", CAPTIONS[key].encode())):
+                    info = tarfile.TarInfo(key + suffix)
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return folder
+
+
+WRITERS = {writer.__name__: writer for writer in (data_juicer, llava, sharegpt, folder, table, parquet, webdataset)}
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch, capsys):
+    """Make a dataset of these sources, each `{format: …}` and more, in a project of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(**sources: dict) -> Path:
+        for name, values in sources.items():
+            if "path" not in values:
+                values["path"] = str(WRITERS[values["format"]](tmp_path / "data" / name))
+        write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
+        dataset = resolve_dataset("mixed")
+        output = tmp_path / "results/datasets/mixed"
+        write_yaml(output / "config.yaml", dataset["settings"])
+        done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+        if done.status:
+            raise InputError(done.stderr)
+        assert dataset["images"]["pretrain"] == "results/datasets/mixed/sources.json"
+        return output
+
+    return make
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_format_gives_the_same_captions_and_the_same_bytes_of_images(make, kind):
+    output = make(one={"format": kind, "license": "CC-BY-4.0"})
+    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    held_out = {row["image"] for row in map(json.loads, open(output / "evaluation.jsonl", encoding="utf-8"))}
+    assert len(rows) == len(CAPTIONS) - len(held_out) and len(held_out) == 2
+    for row in rows:
+        assert row["id"].startswith("one/") and row["source"] == "one"
+        path = locate_image(output / "sources.json", row["images"][0])
+        key = next(key for key, text in CAPTIONS.items() if text == extract_caption(row["text"]))
+        assert read_file(path) == IMAGES[key] and file_size(path) == len(IMAGES[key])
+        assert load_image(path).size == image_size(path) == (8 + int(key), 8)
+        assert locate_image(output / "sources.json", absolute_path(output / "sources.json", row["images"][0])) == path
+    read = read_json(output / "summary.json")["sources"]["one"]
+    assert read == {"split": "pretrain", "rows": len(CAPTIONS), "format": kind}
+
+
+def test_sources_of_two_splits_stand_beside_each_other_and_say_whose_each_row_is(make):
+    output = make(a={"format": "table"}, b={"format": "webdataset"}, c={"format": "llava", "split": "finetune"})
+    pairs = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    assert {row["source"] for row in pairs} == {"a", "b"} and len({row["id"] for row in pairs}) == len(pairs)
+    instructions = list(read_llava(output / "finetune.json"))
+    assert {row["source"] for row in instructions} == {"c"}
+    assert all("Describe the image." in row["conversations"][0]["value"] for row in instructions)
+    assert len(instructions) < len(CAPTIONS), "images that are held out from the pairs are so under every name"
+
+
+def test_a_conversation_of_a_shard_keeps_its_turns_and_its_images(make, tmp_path):
+    shard = tmp_path / "web.tar"
+    said = {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Same?"}]}
+    said["messages"].append({"role": "assistant", "content": "No."})
+    with tarfile.open(shard, "w") as tar:
+        for name, content in (("x.0.png", png(1)), ("x.1.png", png(2)), ("x.json", json.dumps(said).encode())):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    output = make(a={"format": "table"}, b={"format": "webdataset", "path": str(shard), "split": "finetune"})
+    [row] = read_llava(output / "finetune.json")
+    assert row["conversations"][0]["value"] == "<image>\n<image>\nBe short.\nSame?"
+    images = [locate_image(output / "sources.json", image) for image in row["image"]]
+    assert [read_file(image) for image in images] == [png(1), png(2)]
+
+
+STRAY = {  # what a row of the other format would be read by
+    "data_juicer": {"conversations": [{"from": "human", "value": "stray"}], "image": "stray.png"},
+    "llava": {"text": None, "images": ["stray.png"], "question": "stray?", "messages": "stray"},
+    "sharegpt": {"text": build_dj_text("stray"), "question": "stray?"},
+}
+
+
+@pytest.mark.parametrize("split", ["pretrain", "finetune"])
+@pytest.mark.parametrize("kind", STRAY)
+def test_the_format_of_a_source_says_what_its_rows_are_whatever_other_keys_they_have(make, tmp_path, kind, split):
+    written, captions = {}, str(table(tmp_path / "data/captions"))
+    for stray in ({}, STRAY[kind]):
+        path = WRITERS[kind](tmp_path / f"data/{len(stray)}")
+        if path.suffix == ".jsonl":
+            write_jsonl(path, [stray | row for row in list(read_jsonl(path))])
+        else:
+            write_json_list(path, [stray | row for row in read_json(path, list)])
+        given = {"format": kind, "path": str(path), "split": split}
+        output = make(a={"format": "table", "path": captions}, b=given)
+        rows = read_dj_jsonl(output / "pretrain.jsonl") if split == "pretrain" else read_llava(output / "finetune.json")
+        keys = ("id", "source", *(("text", "images") if split == "pretrain" else ("image", "conversations")))
+        written[len(stray)] = [[row[key] for key in keys] for row in rows if row["source"] == "b"]
+    assert written.pop(0) == written.popitem()[1] != []
+
+
+def damaged(content: bytes):
+    def write(folder: Path) -> None:
+        (folder / "00001.tar").write_bytes(content)
+
+    return write
+
+
+def cut_off(size: int):
+    def write(folder: Path) -> None:
+        os.truncate(folder / "00001.tar", size)
+
+    return write
+
+
+def repeat_key(folder: Path) -> None:
+    (folder / "00002.tar").write_bytes((folder / "00000.tar").read_bytes())
+
+
+def zip_up(folder: Path) -> None:
+    (folder / "00001.tar").write_bytes(gzip.compress((folder / "00001.tar").read_bytes()))
+
+
+def tar_of(*names: str):
+    return lambda folder: write_tar(folder / "00001.tar", [(name, png(1)) for name in names])
+
+
+def table_of(content: bytes):
+    return lambda folder: (folder / "rows.csv").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "sentence"),
+    [
+        ("webdataset", cut_off(1100), "00001.tar is damaged .*end-of-archive block"),
+        ("webdataset", cut_off(1024), "00001.tar is damaged .*end-of-archive block"),
+        ("webdataset", cut_off(600), "00001.tar is damaged"),
+        ("webdataset", damaged(b"no archive"), "00001.tar is damaged or not a plain tar file"),
+        ("webdataset", repeat_key, r"00002.tar: key '000' is already used in .*00000.tar; rename the sample"),
+        ("parquet", lambda folder: (folder / "part.parquet").write_bytes(b"PAR1"), "part.parquet is damaged"),
+        ("folder", lambda folder: (folder / "003.txt").unlink(), "003.png has no caption; write it to 003.txt"),
+        (
+            "table",
+            lambda folder: (folder / "rows.csv").write_text("picture,words\n"),
+            "no column for the image .*the columns are",
+        ),
+        ("table", table_of(b"image,text\na.png\n"), "rows.csv, line 2: 1 values, but the first line has 2 names"),
+        ("table", table_of(b'image,text\n\na.png,"b\nc"\nb.png,"c\nd,e'), "line 5: .*quote that is not closed"),
+        ("table", table_of(b"image,text\n" + b"a.png,b\n" * 3000 + b"a,caf\xe9"), "line 3002: not UTF-8 .byte 0xe9"),
+        ("table", table_of(b""), "rows.csv is empty; its first line names the columns"),
+        ("table", table_of(b"image,text,text\n"), "several columns are named 'text'"),
+        ("webdataset", zip_up, r"00001.tar is compressed.*gunzip < 00001.tar > plain/00001.tar"),
+        ("webdataset", tar_of("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* must be neighbors"),
+        ("webdataset", tar_of("b.txt"), "key 'b': it has 0 images.* must be neighbors"),
+        ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "has no rows"),
+        ("sharegpt", lambda folder: (folder / "rows.jsonl").write_text('{"id": "1"}\n'), "row 1: it has neither"),
+    ],
+)
+def test_a_damaged_source_is_named_with_its_file_and_row(make, tmp_path, kind, damage, sentence):
+    path = WRITERS[kind](tmp_path / "data/bad")
+    damage(path if path.is_dir() else path.parent)
+    with pytest.raises(InputError, match=sentence):
+        make(good={"format": "data_juicer"}, bad={"format": kind, "path": str(path)})
+
+
+def write_tar(file: Path, members: list[tuple[str, bytes]], **more) -> Path:
+    with tarfile.open(file, "w", **more) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return file
+
+
+def test_a_source_that_is_read_in_place_now_leaves_nothing_of_what_was_copied(make, tmp_path):
+    make(one={"format": "parquet"}, two={"format": "parquet"})
+    shards = webdataset(tmp_path / "shards")
+    output = make(one={"format": "webdataset", "path": str(shards)}, two={"format": "parquet", "path": "data/two"})
+    assert [folder.name for folder in (output / "images").iterdir()] == ["two"]
+    assert {locate_image(output / "sources.json", row["images"][0]) for row in read_dj_jsonl(output / "pretrain.jsonl")}
+
+
+def test_a_moved_project_finds_the_images_that_it_holds(make, tmp_path):
+    output = make(one={"format": "parquet"})
+    moved = output.rename(tmp_path / "moved")
+    rows = list(read_dj_jsonl(moved / "pretrain.jsonl"))
+    assert read_file(locate_image(moved / "sources.json", rows[0]["images"][0])) in IMAGES.values()
+
+
+def test_shards_in_the_hubs_cache_are_read_through_its_links(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub/datasets--me--photos"
+    snapshot = repository / "snapshots/abc"
+    for number, shard in enumerate(sorted(webdataset(repository / "blobs").iterdir())):
+        blob = shard.rename(repository / f"blobs/{number:040d}")
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (snapshot / shard.name).symlink_to(f"../../blobs/{blob.name}")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc")
+    output = make(one={"format": "webdataset", "path": "me/photos"})
+    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    found = {read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows}
+    assert len(found) == len(CAPTIONS) - 2 and found <= set(IMAGES.values())
+
+
+def test_captions_beside_images_are_files_of_the_dataset(make):
+    make(one={"format": "folder"})
+    files = files_of(resolve_dataset("mixed")["settings"])
+    assert sum(file.endswith(".txt") for file in files) == sum(file.endswith(".png") for file in files) == len(CAPTIONS)
+
+
+def test_settings_do_not_grow_with_the_number_of_files(make):
+    make(one={"format": "folder"})
+    assert len(json.dumps(resolve_dataset("mixed")["settings"])) < 1000
+
+
+def test_a_json_beside_a_caption_gives_its_question_and_wins_where_its_text_is_named(make, tmp_path):
+    described = json.dumps({"question": "What?", "better": "a better text"}).encode()
+    members = [
+        part for key in "ab" for part in ((f"{key}.png", IMAGES["000"] + key.encode()), (f"{key}.txt", b"a text"))
+    ]
+    members = [*members[:2], ("a.json", described), *members[2:], ("b.json", described)]
+    shard = write_tar(tmp_path / "x.tar", members)
+    one = {"format": "webdataset", "path": str(shard), "split": "finetune"}
+    for columns, answer in (({}, "a text"), ({"text": "better"}, "a better text")):
+        output = make(base={"format": "table"} | base(tmp_path), one=one | {"columns": columns})
+        row = next(read_llava(output / "finetune.json"))
+        assert [turn["value"] for turn in row["conversations"]] == ["<image>\nWhat?", answer]
+
+
+def base(folder: Path) -> dict:
+    """A source of pairs, where another is what matters."""
+    if not (folder / "base").exists():
+        table(folder / "base")
+    return {"path": str(folder / "base/rows.csv")}
+
+
+@pytest.mark.parametrize("extra", [{"images": None}, {"images": ["x"]}, {"text": "x"}])
+def test_other_keys_of_a_conversation_do_not_make_it_a_pair(make, tmp_path, extra):
+    path = llava(tmp_path / "data/one")
+    rows = [row | extra for row in json.loads(path.read_text(encoding="utf-8"))]
+    write_json_list(path, rows)
+    output = make(
+        one={"format": "llava", "path": str(path)}, two={"format": "llava", "path": str(path), "split": "finetune"}
+    )
+    for row in read_llava(output / "finetune.json"):
+        assert read_file(locate_image(output / "sources.json", row["image"])) in IMAGES.values()
+
+
+def test_names_in_an_archive_do_not_decide_where_an_image_is(make, tmp_path):
+    named = [f"d{number}/../../x{number % 2}" for number in range(6)] + ["/abs", "é" * 60]
+    members = [
+        (name + suffix, png(number) if suffix == ".png" else b"c")
+        for number, name in enumerate(named)
+        for suffix in (".png", ".txt")
+    ]
+    shard = write_tar(tmp_path / "x.TAR", members)
+    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    rows = [row for row in read_dj_jsonl(output / "pretrain.jsonl") if row["source"] == "one"]
+    found = [read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows]
+    assert len(set(found)) == len(rows) > 3
+
+
+@pytest.mark.parametrize("size", [-512, -(10**6)])
+def test_an_archive_that_would_never_end_is_refused(make, tmp_path, size):
+    shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c")])
+    info = tarfile.TarInfo("b.png")
+    info.size = size
+    content = shard.read_bytes()[:2048] + info.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+    shard.write_bytes(content)
+    with pytest.raises(InputError, match="x.tar is damaged or not a plain tar file"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+@pytest.mark.parametrize("name", ["ä.png", "a.ä.png"])
+def test_a_name_that_is_not_utf_8_is_a_sentence(make, tmp_path, name):
+    shard = write_tar(tmp_path / "x.tar", [(name, png(1))], format=tarfile.GNU_FORMAT, encoding="latin-1")
+    with pytest.raises(InputError, match=r"x.tar: the name '.*\\udce4.png' is not UTF-8; write the archive again"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+def test_a_column_of_ones_own_is_named_and_a_missing_one_lists_what_there_is(make, tmp_path):
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"picture": list(IMAGES.values()), "words": list(CAPTIONS.values())}), path)
+    columns = {"image": "picture", "text": "words"}
+    output = make(a={"format": "parquet", "path": str(path), "columns": columns})
+    assert len(list(read_dj_jsonl(output / "pretrain.jsonl"))) == len(CAPTIONS) - 2
+    with pytest.raises(InputError, match="column 'wrods' is missing; the columns are picture, words"):
+        make(a={"format": "parquet", "path": str(path), "columns": columns | {"text": "wrods"}})
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("one/../../secret.png", "outside"),
+        ("two/a.png", "missing"),
+        ("one/00000.tar/512+90/../../../secret.png", "missing"),
+        ("one/link.tar/512+90/a.png", "outside"),
+        ("one/00000.tar/512+0/a.png", "empty"),
+    ],
+)
+def test_no_reference_leaves_the_sources_folders(tmp_path, reference, reason):
+    webdataset(tmp_path / "data")
+    (tmp_path / "secret.png").write_bytes(png(3))
+    webdataset(tmp_path / "elsewhere")
+    (tmp_path / "data/link.tar").symlink_to(tmp_path / "elsewhere/00000.tar")
+    (tmp_path / "sources.json").write_text(json.dumps({"one": str(tmp_path / "data")}))
+    try:
+        found = read_file(locate_image(tmp_path / "sources.json", reference))
+    except BadImage as error:
+        assert error.reason == reason
+    except OSError as error:  # a place in the archive where no such member is
+        assert reason == "missing" and "has changed" in str(error)
+    else:
+        raise AssertionError(found)
+
+
+def test_an_archive_that_has_changed_is_not_read_as_if_it_had_not(tmp_path):
+    webdataset(tmp_path / "data")
+    shard = tmp_path / "data/00000.tar"
+    with tarfile.open(shard) as tar:
+        info = tar.getmembers()[2]
+    reference = f"{shard}/{info.offset_data}+{info.size}/{info.name}"
+    assert compute_digest(reference) == hashlib.sha256(IMAGES["001"]).hexdigest()
+    shard.write_bytes(shard.read_bytes()[512:])
+    with pytest.raises(BadImage, match="has changed or is truncated"):
+        load_image(reference)
+
+
+@pytest.mark.parametrize(
+    ("sources", "sentence"),
+    [
+        (
+            {"a": {"format": "table", "path": "nowhere/"}},
+            "sources.a: nowhere names no file that ends with .csv or .tsv",
+        ),
+        ({"a": {"format": "tabel", "path": "x"}}, "sources.a.format: expected"),
+        ({"a": {"format": "table", "path": "x.csv", "split": "finetune"}}, "none is of the split pretrain"),
+        ({"a b": {"format": "table", "path": "x.csv"}}, "sources.a b must be a name"),
+    ],
+)
+def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path, monkeypatch, sources, sentence):
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text("image,text\n")
+    write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
+    with pytest.raises(InputError, match=sentence):
+        resolve_dataset("mixed")
+
+
+def test_null_is_as_empty_as_nothing_and_its_row_is_there_to_be_dropped_and_counted(make, tmp_path):
+    (tmp_path / "data").mkdir()
+    images = [{"bytes": content, "path": None} for content in IMAGES.values()]
+    texts = list(CAPTIONS.values())
+    columns = {"image": [*images, None, {"bytes": None, "path": None}, images[0]], "caption": [*texts, "a", "b", None]}
+    pq.write_table(pa.table(columns), tmp_path / "data/part.parquet")
+    shard = write_tar(tmp_path / "x.tar", [("a.png", b""), ("a.json", json.dumps({"caption": None}).encode())])
+    output = make(
+        one={"format": "parquet", "path": "data/part.parquet"}, two={"format": "webdataset", "path": str(shard)}
+    )
+    summary = read_json(output / "summary.json")
+    assert summary["sources"]["one"]["rows"] == 9 and summary["sources"]["two"]["rows"] == 1
+    assert summary["pretrain"] + summary["left_out"]["pretrain"] == 10
+    reasons = []
+    for row in read_dj_jsonl(output / "pretrain.jsonl"):
+        try:
+            locate_image(output / "sources.json", row["images"][0])
+        except BadImage as error:
+            reasons.append(error.reason)
+    assert reasons == ["empty"] * 3
+
+
+def test_a_caption_that_is_a_link_to_elsewhere_is_refused(make, tmp_path):
+    images = folder(tmp_path / "data/one")
+    (tmp_path / "secret.txt").write_text("somebody else's")
+    (images / "000.txt").unlink()
+    (images / "000.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(InputError, match="000.txt is a link to a file outside of .*; replace it by a copy"):
+        make(one={"format": "folder", "path": str(images)})
+
+
+def test_a_full_disk_is_not_the_fault_of_the_file_that_is_read(make, tmp_path, monkeypatch):
+    def full(*arguments, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    parquet(tmp_path / "data")
+    monkeypatch.setattr(tarfile, "open", full)
+    with pytest.raises(OSError, match="No space left"):
+        make(one={"format": "parquet", "path": "data/part.parquet"})
+
+
+@pytest.mark.parametrize(
+    ("question", "asked"), [("What?", "What?"), (["What?", "x"], "What?"), (None, ""), (0, 0), ({"en": "What?"}, None)]
+)
+def test_a_question_is_a_text_or_the_first_of_a_list(make, tmp_path, question, asked):
+    (tmp_path / "data").mkdir()
+    columns = {"image": list(IMAGES.values()), "caption": list(CAPTIONS.values()), "question": [question] * len(IMAGES)}
+    pq.write_table(pa.table(columns), "data/part.parquet")
+    described = json.dumps({"caption": "a", "question": question}).encode()
+    shard = write_tar(tmp_path / "x.tar", [("a.png", IMAGES["000"]), ("a.json", described)])
+    for one in ({"format": "parquet", "path": "data/part.parquet"}, {"format": "webdataset", "path": str(shard)}):
+        if isinstance(asked, str):
+            rows = read_dj_jsonl(make(base={"format": "table"} | base(tmp_path), one=one) / "pretrain.jsonl")
+            assert {row.get("question", "") for row in rows if row["source"] == "one"} <= {asked}
+        else:
+            with pytest.raises(InputError, match="'question' must be a string, found"):
+                make(base={"format": "table"} | base(tmp_path), one=one)
+
+
+def test_an_image_that_is_stored_as_a_path_only_is_named(make, tmp_path):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"image": [{"bytes": None, "path": "a.png"}], "caption": ["a"]}), "data/part.parquet")
+    with pytest.raises(InputError, match="row 1: its image must be bytes, found only the path 'a.png'"):
+        make(one={"format": "parquet", "path": "data/part.parquet"})
+
+
+def test_a_cell_may_be_as_long_as_any_text_and_rows_may_end_in_carriage_returns(make, tmp_path):
+    path = WRITERS["table"](tmp_path / "data/one")
+    long = "word " * 50_000
+    path.write_text(path.read_text(encoding="utf-8").replace("\n", "\r") + f'"{long}",000.png\r', encoding="utf-8")
+    output = make(one={"format": "table", "path": str(path)}, two={"format": "table"})
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 7
+
+
+def test_a_link_to_nothing_among_the_files_is_named(tmp_path):
+    (tmp_path / "lost.png").symlink_to("nowhere.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(InputError, match="lost.png is a link to nothing; delete it"):
+        files_at(tmp_path, [".png"])
+    (tmp_path / "lost.png").unlink()
+    assert files_at(tmp_path, [".png"]) == []
+
+
+def test_messages_name_the_sources_and_not_the_file_between(make, tmp_path):
+    WRITERS["table"](tmp_path / "data/one")
+    few = tmp_path / "data/one/few.csv"
+    for rows, sentence in (
+        ("000.png,a\n", "error: sources one: too few different, readable images"),
+        ("000.png,a\n001.png,b\n", "error: sources one: all its images are held out"),
+        ("000.png,a <__dj__image>\n", "error: sources.one: the caption of row 'few-000000002' contains <__dj__image>"),
+    ):
+        few.write_text("image,text\n" + rows)
+        with pytest.raises(InputError, match=sentence):
+            make(one={"format": "table", "path": str(few)})
+
+
+def test_a_random_reading_order_finds_every_image(make):
+    output = make(one={"format": "webdataset"}, two={"format": "parquet"})
+    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    random.Random(0).shuffle(rows)
+    for row in rows:
+        key = next(key for key, text in CAPTIONS.items() if text == extract_caption(row["text"]))
+        assert read_file(locate_image(output / "sources.json", row["images"][0])) == IMAGES[key]
+
+
+def test_rows_behind_the_end_of_concatenated_archives_are_read(make, tmp_path):
+    parts = [
+        write_tar(tmp_path / f"{number}.part", [(f"{number}{key}.png", png(number)), (f"{number}{key}.txt", b"c")])
+        for number, key in enumerate("abcd")
+    ]
+    shard = tmp_path / "all.tar"
+    shard.write_bytes(b"".join(part.read_bytes() for part in parts) + bytes(3 * 512))
+    listed = subprocess.run(["tar", "--ignore-zeros", "-tf", shard], capture_output=True, text=True, check=True)
+    assert [member.name for member in read_members(shard)] == listed.stdout.split()
+    assert [member.read() for member in read_members(shard)][::2] == [png(number) for number in range(4)]
+    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 4
+    shard.write_bytes(shard.read_bytes() + b"rubbish".ljust(512))
+    with pytest.raises(InputError, match="all.tar is damaged or not a plain .*end-of-archive block is missing"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+def test_files_that_a_source_does_not_read_are_counted_and_named_with_the_remedy(make, tmp_path, capsys):
+    photos = folder(tmp_path / "data/photos")
+    (photos / "deep").mkdir()
+    for name in ("deep/phone.HEIC", "b.heic", "notes.txt", ".hidden"):
+        (photos / name).write_bytes(b"x")
+    shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c"), ("a.cls", b"3"), ("a.heic", b"x")])
+    output = make(a={"format": "folder", "path": str(photos)}, b={"format": "webdataset", "path": str(shard)})
+    found = read_json(output / "summary.json")["sources"]
+    assert found["a"]["not_read"] == {".heic": 2, ".hidden": 1, ".txt": 1} and found["a"]["rows"] == len(CAPTIONS)
+    assert found["b"]["not_read"] == {".cls": 1, ".heic": 1}
+
+
+def test_the_console_names_what_is_not_read(make, tmp_path, capsys):
+    photos = folder(tmp_path / "data/photos")
+    (photos / "a.heic").write_bytes(b"x")
+    write_yaml(tmp_path / "config/datasets/one.yaml", {"sources": {"a": {"format": "folder", "path": str(photos)}}})
+    described = resolve_dataset("one")["settings"]["sources"]
+    write_mixture(described, tmp_path / "out", tmp_path)
+    assert "a: 1 files were not read (1 .heic); the first is" in (said := capsys.readouterr().err)
+    assert "convert .heic and .heif to JPEG" in said
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "webdataset"])
+def test_a_linked_folder_outside_is_refused_and_one_inside_is_read_once(make, tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "data/here" / kind).resolve()
+    (path / "again").symlink_to(path)
+    (path / "deep").mkdir()
+    (path / "deep/up").symlink_to("..")
+    output = make(one={"format": kind, "path": str(path)})
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == len(CAPTIONS)
+    elsewhere = WRITERS[kind](tmp_path / "elsewhere")
+    (path / "deep/more").symlink_to(elsewhere)
+    with pytest.raises(InputError, match="deep/more is a link to a folder outside .*name the folder that it leads to"):
+        make(one={"format": kind, "path": str(path)})
+
+
+def test_a_pattern_goes_round_no_circle_of_links(tmp_path):
+    loose = tmp_path / "data"
+    write_loose(loose)
+    (loose / "b").mkdir()
+    (loose / "b/up").symlink_to("..")
+    assert files_at(loose / "**/*.png", [".png"]) == sorted(loose / f"{key}.png" for key in IMAGES)
+
+
+@pytest.mark.parametrize("keys", [{"data": png(1)}, {"bytes": None, "path": None, "content": png(1)}, {"path": None}])
+def test_an_image_under_unknown_keys_is_named(make, tmp_path, keys):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"image": [keys], "caption": ["a"]}), "data/part.parquet")
+    with pytest.raises(InputError, match=f"row 1: its image has the keys {', '.join(keys)}, but no bytes under"):
+        make(one={"format": "parquet", "path": "data/part.parquet"})
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv"])
+def test_cells_that_other_readers_take_for_missing_stay_texts(make, tmp_path, end):
+    words = ["nan", "NULL", "NA", "None", "N/A", "true", "007", "1e5", "-inf"]
+    write_loose(tmp_path / "data")
+    mark = {"csv": ",", "tsv": "\t"}[end]
+    lines = [f"000.png{mark}{word}" for word in words]
+    (tmp_path / f"data/rows.{end}").write_text("\r\n".join([f"image{mark}caption", *lines]))
+    output = make(base={"format": "table"} | base(tmp_path), one={"format": "table", "path": f"data/rows.{end}"})
+    written = list(map(json.loads, open(output / "pretrain.jsonl", encoding="utf-8")))
+    held_out = list(map(json.loads, open(output / "evaluation.jsonl", encoding="utf-8")))
+    captions = [extract_caption(row["text"]) for row in written] + [
+        text for row in held_out for text in row["captions"]
+    ]
+    assert set(words) <= set(captions)
+
+
+IDS = {"1": "1", 1: "1~2", 10**30: str(10**30), None: None}
+OTHER_IDS = [1.5, True, [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("kind", ["llava", "sharegpt"])
+def test_ids_are_strings_or_whole_numbers_and_equal_ones_are_numbered(make, tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "data/one")
+    rows = read_json(path, list) if kind == "llava" else list(read_jsonl(path))
+    given = dict(list(IDS.items())[: 3 if kind == "llava" else 4])
+
+    def write(ids: list) -> None:
+        named = [rows[0] | {"id": identifier} for identifier in ids]
+        write_json_list(path, named) if kind == "llava" else write_jsonl(path, named)
+
+    write(list(given))
+    one = {"format": kind, "path": str(path), "split": "finetune"}
+    captions = {"format": "table", "path": str(table(tmp_path / "data/two"))}
+    written = read_llava(make(two=captions, one=one) / "finetune.json")
+    assert [row["id"] for row in written] == [f"one/{name or 'rows-000000004'}" for name in given.values()]
+    for other in OTHER_IDS:
+        write(["a", other])
+        with pytest.raises(InputError, match="row 2: 'id' must be a string or an integer, found"):
+            make(two=captions, one=one)
+
+
+@pytest.mark.parametrize("value", [1.5, True])
+def test_an_id_of_another_type_in_parquet_is_named(make, tmp_path, value):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"id": [value], "image": [png(1)], "caption": ["a"]}), "data/part.parquet")
+    with pytest.raises(InputError, match="row 1: 'id' must be a string or an integer, found"):
+        make(one={"format": "parquet", "path": "data/part.parquet"})
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE])
+def test_a_member_whose_content_is_not_in_its_place_is_refused(make, tmp_path, kind):
+    shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c")])
+    with tarfile.open(shard, "a") as tar:
+        info = tarfile.TarInfo("b.png")
+        info.type, info.linkname = kind, "a.png"
+        tar.addfile(info)
+    with pytest.raises(InputError, match="x.tar is damaged or not a plain tar file .the member 'b.png' is"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+def header(kind: bytes, size: int) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"X", b"L", b"K"])
+def test_a_long_header_of_a_member_is_refused_before_it_is_read(tmp_path, kind):
+    shard = tmp_path / "x.tar"
+    shard.write_bytes(header(kind, 3 * 10**8))
+    os.truncate(shard, 4 * 10**8)
+    assert peak_of(lambda: list(read_members(shard)), tarfile.ReadError, "a header has 300000000 bytes") < 10**7
+
+
+def test_global_headers_do_not_add_up_without_end(tmp_path):
+    record = b"520000 comment%d=" + b"x" * 520_000
+    with open(tmp_path / "x.tar", "wb") as file:
+        for number in range(4):
+            content = (record % number)[:520_000]
+            file.write(header(b"g", len(content)) + content + bytes(-len(content) % 512))
+    with pytest.raises(tarfile.ReadError, match="a header has 520000 bytes"):
+        list(read_members(tmp_path / "x.tar"))
+
+
+def peak_of(call, error: type[Exception], sentence: str) -> int:
+    """Bytes that Python allocates at once while this is refused."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(error, match=sentence):
+            call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_text_member_of_an_archive_is_limited(tmp_path):
+    shard = tmp_path / "x.tar"
+    info = tarfile.TarInfo("a.txt")
+    info.size = 3 * 10**8
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, data in (("a.png", png(1)),):
+            image = tarfile.TarInfo(name)
+            image.size = len(data)
+            tar.addfile(image, io.BytesIO(data))
+        begin = tar.offset
+    shard.write_bytes(content.getvalue()[:begin] + info.tobuf())
+    os.truncate(shard, begin + 512 + -(-info.size // 512) * 512 + 1024)
+    source = Source("one", (shard,), tmp_path)
+    sentence = "x.tar, key 'a', a.txt: the row has 300000000 bytes; at most 33554432"
+    assert peak_of(lambda: list(read_webdataset(source)), InputError, sentence) < 10**7
+
+
+def test_a_row_of_a_table_is_limited_on_one_line_or_many(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"image,text\na.png,")
+    os.truncate(path, 3 * 10**8)
+    source = Source("one", (path,), tmp_path)
+    sentence = "rows.csv, line {}: the row has more than 33554432 bytes"
+    assert peak_of(lambda: list(read_table(source)), InputError, sentence.format(2)) < 2 * 10**8
+    path.write_bytes(b'image,text\na.png,"' + (b"x" * 2**20 + b"\n") * 40)
+    assert peak_of(lambda: list(read_table(source)), InputError, r"rows.csv, line 3\d: the row has more") < 2 * 10**8
+
+
+def test_a_row_of_parquet_is_limited_and_a_repeated_value_is_not_held_often(tmp_path):
+    texts = pa.DictionaryArray.from_arrays([0] * 24, ["x" * (2**25 + 1)])
+    pq.write_table(pa.table({"image": [png(1)] * 24, "caption": texts}), tmp_path / "x.parquet", store_schema=False)
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
+    before = pa.default_memory_pool().bytes_allocated()
+    assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
+    assert pa.default_memory_pool().max_memory() - before < 2**29
+
+
+def test_a_turn_of_parquet_is_limited(tmp_path):
+    turns = [{"from": "human", "value": "x" * (2**25 + 1)}, {"from": "gpt", "value": "a"}]
+    pq.write_table(pa.table({"image": [png(1)], "conversations": [turns]}), tmp_path / "x.parquet")
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
+    assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet", "folder"])
+def test_a_pipe_or_device_among_the_files_is_refused(make, tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "data/one")
+    odd = path / ("odd" + {"webdataset": ".tar", "parquet": ".parquet", "folder": ".png"}[kind])
+    for put in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
+        put(odd)
+        with pytest.raises(InputError, match=f"{odd.name} is a pipe, a socket or a device; put a copy"):
+            make(one={"format": kind, "path": str(path)})
+        odd.unlink()
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet", "table", "sharegpt", "llava", "data_juicer"])
+def test_a_file_that_is_a_link_out_of_the_folder_is_not_read(make, tmp_path, kind):
+    elsewhere, here = (WRITERS[kind](tmp_path / name / "data") for name in ("elsewhere", "here"))
+    elsewhere = next(elsewhere.iterdir()) if elsewhere.is_dir() else elsewhere
+    folder = here if here.is_dir() else here.parent
+    (folder / f"link{elsewhere.suffix}").symlink_to(elsewhere)
+    with pytest.raises(InputError, match=f"link{elsewhere.suffix} is a link out of its folder, to .*put a copy"):
+        make(one={"format": kind, "path": str(folder)})
+
+
+def test_a_folder_inside_a_hub_snapshot_is_read(make, tmp_path):
+    repository = tmp_path / "hub/datasets--me--photos"
+    blob = next(parquet(repository / "blobs").iterdir()).rename(repository / f"blobs/{0:040d}")
+    (repository / "snapshots/abc/data").mkdir(parents=True)
+    (repository / "snapshots/abc/data/part.parquet").symlink_to(f"../../../blobs/{blob.name}")
+    output = make(one={"format": "parquet", "path": str(repository / "snapshots/abc/data")})
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == len(CAPTIONS)
+
+
+def test_a_size_in_base_256_is_the_members_size(tmp_path):
+    shard = write_tar(tmp_path / "x.tar", [("a.png", png(1))])
+    header = bytearray(shard.read_bytes()[:512])
+    header[124:136] = b"\x80" + len(png(1)).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    shard.write_bytes(header + shard.read_bytes()[512:])
+    [member] = read_members(shard)
+    assert member.read() == png(1)
+
+
+def test_archive_members_outside_samples_are_counted(make, tmp_path):
+    hidden = [("._a.png", b"\0\5\x16\7"), ("d/.DS_Store", b"x"), ("README", b"x")]
+    sample = [("a.png", png(1)), ("a.txt", b"c"), ("a.other.txt", b"d"), ("a.meta.json", b"{}")]
+    shard = write_tar(tmp_path / "x.tar", [*hidden, *sample])
+    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    read = read_json(output / "summary.json")["sources"]["one"]
+    assert read["rows"] == 1 and sum(read["not_read"].values()) == 5
+    shard = write_tar(tmp_path / "x.tar", [("a.heic", png(1)), ("a.txt", b"c")])
+    with pytest.raises(InputError, match=r"key 'a': it has 0 images, .*the suffixes are .heic, .txt"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+@pytest.mark.parametrize("column", ["image", "caption", "question", "id"])
+def test_columns_of_parquet_that_share_a_name_are_refused(tmp_path, column):
+    columns = {"image": [png(1)], "caption": ["a"], "question": ["b"], "id": ["c"]}
+    names = [*columns, column]
+    table = pa.Table.from_arrays([pa.array(columns[name]) for name in names], names=names)
+    pq.write_table(table, tmp_path / "x.parquet")
+    source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
+    with pytest.raises(InputError, match=f"x.parquet: several columns are named '{column}'; rename all but one"):
+        next(read_parquet(source))
+
+
+def test_unreadable_parquet_values_name_their_rows(tmp_path):
+    twice = pa.StructArray.from_arrays([pa.array([png(1)])] * 2, names=["bytes", "bytes"])
+    images, day = pa.array([png(1)]), pa.array([2**31 - 1], pa.date32())
+    long = pa.array([2**62], pa.duration("s"))
+    for image, identifier in ((images, day), (images, long), (twice, pa.array(["a"]))):
+        table = pa.Table.from_arrays([image, pa.array(["a"]), identifier], names=["image", "caption", "id"])
+        pq.write_table(table, tmp_path / "x.parquet")
+        source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
+        with pytest.raises(InputError, match=r"x.parquet, rows 1 to 1: a value cannot be read .*as strings"):
+            next(read_parquet(source))
+
+
+def test_a_repeated_parquet_image_is_written_once(make, tmp_path):
+    (tmp_path / "data").mkdir()
+    contents = [png(number) for number in range(20)]
+    rows = [{"image": content, "caption": f"caption {turn}"} for turn in range(10) for content in contents]
+    for number in range(2):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"data/{number}.parquet")
+    output = make(one={"format": "parquet", "path": "data"})
+    assert [len(list(read_members(shard))) for shard in (output / "images/one").iterdir()] == [20]
+    summary = read_json(output / "summary.json")
+    assert summary["evaluation"] == 2 and summary["left_out"] == {"pretrain": 2 * 20}
+
+
+@pytest.mark.parametrize("system", [{"system": "Be short."}, {"system": ""}])
+def test_a_system_prompt_beside_the_turns_is_kept(make, tmp_path, system):
+    path = sharegpt(tmp_path / "data/one")
+    write_jsonl(path, [row | system for row in list(read_jsonl(path))])
+    one = {"format": "sharegpt", "path": str(path), "split": "finetune"}
+    row = next(read_llava(make(base={"format": "table"} | base(tmp_path), one=one) / "finetune.json"))
+    assert row["conversations"][0]["value"].startswith("Be short.") == bool(system["system"])
+
+
+@pytest.mark.parametrize("value", ["my_fotos", "below/my_fotos", "{tmp}/my_fotos"])
+def test_a_misspelt_folder_is_answered_with_the_one_beside_it(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("my_photos", "below/my_photos"):
+        (tmp_path / folder).mkdir(parents=True)
+    value = value.format(tmp=tmp_path)
+    with pytest.raises(InputError, match=f"did you mean the folder '{value.replace('fotos', 'photos')}'"):
+        resolve_dataset(value)
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, lambda place: place.symlink_to("nowhere")])
+def test_an_evaluation_file_that_cannot_be_read_is_not_ignored(tmp_path, put):
+    data_juicer(tmp_path / "mine")
+    put(tmp_path / "mine/evaluation.jsonl")
+    with pytest.raises(InputError, match="evaluation.file: there is no file .*evaluation.jsonl"):
+        check_files(resolve_dataset(str(tmp_path / "mine"))["settings"])

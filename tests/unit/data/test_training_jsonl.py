@@ -1,0 +1,453 @@
+import io
+import json
+import shutil
+import sys
+from collections import Counter
+from functools import partial
+
+import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import write_jsonl
+from dj2mgm.data.formats import build_conversation, build_dj_text, read_llava
+from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.training_jsonl import SampleRules, _samples, apportion, convert_pairs, write_training_jsonl
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, sha256_of
+from dj2mgm.files import write_jsonl as write_rows
+from tiny_models import save_image
+
+TEXT_ONLY = {"id": "text", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}
+FAULTS = {"missing.png": "missing", "../outside.png": "outside", "zero.png": "empty", "page.png": "undecodable"}
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "Bilder von heute é"
+    save_image(root / "a.png")
+    save_image(root / "b.png", (30, 30, 200))
+    save_image(root / "e.png", (1, 1, 1))
+    save_image(root / "f.png", (2, 2, 2))
+    save_image(tmp_path / "outside.png")
+    (root / "zero.png").touch()
+    (root / "page.png").write_text("<html>")
+    return root
+
+
+def rows_about(*images: str) -> list[dict]:
+    return [build_conversation(f"r{index}", image, "Q", "A") for index, image in enumerate(images)]
+
+
+def write(
+    rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, **takes: bool
+) -> dict:
+    rules = SampleRules(on_bad_row, max_samples, budget, seed, **takes)
+    return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes=2)
+
+
+def adds_up(summary: dict) -> bool:
+    return summary["rows_in"] == summary["rows_out"] - summary["repeated"] + sum(summary["dropped"].values())
+
+
+def test_paths_become_absolute_and_everything_else_stays(root, tmp_path):
+    rows = rows_about("a.png", "b.png", "a.png")
+    summary = write(rows, root, tmp_path / "out.jsonl")
+    written = list(read_llava(tmp_path / "out.jsonl"))
+    assert [row["image"] for row in written] == [str(root / row["image"]) for row in rows]
+    assert [row | {"image": ""} for row in written] == [row | {"image": ""} for row in rows]
+    assert summary == {"rows_in": 3, "rows_out": 3, "dropped": {}, "repeated": 0}
+
+
+def test_text_only_rows_pass_as_they_are(root, tmp_path):
+    assert write([TEXT_ONLY], root, tmp_path / "out.jsonl")["rows_out"] == 1
+    assert list(read_jsonl(tmp_path / "out.jsonl")) == [TEXT_ONLY]
+
+
+def test_refusing_names_rows_paths_and_reasons_and_writes_nothing(root, tmp_path):
+    with pytest.raises(InputError) as error:
+        write(rows_about("a.png", *FAULTS), root, tmp_path / "out.jsonl")
+    assert "4 of 5 rows of out cannot" in str(error.value) and "jsonl.on_bad_row: drop" in str(error.value)
+    for index, (image, reason) in enumerate(FAULTS.items(), start=1):
+        assert f"row r{index}: {image}: {reason}: " in str(error.value)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_refusing_leaves_an_earlier_output_alone(root, tmp_path):
+    write(rows_about("a.png"), root, tmp_path / "out.jsonl")
+    before = sha256_of(tmp_path / "out.jsonl")
+    with pytest.raises(InputError):
+        write(rows_about("missing.png"), root, tmp_path / "out.jsonl")
+    assert sha256_of(tmp_path / "out.jsonl") == before
+
+
+def test_a_long_list_of_bad_rows_is_cut_and_says_so(root, tmp_path):
+    with pytest.raises(InputError) as error:
+        write(rows_about(*["missing.png"] * 9), root, tmp_path / "out.jsonl")
+    assert "9 of 9 rows" in str(error.value) and "row r4:" in str(error.value) and "row r5:" not in str(error.value)
+    assert "…" in str(error.value)
+
+
+def test_dropping_counts_every_reason_and_the_counts_add_up(root, tmp_path):
+    rows = rows_about("a.png", *FAULTS, "page.png", "b.png") + [TEXT_ONLY]
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert summary["dropped"] == {"empty": 1, "missing": 1, "outside": 1, "undecodable": 2}
+    assert adds_up(summary)
+    assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["r0", "r6", "text"]
+
+
+def test_more_rows_than_max_samples_are_sampled_by_the_seed_in_the_order_of_the_input(root, tmp_path):
+    rows = rows_about(*["a.png"] * 50)
+
+    def chosen(seed: int) -> list[str]:
+        summary = write(rows, root, tmp_path / "out.jsonl", max_samples=5, seed=seed)
+        assert adds_up(summary) and summary["dropped"] == {"over_max_samples": 45}
+        return [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")]
+
+    first = chosen(0)
+    assert first == chosen(0) != chosen(1)
+    assert first == sorted(set(first), key=lambda identifier: int(identifier[1:]))
+    picked = Counter(identifier for seed in range(60) for identifier in chosen(seed))
+    assert len(picked) > 46  # every row has its chance, the last ones too
+
+
+def test_sampling_happens_after_bad_rows_were_dropped(root, tmp_path):
+    rows = rows_about(*["missing.png"] * 5, *["a.png"] * 5)
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", max_samples=4)
+    assert summary["rows_out"] == 4 and adds_up(summary)
+    assert summary["dropped"] == {"missing": 5, "over_max_samples": 1}
+
+
+@pytest.mark.parametrize("budget", [1, 7, 10, 13, 20, 25, 47])
+def test_a_budget_is_met_exactly_with_every_row_used_about_equally_often(root, tmp_path, budget):
+    summary = write(rows_about(*["a.png"] * 10), root, tmp_path / "out.jsonl", budget=budget)
+    ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]  # refuses ids that occur twice
+    assert summary["rows_out"] == len(ids) == budget and adds_up(summary)
+    used = Counter(identifier.split("#")[0] for identifier in ids)
+    assert set(used.values()) <= {budget // 10, budget // 10 + 1}
+
+
+def test_repeats_are_chosen_by_the_seed_and_the_cap_comes_before_the_budget(root, tmp_path):
+    def ids(**rules) -> list[str]:
+        write(rows_about(*["a.png"] * 100), root, tmp_path / "out.jsonl", **rules)
+        return [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")]
+
+    assert ids(budget=150, seed=1) == ids(budget=150, seed=1) != ids(budget=150, seed=2)
+    capped = ids(budget=30, max_samples=20)
+    assert len(capped) == 30 and len({identifier.split("#")[0] for identifier in capped}) == 20
+
+
+def test_caption_rows_say_the_caption_and_ask_their_own_question_or_the_one_for_all():
+    pair = {"id": "1", "text": build_dj_text("a red circle"), "images": ["a.png"]}
+    for own, for_all, asked in (
+        ({}, "", ""),
+        ({}, "What?", "What?"),
+        ({"question": "Why?"}, "What?", "Why?"),
+        ({"question": ""}, "What?", "What?"),
+    ):
+        (row,) = convert_pairs([pair | own], for_all)
+        assert row == build_conversation("1", "a.png", asked, "a red circle")
+
+
+@pytest.fixture
+def run(root, tmp_path, monkeypatch):
+    """Runs the script on two images held out, one pair or those given, and instructions; returns its output folder."""
+    pair = {"id": "p", "text": build_dj_text("a red circle"), "images": ["a.png"]}
+
+    def run(instructions: list[dict], *flags: str, pairs=(pair,), held_out=("e.png", "f.png"), **changes):
+        settings = {
+            "pretrain_images": str(root),
+            "finetune_images": str(root),
+            "evaluation_images": str(root),
+            "on_bad_row": "refuse",
+            "max_samples": 10,
+            "question": "",
+            "control_tokens": [],
+            "sources": {},
+            "seed": 0,
+            "cpu_threads": 1,
+        }
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings | changes))
+        write_rows(tmp_path / "pairs.jsonl", pairs)
+        evaluation = [{"id": image, "image": image, "captions": ["a square"]} for image in held_out]
+        write_rows(tmp_path / "evaluation.jsonl", evaluation)
+        (tmp_path / "finetune.json").write_text(json.dumps(instructions))
+        paths = {"config": "config.yaml", "pairs": "pairs.jsonl", "instructions": "finetune.json"}
+        paths["evaluation"] = "evaluation.jsonl"
+        flags += tuple(part for flag, name in paths.items() for part in (f"--{flag}", str(tmp_path / name)))
+        monkeypatch.setattr(sys, "argv", ["write_jsonl.py", *flags, "--output-dir", str(tmp_path / "out")])
+        write_jsonl.main()
+        return tmp_path / "out"
+
+    return run
+
+
+def test_the_script_writes_both_files_and_a_summary_that_adds_up(run, tmp_path):
+    out = run([*rows_about("a.png", "b.png"), TEXT_ONLY])
+    assert [row["id"] for row in read_llava(out / "pretrain.jsonl")] == ["p"]
+    assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r1", "text"]
+    summary = read_json(out / "summary.json")
+    assert adds_up(summary["pretrain"]) and adds_up(summary["finetune"])
+    assert summary["inputs"]["pairs"] == sha256_of(tmp_path / "pairs.jsonl")
+    assert summary["inputs"]["evaluation"] == sha256_of(tmp_path / "evaluation.jsonl")
+
+
+def test_the_script_writes_as_many_samples_of_each_as_another_experiment_trains_on(run, tmp_path):
+    budgets = {"pretrain": {"rows_out": 3}, "finetune": {"rows_out": 2}}
+    (tmp_path / "summary.json").write_text(json.dumps(budgets))
+    out = run(rows_about("a.png"), "--same-samples-as", str(tmp_path / "summary.json"))
+    assert [row["id"] for row in read_llava(out / "pretrain.jsonl")] == ["p", "p#2", "p#3"]
+    assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r0#2"]
+    assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
+
+
+def test_rows_about_leaked_images_are_left_out_and_counted_whatever_bad_rows_do(run, tmp_path):
+    path = str((tmp_path / "Bilder von heute é/b.png").resolve())
+    leak = {"image": "b.png", "path": path, "of": "textvqa", "ids": ["7"], "bits": 0}
+    write_rows(tmp_path / "leaks.jsonl", [leak])
+    rows = [*rows_about("a.png", "b.png", "b.png"), TEXT_ONLY]
+    out = run(rows, "--leaks", str(tmp_path / "leaks.jsonl"))
+    assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "text"]
+    summary = read_json(out / "summary.json")
+    assert summary["finetune"]["dropped"] == {"leaked": 2} and adds_up(summary["finetune"])
+    assert summary["pretrain"]["dropped"] == {}
+
+
+def test_the_script_ends_in_one_line_when_nothing_is_left_to_train_on(run, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        run(rows_about("missing.png"), on_bad_row="drop")
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: no row of finetune is left") and error.count("\n") == 1
+    assert "1 missing of 1 rows; the first is row r0: missing.png: missing: " in error
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+CONTROL = ["<eos>", "</s>", "<end_of_turn>", "<unused0>", "<|im_end|>", "<|image_pad|>", "<image>", "<|__dj__eoc|>"]
+
+
+def test_a_control_token_in_a_question_or_an_answer_is_a_bad_row(root, tmp_path):
+    rows = [build_conversation(f"a{token}", "a.png", "", f"a boat {token}") for token in CONTROL]
+    rows += [build_conversation(f"q{token}", "a.png", f"What {token}?", "a boat") for token in CONTROL]
+    rows += [build_conversation("split", "a.png", "What is <im<image>age>?", "a boat")]
+    good = build_conversation("good", "a.png", "Is <b> < c > <__dj__image>?", "a <b> < c")
+    with pytest.raises(InputError, match="row a<eos>: its text contains the control token <eos>"):
+        write([*rows, good], root, tmp_path / "out.jsonl")
+    summary = write([*rows, good], root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert adds_up(summary) and summary["dropped"] == {"control_token": 2 * len(CONTROL) - 1, "image_token": 2}
+    assert [row["id"] for row in read_llava(tmp_path / "out.jsonl")] == ["good"]
+
+
+def test_a_control_token_in_a_caption_is_a_bad_row(root, tmp_path):
+    pairs = [{"id": token, "text": build_dj_text(f"a boat {token} or two"), "images": ["a.png"]} for token in CONTROL]
+    pairs.append({"id": "good", "text": build_dj_text("a boat"), "images": ["a.png"]})
+    summary = write(convert_pairs(pairs, ""), root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert summary["dropped"] == {"control_token": len(CONTROL)} and summary["rows_out"] == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "turns", "found"),
+    [
+        ("a.png", ["Q", "A"], "expected 1 image token <image> in the human turns, found 0"),
+        ("a.png", ["Q", "<image>"], "expected 1 image token <image> in the human turns, found 0"),
+        ("a.png", ["<image><image>Q", "A"], "found 2"),
+        ("a.png", ["<image>Q", "A", "<image>Q", "A"], "found 2"),
+        ("a.png", ["<image>Q", "<image>"], "control token <image>"),
+        (None, ["<image>Q", "A"], "expected 0 image token <image> in the human turns, found 1"),
+        (None, ["Q", "<image>"], "control token <image>"),
+        ("a.png", ["Q", "A", "<image>Q", "A"], None),
+    ],
+)
+def test_an_image_that_is_not_shown_once_in_a_question_makes_a_bad_row(root, tmp_path, image, turns, found):
+    said = [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(turns)]
+    row = {"id": "r", "conversations": said} | ({"image": image} if image else {})
+    if found is None:
+        assert write([row], root, tmp_path / "out.jsonl")["rows_out"] == 1
+        return
+    with pytest.raises(InputError, match=f"row r: .*{found}"):
+        write([row], root, tmp_path / "out.jsonl")
+    summary = write([row, TEXT_ONLY], root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert summary["rows_out"] == 1 and adds_up(summary)
+
+
+def row_about_both(images: list[str]) -> dict:
+    return build_conversation("both", "", "<image> Which is red?", "the first") | {"image": images}
+
+
+def test_several_images_become_absolute_for_models_that_take_them_and_are_refused_for_others(root, tmp_path):
+    rows = [row_about_both(["b.png", "a.png"]), *rows_about("a.png")]
+    assert write(rows, root, tmp_path / "out.jsonl", several_images=True)["rows_out"] == 2
+    first, second = read_llava(tmp_path / "out.jsonl")
+    assert first["image"] == [str(root / "b.png"), str(root / "a.png")] and second["image"] == str(root / "a.png")
+    with pytest.raises(InputError, match="row both: it has 2 images, but this model accepts one"):
+        write(rows, root, tmp_path / "out.jsonl")
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert summary["dropped"] == {"several_images": 1} and adds_up(summary)
+
+
+def test_what_a_model_of_one_question_does_not_take_is_left_out_and_counted(root, tmp_path):
+    twice = build_conversation("twice", "a.png", "Q", "A")
+    twice["conversations"] += TEXT_ONLY["conversations"]
+    rows = [row_about_both(["b.png", "a.png"]), TEXT_ONLY, twice, *rows_about("a.png")]
+    summary = write(rows, root, tmp_path / "out.jsonl", "drop", one_question=True)
+    assert summary["dropped"] == {"no_image": 1, "several_images": 1, "several_questions": 1} and adds_up(summary)
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [(["a.png", "zero.png"], "empty"), (["a.png", "e.png"], "held_out"), (["a.png", "b.png", "e.png"], "image_token")],
+)
+def test_one_bad_image_of_several_makes_a_bad_row(root, tmp_path, images, reason):
+    held_out = HeldOutImages([{"id": "e", "image": "e.png"}], root)
+    rows = [row_about_both(images), TEXT_ONLY]
+    summary = write(rows, root, tmp_path / "out.jsonl", "drop", held_out=held_out, several_images=True)
+    assert summary["dropped"] == {reason: 1} and adds_up(summary)
+
+
+def test_a_row_about_a_held_out_image_or_a_copy_of_it_is_a_bad_row(root, tmp_path):
+    shutil.copy(root / "e.png", root / "copy.png")
+    (root / "link.png").symlink_to("f.png")
+    held_out = HeldOutImages([{"id": image, "image": image} for image in ("e.png", "f.png")], root)
+    rows = rows_about("a.png", "e.png", "copy.png", "link.png", "copy.png", "b.png")
+    with pytest.raises(InputError) as error:
+        write(rows, root, tmp_path / "out.jsonl", held_out=held_out)
+    assert "4 of 6 rows" in str(error.value) and f"row r1: e.png: held_out: {root / 'e.png'} is an" in str(error.value)
+    assert f"row r2: copy.png: held_out: {root / 'copy.png'} is a copy of an image that is kept" in str(error.value)
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", held_out=held_out)
+    assert summary["dropped"] == {"held_out": 4} and adds_up(summary)
+    assert [row["id"] for row in read_llava(tmp_path / "out.jsonl")] == ["r0", "r5"]
+
+
+def test_the_script_trains_on_no_image_of_the_evaluation_file(run, root, capsys):
+    shutil.copy(root / "b.png", root / "copy.png")
+    with pytest.raises(SystemExit):
+        run(rows_about("a.png", "copy.png"), held_out=("e.png", "b.png"))
+    error = capsys.readouterr().err
+    assert error.startswith("error: 1 of 2 rows of finetune cannot be trained on: row r1: copy.png: held_out: ")
+
+
+def pairs_about(*images: str) -> list[dict]:
+    """Every other row has a question of its own."""
+    rows = [{"id": f"p{n}", "text": build_dj_text(f"caption {n}"), "images": [image]} for n, image in enumerate(images)]
+    return [row | {"question": "What is it?"} if n % 2 else row for n, row in enumerate(rows)]
+
+
+def test_without_instructions_stage_2_asks_for_the_captions_that_stage_1_trains_on(run):
+    out = run([], pairs=pairs_about("a.png", "b.png", "missing.png", "a.png"), on_bad_row="drop")
+    written = {name: list(read_llava(out / f"{name}.jsonl")) for name in ("pretrain", "finetune")}
+    said = [[(row["id"], row["image"], row["conversations"][1]) for row in rows] for rows in written.values()]
+    assert said[0] == said[1] and len(said[0]) == 3
+    asked = {name: [row["conversations"][0]["value"] for row in rows] for name, rows in written.items()}
+    assert asked["pretrain"] == ["<image>", "<image>\nWhat is it?", "<image>\nWhat is it?"]
+    assert asked["finetune"] == ["<image>\nDescribe the image.", *asked["pretrain"][1:]]
+    summary = read_json(out / "summary.json")
+    assert summary["finetune"] == summary["pretrain"] and adds_up(summary["finetune"])
+
+
+def test_without_instructions_caps_and_budgets_choose_the_same_pairs_for_both_stages(run, tmp_path):
+    def ids(*flags, **changes) -> dict[str, list[str]]:
+        out = run([], *flags, pairs=pairs_about(*["a.png", "b.png"] * 20), **changes)
+        return {name: [row["id"] for row in read_llava(out / f"{name}.jsonl")] for name in ("pretrain", "finetune")}
+
+    capped = ids(max_samples=7)
+    assert capped["pretrain"] == capped["finetune"] and len(capped["pretrain"]) == 7
+    shutil.copy(tmp_path / "out/summary.json", tmp_path / "reference.json")
+    for cap in (3, 7, 30):
+        same = ids("--same-samples-as", str(tmp_path / "reference.json"), max_samples=cap)
+        assert same["pretrain"] == same["finetune"] and len(same["pretrain"]) == 7
+
+
+@pytest.mark.parametrize(("sizes", "repeats"), [([20, 12, 7], 0), ([20, 12], 7)])
+def test_every_row_is_used_as_often_as_any_other(sizes, repeats):
+    """On average over many seeds; five standard errors, since the variance of a row's uses is below their mean."""
+    seeds, good = 1000, io.StringIO("".join(json.dumps({"id": str(n)}) + "\n" for n in range(sizes[0])))
+    usable, capped, wanted = (Counter({None: n}) for n in (sizes[0], sizes[-1], sizes[-1] + repeats))
+    used = Counter(
+        row["id"].split("#")[0]
+        for seed in range(seeds)
+        for row in _samples(good, usable, capped, wanted, SampleRules("refuse", 1000, None, seed))
+    )
+    mean = (sizes[-1] + repeats) / sizes[0]
+    assert all(abs(used[str(n)] / seeds - mean) < 5 * (mean / seeds) ** 0.5 for n in range(sizes[0]))
+
+
+def test_ids_of_repeats_are_not_those_of_other_rows(root, tmp_path):
+    (row,) = rows_about("a.png")
+    rows = [row | {"id": identifier} for identifier in ("r", "r#2", "s")]
+    write(rows, root, tmp_path / "out.jsonl", budget=6)
+    ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]
+    assert ids == ["r", "r#2", "s", "r#3", "r#2#2", "s#2"]
+
+
+AMOUNTS = st.one_of(st.floats(0.1, 3.0), st.integers(0, 20))
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(1, 40), AMOUNTS), min_size=1), st.data())
+def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_are_scaled(sources, data):
+    usable = Counter({source: rows for source, (rows, _) in sources.items()})
+    amounts = {source: amount for source, (_, amount) in sources.items()}
+    rules = partial(SampleRules, "refuse", seed=0, amounts=amounts)
+    asked = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
+    assume(sum(asked.values()))
+    if any(isinstance(a, int) and a > usable[s] for s, a in amounts.items()):
+        with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are requested, but only \d+ rows of pretrain"):
+            apportion(usable, rules(max_samples=1000, budget=None), "pretrain")
+        return
+    used, wanted = apportion(usable, rules(max_samples=1000, budget=None), "pretrain")
+    assert wanted == Counter(asked) and used == Counter({s: min(usable[s], n) for s, n in asked.items()})
+    budget = data.draw(st.integers(1, 200))
+    _, wanted = apportion(usable, rules(max_samples=1000, budget=budget), "pretrain")
+    assert wanted.total() == budget
+    assert all(abs(wanted[s] - n * budget / sum(asked.values())) < 1 for s, n in asked.items())
+    good = io.StringIO(
+        "".join(json.dumps({"id": f"{s}{n}", "source": s}) + "\n" for s in usable for n in range(usable[s]))
+    )
+    rows = list(
+        _samples(
+            good,
+            usable,
+            *apportion(usable, rules(max_samples=1000, budget=budget), "pretrain"),
+            rules(max_samples=1000, budget=budget),
+        )
+    )
+    assert +Counter(row["source"] for row in rows) == +wanted
+    uses = Counter(row["id"].split("#")[0] for row in rows)
+    for source in usable:
+        times = [uses[f"{source}{n}"] for n in range(usable[source])]
+        pool = [count for count in times if count]
+        assert len(pool) <= used[source] and (not pool or max(pool) - min(pool) <= 1)
+
+
+def test_amounts_that_leave_nothing_name_the_stage_and_the_sources():
+    rules = SampleRules("refuse", 1000, None, 0, {"a": 0, "b": 0.01})
+    with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):
+        apportion(Counter(a=12, b=8), rules, "finetune")
+
+
+@pytest.mark.parametrize(("amount", "dropped"), [(1, {"sampled": 2}), (1.0, {})])
+def test_1_is_one_row_and_1_0_is_each_row_once(root, tmp_path, amount, dropped):
+    rows = (row | {"source": "a"} for row in rows_about("a.png", "a.png", "a.png"))
+    summary = write(rows, root, tmp_path / "out.jsonl", amounts={"a": amount})
+    assert summary["dropped"] == dropped and summary["rows_out"] == 3 - sum(dropped.values())
+
+
+def test_amounts_that_may_not_be_meant_are_noted(capsys):
+    counts = {name: {"usable": 50, "rows_out": rows} for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
+    write_jsonl.note_amounts("pretrain", counts, {"a": 1, "b": 0.5, "c": 1e300, "d": 0})
+    assert capsys.readouterr().err.splitlines() == [
+        "note: sources.a: 1 of its 50 rows of pretrain is used; for a weight per row, write 1.0",
+        "note: sources.b: none of its 50 rows of pretrain is used; raise its amount (0.5), or lower the others",
+    ]
+
+
+@pytest.mark.parametrize("own", [{"name": "cc3m"}, ["a"], 7, "x"])
+def test_a_key_source_of_ones_own_says_nothing_where_there_are_no_sources(root, tmp_path, own):
+    rows = [row | {"source": own if number else "first"} for number, row in enumerate(rows_about(*["a.png"] * 6))]
+    summary = write(rows, root, tmp_path / "out.jsonl", max_samples=3)
+    assert summary["rows_out"] == 3 and "sources" not in summary
+
+
+def test_a_number_of_rows_of_a_source_without_any_is_refused(run):
+    with pytest.raises(SystemExit):
+        run([TEXT_ONLY | {"source": "a"}], pairs=(), sources={"a": 1.0, "b": 500})

@@ -1,0 +1,485 @@
+"""Diagnoses of the logs in tests/fixtures/logs, which look as on real machines.
+
+A near miss is a log that shares words with a failure and is a different failure, or none.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dj2mgm.code import SCRIPTS, modules_of
+from dj2mgm.diagnosis.diagnosis import anchor, find_cause
+from dj2mgm.diagnosis.signature import read_log
+from dj2mgm.diagnosis.signatures import SIGNATURES
+from dj2mgm.diagnosis.signatures.gpu_memory import TrainingStage, name_tensor
+from dj2mgm.diagnosis.signatures.signals import describe_kill, parse_kernel_log, read_kernel_kills
+from dj2mgm.divergence import diverged
+from dj2mgm.memory.cgroups import CgroupLimits, read_limits
+from places import PROJECT
+
+LOGS = PROJECT / "tests" / "fixtures" / "logs"
+MIB, GIB = 2**20, 2**30
+
+every_signature = pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: anchor(signature.title))
+
+
+def title(text: str, tmp_path: Path) -> str | None:
+    path = tmp_path / "stage.log"
+    path.write_text(text, encoding="utf-8")
+    diagnosis = find_cause(read_log(path))
+    return diagnosis and diagnosis.signature.title
+
+
+def logged(name: str) -> str:
+    return (LOGS / f"{name}.log").read_text(encoding="utf-8")
+
+
+@every_signature
+def test_failure_is_found_in_its_log(signature):
+    diagnosis = find_cause(read_log(LOGS / f"{anchor(signature.title)}.log"))
+    assert diagnosis.signature.title == signature.title
+    lines = [line.split(":")[0].strip() for line in str(diagnosis).splitlines() if re.match(r"  \w", line)]
+    assert lines == ["cause", "evidence", "remedy", "more"]
+    assert diagnosis.explanation.cause and diagnosis.explanation.remedy
+    assert "{" not in str(diagnosis.explanation)
+
+
+@every_signature
+def test_near_miss_is_not_taken_for_the_failure(signature):
+    diagnosis = find_cause(read_log(LOGS / f"{anchor(signature.title)}.near-miss.log"))
+    assert diagnosis is None or diagnosis.signature.title != signature.title
+
+
+@every_signature
+def test_failure_has_a_section_in_the_guide(signature):
+    guide = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert f"\n## {signature.title}\n" in guide
+
+
+def test_each_title_has_one_pair_of_logs():
+    names = {anchor(signature.title) for signature in SIGNATURES}
+    assert len(names) == len(SIGNATURES)
+    expected = {f"{name}{kind}.log" for name in names for kind in ("", ".near-miss")}
+    assert {path.name for path in LOGS.glob("*.log")} == expected
+
+
+def test_near_misses_are_diagnosed_as_other_failures_or_none():
+    """The two exceptions are out of memory without fragments, and a worker that ended with room in shared memory."""
+    seen = {path.name: find_cause(read_log(path)) for path in LOGS.glob("*.near-miss.log")}
+    known = {name: diagnosis.signature.title for name, diagnosis in seen.items() if diagnosis}
+    assert known == {
+        "gpu-memory-is-fragmented.near-miss.log": "CUDA out of memory",
+        "shared-memory-is-full.near-miss.log": "A worker process ended abruptly",
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("cuda-out-of-memory", "nccl-time-out"),
+        ("cpu_adam-could-not-be-built", "deepspeedcpuadam-has-no-attribute-ds_opt_adam"),
+        ("the-disk-is-full", "killed-with-signal-9"),
+        ("an-image-cannot-be-read", "nccl-time-out"),
+        ("cuda-out-of-memory", "the-disk-is-full"),
+        ("waiting-on-a-stale-build-lock", "stopped-from-outside"),
+    ],
+)
+def test_first_failure_in_a_log_is_the_cause(tmp_path, first, then):
+    [expected] = [signature.title for signature in SIGNATURES if anchor(signature.title) == first]
+    assert title(logged(first) + logged(then), tmp_path) == expected
+
+
+@pytest.mark.parametrize("symptom", ["killed-with-signal-9", "nccl-time-out", "the-loss-is-not-a-number"])
+def test_cause_precedes_earlier_symptom(tmp_path, symptom):
+    assert title(logged(symptom) + logged("the-disk-is-full"), tmp_path) == "The disk is full"
+
+
+def test_cause_precedes_earlier_clean_up_of_optimizer(tmp_path):
+    text = logged("deepspeedcpuadam-has-no-attribute-ds_opt_adam") + logged("cuda-toolkit-and-torch-do-not-match")
+    assert title(text, tmp_path) == "CUDA toolkit and torch do not match"
+
+
+def test_failed_build_is_explained_by_first_compiler_error():
+    explanation = find_cause(read_log(LOGS / "cpu_adam-could-not-be-built.log")).explanation
+    assert "/usr/bin/ld: cannot find -lcurand" in explanation.cause
+    assert "CUDA toolkit" in explanation.remedy
+
+
+def test_evidence_is_the_line_with_its_number():
+    diagnosis = str(find_cause(read_log(LOGS / "killed-with-signal-9.log")))
+    assert "  evidence: line 7: [2026-03-02 10:16:27,885] [ERROR]" in diagnosis
+
+
+def test_colors_and_progress_bars_hide_nothing(tmp_path):
+    text = "\r 3%|▎ | 1/40\r 5%|▌ | 2/40\x1b[31mOSError: [Errno 28] No space left on device: 'a.pt'\x1b[0m\n"
+    assert title(text, tmp_path) == "The disk is full"
+
+
+# numbers in a log
+
+
+def test_500_mib_are_logits_of_gemma_for_1024_tokens():
+    assert 1024 * 256000 * 2 == 500 * MIB
+    explanation = find_cause(read_log(LOGS / "cuda-out-of-memory.log")).explanation
+    assert (
+        "500.00 MiB is the size of the logits of 1024 tokens: 1024 × 256000 (Gemma's vocabulary)" in explanation.cause
+    )
+    assert "0.3 GiB of 23.7 GiB were free" in explanation.cause
+
+
+def test_logits_are_recognized_by_model_and_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stage, model = tmp_path / "results/baseline/finetune", tmp_path / "results/models/mgm-2b/mgm"
+    stage.mkdir(parents=True)
+    model.mkdir(parents=True)
+    (stage / "config.yaml").write_text("micro_batch_size: 3\nmax_length: 341\n")
+    (model / "config.json").write_text('{"text_config": {"vocab_size": 151936}}')
+    text = (
+        logged("cuda-out-of-memory").replace("500.00", "298.00").replace("341.87 MiB", "41.87 MiB")
+    )  # 3 × 341 × 151936 × 2, in blocks of 2 MiB
+    (stage / "finetune.log").write_text(text)
+    explanation = find_cause(read_log(stage / "finetune.log")).explanation
+    assert "1023 × 151936 (this model's vocabulary) × 2 bytes (bf16)" in explanation.cause
+    assert "Now finetune.micro_batch_size is 3, max_length 341" in explanation.remedy
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stage"),
+    [
+        (22 * MIB, TrainingStage("finetune")),
+        (498 * MIB, TrainingStage("finetune")),  # a block less than 1024 tokens
+        (500 * MIB, TrainingStage("finetune", vocabulary=50272)),  # another model
+    ],
+)
+def test_tensor_of_ambiguous_size_is_not_named(wanted, stage):
+    assert name_tensor(wanted, stage) is None
+
+
+def test_other_processes_on_the_gpu_are_reported(tmp_path):
+    text = logged("cuda-out-of-memory").replace(
+        "Including non-PyTorch memory, this",
+        "Process 608946 has 14.91 GiB memory in use. Including non-PyTorch memory, this",
+    )
+    path = tmp_path / "finetune.log"
+    path.write_text(text)
+    explanation = find_cause(read_log(path)).explanation
+    assert "Other processes held 14.9 GiB of this GPU" in explanation.cause
+    assert "doctor.py" in explanation.remedy
+
+
+KERNEL_LOG = """\
+6,1380,61234567,-;Call Trace:
+ SUBSYSTEM=memory
+4,1381,62000000,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python,pid=13266,uid=1000
+3,1382,62000100,-;Out of memory: Killed process 13266 (python) total-vm:98304000kB, anon-rss:62914560kB, \
+file-rss:2048kB, shmem-rss:1048576kB, UID:1000 pgtables:129000kB oom_score_adj:0
+3,1383,63000000,-;Memory cgroup out of memory: Killed process 77 (python) total-vm:9830400kB, anon-rss:8388608kB, \
+file-rss:0kB, shmem-rss:0kB, UID:0
+"""
+
+
+def test_kernel_records_give_process_time_and_memory():
+    full, limited = parse_kernel_log(KERNEL_LOG, booted=1000.0)
+    assert (full.pid, full.name, full.held, full.by_limit) == (13266, "python", 61 * GIB, False)
+    assert full.time == pytest.approx(1062.0001)
+    assert (limited.pid, limited.held, limited.by_limit) == (77, 8 * GIB, True)
+
+
+def test_kill_is_explained_with_held_and_total_memory():
+    full, limited = parse_kernel_log(KERNEL_LOG, booted=0)
+    no_limit = CgroupLimits(None, None, None)
+    cause = describe_kill([full], no_limit, 64 * GIB).cause
+    assert "machine's memory was full" in cause
+    assert "process 13266 (python), which held 61.0 GiB; this machine has 64.0 GiB" in cause
+    cause = describe_kill([limited], CgroupLimits(8 * GIB, None, 1), 64 * GIB).cause
+    assert "job's memory limit was reached" in cause and "may use 8.0 GiB" in cause
+    cause = describe_kill(None, CgroupLimits(8 * GIB, None, 2), 64 * GIB).cause
+    assert "memory limit of 8.0 GiB was reached; it has ended 2 process(es)" in cause
+
+
+def test_kill_is_shown_with_last_memory_reading(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    rows = "attempt,time,seconds,phase,job_gib,host_gib\n1,2026-03-02T10:16:20,38.0,loading,61.2,63.1\n1,2026-03"
+    (tmp_path / "checkpoints/memory.csv").write_text(rows)
+    (tmp_path / "finetune.log").write_text(logged("killed-with-signal-9"))
+    cause = find_cause(read_log(tmp_path / "finetune.log")).explanation.cause
+    assert "(phase loading) the job held 61.2 GiB and the whole machine 63.1 GiB" in cause
+
+
+def test_kill_without_records_is_not_blamed_on_memory():
+    for kills, reason in ((None, "may not be read"), ([], "holds no record")):
+        explanation = describe_kill(kills, CgroupLimits(None, None, None), 64 * GIB)
+        assert reason in explanation.cause and "was full" not in explanation.cause
+        assert "dmesg" in explanation.remedy
+
+
+def test_kernel_log_of_this_machine():
+    kills = read_kernel_kills()
+    assert kills is None or all(kill.pid > 0 for kill in kills)
+    assert read_kernel_kills(Path("/nowhere")) is None
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_limits_of_cgroups_v2_are_the_narrowest_of_all_parents(tmp_path):
+    write(tmp_path / "proc", "0::/jobs/one\n")
+    write(tmp_path / "jobs/memory.max", f"{8 * GIB}\n")
+    write(tmp_path / "jobs/one/memory.max", "max\n")
+    write(tmp_path / "jobs/one/cpu.max", "150000 100000\n")
+    write(tmp_path / "jobs/one/memory.events", "low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n")
+    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(8 * GIB, 1.5, 1)
+
+
+def test_limits_of_cgroups_v1_in_a_container(tmp_path):
+    write(tmp_path / "proc", "4:memory:/docker/0123\n1:cpu:/docker/0123\n0::/\n")
+    write(tmp_path / "memory/memory.limit_in_bytes", f"{4 * GIB}\n")
+    write(tmp_path / "memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    write(tmp_path / "cpu/cpu.cfs_quota_us", "200000\n")
+    write(tmp_path / "cpu/cpu.cfs_period_us", "100000\n")
+    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(4 * GIB, 2.0, 3)
+
+
+def test_unlimited_control_groups(tmp_path):
+    write(tmp_path / "proc", "4:memory:/\n1:cpu:/\n0::/\n")
+    write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")
+    write(tmp_path / "cpu/cpu.cfs_quota_us", "-1\n")
+    write(tmp_path / "cpu/cpu.cfs_period_us", "100000\n")
+    write(tmp_path / "memory.max", "max\n")
+    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(None, None, None)
+
+
+# real failures, and the script
+
+FAILURES = {
+    "The disk is full": "print('x' * 2**20, file=open('/dev/full', 'w'))",
+    "A relative path leads nowhere": "open('images/1.png')",
+    "An image cannot be read": """
+import sys; sys.path.insert(0, sys.argv[1])
+from torch.utils.data import DataLoader
+from dj2mgm.data.images import load_image
+class Images(list):
+    def __getitem__(self, index):
+        return load_image(__file__)
+if __name__ == "__main__":
+    list(DataLoader(Images([1]), num_workers=1))
+""",
+}
+
+
+@pytest.mark.parametrize("expected", FAILURES)
+def test_real_failure_is_diagnosed_from_output_of_python(tmp_path, expected):
+    script = tmp_path / "stage.py"
+    script.write_text(FAILURES[expected])
+    command = [sys.executable, str(script), str(SCRIPTS)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and title(done.stderr, tmp_path) == expected
+
+
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_{}, ({}, {}))\n"
+AS_NOBODY = "import os; open('secret', 'w').close(); os.chmod('secret', 0); os.getuid() or os.setuid(65534)\n"
+LOADER = """
+from torch.utils.data import DataLoader
+import torch
+if __name__ == "__main__":
+    loader = DataLoader([torch.zeros(3)] * 400, num_workers=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    kept = [batch for batch in loader]
+"""
+STALE = """
+import ctypes, os
+libc, mount = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
+handle = (ctypes.c_char * 200)()
+handle[0:4] = (128).to_bytes(4, "little")
+open("gone", "w").close()
+libc.name_to_handle_at(-100, b"gone", handle, ctypes.byref(mount), 0)
+folder = os.open(".", os.O_RDONLY)
+os.unlink("gone")
+libc.open_by_handle_at(folder, handle, 0)
+raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "gone")
+"""
+SYSTEM_FAILURES = [  # real messages of limits and faults of the system
+    (
+        "A file is too large",
+        LIMIT.format("FSIZE", 1000, 1000) + "file = open('a', 'w')\nfile.write('x' * 5000)\nfile.flush()",
+    ),
+    (
+        "A file is too large",
+        "import numpy\nfrom safetensors.numpy import save_file\n"
+        + LIMIT.format("FSIZE", 1000, 1000)
+        + "save_file({'a': numpy.zeros(5000)}, 'a.safetensors')",
+    ),
+    ("Too many open files", LIMIT.format("NOFILE", 20, 20) + "kept = [open('/dev/null') for _ in range(30)]"),
+    pytest.param("Too many open files", "import resource\n" + LOADER, marks=pytest.mark.slow),
+    ("Permission denied", AS_NOBODY + "open('secret')"),
+    ("A disk has a fault", "open('/proc/self/mem', 'rb').read(1)"),
+    ("Main memory is used up", LIMIT.format("AS", 2**30, 2**30) + "bytearray(2**31)"),
+    ("Main memory is used up", "import numpy\n" + LIMIT.format("AS", 2**31, 2**31) + "numpy.ones(2**31)"),
+    (
+        "The disk is full",
+        "import sqlite3\ntable = sqlite3.connect('a.db')\ntable.execute('pragma max_page_count=2')\n"
+        "table.execute('create table t (a)')\ntable.execute('insert into t values (zeroblob(100000))')",
+    ),
+    (
+        "A worker process ended abruptly",
+        "import os\nfrom concurrent.futures import ProcessPoolExecutor\nif __name__ == '__main__':\n"
+        "    with ProcessPoolExecutor(1) as pool:\n        pool.submit(os._exit, 1).result()",
+    ),
+    (
+        "No more threads or processes",
+        "import threading, time\nthreading.stack_size(2**29)\n"
+        + LIMIT.format("AS", 2**30, 2**30)
+        + "for _ in range(9):\n    threading.Thread(target=time.sleep, args=(1,), daemon=True).start()",
+    ),
+]
+
+
+def run_stage(folder: Path, code: str, *prefix: str) -> subprocess.CompletedProcess:
+    folder.chmod(0o755)
+    (folder / "stage.py").write_text(code)
+    command = [*prefix, sys.executable, str(folder / "stage.py")]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("expected", "code"), SYSTEM_FAILURES, ids=range(len(SYSTEM_FAILURES)))
+def test_real_message_of_system_failure_is_diagnosed(tmp_path, expected, code):
+    done = run_stage(tmp_path, code)
+    assert done.returncode and title(done.stderr, tmp_path) == expected, done.stderr[-500:]
+
+
+def test_real_message_of_read_only_file_system_is_diagnosed(tmp_path):
+    """The file system is mounted in a namespace that ends with the process."""
+    mount = "import os\nos.mkdir('m')\nassert not os.system('mount -t tmpfs -o ro none m')\n"
+    done = run_stage(tmp_path, mount + "open('m/metrics.jsonl', 'w')", "unshare", "-Urm")
+    if "unshare" in done.stderr or "AssertionError" in done.stderr:
+        pytest.skip("this user may not mount in a namespace")
+    path = tmp_path / "stage.log"
+    path.write_text(done.stderr)
+    diagnosis = find_cause(read_log(path))
+    assert diagnosis.signature.title == "The file system is read-only"
+    assert diagnosis.explanation.cause.startswith("m/metrics.jsonl could not be written")
+
+
+def test_real_message_of_stale_file_handle_is_diagnosed(tmp_path):
+    done = run_stage(tmp_path, STALE)
+    if "Operation not permitted" in done.stderr or "not supported" in done.stderr:
+        pytest.skip("this user may not open files by their handles")
+    assert title(done.stderr, tmp_path) == "Stale file handle", done.stderr[-500:]
+
+
+def test_unwritten_checkpoint_of_torch_is_a_full_disk(tmp_path):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as error:
+        torch.save(torch.zeros(2**20), "/dev/full")
+    assert title(f"RuntimeError: {error.value}", tmp_path) == "The disk is full"
+
+
+def test_tensor_too_large_for_torch_is_used_up_memory(tmp_path):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**50)
+    assert title(f"RuntimeError: {error.value}", tmp_path) == "Main memory is used up"
+
+
+def diagnose(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPTS / "diagnose.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_diagnosis_by_hand_leaves_the_log_unchanged(tmp_path):
+    log = tmp_path / "finetune.log"
+    log.write_text(logged("cuda-out-of-memory"))
+    done = diagnose(log)
+    assert done.returncode == 0 and done.stdout.startswith("diagnosis: CUDA out of memory\n  cause: ")
+    assert log.read_text() == logged("cuda-out-of-memory")
+
+
+def test_diagnosis_of_a_rule_is_appended_to_the_log(tmp_path):
+    log = tmp_path / "finetune.log"
+    log.write_text(logged("cuda-out-of-memory"))
+    for _ in range(2):
+        done = diagnose(log, "--exit-status", 7)
+        assert done.returncode == 7 and "diagnosis: CUDA out of memory" in done.stdout
+    assert log.read_text() == logged("cuda-out-of-memory") + done.stdout * 2
+    assert "line 9:" in done.stdout  # the error's line, not that of the earlier diagnosis
+
+
+def test_silent_kill_is_recognized_by_exit_status(tmp_path):
+    log = tmp_path / "filter_data.log"
+    log.write_text("")
+    done = diagnose(log, "--exit-status", 137)
+    assert done.returncode == 137 and "diagnosis: Killed with signal 9" in done.stdout
+
+
+def test_input_error_is_not_diagnosed_again(tmp_path):
+    log = tmp_path / "make_dataset.log"
+    log.write_text("error: captions.jsonl, line 5: key 'text' is missing; a row needs id, text and images\n")
+    before = log.read_text()
+    assert diagnose(log).stdout == before
+    done = diagnose(log, "--exit-status", 2)
+    assert (done.returncode, done.stdout, log.read_text()) == (2, "", before)
+
+
+def test_diverged_training_is_explained_after_its_own_sentence(tmp_path):
+    sentence = str(diverged("pretrain", 3, "the loss is nan", 1e12))
+    log = tmp_path / "pretrain.log"
+    log.write_text(f"progress: steps: 2 of 8, loss 6.5\nerror: {sentence}\n")
+    done = diagnose(log)
+    stated, cause = done.stdout.split("\n", 1)
+    assert stated == f"error: {sentence}" and cause.startswith("diagnosis: The loss is not a number\n")
+
+
+HEALTHY = "progress: steps: 8 of 8, loss 2.1\nnote: 0 rows dropped\n"
+
+
+def test_finished_stage_is_healthy(tmp_path):
+    """The benchmark file is newer, so other messages in the log did no harm."""
+    log, benchmark = tmp_path / "pretrain.log", tmp_path / "pretrain.benchmark.tsv"
+    log.write_text(f"UserWarning: an Error in another library\n{HEALTHY}")
+    benchmark.write_text("s\n1.0\n")
+    done = diagnose(log)
+    assert done.returncode == 0 and done.stdout.startswith("diagnosis: healthy\n")
+    assert "the stage finished successfully at " in done.stdout
+    os.utime(benchmark, (0, 0))  # from an earlier run
+    assert "diagnosis: not known" in diagnose(log).stdout
+    log.write_text(logged("the-disk-is-full"))
+    assert "diagnosis: The disk is full" in diagnose(log).stdout
+
+
+def test_log_without_failure(tmp_path):
+    log = tmp_path / "pretrain.log"
+    for text in (HEALTHY, ""):
+        log.write_text(text)
+        done = diagnose(log)
+        assert done.stdout.startswith("diagnosis: no failure found\n") and "run the same command again" in done.stdout
+
+
+def test_unknown_failure_shows_the_last_lines(tmp_path):
+    log = tmp_path / "pretrain.log"
+    log.write_text("".join(f"line {number}\n" for number in range(50)) + "KeyError: 'lm_head.weight'\n")
+    done = diagnose(log)
+    assert done.returncode == 0
+    assert "diagnosis: not known" in done.stdout and "    KeyError: 'lm_head.weight'\n" in done.stdout
+    assert "line 49" in done.stdout and "line 40" not in done.stdout
+    assert "docs/troubleshooting.md" in done.stdout
+
+
+def test_missing_log_is_refused(tmp_path):
+    done = diagnose(tmp_path / "nothing.log")
+    assert done.returncode == 2 and "nothing.log does not exist" in done.stderr
+
+
+def test_diagnosis_needs_only_packages_of_every_environment():
+    """Diagnoses run in the environment of the failed rule."""
+    environments = [path.read_text(encoding="utf-8") for path in (PROJECT / "envs").glob("*.yaml")]
+    assert environments and all("pyyaml==" in text for text in environments)
+    own = {path.stem for path in SCRIPTS.iterdir()}
+    for module in modules_of(SCRIPTS / "diagnose.py"):
+        imported = re.findall(r"^\s*(?:import|from) (\w+)", module.read_text(encoding="utf-8"), re.MULTILINE)
+        assert not set(imported) - sys.stdlib_module_names - own - {"yaml"}, module

@@ -1,0 +1,118 @@
+"""Rows of an evaluation file that are about one image are one image, by whatever name: intervals are over images."""
+
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+import evaluate_vqa
+import generate_answers
+from dj2mgm.evaluation.seeds import aggregate, drop_images, read_scores
+from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from in_process import Outcome, run_main
+from tiny_models import save_image
+
+IMAGES, QUESTIONS = 4, 3
+DECODING = {"batch_size": 1, "max_new_tokens": 5}
+
+
+class Fake:
+    """Says yes or no as the numbers of the image and the question say."""
+
+    def answer(self, images, questions, template, **decoding):
+        pairs = zip(images, questions, strict=True)
+        return ["yes" if (int(image.stem[0]) + len(question)) % 3 else "no" for image, question in pairs]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Images, of which each has a copy under another name."""
+
+    @contextmanager
+    def fake(*_):
+        yield Fake()
+
+    monkeypatch.setattr(generate_answers, "open_generator", fake)
+    for number in range(IMAGES):
+        save_image(tmp_path / f"{number}.png", (60 * number, 0, 0))
+        shutil.copy(tmp_path / f"{number}.png", tmp_path / f"{number}copy.png")
+    captions = {"finetune": {"question": "", "template": "t"}}
+    settings = {"cpu_threads": 1, "gpus": 1, "seed": 0, "image_root": str(tmp_path), "question_prompt": "{question}"}
+    settings |= {"decoding": DECODING, "template": "t", "captions": captions | {"base": captions["finetune"]}}
+    write_yaml(tmp_path / "config.yaml", settings)
+    return tmp_path
+
+
+def question(number: int) -> dict:
+    return {"type": "what", "question": "?" * (1 + number), "answer": "yes"}
+
+
+def generated(folder, rows: list[dict], capsys) -> Outcome:
+    write_jsonl(folder / "evaluation.jsonl", rows)
+    asked = ["--config", "config.yaml", "--model", "m", "--evaluation", "evaluation.jsonl", "--finetuned", "finetune"]
+    asked = [flag if flag.startswith("--") else str(folder / flag) for flag in asked]
+    return run_main(generate_answers, *asked, "--output-dir", str(folder), capture=capsys)
+
+
+def evaluated(folder, rows: list[dict], capsys, *flags: str) -> dict:
+    """What the two scripts make of an evaluation file."""
+    done = generated(folder, rows, capsys)
+    assert done.status == 0, done.stderr
+    scored = ["--answers", str(folder / "answers.jsonl"), "--output-dir", str(folder), *flags]
+    done = run_main(evaluate_vqa, *scored, capture=capsys)
+    assert done.status == 0, done.stderr
+    return read_json(folder / "metrics.json")
+
+
+def by_image() -> list[dict]:
+    asked = [question(number) for number in range(QUESTIONS)]
+    return [{"id": f"e{n}-0", "image": f"{n}.png", "captions": ["a"], "questions": asked} for n in range(IMAGES)]
+
+
+def by_question() -> list[dict]:
+    return [
+        {
+            "id": f"e{n}-{number}",
+            "image": f"{n}copy.png" if number == 1 else f"./{n}.png",
+            "captions": ["a"],
+            "questions": [question(number)],
+        }
+        for n in range(IMAGES)
+        for number in range(QUESTIONS)
+    ]
+
+
+def test_a_row_for_each_question_says_what_a_row_for_each_image_does(folder, capsys):
+    wanted = evaluated(folder, by_image(), capsys)
+    scores = list(read_jsonl(folder / "scores.jsonl"))
+    found = evaluated(folder, by_question(), capsys)
+    assert found["groups"] == wanted["groups"] and found["counts"] == wanted["counts"]
+    assert found["groups"]["finetune/own"]["vqa_accuracy"]["images"] == IMAGES
+    assert list(read_jsonl(folder / "scores.jsonl")) == scores
+    for file in ("captions.jsonl", "answers.jsonl"):
+        rows = list(read_jsonl(folder / file))
+        assert {row["id"] for row in rows} == {row["id"] for row in by_question()}
+        assert all(row["image_id"] == f"{row['id'][:2]}-0" for row in rows)
+
+
+def test_a_row_for_each_image_is_an_image_of_its_id(folder, capsys):
+    evaluated(folder, by_image(), capsys)
+    for file in ("captions.jsonl", "answers.jsonl", "scores.jsonl"):
+        assert all(row["id"] == row.get("image_id", row["id"]) for row in read_jsonl(folder / file))
+    assert {row["id"] for row in read_jsonl(folder / "scores.jsonl")} == {row["id"] for row in by_image()}
+
+
+def test_what_leaks_is_left_out_of_the_report_as_of_the_metrics(folder, capsys):
+    leaked = {row["id"] for row in by_question() if row["id"].startswith("e2")}  # all rows about an image
+    write_jsonl(folder / "leaks.jsonl", [{"of": "held_out", "ids": sorted(leaked)}])
+    metrics = evaluated(folder, by_question(), capsys, "--leaks", str(folder / "leaks.jsonl"))
+    rest = metrics["without_leaked"]
+    assert rest["questions"] == (IMAGES - 1) * QUESTIONS
+    assert rest["groups"]["finetune/own"]["vqa_accuracy"]["images"] == IMAGES - 1
+    left = drop_images(read_scores("a", 0, folder / "scores.jsonl"), leaked)
+    assert aggregate([left])["finetune/own"] == rest["groups"]["finetune/own"]
+
+
+def test_two_names_of_one_image_are_too_few_images_for_a_control(folder, capsys):
+    done = generated(folder, by_question()[:QUESTIONS], capsys)
+    assert done.status == 2 and "has 1 different images; at least 2 are needed for the shuffled control" in done.stderr

@@ -1,0 +1,329 @@
+"""Tasks of lmms-eval from local files: what they ask, what tiny models answer, and what its own metrics say.
+
+lmms-eval runs in a process of its own: it changes how Pillow reads images.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Sequence, Value
+from PIL import Image
+
+from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
+from dj2mgm.config.evaluations import BESIDE, data_of
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
+from dj2mgm.evaluation.groups import estimate_metrics
+from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
+from dj2mgm.evaluation.harnesses.task_scores import UNITS, pseudo_values
+from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.training.saved_weights import gather_weights, save_projector
+from evaluation_files import TASKS, TEXT, color, picture, write_evaluations, write_task
+from places import PROJECT
+from tiny_families import BUILDERS
+from tiny_models import save_image, tiny_mgm, tiny_processor
+
+QUESTIONS = 200
+IMAGES = 6
+RIGHT = {"own": 4, "shuffled": 2, "none": 0}  # answers to OCRBench
+REFUSED = [  # task, data, and what is said
+    ("popes", "pope", "lmms-eval has no task 'popes'; did you mean"),
+    ("mmbench_en", "pope", "mmbench_en is a group of lmms-eval's tasks; name its tasks instead"),
+    ("mmstar", "pope", "pope is not the data of the task mmstar with the split val"),
+    ("pope", "empty", "empty is not the data of the task pope with the split test"),
+]
+TWO_PARAGRAPHS = "It shows the leaf.\n\nThe answer is B. ASSISTANT: none"
+WORDS = ["red", "blue", "two", "dakota", "coca cola", "12:30", "nous les gosses"]
+needs_lmms_eval = pytest.mark.skipif(
+    not (BESIDE / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` puts it into .lmms_eval"
+)
+
+
+def test_images_of_16_bits_are_asked_about_in_the_shades_that_training_sees(tmp_path):
+    gray = Image.fromarray(np.full((4, 4), 2**15, dtype=np.uint16))
+    shown = np.asarray(Image.open(save_once(gray, tmp_path)))
+    assert shown.shape == (4, 4, 3) and np.unique(shown).tolist() == [128]
+
+
+def run_scripts(commands: list[list], folder: Path, *program: str, ok: bool = True) -> subprocess.CompletedProcess:
+    program = program or (str(PROJECT / "tests/support/scripts_in_one_process.py"),)
+    arguments = [json.dumps([[str(word) for word in command] for command in commands])] if commands else []
+    packages = os.pathsep.join([str(PROJECT / "workflow_scripts"), str(BESIDE)])
+    done = subprocess.run(
+        [sys.executable, *program, *arguments],
+        env=os.environ | {"PYTHONPATH": packages, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode == 0) == ok, (done.stdout + done.stderr)[-4000:]
+    return done
+
+
+def say_again(word: str, rng: random.Random) -> str:
+    """What normalizing takes back."""
+    return rng.choice([word, word.upper(), f"the {word}", f"{word}.", f" {word} ", word.replace("two", "2")])
+
+
+def write_textvqa_twice(folder: Path, data: Path, rng: random.Random) -> tuple[dict, list[str]]:
+    """The same questions in the files that this workflow reads and in the columns that lmms-eval reads; and answers."""
+    rows, asked, truth, predictions = [], [], [], []
+    for number in range(QUESTIONS):
+        image, question = f"im{number % 20}", f"what is number {number}?"
+        right = rng.choice(WORDS)
+        answers = [say_again(right, rng) if rng.random() < 0.4 else rng.choice(WORDS) for _ in range(10)]
+        predictions.append(say_again(rng.choice([right, right, *WORDS]), rng))
+        save_image(folder / f"{image}.png")
+        asked.append(textvqa_question(image, question, ocr=None))
+        truth.append(textvqa_truth(number, image, question, answers))
+        row = {"question_id": str(number), "image_id": image, "question": question, "image": picture(number % 20)}
+        rows.append(row | {"answers": answers, "ocr_tokens": [], "answer": answers[0]})
+    write_rows(folder / "questions.jsonl", asked)
+    (folder / "answers.json").write_text(json.dumps({"data": truth}), encoding="utf-8")
+    features = dict.fromkeys(("question_id", "image_id", "question", "answer"), TEXT)
+    write_task(data, "validation", rows, features | dict.fromkeys(("answers", "ocr_tokens"), Sequence(TEXT)))
+    files = {"questions": f"{folder}/questions.jsonl", "answers": f"{folder}/answers.json", "images": str(folder)}
+    return files, predictions
+
+
+def write_mmbench_twice(folder: Path, data: Path, rng: random.Random) -> tuple[dict, list[str]]:
+    table, predictions = [], []
+    for turn in (0, 1_000_000):
+        for number in range(QUESTIONS // 2):
+            answer = rng.choice("AB")
+            options = {"A": "blue", "B": "red"} if number % 2 else {"A": "a cat", "B": "two dogs"}
+            table.append(mmbench_row(number + turn, answer, **options, category=f"category {number % 3}"))
+            said = answer if rng.random() < 0.7 else rng.choice("AB")
+            text = options[said]
+            predictions.append(rng.choice([said, f"{said}.", f"({said})", f"{said}. {text}", f"({said}) {text}", text]))
+    keys = {"l2-category": "L2-category"}
+    rows = [{keys.get(key, key): value or "nan" for key, value in row.items()} for row in table]
+    rows = [row | {"index": int(row["index"]), "image": picture(0)} for row in rows]
+    features = dict.fromkeys(rows[0].keys() - {"index", "image"}, TEXT)
+    write_task(data, "dev", rows, features | {"index": Value("int64")})
+    return write_mmbench(folder / "mmbench.tsv", table), predictions
+
+
+def partly_right(right: dict[str, int]) -> list[dict]:
+    """Answers to OCRBench's questions, of which the first are right."""
+    return [
+        {"id": str(n), "image": f"{n}.png", "images": images, "prediction": color(n) if n < count else "nothing"}
+        for images, count in right.items()
+        for n in range(IMAGES)
+    ]
+
+
+def answers_of(questions: list[dict], predictions: list[str]) -> list[dict]:
+    return [row | {"images": "own", "prediction": text} for row, text in zip(questions, predictions, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory) -> Path:
+    """Four tasks answered by a tiny MGM; and two benchmarks that this workflow scores itself, with given answers."""
+    root = tmp_path_factory.mktemp("evaluated")
+    data, commands, rng = write_evaluations(root / "data", IMAGES), [], random.Random(7)
+    model = tiny_mgm()
+    model.save_pretrained(root / "mgm")
+    tiny_processor().save_pretrained(root / "mgm")
+    trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
+    save_projector(model, gather_weights(trained), root / "finetune")
+    (root / "files").mkdir()
+    ours = {
+        "textvqa": ("textvqa_val", *write_textvqa_twice(root / "files", data / "textvqa_val", rng)),
+        "mmbench": ("mmbench_en_dev", *write_mmbench_twice(root / "files", data / "mmbench_en_dev", rng)),
+    }
+    for benchmark, (task, files, predictions) in ours.items():
+        rows = list(read_questions(benchmark, files))
+        said = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
+        (root / task).mkdir()
+        (root / task / "ours.json").write_text(json.dumps(estimate_metrics(measure_answers(benchmark, said))["score"]))
+        given = [{"id": str(number), "image": "one.png"} for number in range(len(rows))]
+        write_jsonl(root / task / "answers.jsonl", answers_of(given, predictions))
+    settings = {"seed": 3, "template": "gemma", "gpus": 1, "cpu_threads": 1}
+    write_yaml(root / "answer.yaml", settings | {"decoding": {"batch_size": 8, "max_new_tokens": 6}})
+    for task in (*TASKS, *(task for task, *_ in ours.values())):
+        folder = root / task
+        write_yaml(folder / "config.yaml", {"task": task, "data": str(data / task)})
+        commands.append(["read_evaluation.py", "--config", folder / "config.yaml", "--output-dir", folder])
+        if task in TASKS:
+            answer = ["answer_evaluation.py", "--config", root / "answer.yaml", "--questions", folder]
+            answer += ["--model", root / "mgm", "--finetuned", root / "finetune", "--output-dir", folder]
+            commands.append(answer)
+        score = ["score_evaluation.py", "--config", folder / "config.yaml", "--answers", folder / "answers.jsonl"]
+        commands.append([*score, "--output-dir", folder])
+    write_jsonl(root / "partly.jsonl", partly_right(RIGHT))
+    score = ["score_evaluation.py", "--config", root / "ocrbench/config.yaml", "--answers", root / "partly.jsonl"]
+    commands.append([*score, "--output-dir", root / "partly"])
+    (data / "empty").mkdir()
+    for number, (task, folder, _) in enumerate(REFUSED):
+        config = root / f"refused {number}.yaml"
+        write_yaml(config, {"task": task, "data": str(data / folder)})
+        commands.append(["read_evaluation.py", "--config", config, "--output-dir", root / "nothing"])
+    (root / "refused.txt").write_text(run_scripts(commands, root, ok=False).stderr)
+    return root
+
+
+@needs_lmms_eval
+@pytest.mark.parametrize(
+    ("task", "metric", "unit"), [("textvqa_val", "exact_match", 100), ("mmbench_en_dev", "gpt_eval_score", 1)]
+)
+def test_lmms_eval_and_this_workflow_score_the_same_answers_alike(evaluated, task, metric, unit):
+    theirs = read_json(evaluated / task / "metrics.json")["groups"]["finetune/own"][f"{task}/{metric}"]
+    own = read_json(evaluated / task / "ours.json")
+    assert 20 < own["mean"] < 80
+    assert abs(unit * theirs["mean"] - own["mean"]) < 0.1, "points of 100"
+
+
+@needs_lmms_eval
+@pytest.mark.parametrize("task", TASKS)
+def test_every_question_is_asked_about_its_image_about_another_one_and_without_an_image(evaluated, task):
+    questions = list(read_jsonl(evaluated / task / "questions.jsonl"))
+    answers = list(read_jsonl(evaluated / task / "answers.jsonl"))
+    for images in ("own", "shuffled", "none"):
+        rows = [row for row in answers if row["images"] == images]
+        assert [{key: row[key] for key in ("id", "image", "prompt")} for row in rows] == questions
+    assert len({row["image"] for row in questions}) == IMAGES
+    assert all((evaluated / task / row["image"]).is_file() for row in questions)
+    groups = read_json(evaluated / task / "metrics.json")["groups"]
+    assert set(groups) == {f"finetune/{images}" for images in ("own", "shuffled", "none", "difference")}
+    for name, own in groups["finetune/own"].items():
+        others = [groups[f"finetune/{images}"][name] for images in ("shuffled", "difference", "none")]
+        assert own["mean"] - others[0]["mean"] == pytest.approx(others[1]["mean"])
+        assert all(each["images"] == own["images"] and each["n"] == own["n"] for each in others)
+
+
+@needs_lmms_eval
+def test_metrics_are_those_of_their_definition(evaluated):
+    """POPE's by hand, from the answers."""
+    data = evaluated / "data/pope"
+    truth = ["yes" if number % 2 == 0 else "no" for number in range(2 * IMAGES)]  # as the data was written
+    groups = read_json(evaluated / "pope/metrics.json")["groups"]
+    for images in ("own", "shuffled", "none"):
+        rows = [row for row in read_jsonl(evaluated / "pope/answers.jsonl") if row["images"] == images]
+        right = [row["prediction"].lower() == answer for row, answer in zip(rows, truth, strict=True)]
+        assert groups[f"finetune/{images}"]["pope/pope_accuracy"]["mean"] == pytest.approx(sum(right) / len(right))
+    assert data.is_dir() and groups["finetune/own"]["pope/pope_yes_ratio"]["mean"] == pytest.approx(0.5)
+
+
+@needs_lmms_eval
+def test_a_metric_that_adds_up_in_its_module_is_computed_anew_for_each_group(evaluated):
+    """OCRBench's: of its 1000 questions so many are right, whatever was computed before."""
+    groups = read_json(evaluated / "partly/metrics.json")["groups"]
+    for images, count in RIGHT.items():
+        assert groups[f"finetune/{images}"]["ocrbench/ocrbench_accuracy"]["mean"] == pytest.approx(count / 1000)
+
+
+@needs_lmms_eval
+def test_lmms_evals_own_command_gives_our_figures_for_our_model(evaluated, tmp_path):
+    """`--model dj2mgm` is found by its entry point, and its answers are those of the rule."""
+    source = BESIDE / "lmms_eval/tasks/pope/pope.yaml"
+    text = f"include: {source}\ntask: pope_here\ndataset_path: {evaluated}/data/pope\ndataset_kwargs: {{}}\n"
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/pope_here.yaml").write_text(text)
+    model = f"model={evaluated}/mgm,finetuned={evaluated}/finetune,template=gemma"
+    command = ["-m", "lmms_eval", "--model", "dj2mgm", "--model_args", model, "--tasks", "pope_here"]
+    command += ["--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out"), "--log_samples"]
+    run_scripts([], tmp_path, *command, "--batch_size", "8", "--device", "cpu")
+    [samples] = (tmp_path / "out").rglob("*samples_pope_here.jsonl")
+    said = {str(row["doc_id"]): row["filtered_resps"] for row in read_jsonl(samples)}
+    answers = read_jsonl(evaluated / "pope/answers.jsonl")
+    assert said == {row["id"]: row["prediction"] for row in answers if row["images"] == "own"}
+    [results] = (tmp_path / "out").rglob("*results.json")
+    theirs = read_json(results)["results"]["pope_here"]
+    own = read_json(evaluated / "pope/metrics.json")["groups"]["finetune/own"]
+    for name, estimate in own.items():
+        assert estimate["mean"] == pytest.approx(theirs[f"{name.removeprefix('pope/')},none"])
+
+
+@pytest.fixture(scope="module")
+def returned_by_classes() -> dict[str, str]:
+    """Return the answers of lmms-eval's own class for each type of models to `TWO_PARAGRAPHS`."""
+    until = json.dumps(["\n\n", "ASSISTANT:"])
+    done = run_scripts([], PROJECT, str(PROJECT / "tests/support/lmms_classes.py"), TWO_PARAGRAPHS, until)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@needs_lmms_eval
+@pytest.mark.parametrize("kind", [*BUILDERS, "mgm", "qwen2_vl", "glm4v", "llama4", "gemma4"])
+def test_answers_end_where_lmms_evals_own_class_of_the_model_ends_them(returned_by_classes, tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    ends = find_stop_texts(tmp_path, ["\n\n", "ASSISTANT:"])
+    assert cut_answer(TWO_PARAGRAPHS, ends) == returned_by_classes[kind].strip()
+    assert set(CUTTING_CLASSES) <= set(returned_by_classes)
+
+
+@needs_lmms_eval
+def test_a_second_paragraph_of_an_answer_is_scored(evaluated, tmp_path):
+    """A task that names no `until` gets a blank line, at which few of lmms-eval's classes cut."""
+    asked = read_json(evaluated / "ocrbench/decoding.json")["until"]
+    assert asked == ["\n\n"]
+    answer = f"It shows a word.\n\nThe word is {color(0)}."
+    for kind, whole in (("mgm", True), ("gemma3", True), ("qwen2_vl", False)):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        assert (color(0) in cut_answer(answer, find_stop_texts(tmp_path, asked))) == whole
+
+
+@needs_lmms_eval
+def test_what_cannot_be_asked_is_refused_in_a_sentence(evaluated):
+    printed = [line for line in (evaluated / "refused.txt").read_text().splitlines() if line.startswith("error")]
+    for line, (_, _, message) in zip(printed, REFUSED, strict=True):
+        assert message in line
+
+
+@pytest.mark.parametrize("counts", [[1] * 7, [1, 4, 2, 9, 1, 1, 3]])
+def test_of_a_mean_the_values_by_image_are_the_values(counts):
+    rng = random.Random(3)
+    images = [f"{image}" for image, count in enumerate(counts) for _ in range(count)]
+    values = [rng.random() for _ in images]
+    sums = pseudo_values(lambda items: sum(items) / len(items), values, images)
+    units, totals, numbers = Measurements.of(values, images).per_unit()
+    assert {unit: tuple(pair) for unit, pair in sums.items()} == {
+        unit: (pytest.approx(total), number) for unit, total, number in zip(units, totals, numbers, strict=True)
+    }
+
+
+def test_of_any_figure_the_values_by_image_have_it_as_their_mean_and_its_jackknife_as_their_spread():
+    rng, counts = random.Random(4), [1, 2, 3, 2, 1, 4, 2, 2]
+    images = [f"{image}" for image, count in enumerate(counts) for _ in range(count)]
+    items = [(rng.random() < 0.5, rng.random() < 0.5) for _ in images]
+
+    def f1(pairs: list) -> float:
+        both = sum(said and true for said, true in pairs)
+        return 2 * both / max(1, sum(said + true for said, true in pairs))
+
+    sums = pseudo_values(f1, items, images)
+    total = sum(count for _, count in sums.values())
+    mean = sum(value for value, _ in sums.values()) / total
+    assert mean == pytest.approx(f1(items)) and total == len(items)
+    for image, (value, count) in sums.items():
+        rest = f1([item for item, of in zip(items, images, strict=True) if of != image])
+        left_out = (sum(v for v, _ in sums.values()) - value) / (total - count)
+        assert left_out - mean == pytest.approx(rest - mean, abs=0.02), "but for the figure's bias"
+
+
+def test_many_images_are_left_out_in_parts():
+    calls = []
+    images = [str(number) for number in range(3 * UNITS) for _ in range(2)]
+    sums = pseudo_values(lambda items: calls.append(1) or sum(items) / len(items), [1.0] * len(images), images)
+    assert len(sums) == UNITS and len(calls) == UNITS + 1
+    assert all(pair == [pytest.approx(6.0), 6] for pair in sums.values())
+
+
+def test_answers_end_where_a_task_says(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    assert cut_answer(" yes\n\nNo, wait ", find_stop_texts(tmp_path, "\n\n")) == "yes"
+    assert cut_answer("red ASSISTANT: blue\n\n", find_stop_texts(tmp_path, ["ASSISTANT:", ""])) == "red"
+    assert find_stop_texts(tmp_path, None) == []
+
+
+def test_missing_data_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(InputError, match="pope needs its data: set evaluation_data"):
+        data_of("pope", None)
+    with pytest.raises(InputError, match="there is no folder .*/pope with the data of pope"):
+        data_of("pope", str(tmp_path))

@@ -1,0 +1,151 @@
+"""Training images that are copies of images that models are evaluated on: all are found, and no others."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+import find_leaks
+from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.data.near_duplicates.image_signatures import SIGNATURE, compute_signature, distance
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.image_leaks import (
+    Reference,
+    References,
+    count_leaks,
+    folder_images,
+    held_out_images,
+    read_references,
+)
+from dj2mgm.evaluation.leaked_ids import read_leaked_ids
+from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
+from in_process import run_main
+
+
+def picture(number: int, side: int = 96) -> Image.Image:
+    grid = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(grid).resize((side, side), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def found(tmp_path, capsys):
+    """Twelve training images, of which some are evaluated on; what the script finds."""
+    images, others = tmp_path / "images", tmp_path / "others"
+    images.mkdir()
+    others.mkdir()
+    for number in range(12):
+        picture(number).save(images / f"{number}.png")
+    (images / "broken.png").write_text("nothing")
+    picture(0).save(images / "held.jpg", quality=60)
+    picture(1, 200).save(others / "scaled.webp")
+    picture(50).save(others / "new.png")
+    picture(51).save(images / "apart.png")
+    names = [*(f"{number}.png" for number in range(6)), "broken.png", "1.png"]
+    pairs = ({"id": str(at), "text": build_dj_text("a"), "images": [name]} for at, name in enumerate(names))
+    write_jsonl(tmp_path / "data/pretrain.jsonl", pairs)
+    instructions = [build_conversation(str(number), f"{number}.png", "q", "a") for number in range(6, 12)]
+    write_json_list(tmp_path / "data/finetune.json", [*instructions, build_conversation("x", "0.png", "q", "a")])
+    asked = [{"type": "color", "question": f"What color is it, {at}?", "answer": "red"} for at in range(3)]
+    rows = [
+        {"id": f"e{at}", "image": image, "captions": ["a"], "questions": asked}
+        for at, image in enumerate(("held.jpg", "apart.png"))
+    ]
+    write_jsonl(tmp_path / "data/evaluation.jsonl", rows)
+    settings = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(images))
+    settings |= {"benchmarks": {}, "folders": [str(others)], "cpu_threads": 2}
+    write_yaml(tmp_path / "config.yaml", settings)
+    flags = ["--config", "config.yaml", "--dataset", "data", "--output-dir", "leaks"]
+    flags = [flag if flag.startswith("--") else str(tmp_path / flag) for flag in flags]
+    done = run_main(find_leaks, *flags, capture=capsys)
+    assert done.status == 0, done.stderr
+    return tmp_path / "leaks"
+
+
+def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
+    leaks = list(read_jsonl(found / "leaks.jsonl"))
+    folder = str(found.parent / "others")
+    assert [(leak["split"], leak["image"], leak["of"], leak["ids"]) for leak in leaks] == [
+        ("pretrain", "0.png", "held_out", ["e0"]),
+        ("pretrain", "1.png", folder, ["scaled.webp"]),
+        ("finetune", "0.png", "held_out", ["e0"]),
+    ]
+    summary = read_json(found / "summary.json")
+    counts = {"references": 2, "leaked": 1, "training_images": 1, "training_rows": 2}  # two pairs are about 1.png
+    assert summary["held_out"] == counts | {"questions": 3}
+    assert summary[folder] == counts | {"questions": 0}
+    assert read_leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and read_leaked_ids(None, "held_out") == set()
+
+
+def test_an_image_under_two_names_is_held_out_once(tmp_path):
+    for name in ("a.png", "copy.png", "b.png"):
+        picture(name == "b.png").save(tmp_path / name)
+    names = ("a.png", "b.png", "copy.png", "./a.png")
+    rows = [{"id": str(at), "image": name, "questions": [{}] * at} for at, name in enumerate(names)]
+    images = {Reference("held_out", ("0", "2", "3"), 5): tmp_path / "a.png"}
+    assert held_out_images(rows, tmp_path) == images | {Reference("held_out", ("1",), 1): tmp_path / "b.png"}
+
+
+def test_a_row_counts_once_for_each_that_its_images_leak_from():
+    known = [Reference("a", ("1", "2"), 2), Reference("a", ("3",), 1), Reference("b", ("4",), 1)]
+    references = References(known, np.zeros((3, SIGNATURE), dtype=np.uint8))
+    leaks = [
+        {"split": "finetune", "image": image, "path": f"/{image}", "of": of, "ids": list(ids)}
+        for image, of, ids in (("x", "a", ("1", "2")), ("y", "a", ("1", "2")), ("y", "b", ("4",)))
+    ]
+    rows = [("pretrain", ["x"]), ("finetune", ["x", "y"]), ("finetune", ["y"]), ("finetune", ["z"]), ("finetune", [])]
+    assert count_leaks(references, leaks, rows) == {
+        "a": {"references": 2, "leaked": 1, "questions": 2, "training_images": 2, "training_rows": 2},
+        "b": {"references": 1, "leaked": 1, "questions": 1, "training_images": 1, "training_rows": 2},
+    }
+
+
+def test_all_references_that_an_image_copies_are_named():
+    draws = np.random.default_rng(0)
+    signatures = draws.integers(0, 256, (200, SIGNATURE), dtype=np.uint8)
+    references = References([Reference("a", (str(number),)) for number in range(200)], signatures)
+    signatures[4] = signatures[3]
+    for number in (3, 77):
+        near = signatures[number].copy()
+        near[:2] ^= 5
+        found = references.copied(np.array([near]))[0]
+        assert [reference.ids for reference, _ in found] == [("3",), ("4",)] if number == 3 else [("77",)]
+        assert found[0][1] == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
+    assert references.copied(np.array([draws.integers(0, 256, SIGNATURE, dtype=np.uint8)]))[0] == []
+    assert References([], signatures[:0]).copied(np.array([signatures[0]]))[0] == []
+
+
+@pytest.mark.parametrize("lines", [0, 1, 5, 20])
+def test_pages_of_text_are_copies_of_the_same_pixels_only(lines):
+    draw, pages = random.Random(0), []
+    for number in range(6):
+        page = Image.new("RGB", (1000, 1400), (255, 255, 255 - number))
+        for line in range(lines):
+            words = " ".join("".join(draw.choices("abcdefghij", k=6)) for _ in range(8))
+            ImageDraw.Draw(page).text((60, 60 + 30 * line), words, fill=(20, 20, 20), font_size=22)
+        pages.append(compute_signature(page))
+    references = References([Reference("a", ("0",))], np.array(pages[:1]))
+    found = references.copied(np.array(pages))
+    assert found == [[(Reference("a", ("0",)), 0)], [], [], [], [], []]
+    photo = compute_signature(picture(1))
+    assert References([Reference("a", ("0",))], photo[None]).copied(np.array([photo]))[0] == [
+        (Reference("a", ("0",)), 0)
+    ]
+
+
+def test_files_that_are_not_compared_are_counted(tmp_path, capsys):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.PNG", "b", "c.heic"):
+        (photos / name).write_text("")
+    assert [reference.ids for reference in folder_images(photos)] == [("a.PNG",)]
+    assert "2 files are not compared" in capsys.readouterr().err
+
+
+def test_references_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(InputError, match="contains no image; correct the path"):
+        folder_images(tmp_path)
+    (tmp_path / "bad.png").write_text(json.dumps("no image"))
+    with pytest.raises(InputError, match="the image of bad.png cannot be read"):
+        read_references(folder_images(tmp_path), processes=1)

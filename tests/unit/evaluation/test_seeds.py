@@ -1,0 +1,185 @@
+"""Runs over seeds and paired differences: what is measured, what can be paired, and that their intervals hold."""
+
+import numpy as np
+import pytest
+
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import estimate_groups, score_rows
+from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, read_scores
+from dj2mgm.files import write_jsonl
+from evaluated_runs import write_scores
+
+IMAGES = [f"e{number:03d}" for number in range(120)]
+
+
+def run(values, seed: int = 0, experiment: str = "baseline", ids=None, counts=None, file="scores.jsonl") -> Scores:
+    """Scores of one metric, from values per image (U,)."""
+    values = np.asarray(values, dtype=np.float64)
+    counts = np.ones(len(values)) if counts is None else np.asarray(counts, dtype=np.float64)
+    ids = np.array(IMAGES[: len(values)] if ids is None else ids)
+    return Scores(experiment, seed, {"finetune/own": {"score": PerImage(ids, values, counts, file)}})
+
+
+def runs(values, **options) -> list[Scores]:
+    """One run for each row of values (S, U)."""
+    return [run(row, seed=seed, **options) for seed, row in enumerate(values)]
+
+
+def score(estimates) -> dict:
+    return estimates["finetune/own"]["score"]
+
+
+def measured(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
+    """Metrics of both kinds of images: one value an image, and several for only some images."""
+    ids = IMAGES[:images]
+    several = np.repeat(ids[::2], rng.integers(1, 5, size=len(ids[::2])))
+    return {
+        f"finetune/{images}": {
+            "clip_score": Measurements.of(rng.random(len(ids)), ids),
+            "accuracy": Measurements.of(rng.integers(2, size=len(several)), several),
+        }
+        for images in ("own", "shuffled")
+    }
+
+
+def test_one_seed_gives_what_the_runs_own_metrics_say(tmp_path):
+    metrics = measured(np.random.default_rng(0))
+    write_jsonl(tmp_path / "scores.jsonl", score_rows(metrics))
+    found = aggregate([read_scores("baseline", 0, tmp_path / "scores.jsonl")])
+    expected = estimate_groups(metrics)
+    assert list(found) == list(expected) == ["finetune/own", "finetune/shuffled", "finetune/difference"]
+    for group, estimates in expected.items():
+        for metric, estimate in estimates.items():
+            assert found[group][metric] == pytest.approx(estimate)
+            assert isinstance(found[group][metric]["n"], int)
+
+
+def test_values_of_both_evaluations_are_read_together(tmp_path):
+    reference = {"reference": {"clip_score": {"a": (1.0, 1), "b": (3.0, 1)}}}
+    clip = write_scores(
+        tmp_path / "clip.jsonl", {"finetune/own": {"clip_score": {"b": (2.0, 1), "a": (1.0, 1)}}} | reference
+    )
+    vqa = write_scores(tmp_path / "vqa.jsonl", {"finetune/own": {"vqa_accuracy": {"a": (2.0, 5)}}})
+    groups = read_scores("baseline", 3, clip, vqa).groups
+    assert list(groups) == ["finetune/own", "reference"]
+    assert groups["finetune/own"]["clip_score"].ids.tolist() == ["a", "b"]
+    assert groups["finetune/own"]["clip_score"].sums.tolist() == [1, 2]
+    assert groups["finetune/own"]["vqa_accuracy"].mean == 0.4
+    assert groups["reference"]["clip_score"].mean == 2
+
+
+def test_no_questions_leave_nothing_to_read(tmp_path):
+    write_jsonl(tmp_path / "scores.jsonl", [])
+    assert read_scores("baseline", 0, tmp_path / "scores.jsonl").groups == {}
+
+
+def test_estimate_is_the_mean_of_the_seeds_micro_averages():
+    values, counts = np.array([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), [3, 1]
+    found = score(aggregate(runs(values, counts=counts)))
+    assert found["mean"] == pytest.approx(np.mean([3 / 4, 2 / 4, 0]))
+    assert (found["n"], found["seeds"]) == (4, 3)
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.30265), (5, 2.77645)])  # from a printed table
+def test_images_that_do_not_differ_leave_students_interval_over_the_seeds(count, quantile):
+    means = np.random.default_rng(count).normal(size=count)
+    found = score(aggregate(runs(np.repeat(means[:, None], 50, axis=1))))
+    half = quantile * means.std(ddof=1) / np.sqrt(count)
+    assert [found["low"], found["high"]] == pytest.approx([means.mean() - half, means.mean() + half], rel=1e-5)
+
+
+def test_seeds_that_do_not_differ_leave_the_interval_over_images():
+    values = np.random.default_rng(1).normal(size=100)
+    found, alone = score(aggregate(runs([values] * 3))), score(aggregate(runs([values])))
+    assert [found[key] for key in ("mean", "low", "high")] == pytest.approx(
+        [alone[key] for key in ("mean", "low", "high")]
+    )
+
+
+def test_interval_covers_the_true_mean_where_images_alone_would_not():
+    """Images and seeds are drawn again in every trial; the seeds' share of the variance is the larger one."""
+    rng, covered, covered_by_images = np.random.default_rng(2), [], []
+    for _ in range(400):
+        noise = rng.normal(scale=0.5, size=(3, 60))
+        values = rng.normal(size=60) + rng.normal(scale=0.25, size=(3, 1)) + noise
+        found = score(aggregate(runs(values)))
+        covered.append(found["low"] <= 0 <= found["high"])
+        alone = score(aggregate(runs([values.mean(axis=0)])))
+        covered_by_images.append(alone["low"] <= 0 <= alone["high"])
+    assert 0.94 <= np.mean(covered) <= 0.995
+    assert np.mean(covered_by_images) < 0.9
+
+
+def test_interval_of_a_difference_covers_it():
+    """What both experiments share on an image cancels, so the interval is much narrower than the images' spread."""
+    rng, covered, widths = np.random.default_rng(3), [], []
+    for _ in range(300):
+        hardness = rng.normal(scale=5, size=60)
+        own, reference = (
+            hardness + better + rng.normal(scale=0.1, size=(4, 1)) + rng.normal(scale=0.3, size=(4, 60))
+            for better in (0.2, 0)
+        )
+        found = score(paired_difference(runs(own), runs(reference)))
+        covered.append(found["low"] <= 0.2 <= found["high"])
+        widths.append(found["high"] - found["low"])
+    assert 0.94 <= np.mean(covered) <= 0.995
+    unpaired = 2 * 1.96 * 5 * np.sqrt(2 / 60)
+    assert np.mean(widths) < unpaired / 4
+
+
+def test_equal_runs_differ_by_nothing():
+    values = np.random.default_rng(4).random((3, 30))
+    found = score(paired_difference(runs(values, experiment="again"), runs(values)))
+    assert [found[key] for key in ("mean", "low", "high")] == [0, 0, 0]
+    assert found["seeds"] == 3
+
+
+def test_difference_turns_its_sign_with_its_sides():
+    rng = np.random.default_rng(5)
+    own, reference = runs(rng.random((2, 30))), runs(rng.random((2, 30)))
+    forth, back = score(paired_difference(own, reference)), score(paired_difference(reference, own))
+    assert [forth[key] for key in ("mean", "low", "high")] == pytest.approx(
+        [-back[key] for key in ("mean", "high", "low")]
+    )
+
+
+def test_difference_uses_what_both_have():
+    own = [run([5, 6, 7], seed=seed, ids=["b", "c", "d"]) for seed in (2, 1, 9)]
+    reference = [run([1, 1, 1], seed=seed, ids=["a", "b", "c"]) for seed in (1, 2, 3)]
+    reference[0].groups["reference"] = reference[0].groups["finetune/own"]
+    reference[1].groups["reference"] = reference[2].groups["reference"] = reference[0].groups["finetune/own"]
+    found = paired_difference(own, reference)
+    assert list(found) == ["finetune/own"]
+    assert (score(found)["n"], score(found)["seeds"], score(found)["mean"]) == (2, 2, 4.5)
+
+
+def test_order_of_runs_is_irrelevant():
+    made = runs(np.random.default_rng(6).random((3, 20)))
+    assert score(aggregate(made)) == pytest.approx(score(aggregate(made[::-1])))
+
+
+def failure(call, *arguments) -> str:
+    with pytest.raises(InputError) as error:
+        call(*arguments)
+    return str(error.value)
+
+
+def test_what_cannot_be_paired_is_named():
+    ours = run([1.0], seed=1, experiment="ours")
+    message = failure(paired_difference, [ours], [run([1.0], seed=2)])
+    assert "ours and baseline have no common seed ([1] and [2])" in message
+    message = failure(paired_difference, [ours], [run([1.0], seed=1, ids=["other"])])
+    assert "ours and baseline have no common evaluation image" in message
+    message = failure(paired_difference, [ours], [run([1.0], seed=1, counts=[3], file="old/scores.jsonl")])
+    assert "image e000 has 1 values in scores.jsonl and 3 in old/scores.jsonl" in message
+
+
+def test_runs_of_one_experiment_must_be_about_the_same_images():
+    first, other = run([1.0, 2.0]), run([1.0], seed=7, file="seed-7/scores.jsonl")
+    for message in (failure(aggregate, [first, other]), failure(paired_difference, [first], [first, other])):
+        assert "baseline with seed 7: score of finetune/own in seed-7/scores.jsonl has other images" in message
+    lacking = Scores("baseline", 8, {})
+    assert "baseline with seed 0 has score of finetune/own (scores.jsonl), but baseline with seed 8 does" in failure(
+        aggregate, [lacking, first]
+    )

@@ -1,0 +1,129 @@
+"""Benchmarks' questions in training conversations: those that say what they ask are found, generic ones are not."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import find_leaks
+import write_jsonl as write_jsonl_script
+from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.evaluation import text_leaks
+from dj2mgm.evaluation.leaked_ids import read_leaked_ids
+from dj2mgm.evaluation.text_leaks import ReferenceTexts, normalize
+from dj2mgm.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
+from in_process import run_main
+
+LONG = "What is the name of the station on the blue sign?"
+INSTRUCTION = "Answer the question using a single word or phrase."
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """From a benchmark's questions (id, image, question, answers) and conversations' turns to the ids that leak."""
+    monkeypatch.setattr(text_leaks, "read_text", lambda name, row: (row["question"], row["answers"]))
+
+    def found(questions, *turns) -> list[str]:
+        references = ReferenceTexts()
+        keys = ("id", "image", "question", "answers")
+        rows = [{"benchmark": "b"} | dict(zip(keys, question, strict=True)) for question in questions]
+        assert list(references.collect(iter(rows))) == rows
+        values = [{"value": value} for turn in turns for value in turn]
+        return references.asked_by(values).get("b", [])
+
+    return found
+
+
+def test_a_question_leaks_with_its_answer_only(ask):
+    questions = [("1", "a.jpg", LONG, ["Union Station", "union"])]
+    assert ask(questions, (f"<image>\n{LONG}\n{INSTRUCTION}", "Union")) == ["1"]
+    assert ask(questions, (f"{LONG}\n<image>", "union station.")) == ["1"]
+    assert ask(questions, ("Who is it?", "me"), ("what IS the name of the  station, on the 'blue' sign", "UNION")) == [
+        "1"
+    ]
+    assert ask(questions, (LONG, "Grand Central")) == []
+    assert ask(questions, (f"In one word: {LONG}", "union")) == []
+
+
+def test_generic_questions_are_no_leaks(ask):
+    assert ask([("1", "a.jpg", "What color is it?", ["red"])], ("What color is it?", "red")) == []
+    seven, eight = "What is the color of the car?", "What is the color of the parked car?"
+    assert ask([("1", "a.jpg", seven, ["red"])], (seven, "red")) == []
+    assert ask([("1", "a.jpg", eight, ["red"])], (eight, "red")) == ["1"]
+    of_two_images = [("1", "a.jpg", LONG, ["union"]), ("2", "b.jpg", LONG, ["central"])]
+    assert ask(of_two_images, (LONG, "union")) == []
+    rotations = [("1", b"image", LONG, ["A", "union"]), ("1000001", b"image", LONG, ["B", "union"])]
+    assert ask(rotations, (LONG, "union")) == ["1", "1000001"] and ask(rotations, (LONG, "B")) == ["1000001"]
+    assert ask([("1", "a.jpg", LONG, ["?"])], (LONG, "!")) == [], "an answer without a word is none"
+
+
+@given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=1), st.randoms())
+def test_case_punctuation_and_space_are_no_difference(words, random):
+    written = "".join(word + random.choice([" ", ", ", "\t", "? ", " – ", "_"]) for word in words)
+    assert normalize(written) == normalize(" ".join(words)) == normalize(normalize(written))
+    assert normalize(written.upper().lower()) == normalize(" ".join(words).upper().lower())
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Two pairs and four instructions, of which a benchmark asks two; none of its images is among theirs."""
+    for at, color in enumerate(("red", "blue")):
+        Image.new("RGB", (32, 32), color).save(tmp_path / f"{at}.png")
+    Image.radial_gradient("L").convert("RGB").save(tmp_path / "asked.jpg")
+    pairs = [{"id": str(at), "text": build_dj_text("a"), "images": [f"{at}.png"]} for at in range(2)]
+    write_jsonl(tmp_path / "data/pretrain.jsonl", pairs)
+    text_only = {"id": "t", "conversations": build_conversation("t", "0.png", LONG, "union")["conversations"]}
+    text_only["conversations"][0]["value"] = LONG
+    instructions = [
+        build_conversation("0", "0.png", f"{LONG}\n{INSTRUCTION}", "Union"),
+        build_conversation("1", "1.png", LONG, "central"),
+        build_conversation("2", "1.png", "What color is it?", "red"),
+        text_only,
+    ]
+    write_json_list(tmp_path / "data/finetune.json", instructions)
+    write_jsonl(tmp_path / "data/evaluation.jsonl", [{"id": "e", "image": "asked.jpg", "captions": ["a"]}])
+    asked = [(LONG, 7, "union"), ("What color is it?", 8, "red")]
+    prompts = [{"question_id": "asked", "image": "asked.jpg", "text": f"{q}\n{INSTRUCTION}"} for q, _, _ in asked]
+    write_jsonl(tmp_path / "questions.jsonl", prompts)
+    truth = [{"question_id": n, "image_id": "asked", "question": q, "answers": [a] * 10} for q, n, a in asked]
+    write_json(tmp_path / "answers.json", {"data": truth})
+    files = {"questions": "questions.jsonl", "answers": "answers.json", "images": "."}
+    roots = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(tmp_path))
+    files = {key: str(tmp_path / name) for key, name in files.items()}
+    write_yaml(tmp_path / "config.yaml", roots | {"benchmarks": {"textvqa": files}, "folders": [], "cpu_threads": 1})
+    return tmp_path
+
+
+def run(capsys, script, **flags) -> None:
+    arguments = [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))]
+    done = run_main(script, *arguments, capture=capsys)
+    assert done.status == 0, done.stderr
+
+
+def test_instructions_that_leak_are_listed_counted_and_left_out(dataset, capsys):
+    leaks = dataset / "leaks/leaks.jsonl"
+    run(capsys, find_leaks, config=dataset / "config.yaml", dataset=dataset / "data", output_dir=leaks.parent)
+    assert list(read_jsonl(leaks)) == [
+        {"split": "finetune", "row": name, "of": "textvqa", "ids": ["7"]} for name in ("0", "t")
+    ]
+    assert read_json(leaks.parent / "summary.json")["textvqa"] == {
+        **{"references": 1, "leaked": 0, "questions": 0, "training_images": 0, "training_rows": 0},
+        **{"texts": 2, "leaked_texts": 1, "text_rows": 2},
+    }
+    assert read_leaked_ids(leaks, "textvqa") == {"7"}
+
+    roots = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(dataset))
+    settings = {"on_bad_row": "refuse", "max_samples": 9, "leaks": "drop", "seed": 0, "cpu_threads": 1, "sources": {}}
+    write_yaml(dataset / "jsonl.yaml", roots | settings | {"question": "", "control_tokens": []})
+    flags = {"config": dataset / "jsonl.yaml", "evaluation": dataset / "data/evaluation.jsonl"}
+    flags |= {"pairs": dataset / "data/pretrain.jsonl", "instructions": dataset / "data/finetune.json"}
+    run(capsys, write_jsonl_script, **flags, output_dir=dataset / "kept")
+    run(capsys, write_jsonl_script, **flags, leaks=leaks, output_dir=dataset / "dropped")
+    kept, dropped = (read_json(dataset / name / "summary.json") for name in ("kept", "dropped"))
+    assert kept["finetune"]["rows_out"] == 4
+    assert dropped["finetune"]["dropped"] == {"leaked_text": 2} and dropped["finetune"]["rows_out"] == 2
+    assert dropped["pretrain"] == kept["pretrain"], "the pair with the id of an instruction that leaks stays"
+    rows = [json.loads(line)["id"] for line in (dataset / "dropped/finetune.jsonl").read_text().splitlines()]
+    assert rows == ["1", "2"]

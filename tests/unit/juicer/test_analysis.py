@@ -1,0 +1,278 @@
+"""The analysis measures every row, drops none, and suggests a recipe that does what it says."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from PIL import Image
+
+from browser import find_browser, open_browser
+from dj2mgm.config.recipe_check import check_operators
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.juicer.analysis import analyze, summarize
+from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_analysis_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from dj2mgm.juicer.restart import WORKING
+from dj2mgm.juicer.statistics import as_numbers, read_limits
+from dj2mgm.reporting.analysis_page import write_analysis_page
+from forked_python import forked_python
+from places import PROJECT
+from tiny_clip import save_tiny_clip
+
+ROWS, SHORT = 230, 10
+RECIPE = [
+    {"text_length_filter": {"min_len": 10, "max_len": 528}},
+    {"words_num_filter": {"lang": "en", "tokenization": False, "min_num": 9, "max_num": 10_000}},
+    {"image_shape_filter": {"min_width": 1, "min_height": 1, "any_or_all": "all"}},
+    {"image_size_filter": {"min_size": "1", "max_size": "20MiB"}},
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Captions of ten words or so, ten short ones, three rows that repeat an earlier one, two broken images."""
+    folder = tmp_path_factory.mktemp("data with a space")
+    (folder / "images").mkdir()
+    rng = np.random.default_rng(0)
+    words = ["a", "red", "circle", "and", "blue", "squares", "under", "three", "green", "<b>stars</b>"]
+    rows = []
+    for number in range(ROWS):
+        image = f"images/{number}.png"
+        size = (6, 8) if number in range(20, 30) else (int(rng.integers(60, 80)), 64)
+        Image.new("RGB", size, (number, 0, 0)).save(folder / image)
+        chosen = " ".join(rng.choice(words, rng.integers(7, 14)))
+        caption = f"x{number}" if number < SHORT else f"{chosen} {number}"
+        rows.append({"id": f"r{number}", "text": build_dj_text(caption), "images": [image]})
+    rows += [rows[number] | {"id": f"again{number}"} for number in (50, 51, 52)]
+    (folder / "images/100.png").unlink()
+    (folder / "images/101.png").write_bytes(b"<html>404</html>")
+    write_jsonl(folder / "pretrain.jsonl", rows)
+    return folder / "pretrain.jsonl"
+
+
+def settings(data: Path, process: list) -> RecipeSettings:
+    root = str(data.parent.resolve())
+    return RecipeSettings(data.parent.resolve(), 1, process, {"image_integrity_filter": {"image_root": root}})
+
+
+@pytest.fixture(scope="module")
+def analyzed(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("analyze")
+    found = analyze(settings(data, RECIPE), None, data, output)
+    return found, output
+
+
+def test_every_row_is_measured_or_named_as_unreadable(data, analyzed):
+    found, output = analyzed
+    summary = summarize(found, None)
+    assert (summary["rows_in"], summary["rows_analyzed"]) == (ROWS + 3, ROWS + 1)
+    assert summary["unreadable_images"] == {"missing": 1, "outside": 0, "empty": 0, "undecodable": 1}
+    assert summary["repeats"] == {"image_text_deduplicator": 3}
+    stats = {row["id"]: row for row in read_jsonl(output / "stats.jsonl")}
+    assert set(stats) == {row["id"] for row in read_jsonl(data)}
+    assert stats["r100"] == {"id": "r100", "image_integrity": "missing"}
+    assert all(row["text_len"] > 0 and row["image_width"] for row in stats.values() if row["image_integrity"] == "ok")
+
+
+def test_the_overall_table_is_that_of_the_rows(analyzed):
+    found, output = analyzed
+    overall = pd.read_csv(output / "overall.csv", index_col=0)
+    assert list(overall) == ["text_len", "num_words", "image_width", "image_height", "image_sizes"]
+    lengths = np.array([len(text) for text in found.texts])
+    assert (overall["text_len"]["count"] == len(lengths)) and (overall["text_len"]["max"] == lengths.max())
+    assert overall["text_len"]["1%"] == pytest.approx(np.quantile(lengths, 0.01))
+
+
+@pytest.mark.parametrize("which", ["current", "suggested"])
+def test_the_filter_stage_keeps_as_many_rows_as_the_analysis_says(which, data, analyzed, tmp_path):
+    found, output = analyzed
+    process = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
+    if which == "current":
+        process = [{"image_integrity_filter": None}, *RECIPE, {"image_text_deduplicator": None}]
+    summary = run_recipe(settings(data, process), data, tmp_path, FILTERED)
+    assert summary["rows_kept"] == summarize(found, None)["kept"][which] > 0
+
+
+def test_tails_get_limits_and_the_rest_of_the_recipe_stays(analyzed):
+    found, output = analyzed
+    suggested = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
+    arguments = {name: values for step in suggested for name, values in step.items()}
+    check_operators("suggestions.yaml", suggested)
+    assert list(arguments)[0] == "image_integrity_filter" and list(arguments)[-1] == "image_text_deduplicator"
+    assert 28 + 3 < arguments["text_length_filter"]["min_len"] <= 28 + 20
+    assert arguments["text_length_filter"]["max_len"] == 528
+    assert 3 < arguments["words_num_filter"].pop("min_num") <= 9
+    assert arguments["words_num_filter"] == {"lang": "en", "tokenization": False, "max_num": 10_000}
+    assert 6 < arguments["image_shape_filter"]["min_width"] <= 60
+    assert "max_width" not in arguments["image_shape_filter"], "what the recipe leaves open stays open"
+    assert arguments["image_size_filter"]["max_size"] == "20MiB"
+    drops = {s.name: int(s.drops(s.suggested).sum()) for s in found.statistics}
+    assert drops["text_len"] == drops["num_words"] == SHORT and drops["image_width"] == drops["image_height"] == 10
+
+
+def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
+    clip = str(save_tiny_clip(tmp_path / "clip"))
+    arguments = {"batched_image_text_similarity_filter": {"hf_clip": clip}}
+    with_clip = settings(data, RECIPE[:1])
+    with_clip = RecipeSettings(with_clip.image_root, 1, with_clip.process, with_clip.arguments | arguments)
+    found = analyze(with_clip, clip, data, tmp_path / "out")
+    similarity = found.statistics[-1]
+    assert (similarity.name, similarity.of_images) == ("image_text_similarity", True)
+    assert similarity.current == {} and len(similarity.finite) == found.rows
+    assert not similarity.drops(similarity.suggested).any(), "a default that nobody chose drops nothing"
+    assert "One hump" in similarity.remark and "90% → " in similarity.remark
+    suggested = yaml.safe_load((tmp_path / "out/suggestions.yaml").read_text(encoding="utf-8"))["process"]
+    check_operators("suggestions.yaml", suggested)
+    step = suggested[-1]
+    assert list(step["batched_image_text_similarity_filter"]) in (["min_score"], []), "the stage fills in the CLIP"
+
+
+def test_a_share_that_a_recipe_keeps_stays_and_is_counted(data, tmp_path):
+    save_tiny_clip(tmp_path / "clip")
+    kept = {"batched_image_text_similarity_filter": {"hf_clip": str(tmp_path / "clip"), "keep_fraction": 0.5}}
+    found = analyze(settings(data, [kept]), None, data, tmp_path)
+    suggested = yaml.safe_load((tmp_path / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
+    [arguments] = [step[name] for step in suggested for name in step if name in kept]
+    assert arguments["keep_fraction"] == 0.5 and "min_score" not in arguments
+    [scores] = found.statistics
+    assert scores.drops(scores.current).sum() == scores.drops(scores.suggested).sum() == (ROWS + 1) // 2
+
+
+def test_mappers_change_nothing_that_is_measured(data, tmp_path):
+    found = analyze(settings(data, [{"whitespace_normalization_mapper": None}, *RECIPE[:1]]), None, data, tmp_path)
+    assert list(found.not_measured) == ["whitespace_normalization_mapper"]
+    lengths = [row["text_len"] for row in read_jsonl(tmp_path / "stats.jsonl") if "text_len" in row]
+    assert lengths == [len(text) for text in found.texts]
+    assert "not measured" in (tmp_path / "suggestions.yaml").read_text(encoding="utf-8")
+
+
+def test_data_juicers_deduplicator_only_counts(data, tmp_path):
+    found = analyze(settings(data, [*RECIPE[:1], {"document_deduplicator": {}}]), None, data, tmp_path)
+    assert summarize(found, None)["repeats"] == {"document_deduplicator": 3}
+    assert found.rows == ROWS + 1 and found.repeated.sum() == 3
+
+
+OPERATORS = [
+    ({"text_length_filter": {"min_len": 20, "max_len": 60}}, {"text_len": 18}, {"text_len": 20}),
+    ({"special_characters_filter": {}}, {"special_char_ratio": 0.26}, {"special_char_ratio": 0.25}),
+    ({"image_size_filter": {"max_size": "2KiB"}}, {"image_sizes": [2049]}, {"image_sizes": [2048]}),
+    (
+        {"image_shape_filter": {"max_width": 70}},
+        {"image_width": [71], "image_height": [9]},
+        {"image_width": [70], "image_height": [71]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("step", "dropped", "kept"), OPERATORS, ids=lambda value: next(iter(value)))
+def test_limits_are_those_that_data_juicer_judges_by(step, dropped, kept):
+    [(name, arguments)] = step.items()
+    [operator] = load_ops([{name: dict(arguments)}])
+    for stats, expected in ((dropped, False), (kept, True)):
+        assert [bool(keep) for keep in operator.process_batched({Fields.stats: [stats]})] == [expected]
+        beyond = [
+            limit.drops(as_numbers([value])[0])[0]
+            for statistic, value in stats.items()
+            for limit in read_limits(operator, arguments, statistic, alone=len(stats) == 1).values()
+        ]
+        assert any(beyond) is not expected
+
+
+def test_what_is_no_number_is_no_statistic():
+    values, per_image = as_numbers([[1], [], [2.5], None, [float("nan")]])
+    assert per_image and np.array_equal(values, [1, np.nan, 2.5, np.nan, np.nan], equal_nan=True)
+    assert as_numbers(["en", "de"]) is None and as_numbers([[], []]) is None and as_numbers([[1, 2], [3]])[0][1] == 3
+
+
+def test_the_page_is_one_file_that_fetches_nothing_and_escapes_captions(analyzed, tmp_path):
+    found, _ = analyzed
+    write_analysis_page(found, tmp_path / "analysis.html")
+    page = (tmp_path / "analysis.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "<b>stars</b>" not in page and "&lt;b&gt;stars&lt;/b&gt;" in page
+    assert all(source.startswith("data:image/webp;base64,") for source in re.findall(r'src="([^"]*)"', page))
+    assert page.count('<section class="card statistic"') == len(found.statistics)
+    assert not re.search(r"https?://|url\(|@import", page)
+    assert page.count("just below") == sum(
+        bool(limit.drops(s.finite).any()) for s in found.statistics for limit in s.suggested.values()
+    )
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+def test_a_browser_shows_the_page_at_every_width(analyzed, tmp_path):
+    found, _ = analyzed
+    write_analysis_page(found, tmp_path / "analysis.html")
+    with open_browser(find_browser(), tmp_path / "profile") as tab:
+        for width in (360, 860, 1400):
+            tab.open(tmp_path / "analysis.html", width)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.evaluate("[...document.images].every(image => image.naturalWidth > 0) && document.images.length > 0")
+        assert not tab.reported("Log.entryAdded") and not tab.reported("Runtime.exceptionThrown")
+        requested = {event["request"]["url"] for event in tab.reported("Network.requestWillBeSent")}
+    assert {url for url in requested if not url.startswith("data:")} == {(tmp_path / "analysis.html").as_uri()}
+
+
+def test_the_page_shows_a_statistic_that_is_the_same_in_all_rows(tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "images/0.png")
+    rows = [{"id": str(n), "text": build_dj_text(f"caption {n}"), "images": ["images/0.png"]} for n in range(3)]
+    write_jsonl(tmp_path / "pretrain.jsonl", rows)
+    found = analyze(settings(tmp_path / "pretrain.jsonl", RECIPE), None, tmp_path / "pretrain.jsonl", tmp_path / "out")
+    write_analysis_page(found, tmp_path / "out/analysis.html")
+    assert "All rows have 64." in (tmp_path / "out/analysis.html").read_text(encoding="utf-8")
+
+
+def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
+    empty = tmp_path / "pretrain.jsonl"
+    empty.touch()
+    with pytest.raises(InputError, match="has no rows"):
+        analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
+    write_jsonl(empty, [{"id": "a", "text": build_dj_text("a cat"), "images": ["gone.png"]}])
+    first = r"none of 1 images can be read \(missing 1\); the first is .*gone.png: .*image_root"
+    with pytest.raises(InputError, match=first):
+        analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
+    with pytest.raises(InputError, match="nothing to analyze: no filter"):
+        analyze(settings(data, [{"image_text_deduplicator": None}]), None, data, tmp_path / "out")
+    with pytest.raises(InputError, match="nowhere.*model.clip_score"):
+        arguments = {"batched_image_text_similarity_filter": {"hf_clip": "/nowhere/clip"}}
+        broken = RecipeSettings(data.parent, 1, RECIPE[:1], arguments)
+        analyze(broken, "/nowhere/clip", data, tmp_path / "out")
+    assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(WORKING)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip": 3}, "'clip' must be a folder or hub id"),
+        ({"cpu_threads": 0}, "'cpu_threads' must be a whole number from 1"),
+        ({"clipp": None}, "unknown key 'clipp'; the nearest known one is 'clip'"),
+        ({"recipe": {"process": [{"text_lenght_filter": {}}]}}, "nearest known one is 'text_length_filter'"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_settings_are_checked(change, message, data, tmp_path):
+    values = {"image_root": str(data.parent), "processes": 1, "recipe": {"process": RECIPE}, "clip": None}
+    write_yaml(tmp_path / "config.yaml", values | {"cpu_threads": None} | change)
+    with pytest.raises(InputError, match=re.escape(message)):
+        read = read_analysis_settings(tmp_path / "config.yaml")
+        analyze(read.recipe, read.clip, data, tmp_path / "out")
+
+
+def test_the_script_writes_the_same_outputs_with_one_or_two_processes(data, tmp_path):
+    values = {"image_root": str(data.parent), "recipe": {"process": RECIPE}, "clip": None, "cpu_threads": None}
+    outputs = []
+    for processes in (1, 2):
+        write_yaml(tmp_path / "config.yaml", values | {"processes": processes})
+        script = [forked_python(), "workflow_scripts/analyze_data.py", "--config", str(tmp_path / "config.yaml")]
+        script += ["--data", str(data), "--output-dir", str(tmp_path / "out")]
+        subprocess.run(script, cwd=PROJECT, check=True, capture_output=True)
+        outputs.append({path.name: path.read_bytes() for path in sorted((tmp_path / "out").iterdir())})
+    names = ["analysis.html", "overall.csv", "stats.jsonl", "suggestions.yaml", "summary.json"]
+    assert list(outputs[0]) == names and outputs[0] == outputs[1]
+    assert read_json(tmp_path / "out/summary.json")["rows_in"] == ROWS + 3

@@ -1,0 +1,246 @@
+"""The captioners: the workflow's own model, Data-Juicer's operator with a BLIP-2; and how their captions are kept."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from data_juicer.utils.lazy_loader import LazyLoader
+
+from dj2mgm.data.formats import build_dj_text, extract_caption
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl
+from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
+from dj2mgm.juicer.operators.models.caption_store import CaptionStore
+from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
+from dj2mgm.mgm.mgm_generator import MGMGenerator
+from forked_python import forked_python
+from places import PROJECT
+from tiny_captioners import save_tiny_blip2, save_tiny_mgm, write_pairs
+from tiny_clip import save_tiny_clip
+
+COUNT = 11
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> list[str]:
+    data = write_pairs(tmp_path_factory.mktemp("pairs"), ["x"] * COUNT)
+    return [str(data.parent / row["images"][0]) for row in read_jsonl(data)]
+
+
+@pytest.fixture(scope="module")
+def mgm(tmp_path_factory) -> dict:
+    """The captioner mgm on a random model, as in a recipe."""
+    folder = tmp_path_factory.mktemp("mgm")
+    base, stage = save_tiny_mgm(folder)
+    arguments = {"base_model": str(base), "stage": str(stage), "num_beams": 3, "batch_size": 4, "max_new_tokens": 5}
+    return {"mgm_captioning_mapper": arguments}
+
+
+@pytest.fixture(scope="module")
+def blip2(tmp_path_factory) -> dict:
+    """Data-Juicer's own operator on a random BLIP-2."""
+    folder = save_tiny_blip2(tmp_path_factory.mktemp("blip2"))
+    sizes = {"gpu_batch_size": 4, "batch_size": 4}
+    return {"image_captioning_mapper": {"hf_img2seq": str(folder), "keep_original_sample": False} | sizes}
+
+
+def caption_all(captioner: Captioner, images: list[str]) -> list[Captions]:
+    size = captioner.batch_size
+    return [
+        captions
+        for start in range(0, len(images), size)
+        for captions in captioner(images[start : start + size], images[start : start + size])
+    ]
+
+
+def test_the_mapper_says_what_the_model_says(mgm, images):
+    [arguments] = mgm.values()
+    [operator] = load_ops([mgm])
+    samples = {"text": ["a", "b", "c"], "images": [images[:1], [], images[1:2]], Fields.meta: [{}, {}, {}]}
+    found = operator.process(samples)
+    generator = MGMGenerator(Path(arguments["base_model"]), Path(arguments["stage"]))
+    said = list(generator.candidates([images[0], images[1]], "", "plain", 3, 5, batch_size=2))
+    assert found["text"] == [build_dj_text(said[0][0][0]), "b", build_dj_text(said[1][0][0])]
+    for row, expected in ((0, said[0]), (1, []), (2, said[1])):
+        meta = found[Fields.meta][row]
+        assert meta[CANDIDATES].tolist() == [caption for caption, _ in expected]
+        assert meta[LOG_LIKELIHOODS].tolist() == pytest.approx([value for _, value in expected], abs=1e-4)
+
+
+def test_captions_do_not_depend_on_the_order_or_the_number_of_images(mgm, images):
+    """Byte for byte, though they come in other batches, the last of them not full."""
+    captioner = Captioner(mgm, seed=0)
+    reference = dict(zip(images, caption_all(captioner, images), strict=True))
+    assert len({captions.candidates[0] for captions in reference.values()}) > 1
+    for number in range(3):
+        some = random.Random(number).sample(images, COUNT - number)
+        for image, captions in zip(some, caption_all(captioner, some), strict=True):
+            assert captions.candidates == reference[image].candidates
+            assert captions.log_likelihoods == pytest.approx(reference[image].log_likelihoods, abs=1e-4)
+    assert caption_all(captioner, images) == list(reference.values())
+
+
+def test_data_juicers_own_operator_is_seeded_by_seed_and_images(blip2, images, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
+    monkeypatch.setattr(LazyLoader, "_install_package", lambda *args, **kwargs: pytest.fail("installs a package"))
+    captioner = Captioner(blip2, seed=0)
+    first = captioner(images[:3], ["a", "b", "c"])
+    assert [len(found.candidates) for found in first] == [1, 1, 1] and first[0].log_likelihoods is None
+    assert all(text.startswith("w") and "<" not in text for found in first for text in found.candidates)
+    random.random()  # whatever happened in between
+    assert captioner(images[:3], ["a", "b", "c"]) == first
+    assert captioner(images[:3], ["a", "b", "d"]) != first
+    assert Captioner(blip2, seed=1)(images[:3], ["a", "b", "c"]) != first
+
+
+def test_data_juicers_own_operator_recaptions_rows(blip2, images, tmp_path):
+    clip = str(save_tiny_clip(tmp_path / "clip"))
+    arguments = {"hf_clip": clip, "min_similarity": 10.0, "captioner": blip2, "max_caption_length": 3000}
+    [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
+    rows = {"text": [build_dj_text("x")] * 2, "images": [[image] for image in images[:2]]}
+    for row in operator.run(NestedDataset.from_dict(rows)).to_list():
+        assert extract_caption(row["text"]) == row[Fields.meta]["recaption"]["caption"] != "x"
+        assert row[Fields.stats]["caption_log_likelihood"] == []
+
+
+def moved(captioner: dict, folder: Path) -> dict:
+    """The same captioner with its folders somewhere else."""
+    [(name, arguments)] = captioner.items()
+    copies = {}
+    for key, value in arguments.items():
+        if isinstance(value, str):
+            copies[key] = str(shutil.copytree(value, folder / key))
+    return {name: arguments | copies}
+
+
+@pytest.mark.parametrize("kind", ["mgm", "blip2"])
+def test_a_fingerprint_is_of_contents_and_not_of_paths(kind, request, tmp_path):
+    captioner = request.getfixturevalue(kind)
+    copy = moved(captioner, tmp_path)
+    original = Captioner(captioner, 0).fingerprint()
+    assert Captioner(copy, 0).fingerprint() == original
+    [(name, arguments)] = copy.items()
+    (tmp_path / next(iter(arguments)) / "notes.md").write_text("not the model's")
+    assert Captioner(copy, 0).fingerprint() == original
+    default = {"mgm": {"question": ""}, "blip2": {"caption_num": 1.0}}[kind]
+    assert Captioner({name: default | arguments}, 0).fingerprint() == original
+    assert (Captioner(copy, 1).fingerprint() == original) == (kind == "mgm"), "beam search draws nothing"
+    assert Captioner({name: arguments | {"batch_size": 2}}, 0).fingerprint() != original
+    weights = next(tmp_path.rglob("projector.safetensors" if kind == "mgm" else "model.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    assert Captioner(copy, 0).fingerprint() != original
+
+
+def test_records_of_training_are_no_part_of_the_fingerprint(mgm, tmp_path):
+    copy = moved(mgm, tmp_path)
+    before = Captioner(copy, 0).fingerprint()
+    (tmp_path / "stage/metrics.json").write_text("{}")
+    (tmp_path / "stage/checkpoints").mkdir()
+    assert Captioner(copy, 0).fingerprint() == before
+    (tmp_path / "stage/adapter").mkdir()
+    (tmp_path / "stage/adapter/adapter_model.safetensors").write_bytes(b"0")
+    assert Captioner(copy, 0).fingerprint() != before
+
+
+def test_writers_share_their_captions_and_each_writes_its_own_file(tmp_path):
+    one, two = Captions(["a", "b"], [-1.0, -2.5]), Captions(["c"], None)
+    first = CaptionStore(tmp_path, "f", "first")
+    first.add({"x": one})
+    second = CaptionStore(tmp_path, "f", "second")
+    assert second.get(["x", "y"]) == {"x": one}
+    second.add({"y": two})
+    again = CaptionStore(tmp_path, "f", "first")  # while the first is at it, as another process's would be
+    assert again.get(["x", "y"]) == {"x": one, "y": two}
+    again.add({"z": one})
+    assert CaptionStore(tmp_path, "g", "first").get(["x"]) == {}
+    lines = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "f").iterdir()}
+    assert lines == {"first.jsonl": 1, "second.jsonl": 1, "first-2.jsonl": 1}
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_a_line_torn_by_a_kill_is_cut_off_and_said_again(tmp_path, cut):
+    store = CaptionStore(tmp_path, "f", "w")
+    store.add({"x": Captions(["a"], [-1.0]), "y": Captions(["ü"], [-2.0])})
+    del store
+    [path] = (tmp_path / "f").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    reader = CaptionStore(tmp_path, "f", "another")
+    assert set(reader.get("xy")) == {"x"} and path.read_bytes() == whole[:-cut], "only the writer may cut"
+    store = CaptionStore(tmp_path, "f", "w")
+    assert set(store.get("xy")) == {"x"}
+    store.add({"y": Captions(["ü"], [-2.0])})
+    assert path.read_bytes() == whole
+
+
+def test_a_file_that_holds_something_else_is_named(tmp_path):
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f/w.jsonl").write_text('{"image": "x", "candidates": [], "log_likelihoods": null}\n{"a": 1}\n')
+    with pytest.raises(InputError, match=r"w.jsonl, line 2: expected a row of captions. Delete the file"):
+        CaptionStore(tmp_path, "f", "other")
+
+
+def recaption(images: list[str], clip: str, mgm: dict, folder: Path, **arguments) -> tuple[list[dict], dict]:
+    arguments = {"hf_clip": clip, "captioner": mgm, "captions_folder": str(folder)} | arguments
+    [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
+    rows = {
+        "text": [build_dj_text(f"x{number}") for number in range(len(images))],
+        "images": [[path] for path in images],
+    }
+    found = operator.run(NestedDataset.from_dict(rows)).to_list()
+    return found, operator.report
+
+
+def test_another_threshold_or_recipe_asks_nothing_again(mgm, images, tmp_path):
+    clip = str(save_tiny_clip(tmp_path / "clip"))
+    _, half = recaption(images, clip, mgm, tmp_path / "captions", keep_fraction=0.5)
+    assert (half["captioned"], half["cached"]) == (half["below"], 0)
+    rows, every = recaption(images, clip, mgm, tmp_path / "captions", min_similarity=10.0, writer="other")
+    assert (every["captioned"], every["cached"]) == (COUNT - half["below"], half["below"])
+    fresh, _ = recaption(images, clip, mgm, tmp_path / "fresh", min_similarity=10.0)
+    assert [row["text"] for row in rows] == [row["text"] for row in fresh]
+    again, report = recaption(images, clip, mgm, tmp_path / "captions", min_similarity=10.0)
+    assert again == rows and report["captioned"] == 0
+
+
+def test_one_image_in_two_files_is_captioned_once(mgm, images, tmp_path):
+    clip = str(save_tiny_clip(tmp_path / "clip"))
+    copy = str(shutil.copy(images[0], tmp_path / "copy.png"))
+    recaption([images[0], copy], clip, mgm, tmp_path / "captions", min_similarity=10.0)
+    [path] = (tmp_path / "captions").rglob("*.jsonl")
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_data_juicer_loads_the_operators_by_their_path(mgm, images, tmp_path):
+    """As `dj-process --custom-operator-paths` does. The library is imported first because it blocks installs."""
+    clip = str(save_tiny_clip(tmp_path / "clip"))
+    process = [
+        mgm,
+        {"low_similarity_recaption_mapper": {"hf_clip": clip, "min_similarity": 10.0, "captioner": mgm}},
+        {"batched_image_text_similarity_filter": {"hf_clip": clip, "min_score": -9.0}},
+        {"caption_log_likelihood_filter": {"min_log_likelihood": -1000.0}},
+    ]
+    code = (
+        "import dj2mgm.juicer.data_juicer, json, sys\n"
+        "from data_juicer.config.config import load_custom_operators\n"
+        "from data_juicer.core.data import NestedDataset\n"
+        "from data_juicer.ops import load_ops\n"
+        "assert 'dj2mgm.juicer.operators' not in sys.modules\n"
+        "load_custom_operators(['workflow_scripts/dj2mgm/juicer/operators'])\n"
+        "dataset = NestedDataset.from_dict({'text': ['<__dj__image>\\na <|__dj__eoc|>'], 'images': [[sys.argv[2]]]})\n"
+        "for op in load_ops(json.loads(sys.argv[1])): dataset = op.run(dataset)\n"
+        "print(json.dumps(dataset.to_list()))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": "workflow_scripts"}
+    arguments = [forked_python(), "-c", code, json.dumps(process), images[0]]
+    done = subprocess.run(arguments, cwd=PROJECT, env=environment, capture_output=True, text=True)
+    [row] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else pytest.fail(done.stderr)
+    [first] = caption_all(Captioner(mgm, 0), images[:1])
+    record = row[Fields.meta]["recaption"]
+    assert record["original"] == first.candidates[0], "the first operator's caption is the second's original"
+    assert extract_caption(row["text"]) == record["caption"] in first.candidates
+    assert row[Fields.meta][CANDIDATES] == first.candidates

@@ -1,0 +1,116 @@
+"""The filter stage as a command, and the baseline recipe against planted faults."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl, write_yaml
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from forked_python import forked_python
+from places import PROJECT
+
+RECIPE = PROJECT / "config/recipes/baseline.yaml"
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> Path:
+    """300 pairs, a third of them faulty, in a folder whose name has spaces and non-ASCII letters."""
+    folder = tmp_path_factory.mktemp("data") / "Größe und 形"
+    rates = {"mismatched": 0.1, "junk_text": 0.06, "short_text": 0.04, "duplicate": 0.04, "tiny_image": 0.04}
+    rates |= {"extreme_aspect": 0.04, "truncated_image": 0.04, "not_an_image": 0.04}
+    write_shapes(ShapesSpec(7, 300, 3, 1, rates), folder)
+    return folder
+
+
+def filter_data(folder: Path, settings: object, output: Path) -> subprocess.CompletedProcess:
+    config = output.parent / "config.yaml"
+    write_yaml(config, settings)
+    script = PROJECT / "workflow_scripts/filter_data.py"
+    arguments = ["--config", config, "--data", folder / "pretrain.jsonl", "--output-dir", output]
+    return subprocess.run([forked_python(), script, *arguments], capture_output=True, text=True)
+
+
+def test_the_baseline_recipe_finds_the_planted_faults_and_spares_the_rest(shapes, tmp_path):
+    process = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["process"]
+    settings = RecipeSettings(shapes, 1, process, {"image_integrity_filter": {"image_root": str(shapes)}})
+    run_recipe(settings, shapes / "pretrain.jsonl", tmp_path, FILTERED)
+    faults = {row["id"]: row["fault"] for row in read_jsonl(shapes / "ground_truth.jsonl")}
+    planted = Counter(faults.values())
+    dropped = Counter(faults[row["id"]] for row in read_jsonl(tmp_path / "dropped.jsonl"))
+    for fault in ("junk_text", "short_text", "duplicate", "tiny_image", "extreme_aspect"):
+        assert dropped[fault] >= 0.95 * planted[fault] > 0, fault
+    for fault in ("truncated_image", "not_an_image"):
+        assert dropped[fault] == planted[fault] > 0, fault
+    good = ("clean", "mismatched")  # whether a caption fits its image is for another recipe
+    assert sum(dropped[kind] for kind in good) <= 0.02 * sum(planted[kind] for kind in good)
+
+
+def test_the_command_logs_one_line_for_each_operator_and_needs_neither_torch_nor_ray(shapes, tmp_path):
+    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    script = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
+        "from filter_data import main; main()\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)"
+    )
+    config = tmp_path / "config.yaml"
+    write_yaml(config, {"image_root": str(shapes), "processes": 1, "recipe": recipe})
+    done = subprocess.run(
+        [sys.executable, "-c", script, PROJECT / "workflow_scripts", "--config", config]
+        + ["--data", shapes / "pretrain.jsonl", "--output-dir", tmp_path / "out put é"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(recipe["process"]) == 10, done.stderr
+    assert "[1/10] image_integrity_filter: 300 rows in, 276 out, 24 dropped" in lines[0]
+    summary = json.loads((tmp_path / "out put é/summary.json").read_text(encoding="utf-8"))
+    assert summary["rows_in"] == 300 == summary["rows_kept"] + summary["rows_dropped"]
+
+
+SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"imageroot": "x"}, "unknown key 'imageroot'; the nearest known one is 'image_root'"),
+        ({"recipe": {"proces": []}}, "a recipe has the keys executor, process, ray_address, and no 'recipe.proces'"),
+        ({"recipe": "baseline"}, "expected the keys image_root, processes, recipe, with"),
+        ({"image_root": "/no/such/folder"}, "'image_root' must be the folder .* '/no/such/folder'"),
+        ({"processes": 0}, "'processes' must be a whole number from 1"),
+        ({"processes": True}, "'processes' must be a whole number from 1"),
+        ({"clipp": "x"}, "unknown key 'clipp'; the nearest known one is 'clip'"),
+        ({"recipe": {"executor": "dask"}}, "'recipe.executor' must be default or ray, found 'dask'"),
+        (
+            {"recipe": {"ray_address": "auto"}},
+            "'recipe.ray_address' must be a text beside 'executor: ray', found 'auto'",
+        ),
+    ],
+)
+def test_bad_settings_name_the_file_and_the_key(tmp_path, change, message):
+    write_yaml(tmp_path / "config.yaml", {"image_root": str(tmp_path)} | SETTINGS | change)
+    with pytest.raises(InputError, match=f"config.yaml: {message}"):
+        read_filter_settings(tmp_path / "config.yaml")
+
+
+def test_processes_null_means_every_core_of_this_process(tmp_path):
+    write_yaml(tmp_path / "config.yaml", {"image_root": str(tmp_path)} | SETTINGS | {"processes": None})
+    assert read_filter_settings(tmp_path / "config.yaml").processes == len(os.sched_getaffinity(0))
+
+
+def test_bad_input_ends_in_one_line(shapes, tmp_path):
+    settings = {"image_root": str(shapes), "processes": 1, "recipe": {"process": [{"text_lenght_filter": {}}]}}
+    done = filter_data(shapes, settings, tmp_path / "out")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "unknown operator 'text_lenght_filter'; the nearest known one is 'text_length_filter'" in line

@@ -1,0 +1,121 @@
+"""Recipes are checked before any row is read, and build real Data-Juicer operators."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from data_juicer.utils.lazy_loader import LazyLoader
+
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.data_juicer import OPERATORS, Filter
+from dj2mgm.juicer.recipe import build_operators, check_process, complete
+from places import PROJECT
+
+
+def build(process: list, folder: Path) -> list:
+    check_process(process)
+    return build_operators(process, folder)
+
+
+@pytest.mark.parametrize("process", [None, [], {}, "text_length_filter"])
+def test_a_missing_or_empty_process_list_is_rejected(process):
+    with pytest.raises(InputError, match="'process' must be a list of at least one operator"):
+        check_process(process)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"text_lenght_filter": {}}, "step 1: unknown operator 'text_lenght_filter'.*'text_length_filter'"),
+        ({"qqq": None}, "unknown operator 'qqq'; the nearest known one is"),
+        ({"text_length_filter": {"min_length": 3}}, "text_length_filter.*'min_length'.*min_len"),
+        ({"text_length_filter": {"min_len": "three"}}, "text_length_filter.*min_len.*three"),
+        ({"text_length_filter": 3}, "step 1: expected 'operator: {argument: value}'"),
+        ({"text_length_filter": {}, "words_num_filter": {}}, "step 1: expected 'operator: {argument: value}'"),
+        ("text_length_filter", "step 1: expected 'operator: {argument: value}'"),
+        ({"naive_grouper": {}}, "naive_grouper merges or groups rows"),
+    ],
+)
+def test_a_bad_step_is_named_with_the_remedy(step, message):
+    with pytest.raises(InputError, match=message) as caught:
+        check_process([step])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_value_that_the_operator_itself_refuses_names_the_operator(tmp_path):
+    with pytest.raises(InputError, match="image_shape_filter cannot be built: ValueError: .*sometimes"):
+        build([{"image_shape_filter": {"any_or_all": "sometimes"}}], tmp_path)
+
+
+def test_the_same_operator_twice_keeps_each_ones_own_arguments(tmp_path):
+    """Data-Juicer's `init_configs` would hand the first one's `min_len` on to the second."""
+    first, second = build([{"text_length_filter": {"min_len": 30}}, {"text_length_filter": {"max_len": 90}}], tmp_path)
+    assert (first.min_len, second.min_len, second.max_len) == (30, 10, 90)
+
+
+def test_operators_start_no_processes_and_never_skip_errors(tmp_path):
+    process = [{"image_integrity_filter": None}, {"words_num_filter": {"min_num": 2}}]
+    integrity, words = build(process, tmp_path)
+    assert [op.skip_op_error for op in (integrity, words)] == [False, False]
+    assert [op.runtime_np() for op in (integrity, words)] == [None, None]
+    assert process == [
+        {"image_integrity_filter": None},
+        {"words_num_filter": {"min_num": 2}},
+    ]  # the caller's is untouched
+
+
+def test_what_a_recipe_leaves_open_is_filled_in_and_what_it_states_wins():
+    process = [{"image_integrity_filter": None}, {"image_integrity_filter": {"image_root": "/own"}}, {"other": None}]
+    assert complete(process, {"image_integrity_filter": {"image_root": "/run", "more": 1}}) == [
+        {"image_integrity_filter": {"image_root": "/run", "more": 1}},
+        {"image_integrity_filter": {"image_root": "/own", "more": 1}},
+        {"other": {}},
+    ]
+    assert process[0] == {"image_integrity_filter": None}  # the caller's is untouched
+
+
+@pytest.mark.parametrize("process", [None, "x", [3], [{"a": 1, "b": 2}], [{"a": 3}]])
+def test_what_is_no_process_list_is_left_to_the_check(process):
+    assert complete(process, {"a": {"b": 1}}) == process
+
+
+@pytest.mark.parametrize(
+    ("captioner", "message"),
+    [
+        ({"mgm_captionin_mapper": {}}, "step 1, captioner: unknown operator.*'mgm_captioning_mapper'"),
+        ({"mgm_captioning_mapper": {"beams": 3}}, "step 1, captioner: .*'beams'.*num_beams"),
+    ],
+)
+def test_a_captioner_inside_an_operator_is_checked_too(captioner, message):
+    with pytest.raises(InputError, match=message):
+        check_process([{"low_similarity_recaption_mapper": {"min_similarity": 0.1, "captioner": captioner}}])
+
+
+def test_a_recipe_that_needs_a_missing_package_fails_and_installs_nothing(tmp_path, monkeypatch):
+    class NeedsMissingPackage(Filter):
+        _name = "needy_filter"
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            LazyLoader.check_packages(["surely_missing_package"])
+
+    monkeypatch.setitem(OPERATORS.modules, "needy_filter", NeedsMissingPackage)
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
+    with pytest.raises(
+        InputError, match="needy_filter needs the package surely_missing_package.*install it in envs/data_juicer.yaml"
+    ):
+        build([{"needy_filter": None}], tmp_path)
+
+
+def test_a_module_that_loads_late_is_not_installed_either(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
+    with pytest.raises(InputError, match="surely_missing_package"):
+        _ = LazyLoader("surely_missing_package").anything
+
+
+def test_the_baseline_recipe_builds_and_sets_only_known_arguments(tmp_path):
+    recipe = yaml.safe_load((PROJECT / "config/recipes/baseline.yaml").read_text(encoding="utf-8"))
+    names = [operator._name for operator in build(recipe["process"], tmp_path)]
+    assert names == [next(iter(step)) for step in recipe["process"]]
+    assert names[0] == "image_integrity_filter"

@@ -1,0 +1,203 @@
+"""What a caption gains by its image under a trained model, and which rows are kept by it."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from test_synthesize_stage import CAPTIONS, OUTPUTS, command, model_of, rows_of, settings_of, synthesize
+
+from dj2mgm.config.layers import merge_experiment
+from dj2mgm.config.stages import filter_settings, synthesize_settings
+from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl
+from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.operators import likelihood_gain_filter
+from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
+from dj2mgm.juicer.recipe_settings import read_synthesize_settings
+from dj2mgm.mgm.mgm_family import MGMFamily
+from dj2mgm.mgm.mgm_generator import MGMGenerator
+from places import PROJECT
+from tiny_captioners import save_tiny_mgm, write_pairs
+from tiny_clip import save_tiny_clip
+
+NAME = "likelihood_gain_filter"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """Twenty pairs in `data/`, a CLIP in `clip/`, a model in `base/` and `pretrain/`; all random."""
+    folder = tmp_path_factory.mktemp("project")
+    write_pairs(folder / "data", CAPTIONS)
+    save_tiny_clip(folder / "clip")
+    save_tiny_mgm(folder)
+    return folder
+
+
+@pytest.fixture
+def tells(monkeypatch):
+    """Have a model tell known log-likelihoods, of a token each: of the caption, given the image's name."""
+    calls: list[int] = []
+
+    class Known:
+        def control_tokens(self, template):
+            return ["<image_soft_token>"]
+
+        def log_likelihoods(self, images, answers, question, template):
+            calls.append(len(images))
+            return [[by_pair.get((Path(images[image]).stem, answer), -2.0)] * 3 for image, answer in answers]
+
+    by_pair: dict[tuple[str, str], float] = {}
+    monkeypatch.setattr(likelihood_gain_filter, "get_model", lambda *arguments: Known())
+
+    def register(known: dict[tuple[str, str], float]) -> list[int]:
+        by_pair.update(known)
+        return calls
+
+    return register
+
+
+def gains(images: list[list[str]], captions: list[str], **arguments) -> list[list[float]]:
+    [operator] = load_ops([{NAME: {"base_model": "", "stage": ""} | arguments}])
+    samples = {"text": list(map(build_dj_text, captions)), "images": images, Fields.stats: [{} for _ in images]}
+    return [stats[STAT].tolist() for stats in operator.compute_stats(samples)[Fields.stats]]
+
+
+def test_the_gain_is_the_mutual_information_per_token():
+    """By hand: two tokens, with probabilities under the own image and two others."""
+    own, others = np.array([0.5, 0.8]), np.array([[0.1, 0.8], [0.3, 0.8]])
+    whole = (np.log(0.5 / 0.3) + np.log(0.8 / 0.8)) / 2
+    assert likelihood_gain(np.log([own, *others]), 1.0) == pytest.approx(whole)
+    assert likelihood_gain(np.log([own, *others]), 0.0) == pytest.approx(np.log(own).mean())
+    halfway = (np.log(0.5) - 0.5 * np.log(0.3) + np.log(0.8) - 0.5 * np.log(0.8)) / 2
+    assert likelihood_gain(np.log([own, *others]), 0.5) == pytest.approx(halfway)
+
+
+def test_likelihoods_of_answers_are_what_training_would_lose(project):
+    images = [str(project / "data/images" / f"{number}.png") for number in range(3)]
+    asked = [(0, "a cat"), (2, "picture 3 of a sea"), (1, "a cat"), (0, "dog")]
+    generator, family = MGMGenerator(project / "base", project / "pretrain", "cpu"), MGMFamily(project / "base")
+    values = generator.log_likelihoods(images, asked, "What is it?", "gemma")
+    encoder, model = family.encoder("gemma", 512), generator.model
+    for (image, answer), each in zip(asked, values, strict=True):
+        item = encoder.item(build_conversation("1", images[image], "What is it?", answer))
+        batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
+        assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
+    assert generator.log_likelihoods([], [], "", "plain") == []
+
+
+def test_images_are_encoded_once_whatever_is_asked_about_them(project, monkeypatch):
+    generator, encoded = MGMGenerator(project / "base", project / "pretrain", "cpu"), []
+    encode = generator.model.model.get_image_features
+    monkeypatch.setattr(
+        generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
+    )
+    images = [str(project / "data/images" / f"{number}.png") for number in range(4)]
+    generator.log_likelihoods(images, [(image, "a cat") for image in range(4) for _ in range(9)], "", "plain")
+    assert encoded == [4]
+
+
+def test_a_row_gains_what_its_caption_says_of_its_image_and_not_of_others(tells):
+    calls = tells({("a", "a cat"): -0.5, ("b", "a dog"): -2.0})
+    found = gains([["a.png"], ["b.png"], ["c.png"]], ["a cat", "a dog", "a cat"], other_images=2)
+    prior = np.log((np.exp(-0.5) + 2 * np.exp(-2)) / 3)
+    assert [value for [value] in found] == pytest.approx([-0.5 - prior, 0.0, -2.0 - prior])
+    assert calls == [3]
+
+
+def test_a_caption_with_a_control_token_has_no_gain_and_is_left_to_the_training_files(tells):
+    tells({("a", "a cat"): -0.5})
+    images, captions = [["a.png"], ["b.png"], ["c.png"]], ["a cat", "a <image_soft_token> dog", "an <|end|> owl"]
+    assert [len(gain) for gain in gains(images, captions, other_images=2)] == [1, 0, 0]
+
+
+def test_rows_without_one_image_or_beside_too_few_others_have_no_gain_and_are_kept(tells):
+    """Beside fewer images, gains would be on another scale."""
+    tells({})
+    assert gains([["a.png"], ["a.png"], [], ["b.png", "c.png"]], ["x"] * 4) == [[]] * 4
+    assert gains([["a.png"], ["b.png"], ["c.png"]], ["x"] * 3, other_images=3) == [[]] * 3
+    [operator] = load_ops([{NAME: {"base_model": "", "stage": ""}}])
+    stats = [{STAT: []}, {STAT: [0.1]}, {STAT: [-0.1]}]
+    assert list(operator.process({Fields.stats: stats})) == [True, True, False]
+    assert gains([], []) == []
+
+
+@pytest.mark.parametrize(("batch_size", "other_images", "parts"), [(8, 4, {6, 7}), (8, 7, {8, 9}), (40, 4, {33})])
+def test_every_row_is_scored_beside_as_many_images(tells, batch_size, other_images, parts):
+    calls = tells({(str(number), "x"): 0.0 for number in range(33)})
+    images = [[f"{number}.png"] for number in range(33) for _ in range(2)]
+    found = gains(images, ["x", "y"] * 33, batch_size=batch_size, other_images=other_images)
+    assert [len(gain) for gain in found] == [1] * 66 and sum(calls) == 33 and set(calls) == parts
+
+
+def test_other_images_are_evenly_spread_over_those_scored_together(tells):
+    """Of eight images each has its fellow four places on, which its caption fits as well."""
+    tells({(str(number), caption): 0.0 for number in range(8) for caption in (str(number), str((number + 4) % 8))})
+    found = gains([[f"{number}.png"] for number in range(8)], [str(number) for number in range(8)], other_images=1)
+    assert found == [[0.0]] * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"other_images": 32}, "other_images must be from 1 to batch_size - 1, 31; found 32"),
+        ({"prior_weight": 1.5}, "prior_weight must be from 0 to 1, found 1.5"),
+        ({"keep_fraction": 0.0}, "keep_fraction must be above 0 and at most 1, found 0.0"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load_ops([{NAME: {"base_model": "", "stage": ""} | arguments}])
+
+
+def test_the_stage_hands_its_trained_model_over_and_keeps_the_share(project, tmp_path):
+    settings = settings_of(project, tmp_path, [{NAME: {"keep_fraction": 0.5, "prior_weight": 0.5}}])
+    summary = synthesize(project, tmp_path, settings)
+    assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"]) == (20, 10, 10)
+    kept = [row[STAT][0] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
+    dropped = [row["stats"][STAT][0] for row in read_jsonl(tmp_path / "out/dropped.jsonl")]
+    assert min(kept) > max(dropped)
+    assert list(rows_of(tmp_path / "out/synthesized.jsonl").values())[0].keys() == {"id", "text", "images"}
+    arguments = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project)).arguments[NAME]
+    assert arguments["stage"] == str(project / "pretrain") and arguments["template"]["name"] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("clip_window", 10),
+        ("cluster_balance", 10),
+        ("length_balance", 10),
+        ("ngram_balance", 10),
+        ("likelihood_gain", 10),
+        ("selection", 10),
+    ],
+)
+def test_the_recipes_run_with_what_the_stage_fills_in(project, tmp_path, name, kept):
+    recipe = yaml.safe_load((PROJECT / f"config/recipes/{name}.yaml").read_text(encoding="utf-8"))
+    assert synthesize(project, tmp_path, settings_of(project, tmp_path, recipe["process"]))["rows_kept"] == kept
+
+
+def test_a_stage_without_such_a_model_says_so_before_anything_runs():
+    images, config = {"pretrain": "."}, merge_experiment("baseline", {})
+    recipes = config | {"recipe": "likelihood_gain"}
+    with pytest.raises(InputError, match="likelihood_gain_filter asks a trained model, which the filter stage has not"):
+        filter_settings(recipes, images)
+    synthesize = config["synthesize"] | {"recipe": "likelihood_gain", "captioner": "blip2"}
+    recipes = config | {"synthesize": synthesize}
+    with pytest.raises(InputError, match="synthesize.captioner: blip2 does not tell how likely captions are"):
+        synthesize_settings(recipes, images)
+
+
+@pytest.mark.slow
+def test_ray_finds_the_same_gains(project, tmp_path):
+    for name, gpus in (("default", 1), ("ray", 2)):
+        (tmp_path / name).mkdir()
+        settings = settings_of(project, tmp_path / name, [{NAME: {"keep_fraction": 0.5}}]) | {"gpus": gpus}
+        done = subprocess.run(command(project, tmp_path / name, settings), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    for name in OUTPUTS:
+        assert (tmp_path / "default/out" / name).read_bytes() == (tmp_path / "ray/out" / name).read_bytes()

@@ -1,0 +1,208 @@
+"""The deduplicators of similar images in a stage: which row is kept, what is said about it, and resuming."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dj2mgm.config.recipes import needs_clip
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.data.shapes.scenes import render
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
+from dj2mgm.juicer import copies
+from dj2mgm.juicer.analysis import analyze
+from dj2mgm.juicer.data_juicer import NestedDataset, load_ops
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from forked_python import forked_python
+from places import PROJECT
+from tiny_clip import save_tiny_clip
+
+NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
+FILES = (FILTERED, "stats.jsonl", "dropped.jsonl")
+SMALL = 4  # rows of a batch, and of a partition
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """Nine scenes, copies of three of them (one larger, two smaller), and a row without an image."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    scenes = {f"s{number}": render(draw_row_scene(3, "pretrain", number)) for number in range(9)}
+    for name, image in scenes.items():
+        image.save(folder / f"{name}.png")
+    for name, copied, side, kind in (
+        ("larger", "s1", 256, "webp"),
+        ("smaller", "s1", 90, "jpg"),
+        ("small", "s5", 64, "png"),
+        ("equal", "s7", 128, "png"),
+    ):
+        scenes[copied].resize((side, side), Image.Resampling.BICUBIC).save(folder / f"{name}.{kind}")
+    names = ["s0.png", "s1.png", "smaller.jpg", "s2.png", "s3.png", "larger.webp", "s4.png", "small.png", "s5.png"]
+    names += ["s6.png", "s7.png", "equal.png", "s8.png"]
+    rows = [
+        {"id": name.split(".")[0], "text": build_dj_text("a scene" + "!" * place), "images": [f"images/{name}"]}
+        for place, name in enumerate(names)
+    ]
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    return tmp_path / "pairs.jsonl"
+
+
+def settings_of(data: Path, process: list, processes: int = 1) -> RecipeSettings:
+    return RecipeSettings(data.parent.resolve(), processes, process)
+
+
+def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
+    return run_recipe(settings_of(data, process, processes), data, output, FILTERED)
+
+
+def copies_in(output: Path) -> dict[str, str]:
+    return {row["id"]: row["copy_of"] for row in read_jsonl(output / "dropped.jsonl")}
+
+
+@pytest.fixture
+def small_partitions(monkeypatch):
+    for size in ("PARTITION", "BATCH"):
+        monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", SMALL)
+
+
+def test_of_copies_the_largest_stays_and_then_the_first(data, tmp_path):
+    summary = run(data, tmp_path / "out", [{NEAR: None}])
+    assert copies_in(tmp_path / "out") == {"s1": "larger", "smaller": "larger", "small": "s5", "equal": "s7"}
+    rows = {row["id"]: row for row in read_jsonl(tmp_path / "out/dropped.jsonl")}
+    assert (rows["equal"]["distance"], rows["equal"]["step"], rows["equal"]["event"]) == (0, 1, "dropped")
+    assert 0 <= rows["small"]["distance"] <= 23 and rows["small"]["stats"] == {"image_pixels": 64.0 * 64}
+    [step] = summary["operators"]
+    assert (step["rows_in"], step["rows_out"], step["dropped"]) == (13, 9, 4)
+    assert step["copies"] == {"clusters": {"2": 2, "3": 1}}
+
+
+def test_the_statistic_that_the_recipe_prefers_decides(data, tmp_path):
+    process = [{"text_length_filter": {"min_len": 1}}, {NEAR: {"prefer": "text_len"}}]  # later rows have longer texts
+    run(data, tmp_path / "out", process)
+    assert copies_in(tmp_path / "out") == {"s1": "larger", "smaller": "larger", "small": "s5", "s7": "equal"}
+
+
+def test_a_statistic_that_nothing_has_measured_is_named(data, tmp_path):
+    with pytest.raises(
+        InputError, match="'prefer' names the statistic 'text_len', but rows only have image_pixels. Put"
+    ):
+        run(data, tmp_path / "out", [{NEAR: {"prefer": "text_len"}}])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_bits": 24}, "max_bits must be from 0 to 23, found 24"),
+        ({"max_levels": -1}, "max_levels must be 0 or more, found -1"),
+        ({"prefer": 3}, "prefer"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(data, tmp_path, arguments, message):
+    with pytest.raises(InputError, match=message):
+        run(data, tmp_path / "out", [{NEAR: arguments}])
+
+
+def test_rows_with_several_images_or_none_are_compared_as_wholes(data, tmp_path):
+    def row(name: str, *images: str) -> dict:
+        return {"id": name, "text": build_dj_text(" ".join(["<__dj__image>"] * len(images))), "images": list(images)}
+
+    samples = [
+        row("a", "images/s1.png", "images/s5.png"),
+        row("b", "images/larger.webp", "images/small.png"),
+        row("c", "images/small.png", "images/larger.webp"),
+        row("d", "images/s1.png"),
+        row("e"),
+        row("f"),
+    ]
+    [operator] = load_ops([{NEAR: {}}])
+    for sample in samples:
+        sample["images"] = [str(data.parent / image) for image in sample["images"]]
+    columns = {key: [sample[key] for sample in samples] for key in samples[0]}
+    hashed = operator.compute_hash(columns)
+    found = operator.find_copies(zip(hashed[operator.hash_key], hashed["__dj__stats__"], strict=True), tmp_path)
+    assert found.copy_of.tolist() == [1, -1, -1, -1, -1, -1]  # b has more pixels
+
+
+def test_a_plain_data_juicer_run_keeps_the_same_rows(data):
+    rows = [row | {"images": [str(data.parent / row["images"][0])], "__dj__stats__": {}} for row in read_jsonl(data)]
+    [operator] = load_ops([{NEAR: {}}])
+    operator.num_proc = None
+    kept = operator.run(NestedDataset.from_list(rows))
+    assert kept["id"] == ["s0", "s2", "s3", "larger", "s4", "s5", "s6", "s7", "s8"]
+
+
+def test_a_run_that_ends_midway_goes_on_without_another_search(data, tmp_path, small_partitions, monkeypatch):
+    process = [{NEAR: None}, {"text_length_filter": {"min_len": 1}}]
+    whole = run(data, tmp_path / "whole", process)
+    write = copies.write_partition
+
+    def write_one(folder: Path, *arguments) -> None:
+        if "000001" in folder.name:
+            raise KeyboardInterrupt
+        write(folder, *arguments)
+
+    monkeypatch.setattr(copies, "write_partition", write_one)
+    with pytest.raises(KeyboardInterrupt):
+        run(data, tmp_path / "out", process)
+    monkeypatch.setattr(copies, "write_partition", write)
+    monkeypatch.setattr("dj2mgm.juicer.operators.near_duplicates.find_near_duplicates", None)  # it is not called again
+    resumed = run(data, tmp_path / "out", process)
+    for name in FILES:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert without_seconds(resumed) == without_seconds(whole)
+
+
+def without_seconds(summary: dict) -> dict:
+    return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
+
+
+@pytest.mark.slow  # without a CLIP, test_juicer_stage.py has it
+def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_partitions):
+    clip = str(save_tiny_clip(tmp_path / "clip"))
+    process = [{NEAR: {"max_bits": 0}}, {EMBEDDING: {"hf_clip": clip, "min_similarity": 0.999}}]
+    expected = run(data, tmp_path / "here", process, 2)
+    settings = {"image_root": str(data.parent), "processes": 2, "recipe": {"process": process, "executor": "ray"}}
+    write_yaml(tmp_path / "config.yaml", settings)
+    flags = ["--config", tmp_path / "config.yaml", "--data", data, "--output-dir", tmp_path / "ray"]
+    code = (
+        f"import sys; sys.path.insert(0, {str(PROJECT / 'workflow_scripts')!r})\n"
+        f"import dj2mgm.juicer.partitions as dataset; dataset.PARTITION = dataset.BATCH = {SMALL}\n"
+        "import filter_data; filter_data.main()\n"
+    )
+    done = subprocess.run([forked_python(), "-c", code, *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in FILES:
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
+    assert without_seconds(json.loads((tmp_path / "ray/summary.json").read_text())) == without_seconds(expected)
+    assert {row["operator"] for row in read_jsonl(tmp_path / "ray/dropped.jsonl")} == {
+        name for step in process for name in step
+    }
+
+
+def test_a_clip_finds_copies_by_their_embeddings(data, tmp_path):
+    process = [{EMBEDDING: {"hf_clip": str(save_tiny_clip(tmp_path / "clip")), "min_similarity": 0.9999}}]
+    run(data, tmp_path / "out", process)
+    found = copies_in(tmp_path / "out")
+    assert found["equal"] == "s7" and found["s1"] == "larger"
+
+
+def test_the_clip_that_judges_captions_is_the_default(tmp_path):
+    recipe = {"process": [{EMBEDDING: None}]}
+    assert needs_clip(recipe) and not needs_clip({"process": [{NEAR: None}]})
+    values = {"image_root": str(tmp_path), "processes": 1, "recipe": recipe, "clip": "models/clip"}
+    write_yaml(tmp_path / "config.yaml", values)
+    assert read_filter_settings(tmp_path / "config.yaml").arguments[EMBEDDING] == {"hf_clip": "models/clip"}
+
+
+def test_an_analysis_notes_copies_and_keeps_them(data, tmp_path):
+    process = [{"text_length_filter": {"min_len": 1}}, {NEAR: None}]
+    settings = RecipeSettings(
+        data.parent.resolve(), 1, process, {"image_integrity_filter": {"image_root": str(tmp_path)}}
+    )
+    found = analyze(settings, None, data, tmp_path / "out")
+    assert found.rows == 13 and found.repeats[NEAR].sum() == 4

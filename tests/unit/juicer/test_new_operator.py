@@ -1,0 +1,93 @@
+"""A new operator is one file and one entry: docs/examples/operator.py in a copy of the code."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from forked_python import forked_python
+from places import PROJECT
+from tiny_models import save_image
+
+EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
+NAME = "word_frequency_filter"
+CAPTIONS = ["a cat", "a dog", "a cat and a dog", "cat cat", "ein Hund"]
+FREQUENCIES = {"a": -1.0, "and": -2.0, "cat": -3.0, "dog": -9.0}
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory) -> Path:
+    """A copy of workflow_scripts/ with one file more, and of config/schemas/ with its entry."""
+    copy = tmp_path_factory.mktemp("project") / "workflow_scripts"
+    shutil.copytree(PROJECT / "config/schemas", copy.parent / "config/schemas")
+    reviewed = copy.parent / "config/schemas/operators.yaml"
+    text = reviewed.read_text(encoding="utf-8")
+    [entry] = re.findall(r"```yaml\n# \S+operators\.yaml, .*\n((?:.*\n)+?)```", EXTENDING)
+    reviewed.write_text(text.replace("\noperators:\n", f"\noperators:\n{entry}"), encoding="utf-8")
+    shutil.copytree(PROJECT / "workflow_scripts", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PROJECT / "docs/examples/operator.py", copy / f"dj2mgm/juicer/operators/{NAME}.py")
+    return copy
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/frequencies.json").write_text(json.dumps(FREQUENCIES))
+    return tmp_path / "model"
+
+
+def run_filter(scripts: Path, folder: Path, captions: list[str], **arguments) -> subprocess.CompletedProcess:
+    save_image(folder / "a.png")
+    rows = [{"id": f"r{n}", "text": build_dj_text(text), "images": ["a.png"]} for n, text in enumerate(captions)]
+    write_jsonl(folder / "pairs.jsonl", rows)
+    settings = {"image_root": str(folder), "processes": 2, "recipe": {"process": [{NAME: arguments}]}}
+    write_yaml(folder / "config.yaml", settings)
+    flags = ["--config", folder / "config.yaml", "--data", folder / "pairs.jsonl", "--output-dir", folder / "out"]
+    return subprocess.run([forked_python(), scripts / "filter_data.py", *flags], capture_output=True, text=True)
+
+
+def test_a_new_operator_with_fraction_report_and_model_is_one_file(scripts, model, tmp_path):
+    done = run_filter(scripts, tmp_path, CAPTIONS, model=str(model), keep_fraction=0.5)
+    assert done.returncode == 0, done.stderr
+    assert [row["id"] for row in read_jsonl(tmp_path / "out/filtered.jsonl")] == ["r0", "r3", "r4"]
+    assert [row["id"] for row in read_jsonl(tmp_path / "out/dropped.jsonl")] == ["r1", "r2"]
+    [step] = read_json(tmp_path / "out/summary.json")["operators"]
+    assert step["unknown_words"] == {"captions": 5, "without_known_words": 1}
+
+
+def test_a_new_operators_report_can_stop_the_stage(scripts, model, tmp_path):
+    done = run_filter(scripts, tmp_path, ["ein Hund"], model=str(model))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {model} knows no word of any caption")
+
+
+def test_a_new_operators_file_and_model_are_inputs_of_the_work(scripts, model, tmp_path):
+    """Also where Snakemake starts, and without importing Data-Juicer there."""
+    (tmp_path / "pairs.jsonl").touch()
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from dj2mgm.code import modules_of\n"
+        "from dj2mgm.config.recipe_check import check_operators\n"
+        "name, model, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])\n"
+        "check_operators('recipe', [{name: {'model': str(model), 'keep_fraction': 0.5, 'batch_size': 8}}])\n"
+        "assert 'data_juicer' not in sys.modules\n"
+        "scripts = Path(sys.argv[4])\n"
+        "assert scripts / f'dj2mgm/juicer/operators/{name}.py' in modules_of(scripts / 'filter_data.py')\n"
+        "from dj2mgm.juicer.restart import fingerprint\n"
+        "from dj2mgm.juicer.recipe_settings import RecipeSettings\n"
+        "process, settings = [{name: {'model': str(model)}}], RecipeSettings(data.parent, 1, [])\n"
+        "before = fingerprint(process, settings, data)\n"
+        "(model / 'frequencies.json').write_text('{}')\n"
+        "assert fingerprint(process, settings, data) != before\n"
+    )
+    arguments = [forked_python(), "-c", code, NAME, model, tmp_path / "pairs.jsonl", scripts]
+    environment = os.environ | {"PYTHONPATH": str(scripts)}
+    done = subprocess.run(arguments, cwd=PROJECT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

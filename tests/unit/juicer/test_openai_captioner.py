@@ -1,0 +1,584 @@
+"""The captioner that asks a server, against one that misbehaves on command and counts what it is asked."""
+
+import html
+import json
+import re
+import time
+import zlib
+from dataclasses import replace
+from email.utils import formatdate
+from threading import Barrier, Lock
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dj2mgm.data.images import load_image
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.data_juicer import load_ops
+from dj2mgm.juicer.operators import openai_captioning_mapper
+from dj2mgm.juicer.operators.models import chat_requests, chat_server
+from dj2mgm.juicer.operators.models.captioner import Captioner, Captions
+from scripted_server import Asked, Reply, ScriptedServer, caption
+
+KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
+    monkeypatch.setattr(chat_requests, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> list[str]:
+    """Of one gray each, by which the server tells them apart: 0, 10, 20, …"""
+    folder = tmp_path_factory.mktemp("images")
+    for number in range(24):
+        Image.new("RGB", (40, 20), (10 * number,) * 3).save(folder / f"{number:02}.png")
+    return [str(path) for path in sorted(folder.iterdir())]
+
+
+def number_of(asked: Asked) -> int:
+    return round(float(np.asarray(asked.image).mean()) / 10)
+
+
+def named(asked: Asked) -> Reply:
+    return caption(f"picture {number_of(asked)}")
+
+
+def mapper(server: ScriptedServer, **arguments):
+    settings = {"base_url": server.url, "model": "tiny", "concurrency": 4, "timeout_s": 5.0, "retries": 2}
+    [operator] = load_ops([{"openai_captioning_mapper": settings | arguments}])
+    return operator
+
+
+def ask(server: ScriptedServer, images: list[str], spent: tuple[int, int] = (0, 0), **arguments) -> dict[int, Captions]:
+    operator = mapper(server, **arguments)
+    operator.connect(spent)
+    return answers_of(operator, images)
+
+
+def answers_of(operator, images: list[str]) -> dict[int, Captions]:
+    found: dict[int, Captions] = {}
+    operator.captions_as_they_come(images, found.__setitem__)
+    return found
+
+
+def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments) -> tuple[dict[int, Captions], str]:
+    """What was answered before the error, and its sentence."""
+    operator, found = mapper(server, **arguments), {}
+    operator.connect(spent)
+    with pytest.raises(InputError) as caught:
+        operator.captions_as_they_come(images, found.__setitem__)
+    assert "\n" not in str(caught.value) and KEY not in str(caught.value)
+    return found, str(caught.value)
+
+
+def test_each_image_is_asked_about_once_and_gets_its_own_answer(images):
+    with ScriptedServer(named) as server:
+        found = ask(server, images)
+    assert found == {place: Captions([f"picture {place}"], None, None, 10) for place in range(24)}
+    assert server.requests == 24 and set(server.asked.values()) == {1} and server.lists == 1
+
+
+def test_as_many_requests_are_in_flight_as_asked_for_and_no_more(images):
+    eight = Barrier(8, timeout=10)
+
+    def by_eights(asked):
+        eight.wait()
+        return named(asked)
+
+    with ScriptedServer(by_eights) as server:
+        assert len(ask(server, images, concurrency=8)) == 24
+    assert server.most_in_flight == 8
+
+
+def test_as_many_images_are_decoded_at_the_same_time_as_there_are_cores(images, monkeypatch):
+    decoding: list[str] = []
+    most: list[int] = []
+
+    def slow_load(image, longest_side):
+        decoding.append(image)
+        most.append(len(decoding))
+        time.sleep(0.02)
+        decoding.remove(image)
+        return load_image(image, longest_side)
+
+    monkeypatch.setattr(openai_captioning_mapper, "load_image", slow_load)
+    monkeypatch.setattr(openai_captioning_mapper.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    with ScriptedServer(named) as server:
+        assert len(ask(server, images, concurrency=12)) == 24
+    assert max(most) == 3
+
+
+def test_the_request_is_a_chat_completion_with_the_image_scaled_down(images):
+    seen: list[Asked] = []
+
+    def remember(asked):
+        seen.append(asked)
+        return named(asked)
+
+    with ScriptedServer(remember) as server:
+        ask(server, images[5:6], longest_side=16, question="What is it?", max_tokens=7, temperature=0.5)
+    [asked] = seen
+    [message] = asked.body.pop("messages")
+    assert asked.body == {"model": "tiny", "max_tokens": 7, "temperature": 0.5}
+    assert message["role"] == "user" and message["content"][1] == {"type": "text", "text": "What is it?"}
+    assert (asked.image.format, asked.image.size) == ("JPEG", (16, 8)) and number_of(asked) == 5
+    assert "Authorization" not in asked.headers
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Reply(500, "oops"),
+        Reply(502, "<html>bad gateway</html>"),
+        Reply(429, "slow down"),
+        Reply(200, "<html><body>Welcome</body></html>", {"Content-Type": "text/html"}),
+        Reply(200, '{"choices": []}'),
+        Reply(200, '{"choices": [{"message": {"content": 3}}]}'),
+        Reply(200, '{"error": {"message": "no capacity"}}'),
+        Reply(200, "[" * 100_000),
+        Reply(200, '{"choices": [{"message": {"con'),
+        replace(caption("cut"), action="truncate"),
+        Reply(action="reset"),
+        Reply(action="hang"),
+    ],
+    ids=lambda reply: f"{reply.status} {reply.action} {reply.body[:20]}",
+)
+def test_a_request_that_fails_is_tried_again_and_answered_images_are_not(images, trouble):
+    def first_fails(asked):
+        return trouble if number_of(asked) % 3 == 0 and asked.time_of_image == 1 else named(asked)
+
+    with ScriptedServer(first_fails) as server:
+        found = ask(server, images[:12], timeout_s=1.5 if trouble.action == "hang" else 30.0)
+    assert {place: captions.candidates for place, captions in found.items()} == {
+        place: [f"picture {place}"] for place in range(12)
+    }
+    assert server.requests == 12 + 4 and set(server.answered.values()) == {1}
+
+
+def test_an_image_that_never_gets_an_answer_is_left_out_and_the_others_go_on(images):
+    with ScriptedServer(lambda asked: Reply(500, "oops") if number_of(asked) == 3 else named(asked)) as server:
+        found = ask(server, images)
+    assert set(found) == set(range(24)) - {3}
+    assert sorted(server.asked.values()) == [1] * 23 + [3], "once, and two retries"
+
+
+def test_a_request_that_the_server_does_not_take_is_not_repeated_and_shown(images, capfd):
+    with ScriptedServer(lambda asked: Reply(400, "bad image") if number_of(asked) == 3 else named(asked)) as server:
+        found = ask(server, images)
+    assert set(found) == set(range(24)) - {3} and server.requests == 24
+    assert "an image got no caption: 400 'bad image'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("date", [False, True])
+def test_retry_after_is_honored_by_all_requests_not_only_by_the_one_that_was_told(images, date):
+    times: list[float] = []
+
+    def busy_at_first(asked):
+        times.append(time.monotonic())
+        if asked.number == 1:
+            after = formatdate(time.time() + 2, usegmt=True) if date else "0.4"  # a date has no fractions
+            return Reply(429, "slow down", {"Retry-After": after})
+        if asked.number == 2:
+            time.sleep(0.1)
+        return named(asked)
+
+    with ScriptedServer(busy_at_first) as server:
+        found = ask(server, images[:6], concurrency=2)
+    assert len(found) == 6 and server.requests == 7
+    assert times[2] - times[0] >= (0.9 if date else 0.4)
+
+
+def test_a_server_that_allows_one_at_a_time_answers_all_in_the_end(images):
+    """Although each image is refused more often than `retries`."""
+    lock = Lock()
+
+    def one_at_a_time(asked):
+        if not lock.acquire(blocking=False):
+            return Reply(429, "slow down")
+        time.sleep(0.01)
+        lock.release()
+        return named(asked)
+
+    with ScriptedServer(one_at_a_time) as server:
+        found = ask(server, images[:12], concurrency=6, retries=5)
+    assert len(found) == 12 and set(server.answered.values()) == {1}
+
+
+def test_what_the_server_writes_without_a_caption_is_an_answer_with_its_problem(images):
+    said = {
+        0: caption("  two\n lines "),
+        1: caption(""),
+        2: caption(None),
+        3: caption("a boat on the", "length"),
+        4: caption("", "content_filter"),
+        5: caption(None, refusal="I cannot"),
+        6: caption("no usage", tokens=None),
+    }
+    with ScriptedServer(lambda asked: said[number_of(asked)]) as server:
+        found = ask(server, images[:7])
+    assert server.requests == 7
+    assert [(found[place].candidates[0], found[place].problem) for place in range(7)] == [
+        ("two lines", None),
+        ("", None),
+        ("", None),
+        ("a boat on the", "cut off"),
+        ("", "refused"),
+        ("", "refused"),
+        ("no usage", None),
+    ]
+    assert found[6].tokens is None and found[0].tokens == 10
+
+
+def test_an_answer_in_parts_is_their_text(images):
+    parts = {
+        0: [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}],
+        1: [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a dog"}],
+        2: [],
+    }
+    with ScriptedServer(lambda asked: caption(parts[number_of(asked)])) as server:
+        found = ask(server, images[:3])
+    assert [found[place].candidates for place in range(3)] == [["a cat"], ["a dog"], [""]] and server.requests == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "text", "problem"),
+    [
+        ("<think>It is red.</think>\n\nA red square.", "stop", "A red square.", None),
+        ("It is red.\n</think> A red square.", "stop", "A red square.", None),
+        ("<think>It is", "length", "<think>It is", "cut off"),
+        ("\n<think>It is", "stop", "<think>It is", "cut off"),
+        ("<think>It is red.</think>", "stop", "", None),
+    ],
+)
+def test_thoughts_are_no_part_of_a_caption(images, said, finish, text, problem):
+    with ScriptedServer(lambda _: caption(said, finish)) as server:
+        assert ask(server, images[:1]) == {0: Captions([text], None, problem, 10)}
+
+
+@pytest.mark.parametrize("character", ["\ud83d", "\0", "\a", "\x7f", "\x9b", "\u202e", "\u2066"])
+def test_a_character_that_no_caption_may_have_is_a_problem_of_its_answer(images, character):
+    with ScriptedServer(lambda _: caption(f"a cat {character} b")) as server:
+        found = ask(server, images[:1])
+    assert found == {0: Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)}
+
+
+@pytest.mark.parametrize("text", ["गुलाब", "می\u200cخواهم", "👩\u200d🚀 in space", "\u200fא", "e\u0301t\u00e9"])
+def test_texts_of_other_scripts_are_captions(images, text):
+    with ScriptedServer(lambda _: caption(text)) as server:
+        assert ask(server, images[:1])[0] == Captions([text], None, None, 10)
+
+
+def test_a_server_that_goes_down_stops_the_stage_after_what_it_has_answered(images):
+    def dies(asked):
+        return named(asked) if asked.number <= 10 else Reply(action="reset")
+
+    with ScriptedServer(dies) as server:
+        found, sentence = stopped(server, images)
+    assert len(found) == 10
+    assert "3 images in a row got no caption, the last one no answer (" in sentence
+    assert "10 answers of this run are kept" in sentence and server.url in sentence
+    assert server.requests <= 10 + 3 * (4 + 3), "the others are not asked about any more"
+
+
+def test_answers_on_their_way_are_kept_when_the_stage_stops(images):
+    def slow_but_one(asked):
+        if number_of(asked) == 0:
+            return Reply(404, "no such model")
+        time.sleep(0.1)
+        return named(asked)
+
+    with ScriptedServer(slow_but_one) as server:
+        found, sentence = stopped(server, images, concurrency=8)
+    assert "expected a caption, found 404 'no such model'. Correct model or base_url" in sentence
+    assert len(found) == server.answered.total() == server.requests - 1 <= 8
+
+
+def test_an_answer_that_cannot_be_kept_loses_no_other(images):
+    found: list[int] = []
+
+    def slow(asked):
+        time.sleep(0.1)
+        return named(asked)
+
+    def keep(place: int, captions: Captions) -> None:
+        found.append(place)
+        if len(found) == 1:
+            raise OSError("disk full")
+
+    with ScriptedServer(slow) as server:
+        operator = mapper(server)
+        operator.connect()
+        with pytest.raises(OSError, match="disk full"):
+            operator.captions_as_they_come(images, keep)
+    assert 4 <= len(found) == server.requests < 24
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (Reply(429, '{"error": {"code": "insufficient_quota"}}'), "insufficient_quota.*Run again when it allows more"),
+        (Reply(503, "later", {"Retry-After": "4000"}), "503 'later' and requests a pause of 4000 s. Run again when"),
+        (Reply(308, "", {"Location": "http://elsewhere/v1"}), "308 ''. Correct model or base_url"),
+        (Reply(402, "no credit"), "402 'no credit'.*check the account"),
+    ],
+)
+def test_a_refusal_that_waiting_does_not_help_stops_at_once(images, reply, sentence):
+    with ScriptedServer(lambda _: reply) as server:
+        with pytest.raises(InputError, match=sentence):
+            ask(server, images, concurrency=1)
+    assert server.requests == 1
+
+
+def test_a_model_that_writes_no_captions_is_not_paid_for_all_images(images):
+    with ScriptedServer(lambda _: caption("and so on", "length")) as server:
+        found, sentence = stopped(server, images * 4, concurrency=2)
+    assert "50 answers in a row are not captions, the last one is cut off. Change question, max_tokens or" in sentence
+    assert len(found) == server.requests <= 52
+
+
+def test_a_budget_of_requests_counts_retries_and_earlier_runs(images):
+    def first_fails(asked):
+        return Reply(500) if asked.time_of_image == 1 else named(asked)
+
+    with ScriptedServer(first_fails) as server:
+        found, sentence = stopped(server, images, spent=(5, 50), max_requests=15, concurrency=1)
+    assert server.requests == 10 and len(found) == 5
+    assert (
+        "max_requests: 15 is used up. Raise it (null: no limit) and run again (15 requests and 100 tokens so"
+        in sentence
+    )
+    with ScriptedServer(named) as server:
+        assert len(ask(server, images[:10], max_requests=10)) == 10
+
+
+def test_a_budget_of_tokens_stops_when_it_is_reached(images):
+    with ScriptedServer(named) as server:
+        found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
+        assert server.requests == len(found) == 10 and "max_total_tokens: 95 is used up" in sentence
+    with ScriptedServer(lambda _: caption("x", tokens=None)) as server:
+        found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
+    assert len(found) == 1 and "does not report tokens" in sentence
+    with ScriptedServer(lambda _: caption("x", tokens=-9)) as server:
+        assert "does not report tokens" in stopped(server, images, max_total_tokens=95, concurrency=1)[1]
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_tokens_of_what_is_no_answer_count(images, status):
+    with ScriptedServer(lambda _: Reply(status, '{"choices": [], "usage": {"total_tokens": 10}}')) as server:
+        _, sentence = stopped(server, images, max_total_tokens=15, concurrency=1)
+    assert server.requests == 2 and "(2 requests and 20 tokens so far" in sentence
+
+
+def test_the_report_counts_requests_answers_and_tokens(images):
+    with ScriptedServer(lambda asked: Reply(500) if asked.number == 1 else named(asked)) as server:
+        operator = mapper(server)
+        operator.connect((7, 70))
+        assert len(answers_of(operator, images[:5])) == 5
+    assert operator.report == {"requests": 6, "answers": 5, "tokens": 50}
+
+
+@pytest.mark.parametrize(
+    ("models", "sentence"),
+    [
+        (["a", "b"], r"\(model tiny\): the server does not list this model, but 'a', 'b'. Name one of these"),
+        ([f"m{number}" for number in range(12)], "but 'm0', 'm1', .*, 'm9' and 2 more. Name one"),
+        (
+            Reply(200, "<html>hello"),
+            "expected a list of models, found 200 '<html>hello'. Correct base_url, which often",
+        ),
+        (Reply(502, "bad gateway"), "3 requests for its models ended with 502 'bad gateway'. Start the server or"),
+        (Reply(action="reset"), r"3 requests for its models ended with no answer \("),
+        (Reply(action="hang"), r"3 requests for its models ended with no answer in 0.1 s. Start the server"),
+        (Reply(403, "go"), r"the server needs a key \(403\). Put one into OPENAI_API_KEY"),
+        (Reply(body=" " * 2**20, action="flood"), "for its models ended with an answer of more than 4 MiB. Start the"),
+        (Reply(body=" ", action="drip"), "for its models ended with no whole answer in 0.3 s. Start the server"),
+    ],
+)
+def test_a_server_without_the_model_is_named_before_anything_is_asked(images, models, sentence, monkeypatch):
+    monkeypatch.setattr(chat_server, "PATIENCE", 3)
+    with ScriptedServer(named, models) as server, pytest.raises(InputError, match=sentence):
+        ask(server, images, timeout_s=0.1)
+    assert server.requests == 0
+
+
+@pytest.mark.parametrize("models", [[], Reply(404, "none here"), Reply(500, "no cache")])
+def test_a_server_that_cannot_list_its_models_is_asked_all_the_same(images, models, capfd):
+    with ScriptedServer(named, models) as server:
+        assert len(ask(server, images[:2])) == 2
+    assert "note: " in capfd.readouterr().err
+
+
+def test_nobody_at_the_address(images):
+    with ScriptedServer(named) as server:
+        url = server.url
+    with pytest.raises(InputError, match=f"{url} .*no answer .*Connection refused.*Start the server"):
+        ask(server, images)
+
+
+def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeypatch, capfd):
+    with ScriptedServer(named, key=KEY) as server:
+        with pytest.raises(InputError, match=rf"the server needs a key \(401\). Put one into {VARIABLE}"):
+            ask(server, images, key_variable=VARIABLE)
+        monkeypatch.setenv(VARIABLE, KEY + "x")
+        with pytest.raises(InputError, match=rf"the server rejects the key in {VARIABLE} \(401\)") as caught:
+            ask(server, images, key_variable=VARIABLE)
+        assert "sk-" not in str(caught.value)
+        monkeypatch.setenv(VARIABLE, f" {KEY}\n")
+        operator = mapper(server, key_variable=VARIABLE)
+        operator.connect()
+        assert len(answers_of(operator, images)) == 24
+        with pytest.raises(InputError, match="the server needs a key"):
+            ask(server, images, key_variable=None)
+        server.reply = lambda asked: Reply(400, f"you sent {asked.headers['Authorization']}")
+        found, sentence = stopped(server, images * 3, key_variable=VARIABLE, concurrency=1)
+        assert "<key>" in sentence and not found
+    assert KEY not in capfd.readouterr().err
+
+
+def test_an_operator_holds_the_name_of_the_variable_and_not_the_key(monkeypatch):
+    """Ray and Data-Juicer write an operator's values down, for other processes and for their records."""
+    monkeypatch.setenv(VARIABLE, KEY)
+    [operator] = load_ops([{"openai_captioning_mapper": {"model": "m", "key_variable": VARIABLE}}])
+    written = repr(vars(operator))
+    assert VARIABLE in written and KEY not in written
+
+
+ODD_KEY = 'sk-ab/cd+"e\\'
+SPELLINGS = {
+    "plain": ODD_KEY,
+    "json": json.dumps(ODD_KEY)[1:-1],
+    "php": json.dumps(ODD_KEY)[1:-1].replace("/", "\\/"),
+    "json twice": json.dumps(json.dumps(ODD_KEY)),
+    "code points": "".join(f"\\u{ord(character):04X}" for character in ODD_KEY),
+    "address": quote(ODD_KEY, safe=""),
+    "address twice": quote(quote(ODD_KEY, safe=""), safe=""),
+    "html": html.escape(ODD_KEY),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_the_key_is_masked_however_the_server_writes_it(images, monkeypatch, spelling):
+    monkeypatch.setenv(VARIABLE, ODD_KEY)
+    with ScriptedServer(lambda _: Reply(404, f"no scope: {spelling}.")) as server:
+        _, sentence = stopped(server, images, key_variable=VARIABLE, concurrency=1)
+        assert re.search(r"found 404 .no scope: \W*<key>\W*\.", sentence)
+        server.models = [spelling]
+        with pytest.raises(InputError, match=r"does not list this model, but \W*<key>\W*. Name one"):
+            ask(server, images, key_variable=VARIABLE)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_caption_with_the_key_is_masked_and_not_used(images, monkeypatch, spelling):
+    monkeypatch.setenv(VARIABLE, ODD_KEY)
+    with ScriptedServer(lambda _: caption(f"a boat {spelling} at sea")) as server:
+        [found] = ask(server, images[:1], key_variable=VARIABLE).values()
+    assert re.fullmatch(r"a boat \W*<key>\W* at sea", found.candidates[0]) and found.problem == "quotes the key"
+
+
+def test_a_placeholder_of_a_key_may_be_a_word_of_a_caption(images, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "EMPTY")
+    with ScriptedServer(lambda _: caption("an EMPTY street")) as server:
+        [found] = ask(server, images[:1], key_variable=VARIABLE).values()
+    assert (found.candidates, found.problem) == (["an EMPTY street"], None)
+
+
+@pytest.mark.parametrize("action", ["drip head", "drip"])
+def test_an_answer_that_drips_ends_at_its_deadline(images, action, monkeypatch):
+    monkeypatch.setattr(chat_server, "PATIENCE", 2)
+    with ScriptedServer(lambda _: Reply(body=" ", action=action)) as server:
+        started = time.monotonic()
+        _, sentence = stopped(server, images[:1] * 3, timeout_s=0.3, retries=0, concurrency=3)
+    assert time.monotonic() - started < 3
+    assert {"drip head": "no answer in 0.3 s", "drip": "no whole answer in 0.6 s"}[action] in sentence
+
+
+def test_a_list_of_models_that_drips_ends_at_its_deadline(images):
+    with ScriptedServer(named, models=Reply(action="drip head")) as server:
+        started = time.monotonic()
+        with pytest.raises(InputError, match=r"no answer in 0.3 s. Start the server"):
+            ask(server, images[:1], timeout_s=0.3, retries=0)
+    assert time.monotonic() - started < 3
+
+
+def test_a_compressed_answer_is_not_unpacked(images):
+    body = zlib.compress(b" " * 10**6)
+    reply = Reply(body=body.decode("latin-1"), headers={"Content-Encoding": "deflate", "Content-Length": "10"})
+    with ScriptedServer(lambda asked: reply) as server:
+        _, sentence = stopped(server, images[:1] * 50, retries=0, concurrency=1)
+    assert "a compressed answer, although the request excludes it" in sentence
+
+
+def test_names_of_models_are_shown_on_one_line_and_not_at_any_length(images):
+    with ScriptedServer(named, ["m\n\x1b[31m" + "x" * 1000]) as server, pytest.raises(InputError) as caught:
+        ask(server, images)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("key", ["sk-two\nlines", "sk-schlüssel", "sk a"])
+def test_a_variable_that_holds_no_key_is_refused_without_showing_it(images, monkeypatch, key):
+    monkeypatch.setenv(VARIABLE, key)
+    with ScriptedServer(named) as server, pytest.raises(InputError, match=f"environment variable {VARIABLE}") as caught:
+        ask(server, images, key_variable=VARIABLE)
+    assert "sk" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"base_url": "http://me:hunter2@host/v1"}, "'base_url' must be an address"),
+        ({"base_url": "http://host/v1?key=hunter2"}, "'base_url' must be an address"),
+        ({"base_url": "file:///hunter2"}, "'base_url' must be an address"),
+        ({"base_url": "http://host:hunter2/v1"}, "'base_url' must be an address"),
+        ({"key_variable": "sk-hunter2"}, "'key_variable' must be the name of an environment variable"),
+        ({"key_variable": "hunter2"}, "'key_variable' must be the name of an environment variable"),
+        ({"model": ""}, "'model' is missing. Name one of http://"),
+    ],
+)
+def test_secrets_in_arguments_are_refused_without_showing_them(arguments, message):
+    with ScriptedServer(named) as server, pytest.raises(InputError, match=message) as caught:
+        mapper(server, **arguments)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_only_what_changes_an_answer_asks_again(tmp_path):
+    base = {"base_url": "http://h/v1", "model": "m"}
+
+    def fingerprint(seed: int = 0, **arguments) -> str:
+        return Captioner({"openai_captioning_mapper": base | arguments}, seed).fingerprint()
+
+    first = fingerprint()
+    same = {"concurrency": 1, "timeout_s": 1.0, "retries": 0, "max_requests": 9, "max_total_tokens": 9}
+    same |= {"key_variable": None}
+    assert {fingerprint(1), *(fingerprint(**{key: value}) for key, value in same.items())} == {first}
+    other = {"model": "n", "question": "?", "max_tokens": 1, "temperature": 0.1, "longest_side": 64}
+    other |= {"base_url": "http://i/v1"}
+    assert len({first, *(fingerprint(**{key: value}) for key, value in other.items())}) == 7
+    (tmp_path / "m").mkdir()
+    assert fingerprint(model=str(tmp_path)) != fingerprint(model=str(tmp_path / "m")), "a name, not a folder"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"temperature": 0},
+        {"max_tokens": 128, "longest_side": 768.0, "question": "Describe the image in one sentence."},
+        {"base_url": "http://h/v1/"},
+        {"base_url": "HTTP://H/v1"},
+    ],
+)
+def test_a_captioner_is_the_same_however_it_is_written(written):
+    base = {"base_url": "http://h/v1", "model": "m"}
+    first, same = (Captioner({"openai_captioning_mapper": base | each}, 0) for each in ({}, written))
+    assert first.fingerprint() == same.fingerprint() and same.operator.base_url == "http://h/v1"
+
+
+def test_it_is_no_step_of_its_own():
+    [operator] = load_ops([{"openai_captioning_mapper": {"model": "m"}}])
+    with pytest.raises(InputError, match="cannot be a step of a recipe. Name it as the captioner of low_similarity"):
+        operator.process_batched({})

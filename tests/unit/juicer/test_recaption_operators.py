@@ -1,0 +1,273 @@
+"""Recaptioning rows of low similarity, with captioners whose captions are known."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loguru import logger
+
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl
+from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Mapper, NestedDataset, load_ops
+from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, find_caption_problem
+from tiny_captioners import write_pairs
+from tiny_clip import save_tiny_clip
+
+RECAPTION, SIMILARITY = "low_similarity_recaption_mapper", "image_text_similarity_filter"
+CAPTIONS = ["a red cat", "two dogs", "the sea", "a long road at night", "snow", "no one"]
+EVERYTHING, NOTHING = 10.0, -10.0  # limits that all similarities are below, or above
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> str:
+    return str(save_tiny_clip(tmp_path_factory.mktemp("clip")))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> dict[str, list]:
+    """Six rows with a picture each, as Data-Juicer's columns."""
+    data = write_pairs(tmp_path_factory.mktemp("pairs"), CAPTIONS)
+    read = list(read_jsonl(data))
+    images = [[str(data.parent / image) for image in row["images"]] for row in read]
+    return {"id": [row["id"] for row in read], "text": [row["text"] for row in read], "images": images}
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """Register a captioner that says the given candidates about each image, perhaps with log-likelihoods."""
+
+    def register(by_name: dict[str, list], likelihoods: dict[str, list] | None = None) -> dict:
+        class KnownCaptioningMapper(Mapper):
+            _batched_op = True
+            asked: list[str] = []
+
+            def process_batched(self, samples):
+                for row, [image] in enumerate(samples["images"]):
+                    self.asked.append(Path(image).stem)
+                    candidates = by_name[Path(image).stem]
+                    samples["text"][row] = build_dj_text(candidates[0])
+                    if likelihoods is not None:
+                        samples[Fields.meta][row][CANDIDATES] = np.array(candidates)
+                        samples[Fields.meta][row][LOG_LIKELIHOODS] = np.array(likelihoods[Path(image).stem])
+                return samples
+
+        KnownCaptioningMapper._name = "known_captioning_mapper"
+        monkeypatch.setitem(OPERATORS.modules, "known_captioning_mapper", KnownCaptioningMapper)
+        return {"known_captioning_mapper": {"batch_size": 4}}
+
+    return register
+
+
+def recaption(rows: dict[str, list], **arguments) -> tuple[list[dict], dict]:
+    """The operator's rows, and its report."""
+    [operator] = load_ops([{RECAPTION: arguments}])
+    found = operator.run(NestedDataset.from_dict(rows))
+    return found.to_list(), operator.report
+
+
+def similarity(clip: str, caption: str, image: str) -> float:
+    """By Data-Juicer's own filter."""
+    [operator] = load_ops([{SIMILARITY: {"hf_clip": clip}}])
+    sample = {"text": build_dj_text(caption), "images": [image], Fields.stats: {}}
+    return float(operator.compute_stats_single(sample)[Fields.stats]["image_text_similarity"][0])
+
+
+def original_similarities(clip: str, rows: dict[str, list]) -> list[float]:
+    return [similarity(clip, caption, image) for caption, [image] in zip(CAPTIONS, rows["images"], strict=True)]
+
+
+CANDIDATES_OF = {str(number): [f"{number} one", f"the {number} two", "three"] for number in range(6)}
+
+
+def test_rows_below_get_what_captioner_and_clip_together_find_most_likely(clip, rows, says):
+    rng = np.random.default_rng(1)
+    likelihoods = {name: list(-20 * rng.random(3)) for name in CANDIDATES_OF}
+    before = original_similarities(clip, rows)
+    limit = float(np.mean(sorted(before)[2:4]))
+    captioner = says(CANDIDATES_OF, likelihoods)
+    found, report = recaption(rows, hf_clip=clip, min_similarity=limit, captioner=captioner)
+    assert report == {"below": 3, "captioned": 3, "cached": 0, "unusable": {}, "min_similarity": limit}
+    chosen = []
+    for number, row in enumerate(found):
+        if before[number] >= limit:
+            assert row["text"] == rows["text"][number]
+            assert row[Fields.meta]["recaption"] is None
+            assert row[Fields.stats]["image_text_similarity"] == pytest.approx([before[number]], abs=1e-6)
+            assert row[Fields.stats]["caption_log_likelihood"] == []
+            continue
+        [image] = rows["images"][number]
+        scores = [similarity(clip, caption, image) for caption in CANDIDATES_OF[str(number)]]
+        joint = [100 * score + value for score, value in zip(scores, likelihoods[str(number)], strict=True)]
+        best = int(np.argmax(joint))
+        chosen.append((best, int(np.argmax(scores)), int(np.argmax(likelihoods[str(number)]))))
+        caption, value = CANDIDATES_OF[str(number)][best], likelihoods[str(number)][best]
+        assert row["text"] == build_dj_text(caption)
+        assert row[Fields.stats]["caption_log_likelihood"] == [value]
+        assert row[Fields.stats]["image_text_similarity"] == pytest.approx([scores[best]], abs=1e-6)
+        assert row[Fields.meta]["recaption"] == {
+            "original": CAPTIONS[number],
+            "original_similarity": pytest.approx(before[number], abs=1e-6),
+            "caption": caption,
+            "similarity": pytest.approx(scores[best], abs=1e-6),
+            "log_likelihood": value,
+            "problem": None,
+        }
+    assert len(chosen) == 3 and any(len(set(places)) > 1 for places in chosen), "the two models must differ somewhere"
+
+
+def test_a_captioner_that_tells_no_likelihood_is_judged_by_similarity(clip, rows, says):
+    captioner = says({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
+    found, _ = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
+    for number, row in enumerate(found):
+        assert row["text"] == build_dj_text(f"{number} one")
+        assert row[Fields.stats]["caption_log_likelihood"] == []
+        assert row[Fields.meta]["recaption"]["log_likelihood"] is None
+
+
+def test_captions_drawn_at_random_follow_from_seed_and_images_not_from_what_is_known(clip, rows, monkeypatch, tmp_path):
+    class DrawingCaptioningMapper(Mapper):
+        _batched_op = True
+        asked = 0
+
+        def process_batched(self, samples):
+            DrawingCaptioningMapper.asked += 1
+            return samples | {"text": [build_dj_text(f"number {random.random()}") for _ in samples["text"]]}
+
+    monkeypatch.setitem(OPERATORS.modules, "drawing_captioning_mapper", DrawingCaptioningMapper)
+
+    def drawn(folder: str, **limit) -> list[str]:
+        arguments = {"hf_clip": clip, "captioner": {"drawing_captioning_mapper": {"batch_size": 2}}}
+        found, _ = recaption(rows, **arguments, captions_folder=str(tmp_path / folder), **limit)
+        return [row["text"] for row in found]
+
+    alone = drawn("alone", min_similarity=EVERYTHING)
+    drawn("shared", keep_fraction=0.5)
+    assert drawn("shared", min_similarity=EVERYTHING) == alone and len(set(alone)) == 6
+    asked = DrawingCaptioningMapper.asked
+    assert drawn("shared", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked
+    [file] = (tmp_path / "alone").rglob("*.jsonl")
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))  # as a kill within a batch leaves it
+    assert drawn("alone", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked + 2
+
+
+@pytest.mark.parametrize(("fraction", "kept"), [(0.5, 3), (0.01, 1), (1.0, 6), (0.34, 2)])
+def test_a_fraction_keeps_its_most_similar_rows(clip, rows, says, fraction, kept):
+    before = original_similarities(clip, rows)
+    found, report = recaption(rows, hf_clip=clip, keep_fraction=fraction, captioner=says(CANDIDATES_OF))
+    untouched = [number for number, row in enumerate(found) if row["text"] == rows["text"][number]]
+    assert untouched == sorted(np.argsort(before)[::-1][:kept].tolist())
+    assert report["min_similarity"] == pytest.approx(sorted(before, reverse=True)[kept - 1], abs=2e-6)
+
+
+def test_ties_with_the_last_row_kept_are_kept(clip, rows, says):
+    same = {key: [values[2]] * 4 + values[:2] for key, values in rows.items()} | {"id": [f"t{i}" for i in range(6)]}
+    before = original_similarities(clip, rows)
+    assert (before[2] > before[0]) or (before[2] > before[1])
+    found, report = recaption(same, hf_clip=clip, keep_fraction=0.5, captioner=says(CANDIDATES_OF))
+    kept = [row["text"] == text for row, text in zip(found, same["text"], strict=True)]
+    assert kept[:4] == [True] * 4 and report["below"] == kept.count(False)
+
+
+def test_rows_without_exactly_one_image_are_left_alone(clip, rows, says):
+    odd = {key: values[:3] for key, values in rows.items()}
+    odd["images"] = [[], rows["images"][1] * 2, rows["images"][2]]
+    odd["text"] = ["no image", build_dj_text("a") + build_dj_text("b"), rows["text"][2]]
+    found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=says(CANDIDATES_OF))
+    assert [row["text"] for row in found] == ["no image", odd["text"][1], build_dj_text("2 one")]
+    assert report["below"] == 1
+
+
+def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, says):
+    [operator] = load_ops([{RECAPTION: {"hf_clip": clip, "min_similarity": NOTHING, "captioner": says(CANDIDATES_OF)}}])
+    none = operator.run(NestedDataset.from_dict(rows))
+    operator.min_similarity = EVERYTHING
+    every = operator.run(NestedDataset.from_dict(rows))
+    assert none.features == every.features
+    assert operator.report["below"] == 6 and len(none) == 6
+
+
+@pytest.mark.parametrize(
+    ("caption", "problem"),
+    [
+        ("a red cat", None),
+        ("", "empty"),
+        ("x" * 21, "too long"),
+        ("x" * 20, None),
+        ("a <|endoftext|> b", "control token"),
+        ("an <image> of", "control token"),
+        ("a <__dj__image> b", "control token"),
+        ("one\ntwo", "control token"),
+        ("one\u2028two", "control token"),
+        ("3 < 4 | 5 > 2", None),
+    ],
+)
+def test_why_a_caption_cannot_be_used(caption, problem):
+    assert find_caption_problem(caption, max_length=20) == problem
+
+
+def test_unusable_candidates_are_passed_over_and_rows_without_any_are_counted(clip, rows, says):
+    said = dict(CANDIDATES_OF) | {"0": ["", "good"], "1": ["", "y" * 30], "2": ["y" * 30], "3": ["<s> x"]}
+    captioner = says(said, {name: [-1.0] * len(texts) for name, texts in said.items()})
+    warnings: list[str] = []
+    sink = logger.add(warnings.append, level="WARNING", format="{message}")
+    found, report = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner, max_caption_length=20)
+    logger.remove(sink)
+    assert report["unusable"] == {"control token": 1, "empty": 1, "too long": 1}
+    assert "3 of 6 images got no usable caption (1 control token, 1 empty, 1 too long)" in warnings[0]
+    assert found[0]["text"] == build_dj_text("good")
+    for number, problem in ((1, "empty"), (2, "too long"), (3, "control token")):
+        assert found[number]["text"] == rows["text"][number]
+        record = found[number][Fields.meta]["recaption"]
+        assert (record["caption"], record["similarity"], record["problem"]) == (None, None, problem)
+        assert found[number][Fields.stats]["image_text_similarity"] == [record["original_similarity"]]
+
+
+def test_a_captioner_that_says_nothing_usable_is_an_error_that_names_it(clip, rows, says):
+    captioner = says({name: ["z" * 600] for name in CANDIDATES_OF})
+    with pytest.raises(InputError, match="known_captioning_mapper: 6 of 6 .*6 too long.*'zzz.*name another one"):
+        recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
+
+
+def test_a_captioner_is_not_judged_by_the_only_image_it_was_asked_about(clip, rows, says):
+    captioner = says({name: ["z" * 600] for name in CANDIDATES_OF})
+    odd = rows | {"text": [rows["text"][0], *["no image"] * 5]}
+    found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
+    assert report["unusable"] == {"too long": 1} and report["below"] == 1
+    assert [row["text"] for row in found] == odd["text"]
+
+
+def test_a_captioner_that_adds_rows_is_an_error(clip, rows, monkeypatch):
+    class TwiceMapper(Mapper):
+        _batched_op = True
+
+        def process_batched(self, samples):
+            return {key: values * 2 for key, values in samples.items()}
+
+    monkeypatch.setitem(OPERATORS.modules, "twice_mapper", TwiceMapper)
+    with pytest.raises(InputError, match="twice_mapper returned 8 rows for 4.*keep_original_sample: false"):
+        recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner={"twice_mapper": {"batch_size": 4}})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly one of min_similarity and keep_fraction"),
+        ({"min_similarity": 0.1, "keep_fraction": 0.5}, "exactly one of min_similarity and keep_fraction"),
+        ({"keep_fraction": 1.5}, "keep_fraction must be above 0 and at most 1, found 1.5"),
+        ({"min_similarity": 0.1}, "captioner must be one operator"),
+        ({"min_similarity": 0.1, "captioner": {"a": {}, "b": {}}}, "captioner must be one operator"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load_ops([{RECAPTION: arguments}])
+
+
+def test_unlikely_new_captions_are_dropped_and_captions_without_likelihood_kept():
+    [operator] = load_ops([{"caption_log_likelihood_filter": {"min_log_likelihood": -3.0}}])
+    known = [{"caption_log_likelihood": value} for value in ([-2.9], [-3.0], [-3.1], [])]
+    samples = operator.compute_stats({"text": [""] * 5, Fields.stats: [*known, {}]})
+    assert [stats["caption_log_likelihood"].dtype for stats in samples[Fields.stats]] == [np.float64] * 5
+    assert list(operator.process(samples)) == [True, True, False, True, True]

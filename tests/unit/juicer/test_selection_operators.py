@@ -1,0 +1,282 @@
+"""Operators that select rows once all are measured: which rows they keep, held to their definitions."""
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.data.images import load_image
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
+from dj2mgm.juicer.operators.cluster_balance_filter import COLUMN, fit_clusters
+from dj2mgm.juicer.operators.length_balance_filter import LengthBalanceFilter
+from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
+from dj2mgm.juicer.operators.ngram_balance_filter import find_ngrams
+from dj2mgm.juicer.operators.selection import draw, even_sample
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from dj2mgm.streaming import DiskMap
+from forked_python import forked_python
+from places import PROJECT
+from tiny_captioners import write_pairs
+from tiny_clip import save_tiny_clip
+from tiny_models import save_image
+
+CLUSTERS, LENGTHS, NGRAMS = "cluster_balance_filter", "length_balance_filter", "ngram_balance_filter"
+COLORS = {"red": 9, "green": 3, "blue": 1}  # images of one color each, in this order
+RGB = {"red": (250, 0, 0), "green": (0, 250, 0), "blue": (0, 0, 250)}
+CAPTIONS = ["a cat", "a dog", "one two three four five six", "a cat", "a cat and then a dog and a cow and so on"]
+FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> str:
+    return str(save_tiny_clip(tmp_path_factory.mktemp("clip")))
+
+
+@pytest.fixture(scope="module")
+def colored(tmp_path_factory) -> Path:
+    """Rows r0 to r12 about images of few colors."""
+    folder = tmp_path_factory.mktemp("colored")
+    colors = [color for color, count in COLORS.items() for _ in range(count)]
+    for color in COLORS:
+        save_image(folder / f"{color}.png", RGB[color])
+    rows = [{"id": f"r{n}", "text": build_dj_text(color), "images": [f"{color}.png"]} for n, color in enumerate(colors)]
+    write_jsonl(folder / "pairs.jsonl", rows)
+    return folder / "pairs.jsonl"
+
+
+def run(data: Path, output: Path, *process: dict) -> list[str]:
+    """Ids of the rows that a recipe keeps."""
+    run_recipe(RecipeSettings(data.parent, 1, list(process)), data, output, FILTERED)
+    return [row["id"] for row in read_jsonl(output / "filtered.jsonl")]
+
+
+def texts(folder: Path, captions: list[str]) -> Path:
+    return write_pairs(folder, captions)
+
+
+def one_after_another(groups: list[int], draws: list[float], count: int) -> set[int]:
+    """Even sampling as one would do it by hand: round after round, a row of each group that has rows left."""
+    waiting = {
+        group: sorted((draws[row], row) for row in range(len(groups)) if groups[row] == group) for group in set(groups)
+    }
+    taken: list[int] = []
+    while len(taken) < count:
+        offered = sorted(rows.pop(0) for rows in waiting.values() if rows)
+        taken += [row for _, row in offered]
+    return set(taken[:count])
+
+
+@given(st.data())
+def test_even_sampling_takes_a_row_of_each_group_in_turn(data):
+    groups = data.draw(st.lists(st.integers(0, 5), max_size=40))
+    draws = [data.draw(st.sampled_from([0.1, 0.2, 0.3])) for _ in groups]  # with ties, where the earlier row wins
+    count = data.draw(st.integers(0, len(groups)))
+    kept = even_sample(np.array(groups, dtype=np.int64), np.array(draws), count)
+    assert set(np.flatnonzero(kept).tolist()) == one_after_another(groups, draws, count)
+
+
+def test_clusters_give_as_many_rows_each_as_far_as_they_have_them(clip, colored, tmp_path):
+    kept = run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 8}})
+    rows = {row["id"]: row for row in read_jsonl(colored)}
+    # 1 blue, 3 green and 4 red are the level of 8 rows
+    assert Counter(rows[identifier]["images"][0] for identifier in kept) == {
+        "red.png": 4,
+        "green.png": 3,
+        "blue.png": 1,
+    }
+    everyone = [*read_jsonl(tmp_path / "stats.jsonl"), *read_jsonl(tmp_path / "dropped.jsonl")]
+    cluster = {row["id"]: row.get("stats", row)["clip_cluster"] for row in everyone}
+    assert len({(rows[identifier]["images"][0], cluster[identifier]) for identifier in rows}) == 3
+    summary = read_json(tmp_path / "summary.json")
+    assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"]) == (13, 8, 5)
+    [step] = summary["operators"]
+    assert step["selection"] == {"groups": 3, "largest_group": 9, "most_kept_of_a_group": 4, "without_group": 0}
+    assert not list(tmp_path.glob(".data_juicer*")) and COLUMN not in json.dumps(everyone)
+
+
+def test_a_rows_cluster_is_the_one_with_the_nearest_center(clip, tmp_path):
+    data = texts(tmp_path, ["x"] * 40)
+    images = [str(tmp_path / row["images"][0]) for row in read_jsonl(data)]
+    samples = {
+        "text": [build_dj_text("x")] * 40,
+        "images": [[image] for image in images],
+        Fields.stats: [{} for _ in images],
+    }
+    [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 4, "keep_fraction": 0.5, "seed": 3}}])
+    measured = operator.compute_stats(samples)
+    rows = [{"text": build_dj_text("x"), COLUMN: column} for column in measured[COLUMN]]
+    found = operator.assign_groups(rows)
+    embeddings = ClipSimilarity(clip, "cpu").embed(images, load_image).astype(np.float16)
+    centers = fit_clusters(embeddings.astype(np.float32), 4, seed=3).reconstruct_n(0, 4)
+    distances = np.linalg.norm(embeddings[:, None].astype(np.float64) - centers[None], axis=2)
+    assert found.tolist() == distances.argmin(axis=1).tolist() and len(set(found.tolist())) == 4
+    assert np.linalg.norm(embeddings.astype(np.float64), axis=1) == pytest.approx(1, abs=2e-3)
+
+
+def test_texts_can_be_what_is_clustered(clip, tmp_path):
+    data = texts(tmp_path, ["a cat"] * 6 + ["snow"] * 2)
+    kept = run(data, tmp_path / "out", {CLUSTERS: {"hf_clip": clip, "embed": "text", "clusters": 2, "keep_rows": 4}})
+    assert {"r6", "r7"} < set(kept) and len(kept) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        ({"clusters": 50, "keep_rows": 5}, 5),  # fewer rows than clusters
+        ({"clusters": 3, "keep_rows": 99}, 13),  # fewer rows than wanted
+        ({"clusters": 3, "keep_fraction": 0.5}, 6),
+        ({"clusters": 3, "keep_fraction": 0.01}, 1),
+    ],
+)
+def test_the_number_of_rows_is_exact(clip, colored, tmp_path, arguments, count):
+    assert len(run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip} | arguments})) == count
+
+
+def test_rows_without_an_image_are_kept_and_not_counted_and_no_rows_are_no_error(clip, colored):
+    [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 2}}])
+    images = [[], [str(colored.parent / "red.png")], [], *[[str(colored.parent / "blue.png")]] * 3]
+    rows = {"id": list("abcdef"), "text": ["x"] * 6, "images": images}
+    kept = operator.run(NestedDataset.from_dict(rows))
+    assert kept["id"][:3] == ["a", "b", "c"] and len(kept) == 4 and COLUMN not in kept.column_names
+    assert operator.report["without_group"] == 2
+    for name in (CLUSTERS, LENGTHS, NGRAMS):
+        [operator] = load_ops([{name: {"keep_rows": 2}}])
+        assert operator.select([]).kept.tolist() == []
+
+
+def test_lengths_give_as_many_rows_each_as_far_as_they_have_them(tmp_path):
+    data = texts(tmp_path, ["a b"] * 10 + ["a b c d e"] * 4 + ["a b c d e f g h i j k"])
+    kept = run(data, tmp_path / "out", {LENGTHS: {"bucket_words": 5, "keep_rows": 9}})
+    words = [row["caption_words_from"] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
+    assert len(kept) == 9 and Counter(words) == {0: 4, 5: 4, 10: 1}
+
+
+def test_a_second_filter_draws_anew(tmp_path):
+    """Else it would drop from the large group, whose rows are left with low draws only."""
+    data = texts(tmp_path, ["snow"] * 900 + ["a cat"] * 100)
+    recipe = [{NGRAMS: {"words": 1, "keep_rows": 200}}, {LENGTHS: {"keep_fraction": 0.5}}]
+    first, both = (run(data, tmp_path / str(len(steps)), *steps) for steps in (recipe[:1], recipe))
+    large = [sum(int(row[1:]) < 900 for row in kept) / len(kept) for kept in (first, both)]
+    assert len(first) == 200 and len(both) == 100 and abs(large[0] - large[1]) < 0.12
+
+
+def test_ngrams_are_the_different_ones_of_a_caption():
+    assert find_ngrams(build_dj_text("A cat, a cat and a dog"), 2) == ["a cat", "cat a", "cat and", "and a", "a dog"]
+    assert find_ngrams(build_dj_text("Snow"), 2) == ["snow"] and find_ngrams(build_dj_text(""), 2) == [""]
+
+
+def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):
+    """MetaCLIP's balancing: with probability t/c for an n-gram of c captions, t being the limit that keeps so many."""
+    captions = [f"a red {'cat' if number % 9 else 'cow'} {'sits' if number % 4 else 'runs'}" for number in range(80)]
+    data = texts(tmp_path, captions)
+    kept = run(data, tmp_path / "out", {NGRAMS: {"words": 2, "keep_fraction": 0.4, "seed": 5}})
+    counts = Counter(gram for caption in captions for gram in find_ngrams(caption, 2))
+    [step] = read_json(tmp_path / "out/summary.json")["operators"]
+    limit = step["selection"]["limit"] + 0.001  # as rounded there
+    drawn = [
+        f"r{number}"
+        for number, caption in enumerate(captions)
+        if any(draw(5, NGRAMS, f"r{number}", gram) < limit / counts[gram] for gram in find_ngrams(caption, 2))
+    ]
+    assert kept == drawn and len(kept) == 32
+    rare = [f"r{number}" for number, caption in enumerate(captions) if "cow" in caption]
+    assert len(set(rare) & set(kept)) / len(rare) > len(kept) / len(captions)
+
+
+def test_equal_limits_keep_the_earlier_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr("dj2mgm.juicer.operators.selection.draw", lambda *names: 0.5)
+    assert run(texts(tmp_path, ["a cat"] * 5), tmp_path / "out", {NGRAMS: {"keep_rows": 3}}) == ["r0", "r1", "r2"]
+
+
+@pytest.mark.parametrize("name", [LENGTHS, NGRAMS])
+def test_the_seed_decides_and_other_rows_do_not_move_the_draws(tmp_path, name):
+    data = texts(tmp_path, ["a cat"] * 30)
+    first, again, other = (
+        run(data, tmp_path / str(run_number), {name: {"keep_fraction": 0.5, "seed": seed}})
+        for run_number, seed in enumerate((1, 1, 2))
+    )
+    assert first == again != other
+    write_jsonl(data, list(read_jsonl(data))[1:])
+    assert len(set(run(data, tmp_path / "less", {name: {"keep_rows": 15, "seed": 1}})) & set(first)) >= 14
+
+
+def test_a_selection_works_on_what_is_left_and_hands_it_on(clip, colored, tmp_path):
+    process = [
+        {"text_length_filter": {"min_len": 28 + 4}},  # no red ones
+        {CLUSTERS: {"hf_clip": clip, "clusters": 2, "keep_rows": 2}},
+        {LENGTHS: {"bucket_words": 1, "keep_rows": 1}},
+        {"words_num_filter": {"min_num": 1}},
+    ]
+    assert len(run(colored, tmp_path, *process)) == 1
+    counts = [(step["rows_in"], step["rows_out"]) for step in read_json(tmp_path / "summary.json")["operators"]]
+    assert counts == [(13, 4), (4, 2), (2, 1), (1, 1)]
+
+
+def test_after_a_failure_further_on_nothing_is_selected_again(tmp_path, monkeypatch):
+    data, select, calls = texts(tmp_path, CAPTIONS), LengthBalanceFilter.select, []
+    monkeypatch.setattr(LengthBalanceFilter, "select", lambda *given: calls.append(1) or select(*given))
+    whole = {path: path.read_bytes() for path in (tmp_path / "images").iterdir()}
+    for path in whole:
+        path.write_text("no image")
+    process = {LENGTHS: {"keep_rows": 3}}, {"image_shape_filter": {}}
+    with pytest.raises(InputError, match="operator image_shape_filter failed"):
+        run(data, tmp_path / "out", *process)
+    for path, content in whole.items():
+        path.write_bytes(content)
+    assert len(run(data, tmp_path / "out", *process)) == 3 and len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        (LENGTHS, {}, "exactly one of keep_fraction and keep_rows"),
+        (LENGTHS, {"keep_fraction": 0.5, "keep_rows": 5}, "exactly one of keep_fraction and keep_rows"),
+        (NGRAMS, {"keep_fraction": 1.5}, "keep_fraction must be above 0 and at most 1, found 1.5"),
+        (NGRAMS, {"keep_rows": 0}, "keep_rows must be 1 or more, found 0"),
+        (NGRAMS, {"keep_rows": 1, "words": 0}, "words must be 1 or more, found 0"),
+        (LENGTHS, {"keep_rows": 1, "bucket_words": 0}, "bucket_words must be 1 or more, found 0"),
+        (CLUSTERS, {"hf_clip": "x", "keep_rows": 1, "clusters": 0}, "clusters must be 1 or more, found 0"),
+        (
+            CLUSTERS,
+            {"hf_clip": "x", "keep_rows": 1, "embed": "sound"},
+            "embed must be one of image, text; found 'sound'",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense_are_one_sentence(tmp_path, name, arguments, message):
+    with pytest.raises(InputError, match=f"recipe: operator {name} cannot be built: ValueError: {message}"):
+        run(texts(tmp_path, ["x"]), tmp_path / "out", {name: arguments})
+
+
+def test_numbers_of_a_map_on_disk_add_up():
+    numbers = DiskMap()
+    numbers.add([("a", 1), ("b", 2)])
+    numbers.add([("a", 5)])
+    assert (numbers.get("a"), numbers.get("b"), numbers.get("c")) == (6, 2, None)
+
+
+@pytest.mark.slow
+def test_ray_selects_the_same_rows(clip, colored, tmp_path):
+    process = [
+        {CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 10}},
+        {NGRAMS: {"words": 1, "keep_rows": 6}},
+    ]
+    for executor in ("default", "ray"):
+        recipe = {"process": process, "executor": executor}
+        settings = {"image_root": str(colored.parent), "processes": 2, "recipe": recipe}
+        write_yaml(tmp_path / "config.yaml", settings)
+        flags = ["--config", tmp_path / "config.yaml", "--data", colored, "--output-dir", tmp_path / executor]
+        script = PROJECT / "workflow_scripts/filter_data.py"
+        done = subprocess.run([forked_python(), script, *flags], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    for name in FILES:
+        assert (tmp_path / "default" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()

@@ -1,0 +1,311 @@
+"""The synthesize stage as a command: its outputs, what it says about bad input, and that a kill costs nothing."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_jsonl, write_yaml
+from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.recipe import build_operators, check_process, complete
+from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings, read_synthesize_settings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from forked_python import forked_python
+from places import PROJECT
+from synthesis import OUTPUTS, run_synthesis, synthesis_command, synthesis_settings
+from tiny_captioners import save_tiny_mgm, write_pairs
+from tiny_clip import save_tiny_clip
+
+RECIPE = PROJECT / "config/recipes/dj_synth.yaml"
+CAPTIONS = [f"picture {number} of a {word}" for number, word in enumerate(["cat", "dog", "sea", "road", "tree"] * 4)]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """Twenty pairs in `data/`, a CLIP in `clip/`, a captioner in `base/` and `pretrain/`; all random."""
+    folder = tmp_path_factory.mktemp("project")
+    write_pairs(folder / "data", CAPTIONS)
+    save_tiny_clip(folder / "clip")
+    save_tiny_mgm(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def limit(project) -> float:
+    """A similarity that half of the pairs are below."""
+    [operator] = load_ops([{"batched_image_text_similarity_filter": {"hf_clip": str(project / "clip")}}])
+    rows = list(read_jsonl(project / "data/pairs.jsonl"))
+    images = [[str(project / "data" / row["images"][0])] for row in rows]
+    samples = {"text": [row["text"] for row in rows], "images": images, Fields.stats: [{} for _ in rows]}
+    scored = operator.compute_stats(samples)[Fields.stats]
+    return float(np.median([stats["image_text_similarity"][0] for stats in scored]))
+
+
+PROCESS = [{"text_length_filter": {"min_len": 1}}]
+
+
+def process_of(min_similarity: float, min_score: float, min_log_likelihood: float) -> list[dict]:
+    return [
+        {"text_length_filter": {"min_len": 1}},
+        {"low_similarity_recaption_mapper": {"min_similarity": min_similarity}},
+        {"batched_image_text_similarity_filter": {"min_score": min_score, "max_score": max(min_score, 1.0)}},
+        {"caption_log_likelihood_filter": {"min_log_likelihood": min_log_likelihood}},
+    ]
+
+
+def settings_of(project: Path, folder: Path, process: list[dict]) -> dict:
+    captioner = {"name": "mgm", "template": read_chat_template("plain"), "question": ""}
+    sizes = {"num_beams": 3, "batch_size": 4, "max_new_tokens": 5}
+    return synthesis_settings(project, folder, process, captioner | sizes)
+
+
+def model_of(project: Path) -> CaptionerModel:
+    return CaptionerModel(project / "base", project / "pretrain")
+
+
+def synthesize(project: Path, folder: Path, settings: dict) -> dict:
+    return run_synthesis(project, folder, settings, model_of(project))
+
+
+def command(project: Path, folder: Path, settings: dict, captioner: bool = True) -> list[str]:
+    write_yaml(folder / "config.yaml", settings)
+    model = ["--captioner-model", project / "base", "--captioner-stage", project / "pretrain"] if captioner else []
+    return synthesis_command(project, folder, *model)
+
+
+def rows_of(path: Path) -> dict[str, dict]:
+    return {row["id"]: row for row in read_jsonl(path)}
+
+
+def test_every_row_is_kept_or_dropped_and_new_captions_have_a_record(project, limit, tmp_path):
+    synthesize(project, tmp_path, settings_of(project, tmp_path, process_of(limit, -10.0, -1000.0)))
+    said = [row["recaption"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl") if "recaption" in row]
+    likely = float(np.median([record["log_likelihood"] for record in said]))
+    summary = synthesize(project, tmp_path, settings_of(project, tmp_path, process_of(limit, -10.0, likely)))
+
+    kept, stats = rows_of(tmp_path / "out/synthesized.jsonl"), rows_of(tmp_path / "out/stats.jsonl")
+    trace = list(read_jsonl(tmp_path / "out/dropped.jsonl"))
+    dropped = {row["id"]: row for row in trace if row["event"] == "dropped"}
+    assert list(kept) == list(stats) == [f"r{i}" for i in range(20) if f"r{i}" not in dropped]
+    assert len(kept) + len(dropped) == 20 == summary["rows_in"]
+    counts = summary["operators"][1]["recaption"]
+    assert counts == {"below": 10, "captioned": 0, "cached": 10, "unusable": {}, "min_similarity": limit}
+    assert summary["operators"][1]["changed"] == 10
+
+    records = {row["id"]: row["recaption"] for row in (kept | dropped).values() if "recaption" in row}
+    assert len(records) == 10 and len(dropped) == 5 and set(dropped) < set(records)
+    for number, identifier in enumerate(f"r{i}" for i in range(20)):
+        record = records.get(identifier)
+        if record is not None:
+            assert set(record) == {"original", "original_similarity", "caption", "similarity", "log_likelihood"}
+            assert record["original"] == CAPTIONS[number] and record["original_similarity"] < limit
+        if identifier in kept:
+            assert kept[identifier]["text"] == build_dj_text(record["caption"] if record else CAPTIONS[number])
+            expected = [record["log_likelihood"]] if record else []  # Data-Juicer rounds stats to ten digits
+            assert stats[identifier]["caption_log_likelihood"] == pytest.approx(expected)
+            [score] = stats[identifier]["image_text_similarity"]
+            assert score == pytest.approx(record["similarity"]) if record else score >= limit - 1e-9
+        else:
+            assert dropped[identifier]["operator"] == "caption_log_likelihood_filter"
+            assert record["log_likelihood"] < likely
+    [caption_file] = (tmp_path / "captions").rglob("*.jsonl")
+    assert len(list(read_jsonl(caption_file))) == 10
+
+
+def test_killed_while_captioning_the_same_command_ends_with_the_same_bytes(project, tmp_path):
+    settings = settings_of(project, tmp_path, process_of(10.0, -10.0, -1000.0))
+    dies_in_third_batch = (
+        "import os, signal, sys\n"
+        "sys.path.insert(0, sys.argv.pop(1))\n"
+        "from dj2mgm.juicer.operators.models.captioner import Captioner\n"
+        "say, batches = Captioner.__call__, []\n"
+        "def dying(self, *arguments):\n"
+        "    batches.append(1)\n"
+        "    if len(batches) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return say(self, *arguments)\n"
+        "Captioner.__call__ = dying\n"
+        "from synthesize_captions import main; main()\n"
+    )
+    arguments = command(project, tmp_path, settings)
+    killed = subprocess.run([forked_python(), "-c", dies_in_third_batch, PROJECT / "workflow_scripts", *arguments[2:]])
+    assert killed.returncode == -signal.SIGKILL
+    assert not [name for name in OUTPUTS if (tmp_path / "out" / name).exists()]
+    [captions] = (tmp_path / "captions").rglob("*.jsonl")
+    assert len(captions.read_bytes().splitlines()) == 8
+
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads((tmp_path / "out/summary.json").read_text())["operators"][1]["recaption"]
+    assert (counts["captioned"], counts["cached"]) == (12, 8)
+    assert re.search(r"captions by mgm_captioning_mapper: 12 of 12, [\d.]+ per second, 0 s left", done.stderr)
+    assert "Loading weights" not in done.stderr
+    assert sorted(os.listdir(tmp_path / "out")) == sorted([*OUTPUTS, "summary.json"])
+    (tmp_path / "whole").mkdir()
+    synthesize(project, tmp_path / "whole", settings_of(project, tmp_path / "whole", process_of(10.0, -10.0, -1000.0)))
+    for name in OUTPUTS:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole/out" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_captions_of_two_processes_on_ray_are_those_of_one(project, tmp_path):
+    process = process_of(0.0, 0.0, -1000.0)[1:]
+    process[0]["low_similarity_recaption_mapper"] = {"keep_fraction": 0.5}
+    process[1]["batched_image_text_similarity_filter"] = {"keep_fraction": 0.7}
+    summaries = {}
+    for name, gpus in (("default", 1), ("ray", 2)):
+        (tmp_path / name).mkdir()
+        settings = settings_of(project, tmp_path / name, process) | {"gpus": gpus}
+        done = subprocess.run(command(project, tmp_path / name, settings), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        summaries[name] = json.loads((tmp_path / name / "out/summary.json").read_text())
+    for name in OUTPUTS:
+        assert (tmp_path / "default/out" / name).read_bytes() == (tmp_path / "ray/out" / name).read_bytes()
+    assert summaries["ray"]["operators"][0]["recaption"] == summaries["default"]["operators"][0]["recaption"]
+    assert summaries["ray"]["operators"][0]["recaption"]["captioned"] == 10 and summaries["ray"]["rows_kept"] >= 14
+
+
+def test_a_second_run_gives_the_same_bytes(project, limit, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        process = process_of(limit, -10.0, -1000.0)
+        synthesize(project, tmp_path / name, settings_of(project, tmp_path / name, process))
+    for name in OUTPUTS:
+        assert (tmp_path / "one/out" / name).read_bytes() == (tmp_path / "two/out" / name).read_bytes()
+
+
+def test_a_threshold_that_keeps_nothing_says_what_there_is_and_which_keeps_what(project, tmp_path):
+    settings = settings_of(project, tmp_path, process_of(5.0, 5.0, -1000.0))
+    with pytest.raises(InputError) as caught:
+        synthesize(project, tmp_path, settings)
+    message = str(caught.value)
+    assert "kept none of 20 rows; batched_image_text_similarity_filter (step 3) dropped most, 20 of 20" in message
+    for word in ("image_text_similarity: lowest -", "median", "highest", "min_score", "would keep 10%", "50%"):
+        assert word in message
+    share, limit = suggestion(message, 1)
+    (tmp_path / "wider").mkdir()
+    wider = settings_of(project, tmp_path, process_of(5.0, limit, -1000.0))
+    assert synthesize(project, tmp_path / "wider", wider)["rows_kept"] == round(20 * share / 100)
+
+
+def suggestion(message: str, place: int) -> tuple[int, float]:
+    """(share in percent, limit) of `min_score <limit> would keep <share>%`."""
+    words = message[message.index("min_score") :].split(")")[0].split(", ")[place].split()
+    return int(words[-1].rstrip("%")), float(words[1])
+
+
+def test_the_filter_stage_says_which_limit_keeps_what_too(project, tmp_path):
+    process = [{"text_length_filter": {"min_len": 9000}}]
+    write_yaml(tmp_path / "config.yaml", base_settings(project) | {"recipe": {"process": process}})
+    with pytest.raises(
+        InputError,
+        match=r"text_len: lowest 46, median 47, highest 48; min_len 48 would keep 20%, min_len 47 would keep 70%",
+    ):
+        run_recipe(read_filter_settings(tmp_path / "config.yaml"), project / "data/pairs.jsonl", tmp_path, FILTERED)
+
+
+def test_the_filter_stage_fills_in_its_clip(project, tmp_path):
+    process = [{"batched_image_text_similarity_filter": {"min_score": -1.0}}]
+    settings = base_settings(project) | {"recipe": {"process": process}, "clip": str(project / "clip")}
+    write_yaml(tmp_path / "config.yaml", settings)
+    summary = run_recipe(
+        read_filter_settings(tmp_path / "config.yaml"), project / "data/pairs.jsonl", tmp_path, FILTERED
+    )
+    assert summary["rows_kept"] == 20
+
+
+def base_settings(project: Path) -> dict:
+    return {"image_root": str(project / "data"), "processes": 1}
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("model.safetensors", "CLIP folder .*broken has no weights \\(model.safetensors\\). Save the whole model"),
+        ("config.json", "has no config \\(config.json\\)"),
+        ("tokenizer.json", "has no tokenizer \\(tokenizer.json\\)"),
+        ("processor_config.json", "has no image processor \\(processor_config.json\\)"),
+    ],
+)
+def test_a_clip_folder_that_misses_a_part_is_named_with_the_part(project, tmp_path, file, message):
+    save_tiny_clip(tmp_path / "broken")
+    (tmp_path / "broken" / file).unlink()
+    settings = settings_of(project, tmp_path, process_of(0.1, -1.0, -9.0)) | {"clip": str(tmp_path / "broken")}
+    with pytest.raises(InputError, match=message) as caught:
+        synthesize(project, tmp_path, settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
+    settings = settings_of(project, tmp_path, process_of(0.1, -1.0, -9.0))
+    done = subprocess.run(command(project, tmp_path, settings, captioner=False), capture_output=True, text=True)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "the captioner mgm is a model" in line and "--captioner-model" in line and "--captioner-stage" in line
+    with pytest.raises(InputError, match="base has no projector.safetensors, so it is no folder of a captioner"):
+        model = CaptionerModel(project / "base", project / "base")
+        read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"captioner": {"name": "blip"}}, "'captioner.name' must be mgm or blip2 or openai, found 'blip'"),
+        ({"captioner": "mgm"}, "'captioner.name' must be mgm or blip2 or openai, found None"),
+        ({"captioner": {"name": "blip2", "batch_size": 8}}, "the key 'captioner.model' is missing"),
+        ({"captioner": {"name": "blip2", "modl": "x"}}, "unknown key 'captioner.modl'.*'captioner.model'"),
+        ({"clipp": "x"}, "unknown key 'clipp'; the nearest known one is 'clip'"),
+    ],
+)
+def test_bad_settings_name_the_file_and_the_key(project, tmp_path, change, message):
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | change)
+    with pytest.raises(InputError, match=f"config.yaml: {message}"):
+        read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
+
+
+def test_a_recipes_own_captioner_needs_none_of_the_settings(project, tmp_path):
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | {"captioner": None})
+    settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
+    assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] is None
+
+
+def test_blip2_needs_no_folders_and_becomes_data_juicers_operator(project, tmp_path):
+    captioner = {"name": "blip2", "model": "Salesforce/blip2-opt-2.7b", "batch_size": 8}
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | {"captioner": captioner})
+    settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
+    assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] == {
+        "image_captioning_mapper": {
+            "hf_img2seq": "Salesforce/blip2-opt-2.7b",
+            "keep_original_sample": False,
+            "gpu_batch_size": 8,
+            "batch_size": 8,
+        }
+    }
+
+
+def test_two_runs_never_write_the_same_file_of_captions(project, tmp_path):
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS))
+    writers = [
+        read_synthesize_settings(tmp_path / "config.yaml", Path("results") / run / "synthesize", model_of(project))
+        for run in ("dj_synth", "dj_synth/seed-1", "other")
+    ]
+    assert len({each.arguments["low_similarity_recaption_mapper"]["writer"] for each in writers}) == 3
+
+
+def test_the_recipe_of_dj_synth_builds_with_what_the_stage_fills_in(project, tmp_path):
+    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, recipe["process"]))
+    settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
+    process = complete(settings.process, settings.arguments)
+    check_process(process)
+    mapper, similarity, likelihood = build_operators(process, tmp_path)
+    assert mapper.keep_fraction == similarity.keep_fraction == 0.5
+    assert similarity.hf_clip == str(project / "clip") and likelihood.min_log_likelihood == -3.0

@@ -1,0 +1,293 @@
+"""Published checkpoints into this project's layout and back: every tensor, byte for byte, or an error that names it."""
+
+import io
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import CLIPVisionConfig, ConvNextModel, GemmaConfig
+
+import convert_mgm_checkpoint
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, write_json
+from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
+from dj2mgm.mgm.conversion.checkpoint import LAST_NORM, from_mgm, to_mgm
+from dj2mgm.mgm.conversion.components import (
+    convnext_from_openclip,
+    projector_from_mgm,
+    projector_to_mgm,
+    to_safetensors,
+)
+from dj2mgm.mgm.conversion.tensors import INDEX, MGM, Shard, rename, reverse
+from dj2mgm.mgm.trained_weights import load_projector
+from published_mgm import MGM_2B, convnext_shapes, published_shapes, random_weights
+from tiny_models import TINY_SIZES, pixels, save_parts, text_config, tiny_mgm, tiny_parts, tiny_processor
+
+
+def write_checkpoint(folder, weights: dict[str, torch.Tensor], shards: int = 1, pickled: bool = False) -> None:
+    """As transformers writes it: in shards with an index."""
+    folder.mkdir()
+    stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
+    files = {}
+    for number in range(shards):
+        name = f"{stem}-{number + 1:05d}-of-{shards:05d}.{suffix}"
+        part = {key: weights[key] for key in list(weights)[number::shards]}
+        torch.save(part, folder / name) if pickled else save_file(part, folder / name)
+        files |= dict.fromkeys(part, name)
+    write_json(folder / f"{stem}.{suffix}.index.json", {"weight_map": files})
+    write_json(folder / "config.json", {"model_type": "mgm_gemma", "mm_vision_select_layer": -2, "image_grid": 1})
+
+
+def read_checkpoint(folder) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+    assert read_json(folder / INDEX)["weight_map"].keys() == tensors.keys()
+    return tensors
+
+
+def same_bytes(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    def raw(tensor):
+        return tensor.dtype, tensor.shape, tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+    return left.keys() == right.keys() and all(raw(left[name]) == raw(right[name]) for name in left)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return random_weights(published_shapes(TINY_SIZES), dtype=torch.bfloat16)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    save_parts(tmp_path / "parts")
+    return tiny_parts(tmp_path / "parts")
+
+
+@pytest.mark.parametrize(("shards", "pickled"), [(1, False), (3, False), (2, True)])
+def test_a_published_checkpoint_comes_back_byte_for_byte(weights, parts, tmp_path, shards, pickled):
+    write_checkpoint(tmp_path / "theirs", weights, shards, pickled)
+    assert from_mgm(tmp_path / "theirs", tmp_path / "ours", parts) == len(weights)
+    assert len(list((tmp_path / "ours").glob("*.safetensors"))) == shards + 1  # and the norm that is never applied
+    assert to_mgm(tmp_path / "ours", tmp_path / "again") == len(weights)
+    assert same_bytes(read_checkpoint(tmp_path / "again"), weights)
+    assert not list(tmp_path.glob("ours/*.bin"))
+
+
+def test_our_model_comes_back_byte_for_byte_but_for_the_norm_that_is_never_applied(parts, tmp_path):
+    model = tiny_mgm(dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "ours")
+    tiny_processor().save_pretrained(tmp_path / "ours")
+    to_mgm(tmp_path / "ours", tmp_path / "theirs")
+    from_mgm(tmp_path / "theirs", tmp_path / "again", parts)
+    before, after = load_file(tmp_path / "ours/model.safetensors"), read_checkpoint(tmp_path / "again")
+    norms = {name: after.pop(name) for name in [name for name in after if name.startswith(LAST_NORM)]}
+    assert same_bytes(after, {name: before[name] for name in before if not name.startswith(LAST_NORM)})
+    assert {name: tensor.unique().tolist() for name, tensor in norms.items()} == {
+        f"{LAST_NORM}weight": [1.0],
+        f"{LAST_NORM}bias": [0.0],
+    }
+
+
+def test_a_converted_folder_loads_whole_and_generates(weights, parts, tmp_path):
+    write_checkpoint(tmp_path / "theirs", weights, shards=2)
+    from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    model, info = MGMForConditionalGeneration.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    inputs = tiny_processor().prompts(["<image>\nHow many?"])
+    assert model.generate(**inputs, pixel_values=pixels(1), max_new_tokens=3, do_sample=False).shape[0] == 1
+
+
+def test_every_name_of_the_released_mgm_2b_has_a_place_of_the_same_shape():
+    """At the real size, without memory for it; the names are written down in published_mgm.py."""
+    config = MGMConfig(
+        text_config=GemmaConfig(
+            hidden_size=2048,
+            num_hidden_layers=18,
+            num_attention_heads=8,
+            num_key_value_heads=1,
+            intermediate_size=16384,
+        ),
+        vision_config=CLIPVisionConfig(
+            hidden_size=1024,
+            intermediate_size=4096,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            image_size=336,
+            patch_size=14,
+        ),
+        vision_aux_config={"model_type": "convnext", "hidden_sizes": MGM_2B.widths, "depths": MGM_2B.depths},
+        image_size_aux=768,
+    )
+    with torch.device("meta"):
+        model = MGMForConditionalGeneration(config)
+    ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    theirs = published_shapes(MGM_2B)
+    assert len(theirs) == 911
+    assert {rename(name, MGM): shape for name, shape in theirs.items()} == {
+        name: shape for name, shape in ours.items() if not name.startswith(LAST_NORM)
+    }
+    assert [rename(rename(name, MGM), reverse(MGM)) for name in theirs] == list(theirs)
+
+
+def test_what_old_versions_stored_beside_the_weights_is_left_out(weights, parts, tmp_path):
+    more = {
+        "lm_head.weight": weights["model.embed_tokens.weight"].clone(),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+        "model.vision_tower.vision_tower.vision_model.embeddings.position_ids": torch.arange(17)[None],
+    }
+    write_checkpoint(tmp_path / "theirs", weights | more, shards=2)
+    from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    to_mgm(tmp_path / "ours", tmp_path / "again")
+    assert same_bytes(read_checkpoint(tmp_path / "again"), weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.vlm_uni_pos.weight": torch.ones(1)}, "tensor model.vlm_uni_pos.weight is unknown"),
+        ({"model.mm_projector.4.bias": torch.ones(1)}, "does not have 1 tensors, .* model.projector.4.bias"),
+        ({"model.norm.weight": None}, "1 tensors are missing, the first is model.language_model.norm.weight"),
+        ({"model.norm.weight": torch.ones(7)}, r"model.language_model.norm.weight has shape \(7,\), expected"),
+        ({"lm_head.weight": torch.ones(412, 32)}, "lm_head.weight differs from the embeddings"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_written(weights, parts, tmp_path, change, message):
+    changed = {name: tensor for name, tensor in (weights | change).items() if tensor is not None}
+    write_checkpoint(tmp_path / "theirs", changed, shards=2)
+    with pytest.raises(InputError, match=f"theirs: .*{message}"):
+        from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(("key", "value"), [("image_grid", 2), ("image_size_aux", 1536), ("rms_norm_eps", 1e-5)])
+def test_a_checkpoint_that_computes_otherwise_is_refused_by_its_key(weights, parts, tmp_path, key, value):
+    write_checkpoint(tmp_path / "theirs", weights)
+    write_json(tmp_path / "theirs/config.json", {key: value})
+    with pytest.raises(InputError, match=f"config.json: {key} is {value}"):
+        from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+
+
+def test_what_cannot_be_read_is_named(weights, parts, tmp_path):
+    write_checkpoint(tmp_path / "theirs", weights, shards=2)
+    second = tmp_path / "theirs/model-00002-of-00002.safetensors"
+    second.write_bytes(second.read_bytes()[:1000])
+    with pytest.raises(InputError, match="model-00002-of-00002.safetensors cannot be read as weights .*download"):
+        from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    second.unlink()
+    with pytest.raises(InputError, match="names model-00002-of-00002.safetensors, which is missing"):
+        from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    with pytest.raises(InputError, match="parts contains neither model.safetensors nor pytorch_model.bin"):
+        to_safetensors(tmp_path / "parts", tmp_path / "new")
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return print, ("harm",)
+
+    torch.save({"model.mm_projector.0.weight": Harm()}, tmp_path / "mm_projector.bin")
+    with pytest.raises(InputError, match="mm_projector.bin cannot .*publisher.s safetensors") as refused:
+        projector_from_mgm(tmp_path / "mm_projector.bin", tmp_path / "pretrain")
+    assert "weights_only" not in str(refused.value)
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([True, False]), st.floats(0, 1, exclude_max=True), st.none() | st.integers(0, 255))
+def test_a_damaged_pickle_is_one_sentence_that_never_turns_the_check_off(tmp_path, zipped, place, value):
+    """Cut off at a place, or with another byte there."""
+    whole = io.BytesIO()
+    torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, whole, _use_new_zipfile_serialization=zipped)
+    contents = whole.getvalue()
+    at = int(place * len(contents))
+    contents = contents[:at] if value is None else contents[:at] + bytes([value]) + contents[at + 1 :]
+    (tmp_path / "weights.bin").write_bytes(contents)
+    try:
+        Shard(tmp_path / "weights.bin")
+    except InputError as refused:
+        assert "use its publisher's safetensors" in str(refused) and "weights_only" not in str(refused)
+
+
+def test_only_an_mgm_that_the_published_code_knows_goes_back(tmp_path):
+    tiny_mgm("qwen2").save_pretrained(tmp_path / "ours")
+    with pytest.raises(InputError, match="no MGM with the language model qwen2"):
+        to_mgm(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_a_published_stage_one_comes_back_byte_for_byte_and_loads(weights, tmp_path):
+    trained = {name: tensor for name, tensor in weights.items() if "mm_projector" in name or "vlm_uni" in name}
+    towers = {name: tensor for name, tensor in weights.items() if "vision_tower" in name}
+    torch.save(trained | towers, tmp_path / "mm_projector.bin")
+    assert projector_from_mgm(tmp_path / "mm_projector.bin", tmp_path / "pretrain") == len(trained) == 16
+    model = tiny_mgm(dtype=torch.bfloat16)
+    load_projector(model, tmp_path / "pretrain/projector.safetensors")
+    assert torch.equal(model.model.patch_info_mining.key[1].weight, weights["model.vlm_uni_aux_projector.1.weight"])
+    projector_to_mgm(tmp_path / "pretrain", tmp_path / "again.bin")
+    assert same_bytes(torch.load(tmp_path / "again.bin", weights_only=True), trained)
+    del trained["model.mm_projector.2.bias"]
+    torch.save(trained, tmp_path / "less.bin")
+    with pytest.raises(InputError, match="less.bin: 1 tensors are missing, the first is projector.2.bias"):
+        projector_from_mgm(tmp_path / "less.bin", tmp_path / "other")
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_the_convnext_of_an_openclip_folder_becomes_a_convnext_model(tmp_path, pickled):
+    convnext = random_weights(convnext_shapes(TINY_SIZES, "visual.trunk.stem", "visual.trunk.stages"))
+    beside = {"visual.trunk.head.norm.weight", "visual.head.mlp.fc1.weight", "logit_scale", "text_projection"}
+    beside |= {"transformer.resblocks.0.ln_1.weight", "token_embedding.weight", "positional_embedding"}
+    everything = convnext | {name: torch.ones(2) for name in beside}
+    (tmp_path / "theirs").mkdir()
+    if pickled:
+        torch.save(everything, tmp_path / "theirs/open_clip_pytorch_model.bin")
+    else:
+        save_file(everything, tmp_path / "theirs/open_clip_model.safetensors")
+    assert convnext_from_openclip(tmp_path / "theirs", tmp_path / "ours") == len(convnext)
+    model, info = ConvNextModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (tuple(model.config.hidden_sizes), tuple(model.config.depths)) == (TINY_SIZES.widths, TINY_SIZES.depths)
+    block = model.encoder.stages[2].layers[0]
+    assert torch.equal(block.layer_scale_parameter, convnext["visual.trunk.stages.2.blocks.0.gamma"])
+
+
+def test_a_folder_with_pickled_weights_becomes_one_with_safetensors(tmp_path):
+    model = ConvNextModel.from_pretrained(save_and_name_convnext(tmp_path))
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    model.config.save_pretrained(pickled)
+    torch.save(model.state_dict() | {"alias": model.state_dict()["layernorm.bias"]}, pickled / "pytorch_model.bin")
+    (pickled / "preprocessor_config.json").write_text("{}")
+    to_safetensors(pickled, tmp_path / "new")
+    assert {path.suffix for path in (tmp_path / "new").iterdir()} == {".json", ".safetensors"}
+    assert (tmp_path / "new/preprocessor_config.json").read_text() == "{}"
+    again = ConvNextModel.from_pretrained(tmp_path / "new", use_safetensors=True)
+    assert same_bytes(again.state_dict(), model.state_dict())
+
+
+def save_and_name_convnext(root):
+    save_parts(root / "parts")
+    return root / "parts/convnext"
+
+
+def test_the_script_converts_and_overwrites_nothing(weights, parts, tmp_path, monkeypatch, capsys):
+    write_checkpoint(tmp_path / "theirs", weights)
+    write_json(tmp_path / "model.yaml", parts | {"clip_score": "other keys are not read"})
+    arguments = ["from-mgm", tmp_path / "theirs", tmp_path / "ours", "--config", tmp_path / "model.yaml"]
+    monkeypatch.setattr(sys, "argv", ["convert_mgm_checkpoint.py", *map(str, arguments)])
+    convert_mgm_checkpoint.main()
+    assert f"{len(weights)} tensors" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        convert_mgm_checkpoint.main()
+    assert "ours already exists" in capsys.readouterr().err
+
+
+def test_the_published_configuration_is_that_of_its_gemma(parts, weights, tmp_path):
+    write_checkpoint(tmp_path / "theirs", weights)
+    from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    to_mgm(tmp_path / "ours", tmp_path / "again")
+    config, text = read_json(tmp_path / "again/config.json"), text_config("gemma")
+    assert (config["model_type"], config["torch_dtype"]) == ("mgm_gemma", "bfloat16")
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (text.hidden_size, text.num_hidden_layers)
+    assert (config["mm_hidden_size"], config["mm_hidden_size_aux"], config["image_size_aux"]) == (24, 60, 64)

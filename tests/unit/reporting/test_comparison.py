@@ -1,0 +1,219 @@
+"""Reading of experiments and comparison.csv, on results made by hand."""
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.files import write_yaml
+from dj2mgm.reporting.comparison import (
+    COLUMNS,
+    chance_note,
+    compare,
+    difference_verdict,
+    format_difference,
+    format_score,
+    write_table,
+)
+from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
+from dj2mgm.reporting.verdict import difference_table, headline_panels, verdicts
+from evaluated_runs import entry, write_dataset, write_run
+
+IMAGES = [f"e{number}" for number in range(30)]
+
+
+def values(better: float, seed: int, extra: bool = False) -> tuple[dict, dict]:
+    """Return scores of both evaluations, `better` above chance on the right images."""
+    rng = np.random.default_rng(seed)
+    clip = {
+        "finetune/own": {"clip_score": {name: (better + rng.random(), 1) for name in IMAGES}},
+        "finetune/shuffled": {"clip_score": {name: (rng.random(), 1) for name in IMAGES}},
+        "reference": {"clip_score": dict.fromkeys(IMAGES, (2.0, 1))},
+    }
+    if extra:
+        clip["finetune/own"]["attribute_accuracy"] = dict.fromkeys(IMAGES, (2.0, 3))
+    return clip, {"finetune/own": {"vqa_accuracy": {name: (float(rng.integers(6)), 5) for name in IMAGES}}}
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Write two experiments with two seeds that share a filter folder; the second has one more metric."""
+    root = tmp_path / "results ünd mehr"
+    dataset = write_dataset(root / "datasets/shapes")
+    baseline = {seed: write_run(root / f"baseline/seed-{seed}", *values(0.0, seed)) for seed in (0, 1)}
+    better = {seed: write_run(root / f"better/seed-{seed}", *values(0.5, seed, extra=True)) for seed in (0, 1)}
+    for stages in better.values():
+        shutil.rmtree(stages["filter"])
+        stages["filter"] = baseline[0]["filter"]
+    entries = [entry("baseline", dataset, baseline), entry("better", dataset, better)]
+    write_yaml(root / "config.yaml", {"experiments": entries})
+    return root
+
+
+def changed(results, change) -> str:
+    """Return the error message for a changed configuration."""
+    experiments = [
+        entry("baseline", results / "datasets/shapes", {0: write_run(results / "one", *values(0.0, 0))}),
+        entry("other", results / "datasets/shapes", {0: write_run(results / "two", *values(0.0, 1))}),
+    ]
+    config = {"experiments": experiments}
+    change(config)
+    write_yaml(results / "changed.yaml", config)
+    with pytest.raises(InputError) as error:
+        load_experiments(results / "changed.yaml")
+    return str(error.value)
+
+
+def test_experiments_are_read_from_wherever_their_stages_are(results):
+    baseline, better = load_experiments(results / "config.yaml")
+    assert (baseline.name, baseline.description, baseline.seeds) == ("baseline", "What baseline is for.", [0, 1])
+    assert baseline.dataset == results / "datasets/shapes" and len(baseline.evaluation) == 1
+    assert better.runs[1].filter == baseline.runs[0].filter and better.runs[0].synthesize is None
+    assert better.runs[1].stages["generate"] == results / "better/seed-1/generate"
+    assert better.image_root == results / "better/seed-0"
+    assert better.groups is better.groups  # computed once
+
+
+def test_pandas_reads_the_table_back(results):
+    experiments = load_experiments(results / "config.yaml")
+    write_table(compare(experiments), results / "comparison.csv")
+    table = pd.read_csv(results / "comparison.csv")
+    assert list(table.columns) == COLUMNS
+    assert not table.duplicated(["experiment", "group", "metric"]).any()
+    assert len(table) == sum(len(metrics) for e in experiments for metrics in e.groups.values()) == 5 + 6
+    for row in table.itertuples():
+        experiment = experiments[[e.name for e in experiments].index(row.experiment)]
+        found = experiment.groups[row.group][row.metric]
+        assert [row.value, row.low, row.high] == pytest.approx(
+            [found[key] for key in ("mean", "low", "high")], abs=1e-6
+        )
+        assert (row.n, row.seeds) == (found["n"], 2)
+
+
+def test_differences_are_to_the_first_experiment(results):
+    table = compare(load_experiments(results / "config.yaml")).set_index(["experiment", "group", "metric"])
+    assert table.loc["baseline"][["difference", "difference_low", "difference_high"]].isna().all(axis=None)
+    better, baseline = table.loc["better"], table.loc["baseline"]
+    shared = better.index.intersection(baseline.index)
+    assert better.loc[shared, "difference"].to_numpy() == pytest.approx(
+        (better.loc[shared, "value"] - baseline.loc[shared, "value"]).to_numpy()
+    )
+    own = better.loc["finetune/own", "clip_score"]
+    assert own["difference_low"] <= own["difference"] == pytest.approx(0.5) and own["difference_low"] > 0
+    assert np.isnan(better.loc["finetune/own", "attribute_accuracy"]["difference"])
+    assert better.loc["reference", "clip_score"]["difference"] == 0
+
+
+def test_same_results_same_bytes(results):
+    for name in ("a.csv", "b.csv"):
+        write_table(compare(load_experiments(results / "config.yaml")), results / name)
+    assert (results / "a.csv").read_bytes() == (results / "b.csv").read_bytes()
+
+
+def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
+    dataset = write_dataset(tmp_path / "dataset")
+    entries = []
+    for name, level in (("baseline", 1.0), ("better", 2.0)):
+        clip = {"finetune/own": {"clip_score": {"e0": (level, 1)}}}
+        entries.append(
+            entry(name, dataset, {seed: write_run(tmp_path / name / str(seed), clip, {}) for seed in (0, 1)})
+        )
+    write_yaml(tmp_path / "config.yaml", {"experiments": entries})
+    experiments = load_experiments(tmp_path / "config.yaml")
+    write_table(compare(experiments), tmp_path / "comparison.csv")
+    row = pd.read_csv(tmp_path / "comparison.csv").iloc[1]
+    assert (row["value"], row["difference"]) == (2, 1)
+    assert row[["low", "high", "difference_low", "difference_high"]].isna().all()
+    differences = {"better": paired_difference(experiments[1].scores, experiments[0].scores)}
+    [shown] = verdicts(experiments, differences)
+    assert [sentence.same for sentence in shown.sentences] == [["CLIPScore"]]
+    [panel] = headline_panels(experiments, differences)
+    [difference] = panel.models[0].differences
+    assert (difference.verdict, difference.mark.interval) == ("same", "no interval, one image")
+    assert difference.mark.low == difference.mark.at == difference.mark.high
+
+
+def test_chance_note_for_several_differences():
+    assert chance_note(1, one_seed=True) == ""
+    several, one = chance_note(6, one_seed=False), chance_note(6, one_seed=True)
+    assert "Each of the 6 differences" in several and "at most about one in 20 is shown by chance" in several
+    assert "by chance" not in one and "a difference between two models" in one
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "expected"),
+    [
+        ("clip_score", None, None, "no difference shown"),
+        ("clip_score", 0.1, 0.2, "better"),
+        ("clip_score", -0.2, -0.1, "worse"),
+        ("clip_score", -0.1, 0.2, "no difference shown"),
+        ("clip_score", 0.0, 0.2, "no difference shown"),
+        ("extra_objects", 0.1, 0.2, "worse"),
+        ("extra_objects", -0.2, -0.1, "better"),
+    ],
+)
+def test_verdicts(metric, low, high, expected):
+    assert difference_verdict(metric, {"mean": 0.15, "low": low, "high": high}) == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "level", "points", "kind"),
+    [
+        ("vqa_accuracy_number", "90.0 %", "+90.0 points", "better"),
+        ("vqa_accuracy_yes/no", "90.0 %", "+90.0 points", "better"),
+        ("pope/pope_accuracy", "0.900", "+0.900", ""),
+    ],
+)
+def test_question_type_with_a_slash_is_not_a_task(metric, level, points, kind):
+    assert (format_score(metric, 0.9), format_difference(metric, 0.9)) == (level, points)
+    estimate = {"mean": 0.9, "low": 0.8, "high": 1.0, "n": 9, "seeds": 1}
+    _, [row] = difference_table({"finetune/own": {metric: estimate}})
+    assert row["cells"][0].verdict == kind
+
+
+@pytest.mark.parametrize("name", [name for name in FILE_RULES if not name.startswith("synthesize/")])
+def test_a_missing_file_is_named_with_its_rule(results, name):
+    (results / "baseline/seed-1" / name).unlink()
+    with pytest.raises(InputError) as error:
+        load_experiments(results / "config.yaml")
+    rule = FILE_RULES[name]
+    expected = f"{results / 'baseline/seed-1' / name} is missing, so baseline with seed 1 cannot be reported"
+    assert str(error.value) == f"{expected}; run the rule {rule} first"
+
+
+def test_a_missing_synthesis_or_dataset_is_named(results):
+    def synthesized(config):
+        config["experiments"][1]["runs"][0]["stages"]["synthesize"] = str(results / "nowhere")
+
+    message = changed(results, synthesized)
+    assert "nowhere/config.yaml is missing" in message and "the rule synthesize_captions" in message
+    message = changed(results, lambda config: config["experiments"][0].update(dataset="no/dataset"))
+    assert "no/dataset/summary.json is missing" in message and "the rule make_dataset" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda c: c.update(title="x"), "changed.yaml: unknown key 'title'; known keys are experiments"),
+        (lambda c: c.update(experiments=[]), "experiments must be a list with at least one entry"),
+        (lambda c: c["experiments"][1].pop("recipes"), "experiment 2: the key recipes is missing"),
+        (lambda c: c["experiments"][1].update(colour="x"), "experiment 2: unknown key 'colour'; known keys are confi"),
+        (lambda c: c["experiments"][0].update(recipes=None), "recipes: expected a mapping with the keys filter, "),
+        (lambda c: c["experiments"][0].update(runs=[]), "experiment 1: runs must be a list with at least one entry"),
+        (lambda c: c["experiments"][0]["runs"][0].pop("seed"), "experiment 1, runs: the key seed is missing"),
+        (lambda c: c["experiments"][0]["runs"][0]["stages"].pop("jsonl"), "seed 0: the key jsonl is missing"),
+        (lambda c: c["experiments"][0]["runs"][0]["stages"].update(x="y"), "seed 0: unknown key 'x'"),
+        (lambda c: c["experiments"][1].update(name="baseline"), "the name 'baseline' occurs twice"),
+        (lambda c: c["experiments"][1].update(runs=2 * c["experiments"][1]["runs"]), "the seed 0 occurs twice"),
+    ],
+)
+def test_a_wrong_configuration_is_one_sentence(results, change, expected):
+    assert expected in changed(results, change)
+
+
+def test_a_missing_configuration_is_named(tmp_path):
+    with pytest.raises(InputError, match="no.yaml is missing; it lists the experiments"):
+        load_experiments(tmp_path / "no.yaml")

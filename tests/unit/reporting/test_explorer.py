@@ -1,0 +1,347 @@
+"""The explorer's counts agree with the run, and its server rejects all requests without the token."""
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from html import unescape
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
+
+import numpy as np
+import pytest
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.explorer.results import Results, read_results
+from dj2mgm.reporting.explorer.server import Explorer, Server
+from dj2mgm.reporting.explorer.steps import limit_value
+from dj2mgm.reporting.links import page_name, step_key
+from dj2mgm.reporting.report_page import write_page
+from explorer_results import MARKUP, row_id, write_run
+from places import PROJECT
+from report_results import FILTER_RECIPE, SYNTHESIS_RECIPE, write_results
+
+ROWS = 3000
+SCRIPT = PROJECT / "workflow_scripts/explore.py"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("explorer ä") / "results", ROWS)
+
+
+@pytest.fixture(scope="module")
+def results(run) -> Results:
+    return read_results(run)
+
+
+def test_limits_reproduce_the_rows_dropped_by_the_run(results, run):
+    """Rows include values at open and closed ends, Data-Juicer's defaults, and limits by share."""
+    pairs = results.tables[0]
+    for stage in ("filter", "synthesize"):
+        summary = read_json(run / stage / "summary.json")
+        of_stage = [step for step in pairs.steps if step.stage == stage]
+        assert [(s.operator, s.dropped) for s in of_stage] == [
+            (s["operator"], s["dropped"]) for s in summary["operators"]
+        ]
+    numbers = {key: column.values for key, column in pairs.columns.items()}
+    for place, step in enumerate(pairs.steps, start=1):
+        arrived = (pairs.fate == 0) | (pairs.fate >= place)
+        for limit in step.limits:
+            arrived &= np.isfinite(numbers[limit.column])
+        everyone = (pairs.fate == 0) | (pairs.fate >= place)
+        dropped = np.zeros(ROWS, dtype=bool)
+        for limit in step.limits:
+            dropped |= limit.drops(numbers[limit.column], limit_value(limit, limit.value, numbers, everyone))
+        if step.rewritten is not None:
+            assert dropped.sum() == step.rewritten > 0
+        elif step.limits:
+            assert (dropped[arrived] == (pairs.fate[arrived] == place)).all()
+    limits = {f"{step.operator} {limit.argument}": limit.value for step in pairs.steps for limit in step.limits}
+    assert limits == {
+        "text_length_filter min_len": 38,
+        "text_length_filter max_len": 90,
+        "alphanumeric_filter min_ratio": 0.4,
+        "alphanumeric_filter max_ratio": None,
+        "image_shape_filter min_width": 32,
+        "image_shape_filter max_width": 640,
+        "image_shape_filter min_height": 32,
+        "image_shape_filter max_height": None,
+        "image_aspect_ratio_filter min_ratio": 0.5,
+        "image_aspect_ratio_filter max_ratio": 3.0,
+        "image_size_filter min_size": 1024,
+        "image_size_filter max_size": 20 * 2**20,
+        "image_near_deduplicator max_bits": 8,
+        "low_similarity_recaption_mapper keep_fraction": 0.5,
+        "batched_image_text_similarity_filter keep_fraction": 0.5,
+        "batched_image_text_similarity_filter max_score": 1.0,
+        "caption_log_likelihood_filter min_log_likelihood": -3.0,
+    }
+
+
+def test_steps_that_limits_cannot_reproduce_have_no_slider(tmp_path):
+    run = write_run(tmp_path / "results", 200, several=False)
+    file = run / "filter/config.yaml"
+    file.write_text(file.read_text().replace("min_len: 38", "min_len: 45"))
+    steps = {step.operator: step for step in read_results(run).tables[0].steps}
+    assert steps["text_length_filter"].limits == []
+    assert len(steps["image_shape_filter"].limits) == 4
+
+
+def test_rows_show_near_duplicates_and_rewritten_captions(results):
+    pairs, captions, answers = results.tables
+    lines = [row["lines"] for row in pairs.texts]
+    after = "after low_similarity_recaption_mapper"
+    rewritten = [row for row, part in enumerate(lines) if any(label == after for label, _ in part)]
+    column = pairs.columns["caption"]
+    assert rewritten == np.flatnonzero(column.values == column.words.index("rewritten")).tolist()
+    assert all(lines[row][0][0] == "before" and [after, f"new caption {row}"] in lines[row] for row in rewritten)
+    clusters, distances = pairs.columns["cluster"].values, pairs.columns["distance"].values
+    assert len(np.unique(clusters[np.isfinite(clusters)])) == 2
+    assert np.isfinite(distances).sum() == np.isfinite(clusters).sum() > 10
+    assert captions.columns["clip_score"].values.tolist() == list(range(20))
+    verdict = answers.columns["verdict"]
+    assert [verdict.words[int(code)] for code in verdict.values[:5]] == ["wrong", *["right"] * 3, "wrong"]
+    assert answers.shown == {"verdict": "wrong"}
+
+
+def test_captions_of_one_image_have_its_scores(tmp_path):
+    run = write_run(tmp_path / "results", 50)
+    file = run / "generate/captions.jsonl"
+    rows = [row | ({"image_id": "e1"} if row["id"] == "e2" else {}) for row in read_jsonl(file)]
+    write_jsonl(file, rows)
+    scores = [row for row in read_jsonl(run / "evaluate_clip/scores.jsonl") if row["id"] != "e2"]
+    scores[1]["values"] = {"clip_score": [3.0, 2]}
+    write_jsonl(run / "evaluate_clip/scores.jsonl", scores)
+    _, captions, _ = read_results(run).tables
+    assert captions.columns["clip_score"].values[:4].tolist() == [0, 1.5, 1.5, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: run.parents[1], "is not a folder of results"),
+        (lambda run: run.parent / "datasets", "is not a folder of results|contains no stage|is missing"),
+        (lambda run: run / "none", "is not a folder of results"),
+        (lambda run: run / "filter", "is one stage of a run; name its parent, results/run"),
+        (lambda run: (run / "filter/summary.json").unlink() or run, r"run the rule filter_data first"),
+        (lambda run: (run / "synthesize/summary.json").unlink() or run, "run the rule synthesize_captions first"),
+        (lambda run: write_jsonl(run / "filter/stats.jsonl", [{"id": "other"}]) and run, "'other', which is missing"),
+        (lambda run: write_jsonl(run / "filter/dropped.jsonl", []) or run, "summary.json counts 1; run the stage"),
+    ],
+)
+def test_unusable_folders_are_reported_in_one_sentence(tmp_path, change, message):
+    run = write_run(tmp_path / "results", 60)
+    folder = change(run)
+    with pytest.raises(InputError, match=message):
+        read_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": []}, "has no image"),
+        ({"text": "half \ud83d"}, "surrogates not allowed"),
+        ({"source": "half \ud83d"}, "surrogates not allowed"),
+    ],
+)
+def test_a_row_that_cannot_be_shown_is_named(tmp_path, change, message):
+    dataset = tmp_path / "results/datasets/odd"
+    dataset.mkdir(parents=True)
+    row = {"id": "1", "text": "a boat", "images": ["1.png"]}
+    (dataset / "pretrain.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | change)}\n")
+    write_yaml(dataset / "config.yaml", {"generator": "shapes"})
+    with pytest.raises(InputError, match=f"pretrain.jsonl, line 2, is damaged .*{message}"):
+        read_results(dataset)
+
+
+def test_folders_with_the_same_name_are_rejected(results):
+    with pytest.raises(InputError, match="2 of the folders are named run"):
+        Explorer([results, results], {})
+
+
+def test_a_page_is_written_to_a_folder_that_exists(run, tmp_path):
+    for output in (tmp_path / "none/page.html", tmp_path):
+        command = [sys.executable, SCRIPT, str(run), "--output", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "name a file in an existing folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_is_explored_alone_and_with_its_analysis(tmp_path):
+    run = write_run(tmp_path / "results", 300, several=False)
+    dataset = run.parent / "datasets/drawn"
+    write_yaml(dataset / "config.yaml", {"generator": "shapes"})
+    [plain] = read_results(dataset).tables
+    assert (len(plain), plain.steps, plain.image_root) == (300, [], dataset)
+    stats = [{"id": row_id(row), "text_len": 30 + row % 50} for row in range(300)]
+    write_jsonl(dataset / "analyze/stats.jsonl", stats)
+    write_json(dataset / "analyze/summary.json", {})
+    recipe = {"process": [{"image_integrity_filter": None}, {"text_length_filter": {"min_len": 40, "max_len": 60}}]}
+    write_yaml(dataset / "analyze/config.yaml", {"image_root": "results/datasets/drawn", "recipe": recipe})
+    [analysed] = read_results(dataset).tables
+    [step] = analysed.steps
+    assert (step.operator, step.dropped) == (
+        "text_length_filter",
+        sum(not 40 <= row["text_len"] <= 60 for row in stats),
+    )
+
+
+@pytest.fixture(scope="module")
+def server(results):
+    server = Server(Explorer([results], {"report.html": b"<p>report"}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def ask(server: Server, path: str, token: str | None = None, host: str | None = None) -> tuple[int, bytes, dict]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    start = "" if token == "" else f"/{server.token if token is None else token}"
+    connection.putrequest("GET", f"{start}/{path}", skip_host=True)
+    connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+    connection.endheaders()
+    answer = connection.getresponse()
+    return answer.status, answer.read(), dict(answer.getheaders())
+
+
+@pytest.mark.parametrize("host", ["example.org", "localhost.evil.org", "127.0.0.1", "[::1]:80"])
+def test_another_host_or_a_wrong_token_is_refused(server, host):
+    assert ask(server, "explore-run.html")[0] == 200
+    assert ask(server, "explore-run.html", host=host)[0] == 403
+    for token in ("", "x", server.token[:-1], server.token + "x"):
+        assert ask(server, "explore-run.html", token=token)[0] == 403
+    assert server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../../etc/passwd",
+        "run/pairs/image?at=../../etc/passwd&side=160",
+        "run/pairs/image?at=images/1.jpg&side=160",
+        "run/pairs/image?at=-1&side=160",
+        f"run/pairs/image?at={ROWS}&side=160",
+        "run/pairs/image?at=1&side=100000",
+        "run/pairs/image?at=1&side=160&root=/etc",
+        "run/pairs/image",
+        "run/pairs/texts",
+        "run/../pairs/image?at=1&side=160",
+        "datasets/drawn/images/1.jpg",
+        "run/pairs/rows?at=1,x",
+        "run/pairs/rows?at=%C2%B2",
+    ],
+)
+def test_nothing_but_rows_is_served(server, path):
+    assert ask(server, path)[0] == 404
+
+
+def connect(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=5)
+
+
+def test_connections_without_a_whole_request_are_ended(server, monkeypatch):
+    monkeypatch.setattr("dj2mgm.reporting.explorer.server.REQUEST_S", 0.3)
+    silent, dripping, kept = connect(server), connect(server), http.client.HTTPConnection(*server.server_address)
+    kept.request("GET", f"/{server.token}/report.html")
+    assert kept.getresponse().read()
+    dripping.sendall(b"GET /x HTTP/1.1\r\n")
+    started = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() - started < 4:
+            dripping.sendall(b"X")
+            time.sleep(0.05)
+    assert time.monotonic() - started < 3, "a request that drips has no deadline"
+    assert silent.recv(1) == b"" and kept.sock.recv(1) == b""
+    while server.open and time.monotonic() - started < 5:
+        time.sleep(0.01)
+    assert not server.open
+
+
+def test_more_connections_than_a_browser_opens_are_refused(server, monkeypatch):
+    monkeypatch.setattr("dj2mgm.reporting.explorer.server.MOST_CONNECTIONS", 3)
+    with contextlib.ExitStack() as stack:
+        open_ones = [stack.enter_context(connect(server)) for _ in range(3)]
+        for number, connection in enumerate(open_ones):
+            connection.sendall(b"GET /x HTTP/1.1\r\n")
+            while len(server.open) <= number:
+                time.sleep(0.01)
+        refused = stack.enter_context(connect(server))
+        assert refused.recv(1) == b""
+        open_ones[0].close()
+        while len(server.open) == 3:
+            time.sleep(0.01)
+        assert ask(server, "report.html")[0] == 200
+
+
+def test_images_come_scaled_by_row_and_a_missing_one_says_why(server):
+    status, content, headers = ask(server, "run/pairs/image?at=3&side=160")
+    assert status == 200 and headers["Content-Type"] == "image/webp" and content[8:12] == b"WEBP"
+    status, content, headers = ask(server, "run/pairs/image?at=2&side=160")
+    assert status == 200 and headers["Content-Type"] == "image/svg+xml" and b"missing" in content
+
+
+def test_rows_and_searches_are_answered(server):
+    [row] = json.loads(ask(server, "run/pairs/rows?at=1")[1])
+    assert row["id"] == row_id(1) and row["lines"][0][1] == MARKUP
+    found = np.frombuffer(ask(server, f"run/pairs/find?words={row_id(7)[:-1].upper()}")[1], dtype=np.uint8)
+    assert np.flatnonzero(found)[:10].tolist() == list(range(10))  # and their copies
+    assert ask(server, "report.html")[1] == b"<p>report"
+    policy = ask(server, "report.html")[2]["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert ask(server, "report%2Ehtml")[2]["Content-Security-Policy"] == policy
+
+
+@pytest.mark.parametrize("name", ["my photos", "a#b", "a?b", "a%41b", "照片"])
+def test_a_name_that_addresses_must_quote_is_served(results, name):
+    server = Server(Explorer([Results(name, results.tables[:1])], {}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = server.address(page_name(name)).removeprefix(f"http://127.0.0.1:{server.server_port}/{server.token}/")
+    assert page.isascii() and ask(server, page)[0] == 200
+    assert ask(server, f"{quote(name)}/pairs/rows?at=1")[0] == 200
+    server.shutdown()
+    server.server_close()
+
+
+def test_invalid_address_is_a_bad_request(server, capfd):
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
+        client.sendall(f"GET http://[/ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        assert client.recv(12) == b"HTTP/1.1 400"
+    assert capfd.readouterr().err == ""
+
+
+def test_taken_port_is_reported(server, results):
+    with pytest.raises(InputError, match=f"port {server.server_port} cannot be opened"):
+        Server(Explorer([results], {}), server.server_port)
+    with pytest.raises(InputError, match="port 70000 cannot be opened"):
+        Server(Explorer([results], {}), 70000)
+
+
+def test_statistics_of_a_run_fill_the_columns(results, run):
+    pairs = results.tables[0]
+    places = {row["id"]: place for place, row in enumerate(pairs.texts)}
+    for row in list(read_jsonl(run / "filter/stats.jsonl"))[:50]:
+        assert pairs.columns["filter/text_len"].values[places[row["id"]]] == row["text_len"]
+        assert pairs.columns["filter/image_width"].values[places[row["id"]]] == row["image_width"][0]
+
+
+def test_links_of_the_report_exist_in_the_explorer(tmp_path):
+    """Each link of a report names a filter that the explorer's page of the same results has."""
+    page = tmp_path / "report.html"
+    write_page(load_experiments(write_results(tmp_path / "results")), page)
+    links = re.findall(r'href="(explore-[^"]+)"', page.read_text())
+    asked = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
+    recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}
+    known = {step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)}
+    drops = [one["drop"][0] for one in asked if "drop" in one]
+    assert {"filter-2", "filter-4", "synthesize-2", "synthesize-3"} == set(drops) & known == set(drops)
+    assert {key for one in asked for key in one} == {"drop", "caption", "table", "find", "verdict"}

@@ -1,0 +1,376 @@
+"""The report of two small experiments: self-contained, with the values of the files, and without empty sections."""
+
+import re
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import compare_experiments
+from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
+from dj2mgm.messages import duration
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.gallery import evenly_spread, gallery
+from dj2mgm.reporting.rendering import join_words
+from dj2mgm.reporting.report_page import seeds_note
+from dj2mgm.reporting.run_details import times_table, versions
+from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, running_mean, score_charts
+from dj2mgm.reporting.verdict import headline_panels, verdicts
+from report_results import IMAGES, ODD, write_photos, write_results
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "results ünd mehr"
+
+
+def write_report(monkeypatch, config):
+    arguments = ["--config", str(config), "--output-dir", str(config.parent)]
+    monkeypatch.setattr(sys, "argv", ["compare_experiments.py", *arguments])
+    compare_experiments.main()
+    return config.parent / "report.html"
+
+
+class Elements(HTMLParser):
+    """All tags with their attributes, all text, and the tags left open; tags must be closed in order."""
+
+    VOID = {"meta", "img", "br", "wbr"}
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags, self.open, self.words = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+
+    def attributes(self, name: str) -> list[str]:
+        return [attributes[name] for _, attributes in self.tags if name in attributes]
+
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def text_of(page) -> str:
+    return Elements(page.read_text(encoding="utf-8")).text()
+
+
+def test_page_stands_alone_and_escapes_what_models_wrote(monkeypatch, root):
+    html = write_report(monkeypatch, write_results(root)).read_text(encoding="utf-8")
+    elements = Elements(html)
+    assert elements.open == []
+    assert not {tag for tag, _ in elements.tags} & {"script", "link", "iframe", "object"}
+    assert all(source.startswith("data:image/") for source in elements.attributes("src"))
+    inside = {target for target in elements.attributes("href") if target.startswith("#")}
+    others = set(elements.attributes("href")) - inside
+    assert all(re.match("explore-(baseline|dj_synth).html#", target) for target in others)
+    identifiers = elements.attributes("id")
+    assert len(set(identifiers)) == len(identifiers)
+    assert set(identifiers) >= {target[1:] for target in inside}
+    assert "url(" not in html and "@import" not in html and "http" not in html
+    assert "<b>bold" not in html and ODD in elements.text()
+    assert all(attributes.get("alt") for tag, attributes in elements.tags if tag == "img")
+    assert all(
+        "aria-label" in attributes or attributes.get("aria-hidden") == "true"
+        for tag, attributes in elements.tags
+        if tag == "svg"
+    )
+
+
+def test_page_shows_the_figures_of_the_files(monkeypatch, root):
+    text = text_of(write_report(monkeypatch, write_results(root)))
+    for expected in (
+        "After fine-tuning, dj_synth is better than baseline in VQA accuracy (+40.0 points)",
+        "2 seeds (0 and 1)",
+        "low_similarity_recaption_mapper",
+        "19 recaptioned; unusable captions: empty 1",
+        "text_length_filter −6",
+        "training file −1 missing",
+        "1 missing",
+        "mgm",
+        "9.8.7",
+        "1 min 15 s",
+        "of 20 captions of other images were replaced or dropped",
+        "of 32 captions that were right were replaced or dropped",
+    ):
+        assert expected in text
+
+
+def test_memory_is_drawn_with_peaks_and_predictions(monkeypatch, root):
+    config = write_results(root)
+    text = text_of(write_report(monkeypatch, config))
+    assert "finetuneGPU22.50 GiB21.00 GiB−7 %23.6 GiB" in text
+    assert "finetunehost8.50 GiB9.00 GiB+6 %62.6 GiB" in text
+    baseline, dj_synth = (memory_timeline(experiment) for experiment in load_experiments(config))
+    assert [line.kind for line in baseline.chart.lines] == ["host", "host"], "without GPU and plan: only the host"
+    assert {line.kind for line in dj_synth.chart.lines} == {"host", "host predicted", "gpu", "gpu predicted"}
+    assert [(band.stage, band.left, band.width) for band in dj_synth.bands] == [
+        ("pretrain", 0, 50),
+        ("finetune", 50, 50),
+    ]
+    assert [meaning for _, meaning in dj_synth.bands[1].marks] == ["training begins", "saving begins"]
+    assert dj_synth.chart.x_title.startswith("seconds")
+
+
+def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
+    config = write_results(root, seeds=(0,))
+    lines = ["attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib"]
+    lines += [f"{attempt},,{second},training,1.0,9.0," for attempt in (1, 2) for second in range(5000)]
+    lines[7777] = "2,,2776,training,64.0,9.0,"
+    (root / "baseline/pretrain/memory.csv").write_text("\n".join(lines) + "\n")
+    timeline = memory_timeline(load_experiments(config)[0])
+    assert timeline.rows[0]["peak"] == "64.00 GiB"
+    points = [tuple(map(float, point.split())) for point in timeline.chart.lines[0].path[1:].split("L")]
+    at, height = min(points, key=lambda point: point[1])
+    assert len(points) < 300 and height == pytest.approx(100 - 100 / 1.08, abs=0.02)
+    assert at == pytest.approx(100 * (4999 + 2776) / (4999 + 4999 + 3), abs=0.02)
+    assert timeline.chart.x_title.startswith("minutes")
+
+
+def test_single_experiment_without_ground_truth(monkeypatch, root):
+    text = text_of(write_report(monkeypatch, write_photos(root)))
+    assert "One seed. The 95 % intervals cover the choice of images but not training noise" in text
+    assert "CLIPScore" in text and "What photos is for." in text
+    for absent in (
+        "VQA accuracy",
+        "attribute",
+        "better",
+        "difference",
+        "Rewritten captions",
+        "Synthesis",
+        "right answer",
+    ):
+        assert absent not in text
+
+
+def test_captions_without_likelihoods_are_shown_without_them(monkeypatch, root):
+    """Captioning servers return no likelihoods."""
+    config = write_results(root, seeds=(0,))
+    for file in (root / "dj_synth/synthesize").glob("*.jsonl"):
+        text = re.sub(r'"log_likelihood": [-\d.]+', '"log_likelihood": null', file.read_text(encoding="utf-8"))
+        file.write_text(re.sub(r'"caption_log_likelihood": \[[-\d.]+\]', '"caption_log_likelihood": []', text))
+    text = text_of(write_report(monkeypatch, config))
+    assert "19 recaptioned" in text and "log-likelihood" not in text
+
+
+def test_same_results_same_bytes(monkeypatch, root):
+    config = write_results(root)
+    assert write_report(monkeypatch, config).read_bytes() == write_report(monkeypatch, config).read_bytes()
+
+
+def test_experiments_on_other_images_get_galleries_of_their_own(monkeypatch, root):
+    config, other = write_results(root, seeds=(7,)), write_photos(root)
+    page = read_yaml(config)
+    page["experiments"] += read_yaml(other)["experiments"]
+    write_yaml(config, page)
+    text = text_of(write_report(monkeypatch, config))
+    assert "held-out images of shapes, evenly" in text and "held-out images of photos, evenly" in text
+
+
+def test_panels_compare_what_both_measured(root):
+    experiments = load_experiments(write_results(root))
+    differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
+    panels = {panel.title: panel for panel in headline_panels(experiments, differences)}
+    assert list(panels) == ["VQA accuracy", "Attribute accuracy", "CLIPScore"]
+    assert [model.stage for model in panels["VQA accuracy"].models] == ["fine-tuning"]
+    assert [model.stage for model in panels["CLIPScore"].models] == ["pretraining", "fine-tuning"]
+    assert panels["VQA accuracy"].ceiling is None and panels["CLIPScore"].ceiling is not None
+    for panel in panels.values():
+        for model in panel.models:
+            assert [level.experiment for level in model.levels] == ["baseline", "dj_synth"]
+            [difference] = model.differences
+            assert difference.verdict == "better" and len(difference.mark.seeds) == 2
+            assert panel.zero < difference.mark.low <= difference.mark.at <= difference.mark.high <= 100
+            for level in model.levels:
+                assert 0 <= level.mark.low <= level.mark.at <= level.mark.high <= 100
+                assert level.shuffled < level.mark.at
+
+
+def test_panels_leave_out_metrics_that_were_not_measured(root):
+    shapes, photos = write_results(root, seeds=(7,)), write_photos(root)
+    experiments = [load_experiments(photos)[0], load_experiments(shapes)[0]]
+    panels = {panel.title: panel for panel in headline_panels(experiments, {})}
+    assert [level.experiment for level in panels["VQA accuracy"].models[0].levels] == ["baseline"]
+    assert [level.index for level in panels["CLIPScore"].models[0].levels] == [0, 1]
+
+
+@pytest.mark.parametrize(("low", "high", "kind"), [(0.01, 0.2, "better"), (-0.2, -0.01, "worse"), (-0.1, 0.1, "same")])
+def test_verdict_follows_the_interval(root, low, high, kind):
+    experiments = load_experiments(write_results(root))
+    estimate = {"mean": (low + high) / 2, "low": low, "high": high, "n": 9, "seeds": 2}
+    [verdict] = verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
+    [sentence] = verdict.sentences
+    found = {name: getattr(sentence, name) for name in ("better", "worse", "same")}
+    [said] = found.pop(kind)
+    assert said.startswith("CLIPScore") and ("(" in said) == (kind != "same")
+    assert set(map(tuple, found.values())) == {()}
+
+
+def test_gallery_marks_captions_and_answers(root):
+    experiments = list(enumerate(load_experiments(write_results(root))))
+    items = gallery(experiments, items=5)
+    assert [item.identifier for item in items] == ["e00", "e03", "e06", "e09", "e12"]
+    for item in items:
+        assert [speaker.experiment for speaker in item.speakers] == ["baseline", "dj_synth"]
+        for speaker, better in zip(item.speakers, (0, 6), strict=True):
+            right = int(item.identifier[1:]) < 5 + better
+            for caption in speaker.captions:
+                assert caption.right == right
+                assert re.fullmatch(r"(\d) of \1 right" if right else r"0 of \d right", caption.verdict)
+        [question] = item.questions
+        assert [answer.right for answer in question.answers] == [s.captions[0].right for s in item.speakers]
+    assert len(gallery(experiments, items=100)) == IMAGES
+
+
+def test_near_duplicate_clusters_are_counted_and_shown(monkeypatch, root):
+    config = write_results(root)
+    assert "ear-duplicate images" not in text_of(write_report(monkeypatch, config))
+    folder, dataset = root / "baseline/filter", root / "datasets/shapes"
+    names = [f"p{number:03d}" for number in range(60)]
+    write_jsonl(dataset / "pretrain.jsonl", [{"id": name, "images": [f"images/{name}.png"]} for name in names])
+    write_yaml(folder / "config.yaml", {"image_root": str(dataset)})
+    summary, [*others, _, second] = read_json(folder / "summary.json"), list(read_jsonl(folder / "dropped.jsonl"))
+    first = {**second, "id": names[6]}
+    found = {"copy_of": names[20], "distance": 3.0}
+    write_jsonl(folder / "dropped.jsonl", [*others, first | found, second | found | {"distance": 1.0}])
+    summary["operators"][3]["copies"] = {"clusters": {"3": 1}}
+    write_json(folder / "summary.json", summary)
+    page = write_report(monkeypatch, config).read_text(encoding="utf-8")
+    elements = Elements(page)
+    assert elements.attributes("id").count("copies") == 1 and "#copies" in elements.attributes("href")
+    assert "Clusters: 1; rows dropped: 2; clusters by size: 1 with 3 rows." in elements.text()
+    assert "3 rows p020 kept p007 distance 1.0 p006 distance 3.0" in elements.text()
+
+
+def test_evenly_spread_takes_each_row_once():
+    assert evenly_spread(list(range(10)), 4) == [0, 2, 5, 7]
+    assert evenly_spread([1, 2], 5) == [1, 2]
+    assert evenly_spread([], 5) == []
+
+
+def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
+    config = write_results(root)
+    (root / "datasets/shapes/images/e00.png").write_bytes(b"")
+    with pytest.raises(SystemExit):
+        write_report(monkeypatch, config)
+    assert "e00.png has zero bytes; restore the image" in capsys.readouterr().err
+
+
+def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
+    one, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
+    assert one.count(", with one seed.") == 2  # after pretraining and after fine-tuning
+    assert ", with one seed." not in two and "for these two models" not in two
+    said = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", one)
+    known = ("for these two models", "a lower loss does not mean a better model")
+    assert said and all(any(words in part for words in known) for part in said)
+    assert "shown by chance" in two and "shown by chance" not in one
+
+
+def test_page_describes_the_intervals(monkeypatch, root):
+    text = text_of(write_report(monkeypatch, write_results(root)))
+    assert "Student's t over images (14 degrees of freedom for 15 images, fewer" in text
+    assert "over seeds (1 degree of freedom for 2 seeds)" in text and "five are recommended" in text
+    differences = len(re.findall(r"dj_synth − baseline, after", (root / "report/report.html").read_text()))
+    assert f"Each of the {differences} differences is judged by its own interval" in text
+    assert "When the intervals are too narrow" in text
+
+
+def test_seeds_note_says_what_the_intervals_cover(root):
+    one, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
+    assert "not training noise" in seeds_note(one)
+    assert "and training noise" in seeds_note(two) and "2 seeds (0 and 1)" in seeds_note(two)
+    assert "baseline with 2 and dj_synth with 1" in seeds_note([two[0], one[1]])
+
+
+def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
+    rows = [{"step": step, "loss": 2.0 - 0.01 * step} for step in range(1, 101)]
+
+    class Run:
+        steps = {"pretrain": rows}
+
+    class Short:
+        steps = {"pretrain": rows[:40]}
+
+    class Experiment:
+        name, runs = "a", [Run, Short]
+
+    losses = loss_chart([Experiment], "pretrain")
+    assert [line.kind for line in losses.lines] == ["seed", "seed", "mean"]
+    assert losses.ends == [(0, "a", "1.605")]  # over the last two steps before the shorter run ends
+    assert losses.x_ticks[-1].text == "100" and losses.x_ticks[-1].at == 100
+
+
+def test_score_curves_have_a_band_over_the_seeds(root):
+    experiments = load_experiments(write_results(root))
+    assert [chart.quantity for chart in score_charts(experiments, "pretrain")] == ["Loss of held-out answers"]
+    loss, accuracy = score_charts(experiments, "finetune")
+    assert loss.ends == [(0, "baseline", f"{4.5 / 29:.3f}"), (1, "dj_synth", f"{4.5 / 29:.3f}")]
+    assert [(line.kind, line.index) for line in accuracy.lines] == [("band", 0), ("band", 1), ("mean", 0), ("mean", 1)]
+    heights = [100 - float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", accuracy.lines[0].path)]
+    assert heights == pytest.approx([25, 50, 72.5, 82.5, 60, 35])  # the seeds' lowest, then back along their highest
+    assert "2.0 % of the stage's time" in loss.note
+    # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
+    same = [re.search(r"agree in (\d+) of (\d+)", score_charts([each], "finetune")[1].note) for each in experiments]
+    assert [found.groups() for found in same] == [("28", "30"), ("16", "30")]
+
+
+def test_runs_without_questions_have_no_score_curves(monkeypatch, root):
+    config = write_photos(root)
+    assert "Held-out answers during training" in write_report(monkeypatch, config).read_text()
+    for stage in ("pretrain", "finetune"):
+        for name in ("scores.jsonl", "scored.jsonl"):
+            write_jsonl(root / "photos" / stage / name, [])
+    assert "Held-out answers during training" not in write_report(monkeypatch, config).read_text()
+
+
+def test_loss_that_is_not_a_number_leaves_a_gap():
+    class Run:
+        steps = {"pretrain": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": float("nan")}, {"step": 3, "loss": 1.0}]}
+
+    class Experiment:
+        name, runs = "a", [Run]
+
+    paths = [line.path for line in loss_chart([Experiment], "pretrain").lines]
+    assert all("nan" not in path for path in paths)
+
+
+def test_running_mean_keeps_a_straight_line():
+    line = np.linspace(2, 1, 50)
+    assert running_mean(line, 6)[3:-3] == pytest.approx(line[3:-3])
+    assert running_mean(line, 0) == pytest.approx(line)
+
+
+def test_times_and_versions_are_those_of_the_records(root):
+    experiments = load_experiments(write_results(root))
+    stages, rows = times_table(experiments)
+    assert stages == ["filter", "synthesize", "pretrain", "finetune", "CLIP scores"]
+    assert rows == [
+        ("baseline", ["6.0 s", "–", "1 min 15 s", "1 min 15 s", "4.0 s"]),
+        ("dj_synth", ["6.0 s", "4.5 s", "1 min 15 s", "1 min 15 s", "4.0 s"]),
+    ]
+    assert versions(experiments) == [("data-juicer", "1.6.1"), ("numpy", "2.4.6"), ("torch", "9.8.7")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.42, "0.4 s"), (59.2, "59 s"), (75, "1 min 15 s"), (3725, "1 h 02 min")]
+)
+def test_durations(seconds, expected):
+    assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
+)
+def test_lists_in_words(items, expected):
+    assert join_words(items) == expected

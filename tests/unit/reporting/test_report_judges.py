@@ -1,0 +1,121 @@
+"""Notes on the judges of captions, and the agreement of two judges."""
+
+import numpy as np
+import pytest
+from test_report import text_of, write_report
+
+from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.judges import describe_agreement, judge_agreement, judge_notes, rank_correlation
+from report_results import IMAGES, write_photos, write_results
+
+SIGLIP = {"name": "models/siglip", "kind": "SigLIP", "selects": [], "sees": False}
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_results(tmp_path)
+
+
+def change_judges(config, name: str, judges) -> None:
+    """Replace the judges of all runs of an experiment by `judges(judges)`."""
+    for file in config.parent.parent.glob(f"{name}/**/evaluate_clip/metrics.json"):
+        metrics = read_json(file)
+        write_json(file, metrics | {"judges": judges(metrics["judges"])})
+
+
+def add_second_judge(config, score) -> None:
+    """Add a second judge with the scores `score(first judge's score, row)`."""
+    for name in ("baseline", "dj_synth"):
+        change_judges(config, name, lambda judges: [*judges, SIGLIP])
+        for file in config.parent.parent.glob(f"{name}/**/evaluate_clip/scores.jsonl"):
+            rows = list(read_jsonl(file))
+            for row in rows:
+                value, count = row["values"]["clip_score"]
+                row["values"]["second_clip_score"] = [score(value, row), count]
+            write_jsonl(file, rows)
+
+
+def test_note_on_a_judge_that_selected_the_data(monkeypatch, config, tmp_path):
+    said = "The judge also selected the data of dj_synth."
+    assert text_of(write_report(monkeypatch, config)).count(said) == 1  # one panel is of CLIP scores
+    change_judges(config, "dj_synth", lambda judges: [judge | {"selects": []} for judge in judges])
+    text = text_of(write_report(monkeypatch, config))
+    assert "The judge also" not in text and judge_notes(load_experiments(config)) == [""]
+    assert "The judge also" not in text_of(write_report(monkeypatch, write_photos(tmp_path / "photos")))
+
+
+def test_note_on_a_judge_that_shares_its_image_tower(config):
+    for name in ("baseline", "dj_synth"):
+        change_judges(config, name, lambda judges: [judge | {"selects": [], "sees": True} for judge in judges])
+    [note] = judge_notes(load_experiments(config))
+    assert note.startswith("The judge shares its image tower with the trained models of baseline and dj_synth.")
+
+
+def test_no_section_without_a_second_judge(monkeypatch, config):
+    text = text_of(write_report(monkeypatch, config))
+    assert "Agreement of the judges" not in text and "second judge" not in text and "Judge: " not in text
+
+
+def test_second_judge_has_scores_and_agreement(monkeypatch, config):
+    add_second_judge(config, lambda value, row: value / 10)
+    text = text_of(write_report(monkeypatch, config))
+    assert "CLIPScore, second judge" in text and "Judge: models/siglip (SigLIP)." in text
+    assert "captions judged by models/clip (CLIP) and models/siglip (SigLIP)" in text
+    experiments = load_experiments(config)
+    differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
+    found = judge_agreement(experiments, differences)
+    assert {row.rank_correlation for row in found.correlations} == {"1.00"}
+    assert [row.captions for row in found.correlations] == [str(2 * IMAGES)] * 4  # two seeds; two models each
+    assert [(row.experiment, row.group) for row in found.contrasts] == [
+        ("dj_synth", "Fine-tuned"),
+        ("dj_synth", "Pretrained"),
+    ]
+    assert {(row.agreement, row.shown) for row in found.contrasts} == {("both: better", "better")}
+
+
+def test_contradicting_judges_are_reported(config):
+    add_second_judge(config, lambda value, row: 3 - value)
+    experiments = load_experiments(config)
+    differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
+    found = judge_agreement(experiments, differences)
+    assert {row.rank_correlation for row in found.correlations} == {"−1.00"}
+    assert {row.agreement for row in found.contrasts} == {"contradictory: better, worse"}
+
+
+def test_rank_correlation_is_spearmans(config):
+    places = {}
+    add_second_judge(config, lambda value, row: float(places.setdefault(row["id"], (7 * len(places)) % IMAGES)))
+    [first, *_] = load_experiments(config)
+    runs = first.scores[:1]
+    scores = runs[0].groups["finetune/own"]
+    scores["clip_score"].sums[:] = np.random.default_rng(0).permutation(IMAGES)
+    one, two = (scores[name].sums for name in ("clip_score", "second_clip_score"))
+    by_formula = 1 - 6 * ((one - two) ** 2).sum() / (IMAGES * (IMAGES**2 - 1))  # of ranks without ties
+    assert rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES, pytest.approx(by_formula))
+    for name in ("clip_score", "second_clip_score"):
+        scores[name].counts[0] *= 3  # three captions of the first image, with the same mean score
+        scores[name].sums[0] *= 3
+    assert rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES + 2, pytest.approx(by_formula))
+    scores["clip_score"].sums[:] = scores["clip_score"].counts
+    assert np.isnan(rank_correlation(runs, "finetune/own", "clip_score")[1])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ((0.1, 0.3), (0.2, 0.4), "both: better"),
+        ((-0.3, -0.1), (-0.4, -0.2), "both: worse"),
+        ((0.1, 0.3), (-0.4, -0.2), "contradictory: better, worse"),
+        ((0.1, 0.3), (-0.1, 0.2), "only the first: better; the signs agree"),
+        ((-0.2, 0.1), (0.1, 0.3), "only the second: better; the signs differ"),
+        ((-0.2, 0.1), (-0.3, 0.1), "neither shows a difference; the signs agree"),
+        ((-0.1, 0.2), (-0.2, 0.1), "neither shows a difference; the signs differ"),
+    ],
+)
+def test_agreement_is_of_intervals_and_signs(first, second, words):
+    pair = [{"low": low, "high": high, "mean": (low + high) / 2} for low, high in (first, second)]
+    assert describe_agreement("clip_score", *pair)[0] == words
+    one_seed = describe_agreement("clip_score", *(one | {"seeds": 1} for one in pair))[0]
+    assert ("for these two models" in one_seed) == ("better" in words or "worse" in words)

@@ -1,0 +1,107 @@
+"""The report's section on evaluation data that are also in the training data."""
+
+import pandas as pd
+import pytest
+from test_report import Elements, text_of, write_report
+
+from dj2mgm.evaluation.groups import Rows
+from dj2mgm.evaluation.vqa import evaluate_answers
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
+from dj2mgm.reporting.challenge import tabulate_challenge
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.leak_section import leak_sections
+from report_results import IMAGES, write_results
+
+LEAKED = ["e00", "e03", "e14"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Write experiments on a dataset with leaks, which baseline keeps and dj_synth drops."""
+    config = write_results(tmp_path, seeds=(0,))
+    folder = tmp_path / "datasets/shapes/leaks and more"
+    rows = [{"split": "pretrain", "image": "a", "path": "/a", "of": "held_out", "ids": [name]} for name in LEAKED]
+    write_jsonl(folder / "leaks.jsonl", [*rows, rows[0] | {"of": "textvqa", "ids": ["e01"]}])
+    names = ("references", "leaked", "questions", "training_images", "training_rows")
+    counts = {"held_out": (15, 3, 33, 4, 1234), "textvqa": (5000, 1, 2, 1, 7)}
+    summary = {of: dict(zip(names, numbers, strict=True)) for of, numbers in counts.items()}
+    summary["textvqa"] |= {"texts": 5001, "leaked_texts": 3, "text_rows": 12}
+    write_json(folder / "summary.json", summary)
+    page = read_yaml(config)
+    for entry, treatment in zip(page["experiments"], ("keep", "drop"), strict=True):
+        entry["leaks"] = str(folder)
+        entry["config"]["jsonl"] = {"leaks": treatment}
+    write_yaml(config, page)
+    file = tmp_path / "dj_synth/jsonl/summary.json"
+    written = read_json(file)
+    written["pretrain"]["dropped"]["leaked"] = 1100
+    written["finetune"]["dropped"] |= {"leaked": 2, "leaked_text": 5}
+    write_json(file, written)
+    return config
+
+
+def test_section_shows_counts_treatment_and_file(monkeypatch, config):
+    page = write_report(monkeypatch, config)
+    elements = Elements(page.read_text(encoding="utf-8"))
+    text = elements.text()
+    assert "held-out images1533341 234–––" in text and "textvqa5 00012175 001312" in text
+    assert "baseline kept these rows and was trained on them." in text
+    assert "dj_synth dropped 1 100 pairs (after the filters) and 7 instructions." in text
+    [link] = [target for target in elements.attributes("href") if not target.startswith(("#", "explore-"))]
+    assert link == "../datasets/shapes/leaks%20and%20more/leaks.jsonl"
+    assert "#leaks" in elements.attributes("href")
+
+
+def test_scores_without_leaks_are_those_of_the_other_images(config, tmp_path):
+    experiments = load_experiments(config)
+    [part] = leak_sections(experiments, config)
+    answers: dict[str, Rows] = {"own": [], "shuffled": []}
+    for row in read_jsonl(tmp_path / "baseline/generate/answers.jsonl"):
+        if row["id"] not in LEAKED:
+            answers[row["images"]].append(row)
+    wanted = evaluate_answers({"finetune": answers})["groups"]["finetune/own"]["vqa_accuracy"]
+    shown = {(score.experiment, score.group, score.metric): score for score in part.scores}
+    score = shown["baseline", "Fine-tuned", "VQA accuracy"]
+    low, high = (f"{100 * wanted[end]:.1f}".replace("-", "−") for end in ("low", "high"))
+    assert score.rest == (f"{100 * wanted['mean']:.1f} %", f"{low} to {high}")
+    assert score.every != score.rest
+    assert ("dj_synth", "Pretrained", "CLIPScore") in shown
+
+
+def test_no_scores_are_left_if_every_image_leaks(config, tmp_path):
+    file = tmp_path / "datasets/shapes/leaks and more/leaks.jsonl"
+    names = [f"e{number:02d}" for number in range(IMAGES)]
+    write_jsonl(file, [{"of": "held_out", "ids": names}])  # all about one image
+    summary = read_json(file.parent / "summary.json")
+    write_json(file.parent / "summary.json", summary | {"held_out": summary["held_out"] | {"leaked": 1}})
+    [part] = leak_sections(load_experiments(config), config)
+    assert part.leaked == "1" and {score.rest for score in part.scores} == {None}
+
+
+def test_section_states_that_no_leaks_were_found(monkeypatch, config, tmp_path):
+    folder = tmp_path / "datasets/shapes/leaks and more"
+    write_jsonl(folder / "leaks.jsonl", [])
+    summary = read_json(folder / "summary.json")
+    write_json(folder / "summary.json", {of: dict.fromkeys(counts, 0) for of, counts in summary.items()})
+    text = text_of(write_report(monkeypatch, config))
+    assert "No leaks were found." in text
+    assert "without images that leak" not in text and "was trained on them" not in text
+
+
+def test_no_section_without_a_leak_search(monkeypatch, tmp_path):
+    assert "eaks" not in text_of(write_report(monkeypatch, write_results(tmp_path, seeds=(0,))))
+
+
+def test_challenge_table_has_scores_without_leaks(tmp_path):
+    scores = {name: {"score": 50.0, "variant": "v"} for name in ("textvqa", "mmbench")}
+    runs = []
+    for experiment, rest in (("a", {}), ("b", {"without_leaked": {"estimates": {"score": {"mean": 30.0}}}})):
+        for name in scores:
+            metrics = {"variant": "v", "estimates": {"score": {"mean": 40.0}}} | (rest if name == "mmbench" else {})
+            write_json(tmp_path / experiment / name / "metrics.json", metrics)
+        folders = {name: str(tmp_path / experiment / name) for name in scores}
+        runs.append({"experiment": experiment, "seed": 0, "benchmarks": folders})
+    table = tabulate_challenge({"reference": "r", "scores": scores, "runs": runs}).set_index("experiment")
+    assert "textvqa_without_leaked" not in table and table["challenge_score"].tolist() == [1.0, 0.8, 0.8]
+    assert pd.isna(table.loc["r", "mmbench_without_leaked"])
+    assert table.loc[["a", "b"], "mmbench_without_leaked"].tolist() == [40.0, 30.0]

@@ -1,0 +1,44 @@
+"""Rules and cluster profiles agree about what a job needs."""
+
+import re
+
+import pytest
+import yaml
+
+from places import PROJECT
+
+RULES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((PROJECT / "rules").glob("*.smk")))
+DERIVED = re.findall(r"^use rule (\w+) as (\w+)", RULES, flags=re.MULTILINE)
+BODIES = dict(re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", RULES, flags=re.MULTILINE | re.DOTALL))
+SUBMITTED = {name: body for name, body in BODIES.items() if "localrule: True" not in body}
+
+
+def own_threads() -> dict[str, int]:
+    found = {
+        name: re.search(r"^    threads: (\d+|GPU_STAGE_THREADS)$", body, flags=re.MULTILINE)
+        for name, body in SUBMITTED.items()
+    }
+    least = re.search(r"^GPU_STAGE_THREADS = max\((\d+), ", RULES, flags=re.MULTILINE)[1]
+    numbers = {name: threads[1].replace("GPU_STAGE_THREADS", least) for name, threads in found.items() if threads}
+    stated = {name: int(number) for name, number in numbers.items()}
+    return stated | {name: stated[base] for base, name in DERIVED if base in stated}
+
+
+@pytest.mark.parametrize("profile", ["slurm", "cluster-generic", "kubernetes"])
+def test_a_profile_asks_for_the_processors_of_every_rule_that_uses_several(profile):
+    settings = yaml.safe_load((PROJECT / "profiles" / profile / "config.yaml").read_text(encoding="utf-8"))
+    asked = {rule: resources["cpus_per_task"] for rule, resources in settings["set-resources"].items()}
+    assert asked == own_threads() != {}
+
+
+@pytest.mark.parametrize("rule", SUBMITTED)
+def test_a_rule_states_its_time_and_its_memory_which_grows_with_each_attempt(rule):
+    assert re.search(r"^        mem_mb=mem_with_retries\((\d+|lambda w: .*)\),$", SUBMITTED[rule], flags=re.MULTILINE)
+    assert re.search(r"^        runtime=\d+,$", SUBMITTED[rule], flags=re.MULTILINE)
+
+
+def test_a_rule_made_from_a_local_one_is_declared_local_too():
+    local = set(BODIES) - set(SUBMITTED)
+    declared = "\n".join(re.findall(r"^workflow.localrules\((.*?)^\)", RULES, flags=re.MULTILINE | re.DOTALL))
+    assert {name for base, name in DERIVED if base in local} == set(re.findall(r'"(\w+)"', declared))
+    assert DERIVED

@@ -1,0 +1,212 @@
+"""The pinned environments: envs/*.yaml, one for each phase, and requirements.txt, which holds all of them on a CPU."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from dj2mgm.code import SCRIPTS, modules_of
+from places import PROJECT
+
+ENVIRONMENTS = sorted((PROJECT / "envs").glob("*.yaml"))
+RULE = re.compile(r"^ *rule (\w+):\n((?: +.*\n|\n)+)", re.MULTILINE)
+
+every_environment = pytest.mark.parametrize("path", ENVIRONMENTS, ids=lambda path: path.stem)
+
+
+def load(path: Path) -> tuple[list[str], dict[str, str], list[str]]:
+    """Channels, conda packages by name, and pip's pins."""
+    environment = yaml.safe_load(path.read_text(encoding="utf-8"))
+    *conda, pip = environment["dependencies"]
+    assert set(environment) == {"channels", "dependencies"} and set(pip) == {"pip"}
+    return environment["channels"], dict(spec.split("=", 1) for spec in conda), pip["pip"]
+
+
+def pins(lines: list[str]) -> dict[str, str]:
+    """Version by canonical name; refuses whatever is not one exact version of one package."""
+    versions: dict[str, str] = {}
+    for line in lines:
+        requirement = Requirement(line)
+        [specifier] = requirement.specifier
+        assert specifier.operator == "==" and "*" not in specifier.version, f"not pinned exactly: {line}"
+        assert not (requirement.extras or requirement.marker or requirement.url), f"more than a version: {line}"
+        name = canonicalize_name(requirement.name)
+        assert name not in versions, f"listed twice: {name}"
+        versions[name] = specifier.version
+    return versions
+
+
+def locked(file: str = "requirements.txt") -> dict[str, str]:
+    lines = (PROJECT / file).read_text(encoding="utf-8").splitlines()
+    return pins([text for line in lines if (text := line.split("#")[0].strip())])
+
+
+def hashes(file: str) -> dict[str, list[str]]:
+    """Hashes by pin of a lock file."""
+    text = (PROJECT / file).read_text(encoding="utf-8")
+    entries = re.findall(r"^(\S+==\S+)((?: \\\n +--hash=sha256:[0-9a-f]{64})*)$", text, re.MULTILINE)
+    assert len(entries) == text.count("=="), f"{file} holds lines of another form"
+    return {pin: re.findall("sha256:([0-9a-f]{64})", digests) for pin, digests in entries}
+
+
+def rules() -> Iterator[tuple[str, str, Path, Path]]:
+    """Name, whole text, environment and script of every rule that runs something."""
+    for file in sorted((PROJECT / "rules").glob("*.smk")):
+        for name, body in RULE.findall(file.read_text(encoding="utf-8")):
+            if "shell:" in body:
+                [environment] = re.findall(r'conda:\s+"(.+)"', body)
+                [script] = set(re.findall(r"(?:stage_command|script_path)\(\s*[\"'](\w+\.py)", body))
+                yield name, body, (file.parent / environment).resolve(), SCRIPTS / script
+
+
+def imported_packages(module: Path) -> set[str]:
+    """Top-level names that a module imports anywhere in it, without the standard library and the project itself."""
+    names = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module)
+    top_level = {name.split(".")[0] for name in names}
+    own = {path.stem for path in SCRIPTS.iterdir()}
+    return top_level - sys.stdlib_module_names - own
+
+
+def resolve(requirements: list[str], *options: str) -> subprocess.CompletedProcess:
+    """uv's resolution; it reads metadata and downloads neither wheels nor interpreters."""
+    uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+    uv += ["--python", sys.executable, "--no-python-downloads", *options, "-"]
+    return subprocess.run(uv, input="\n".join(requirements), capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def package_index() -> None:
+    probe = resolve(["pip==25.2"], "--no-cache")
+    if probe.returncode:
+        pytest.skip(f"the package index cannot be reached: {probe.stderr.strip().splitlines()[-1].strip()}")
+
+
+@every_environment
+def test_everything_in_an_environment_is_pinned_exactly(path):
+    channels, conda, pip = load(path)
+    assert channels[-2:] == ["conda-forge", "nodefaults"]
+    assert {"python", "pip"} <= set(conda)
+    for name, version in conda.items():
+        assert re.fullmatch(r"\d+(\.\d+){1,2}", version), f"not pinned exactly: {name}={version}"
+    assert pins(pip)
+
+
+def test_training_is_pinned_to_cuda_12_4_and_a_torch_built_for_it():
+    channels, conda, pip = load(PROJECT / "envs/train.yaml")
+    assert channels[0] == "nvidia/label/cuda-12.4.0"
+    assert conda["cuda-toolkit"] == "12.4.0"
+    assert int(conda["gxx_linux-64"].split(".")[0]) <= 13, "nvcc 12.4 takes no newer host compiler"
+    versions = pins(pip)
+    assert versions["torch"] == "2.6.0"
+    assert versions["nvidia-cuda-runtime-cu12"].startswith("12.4."), "torch's own CUDA must be nvcc's"
+
+
+def test_flash_attn_is_left_out_with_a_sentence_where_there_is_no_compiler():
+    script = PROJECT / "envs/train.post-deploy.sh"
+    run = subprocess.run(["/bin/bash", script], env={"PATH": "/nowhere"}, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "no nvcc" in run.stdout
+    assert re.search(r"^VERSION=\d+\.\d+\.\d+(\.post\d+)?$", script.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@every_environment
+def test_an_environment_resolves_to_exactly_what_it_lists(path, package_index):
+    _, conda, pip = load(path)
+    resolution = resolve(pip, "--python-version", conda["python"], "--python-platform", "x86_64-manylinux_2_28")
+    assert resolution.returncode == 0, resolution.stderr
+    unlisted = set(resolution.stdout.split()) - {f"{name}=={version}" for name, version in pins(pip).items()}
+    assert not unlisted, f"{path.name} must pin these as well: {sorted(unlisted)}"
+
+
+@pytest.mark.parametrize(("name", "body", "environment", "script"), list(rules()), ids=lambda value: str(value)[:30])
+def test_a_rule_imports_only_what_its_own_environment_lists(name, body, environment, script):
+    listed = pins(load(environment)[2])
+    assert not unlisted_imports(script, listed), f"rule {name}, {environment.name}"
+    launcher = "bash" if "launcher=" in body else "python"
+    started = {"python": set(), "bash": {"deepspeed", "torch"}}  # launch.sh: DeepSpeed's launcher, or torchrun
+    assert started.get(launcher, {launcher}) <= set(listed)
+
+
+@pytest.mark.parametrize("script", ["convert_mgm_checkpoint.py", "merge_adapter.py", "chat.py"])
+def test_a_script_for_the_hand_runs_where_models_are_trained(script):
+    assert not unlisted_imports(SCRIPTS / script, pins(load(PROJECT / "envs/train.yaml")[2]))
+
+
+def unlisted_imports(script: Path, listed: dict[str, str]) -> list[str]:
+    """What the script's modules import and an environment lacks."""
+    distributions = importlib.metadata.packages_distributions()
+    return [
+        f"{module.name} imports {package}"
+        for module in modules_of(script)
+        for package in imported_packages(module)
+        if not {canonicalize_name(name) for name in distributions.get(package, [package])} & set(listed)
+    ]
+
+
+def test_every_rule_and_environment_was_looked_at():
+    texts = [file.read_text(encoding="utf-8") for file in (PROJECT / "rules").glob("*.smk")]
+    assert len(list(rules())) == sum(text.count(" shell:\n") for text in texts) > 0
+    assert {environment for _, _, environment, _ in rules()} == set(ENVIRONMENTS)
+
+
+def test_evaluation_and_foundation_run_on_the_versions_that_train():
+    training = pins(load(PROJECT / "envs/train.yaml")[2])
+    for other in ("foundation", "evaluate"):
+        for name, version in pins(load(PROJECT / f"envs/{other}.yaml")[2]).items():
+            assert training.get(name, version) == version, f"{name} differs between {other}.yaml and train.yaml"
+
+
+def test_these_tests_run_on_the_locked_versions():
+    for name, version in locked().items():
+        installed = Version(importlib.metadata.version(name)).public  # without +cpu
+        assert installed == version, f"{name}: {installed} is installed, requirements.txt says {version}"
+
+
+@pytest.mark.parametrize("name", ["requirements", "requirements-lmms_eval"])
+def test_every_pin_but_that_of_torch_has_hashes(name):
+    of_lock = hashes(f"{name}.lock")
+    wanted = locked(f"{name}.txt")
+    wanted.pop("torch", None)
+    assert pins(list(of_lock)) == wanted, "run `make lock`"
+    assert all(of_lock.values())
+
+
+@pytest.mark.parametrize("file", ["Makefile", "Dockerfile"])
+def test_installs_check_hashes(file):
+    text = (PROJECT / file).read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = [" ".join(line.split()) for line in re.findall(r"\binstall [^@&\n]+", text) if "pip" in text]
+    installs = [line for line in installs if "--requirement" in line or line.endswith("torch")]
+    assert len(installs) >= 2
+    for line in installs:
+        assert re.search("--require-hashes --no-deps .*--requirement|--constraint [^ ]*requirements.txt torch$", line)
+
+
+def test_the_image_names_its_base_by_digest():
+    bases = re.findall(r"^FROM (.+)$", (PROJECT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert bases and all(re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", base) for base in bases)
+
+
+def test_the_lock_lists_whatever_its_packages_require():
+    lock = locked()
+    for name in lock:
+        for line in importlib.metadata.requires(name) or []:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                required = canonicalize_name(requirement.name)
+                # torch brings the CUDA of its build, at versions it pins itself; a CPU build brings none
+                assert required in lock or name == "torch", f"{name} requires {required}, not in requirements.txt"
+    assert not {"torchvision", "timm", "open-clip-torch"} & set(lock), "replaces a CPU torch by a CUDA build"

@@ -1,0 +1,177 @@
+"""The examples in docs/examples run as docs/extending.md says, and the pages name files that exist.
+
+The operator, the benchmark and the chat format have tests of their own, which docs/extending.md names.
+"""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.models import MgmModel
+from dj2mgm.config.settings.validation import validated
+from dj2mgm.diagnosis import diagnosis
+from dj2mgm.diagnosis.signature import read_log
+from dj2mgm.doctor.probes import probe_host
+from dj2mgm.evaluation.groups import estimate_metrics
+from dj2mgm.files import read_json, write_jsonl
+from places import PROJECT
+
+EXAMPLES = PROJECT / "docs/examples"
+PAGES = sorted([PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")])
+EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
+ARCHITECTURE = (PROJECT / "docs/architecture.md").read_text(encoding="utf-8")
+NEW = {  # files that a reader of docs/extending.md makes
+    "config/chat_templates/phi3.yaml",
+    "config/models/mgm-phi3.yaml",
+    "rules/count_words.smk",
+    "tests/fixtures/logs/too-many-open-files.log",
+    "tests/fixtures/logs/too-many-open-files.near-miss.log",
+    "workflow_scripts/count_words.py",
+    "workflow_scripts/dj2mgm/evaluation/benchmarks/yes_no.py",
+    "workflow_scripts/dj2mgm/juicer/operators/color_captioning_mapper.py",
+    "workflow_scripts/dj2mgm/juicer/operators/word_frequency_filter.py",
+}
+TOP = ("config", "docs", "rules", "tests", "workflow_scripts")
+ROOM = re.compile(r"`((?:config|data|juicer|mgm|memory|training|evaluation|reporting)/[\w/]+\.py)`")
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def paths_in(text: str) -> set[str]:
+    """Code-formatted paths from the project's folder, without patterns such as `config/models/<name>.yaml`."""
+    return {path for path in re.findall(r"`([\w./-]+)`", text) if path.split("/")[0] in TOP and "/" in path}
+
+
+def tree() -> list[str]:
+    """Paths of the annotated tree, from its indentation by two spaces."""
+    block = ARCHITECTURE.split("```")[1]
+    paths, folders = [], []
+    for indent, name in re.findall(r"^( *)([\w.-]+/?) ", block, flags=re.MULTILINE):
+        folders[len(indent) // 2 :] = [name]
+        paths.append("".join(folders))
+    return paths
+
+
+@pytest.mark.parametrize("text", [EXTENDING, ARCHITECTURE], ids=["extending", "architecture"])
+def test_each_path_in_code_format_exists(text):
+    in_library = set(ROOM.findall(text))
+    assert {path for path in in_library if not (PROJECT / "workflow_scripts/dj2mgm" / path).is_file()} == set()
+    assert {path for path in paths_in(text) - in_library - NEW if not (PROJECT / path).exists()} == set()
+
+
+def test_the_annotated_tree_has_each_room_and_only_existing_paths():
+    assert {path for path in tree() if not (PROJECT / path).exists()} == set()
+    library = PROJECT / "workflow_scripts/dj2mgm"
+    entries = {f"{path.name}/" if path.is_dir() else path.name for path in library.iterdir()}
+    described = {path.removeprefix("workflow_scripts/dj2mgm/") for path in tree()}
+    assert entries - {"__init__.py", "__pycache__/"} <= described
+    assert {f"config/{path.name}/" for path in (PROJECT / "config").iterdir() if path.is_dir()} <= set(tree())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(PROJECT).as_posix())
+def test_links_of_a_page_lead_to_files_and_headings(page):
+    for link in re.findall(r"(?<!!)\[[^]]*\]\((?!http)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.is_file(), link
+        headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE) if heading else []
+        assert not heading or heading in map(diagnosis.anchor, headings), link
+
+
+def test_each_example_is_in_the_table():
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == set(
+        re.findall(r"examples/([\w.]+)\)", EXTENDING)
+    )
+
+
+def test_the_captioner_writes_a_caption_for_each_image(tmp_path):
+    from data_juicer.ops import load_ops
+    from data_juicer.ops.base_op import OPERATORS
+    from PIL import Image
+
+    module = load("captioner")
+    try:
+        [operator] = load_ops([{module.NAME: {}}])
+        for color in ("red", "blue"):
+            Image.new("RGB", (8, 8), color).save(tmp_path / f"{color}.png")
+        images = [[str(tmp_path / "red.png")], [str(tmp_path / "blue.png")]]
+        texts = operator.process({operator.text_key: ["", ""], operator.image_key: images})[operator.text_key]
+    finally:
+        OPERATORS.modules.pop(module.NAME)
+    assert ["a mostly red picture" in texts[0], "a mostly blue picture" in texts[1]] == [True, True]
+
+
+def test_the_metric_has_a_mean_and_an_interval():
+    metrics = load("metric").length_metrics(["a red circle", "a dog"], [{"image_id": "a"}, {"image_id": "b"}])
+    words = estimate_metrics(metrics)["caption_words"]
+    assert words["mean"] == 2.5 and words["images"] == 2 and words["low"] < 2.5 < words["high"]
+
+
+@pytest.mark.parametrize(("cores", "status"), [(1, "warn"), (8, "pass")])
+def test_the_doctors_check_judges_the_number_of_cores(cores, status):
+    finding = load("doctor_check").check_cores(replace(probe_host(Path("results")), cores=cores))
+    assert finding.status == status and bool(finding.remedy) == (status == "warn")
+
+
+def test_the_signature_is_found_in_a_log_and_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(diagnosis, "SIGNATURES", (load("signature").TOO_MANY_FILES,))
+    log = tmp_path / "stage.log"
+    log.write_text("step 3\nOSError: [Errno 24] Too many open files: 'a.jpg'\n")
+    text = str(diagnosis.find_cause(read_log(log)))
+    assert "Too many open files" in text and "a.jpg" in text and "ulimit -n" in text
+    log.write_text("OSError: [Errno 28] No space left on device\n")
+    assert diagnosis.find_cause(read_log(log)) is None
+
+
+def test_the_model_file_has_known_keys_and_values():
+    model = yaml.safe_load((EXAMPLES / "model.yaml").read_text(encoding="utf-8"))
+    assert model["template"] == model["pretrain_template"] == "phi3"
+    # tests/unit/data/test_prompts.py runs the chat format, which is another file
+    validated(MgmModel, model | {"template": "gemma", "pretrain_template": "gemma"}, "model.yaml")
+    validated(configuration_model(), model["settings"], "model.yaml, settings")
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """A copy of the project with the example's stage: script, rule, include and entry."""
+    for part in ("Snakefile", "rules", "envs", "config", "profiles", "report", "workflow_scripts"):
+        source = PROJECT / part
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / part)
+    shutil.copy(EXAMPLES / "stage.py", tmp_path / "workflow_scripts/count_words.py")
+    shutil.copy(EXAMPLES / "stage.smk", tmp_path / "rules/count_words.smk")
+    with (tmp_path / "Snakefile").open("a", encoding="utf-8") as snakefile:
+        snakefile.write('\n\ninclude: "rules/count_words.smk"\n')
+    [entry] = re.findall(r"```python\n# \S+stages\.py, .*\n((?:.*\n)+?)```", EXTENDING)
+    stages = tmp_path / "workflow_scripts/dj2mgm/config/stages.py"
+    before, pretrain, after = stages.read_text(encoding="utf-8").partition('    "pretrain": Stage(')
+    assert pretrain
+    stages.write_text(before + entry + pretrain + after, encoding="utf-8")
+    return tmp_path
+
+
+def test_the_stage_is_part_of_each_run_and_counts_words(project):
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--dry-run", "baseline"]
+    planned = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert planned.returncode == 0, planned.stderr
+    assert "results/baseline/count_words/words.json" in planned.stdout + planned.stderr
+
+    turns = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat and a dog"}]
+    write_jsonl(project / "pretrain.jsonl", [{"id": "1", "image": "/a.jpg", "conversations": turns}])
+    script = [sys.executable, "workflow_scripts/count_words.py", "--data", "pretrain.jsonl", "--output-dir", "out"]
+    subprocess.run(script, cwd=project, check=True)
+    assert read_json(project / "out/words.json") == {"a": 2, "cat": 1, "and": 1, "dog": 1}

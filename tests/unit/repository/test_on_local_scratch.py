@@ -1,0 +1,93 @@
+"""profiles/slurm/on_local_scratch.sh without a Slurm: stand-ins for `snakemake` and `squeue`; rsync is the real one."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from places import PROJECT
+
+SCRIPT = PROJECT / "profiles/slurm/on_local_scratch.sh"
+pytestmark = pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Run the script as a job: `does` is what Snakemake does, `queued` the other job that is still in the queue."""
+    home, programs = tmp_path / "project [1]", tmp_path / "programs"
+    home.mkdir()
+    programs.mkdir()
+
+    def program(name: str, text: str) -> None:
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+
+    def run(does: str = "true", job: str = "7", queued: str = "") -> subprocess.CompletedProcess:
+        program("snakemake", does)
+        program("squeue", f'[[ "$*" == *--jobs={queued or "none"} ]] && echo {queued}')
+        own = {"PATH": f"{programs}:{os.environ['PATH']}", "SCRATCH": str(tmp_path / "disk"), "SLURM_JOB_ID": job}
+        return subprocess.run(["bash", SCRIPT], cwd=home, env=os.environ | own, capture_output=True, text=True)
+
+    run.home, run.program = home, program
+    return run
+
+
+def test_results_come_back_and_nothing_stays_behind(submit):
+    done = submit("echo found > results/found; echo mine > .snakemake/owner.json")
+    assert done.returncode == 0, done.stderr
+    assert (submit.home / "results/found").read_text() == "found\n"
+    assert sorted(path.name for path in submit.home.iterdir()) == [".snakemake", "results"]
+    assert not (submit.home / ".snakemake/owner.json").exists()
+
+
+def test_a_failed_snakemake_is_the_jobs_failure_and_what_it_did_comes_back(submit):
+    assert submit("echo half > results/half; exit 3").returncode == 3
+    assert (submit.home / "results/half").exists()
+
+
+def test_results_that_do_not_come_back_are_a_failure_that_says_where_they_are(submit):
+    full = '[[ "${@: -1}" == *"/project [1]/" ]] && { echo "No space left" >&2; exit 11; }'
+    submit.program("rsync", f'{full}; exec {shutil.which("rsync")} "$@"')
+    done = submit("echo found > results/found")
+    assert done.returncode == 1
+    assert "results did not come back to" in done.stderr and "dj2mgm" in done.stderr
+
+
+def test_a_second_job_is_refused_as_long_as_the_first_is_in_the_queue(submit):
+    (submit.home / ".on_local_scratch").write_text("5\n")
+    (submit.home / "results").mkdir()
+    (submit.home / "results/of_the_first").touch()
+    done = submit(queued="5")
+    assert done.returncode == 1 and "job 5 is at work" in done.stderr
+    assert (submit.home / "results/of_the_first").exists() and (submit.home / ".on_local_scratch").read_text() == "5\n"
+    assert submit("rm results/of_the_first").returncode == 0  # it was killed
+    assert not (submit.home / "results/of_the_first").exists()
+
+
+def test_a_job_that_slurm_starts_again_goes_on(submit):
+    (submit.home / ".on_local_scratch").write_text("7\n")
+    assert submit(queued="7").returncode == 0
+
+
+def test_a_snakemake_at_work_in_the_project_is_not_disturbed(submit):
+    lock = submit.home / ".snakemake/owner.lock"
+    lock.parent.mkdir(parents=True)
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = submit()
+    assert done.returncode == 1 and "Snakemake is at work" in done.stderr
+    assert not (submit.home / ".on_local_scratch").exists()
+    assert submit().returncode == 0
+
+
+def test_another_clone_on_the_same_node_has_a_copy_of_its_own(submit, tmp_path):
+    """It runs while the first one does."""
+    other = tmp_path / "project2"
+    other.mkdir()
+    second = f"cd {other} && SLURM_JOB_ID=8 bash {SCRIPT}"
+    done = submit(f"[[ $SLURM_JOB_ID == 8 ]] && exec touch results/b; touch results/a; {second}")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (submit.home / "results").iterdir()] == ["a"]
+    assert [path.name for path in (other / "results").iterdir()] == ["b"]

@@ -1,0 +1,67 @@
+"""README.md and README.zh-CN.md in step: what a translation leaves as it is must be the same in both."""
+
+import shlex
+from collections import Counter
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from places import PROJECT
+
+ENGLISH = (PROJECT / "README.md").read_text(encoding="utf-8")
+CHINESE = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
+
+
+def code(fence: Token) -> list:
+    """A block's lines; a shell's as words without the comments, which are translated."""
+    lines = fence.content.splitlines()
+    return [shlex.split(line, comments=True) for line in lines] if fence.info == "bash" else lines
+
+
+def inline_code(parts: list[Token]) -> list[str]:
+    return [part.content for part in parts if part.type == "code_inline"]
+
+
+def links(text: str) -> list[str]:
+    tokens = MarkdownIt("commonmark").parse(text)
+    return [part.attrs["href"] for token in tokens for part in token.children or [] if part.type == "link_open"]
+
+
+def untranslated(text: str) -> dict:
+    """What does not depend on the language, but for the link to the other one, which is the first."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    first_cells = [tokens[row + 2] for row, token in enumerate(tokens) if token.type == "tr_open"]
+    return {
+        "headings": [token.tag for token in tokens if token.type == "heading_open"],
+        "code blocks": [(token.info, code(token)) for token in tokens if token.type == "fence"],
+        "first columns": [inline_code(cell.children) for cell in first_cells],
+        # Counted, not in order: word order differs.
+        "inline code": Counter(name for token in tokens for name in inline_code(token.children or [])),
+        "links": links(text)[1:],
+    }
+
+
+def test_both_are_equal_but_for_the_language():
+    assert untranslated(CHINESE) == untranslated(ENGLISH)
+    assert (links(ENGLISH)[0], links(CHINESE)[0]) == ("README.zh-CN.md", "README.md")
+
+
+CHANGES = [
+    ("headings", "\nApache-2.0.", "\n## More\n\nApache-2.0."),
+    ("headings", "\n## ", "\n### "),
+    ("code blocks", "\nmake test ", "\nmake lint\nmake test "),
+    ("code blocks", "--cores 1 --sdm conda", "--cores 2 --sdm conda"),
+    ("code blocks", "  images/…\n", "  images/…\n  videos/…\n"),
+    ("first columns", "\n| `doctor` |", "\n| `nurse` | |\n| `doctor` |"),
+    ("inline code", "`model=mgm-2b`", "`model=mgm-7b`"),
+    ("links", "(docs/data.md)", "(docs/date.md)"),
+]
+
+
+def test_every_change_but_that_of_a_comment_is_noticed():
+    for text in (ENGLISH, CHINESE):
+        for part, old, new in CHANGES:
+            assert old in text
+            assert untranslated(text.replace(old, new, 1))[part] != untranslated(text)[part], (part, old)
+        changed = text.replace("make test         # ", "make test         # also ")
+        assert changed != text and untranslated(changed) == untranslated(text)

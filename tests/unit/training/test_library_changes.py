@@ -1,0 +1,70 @@
+"""Changes to third-party libraries for training: none on import, all after the entry point's call."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers.trainer
+from transformers.masking_utils import create_causal_mask
+
+from dj2mgm.training.library_changes import apply_library_changes, change_transformers
+from dj2mgm.training.trainer import ResumableTrainer
+from places import PROJECT
+from tiny_models import text_config
+
+IMPORT_ALL = """
+import cpuinfo, transformers.masking_utils, transformers.trainer
+
+def functions():
+    changed = (transformers.trainer, "deepspeed_load_checkpoint"), (transformers.trainer, "skip_first_batches")
+    changed += (transformers.masking_utils, "find_packed_sequence_indices"), (cpuinfo, "get_cpu_info")
+    return [getattr(module, name) for module, name in changed]
+
+before = functions()
+import dj2mgm.training.stage
+from dj2mgm.training.library_changes import apply_library_changes
+assert functions() == before, "changed on import"
+apply_library_changes()
+after = functions()
+assert not set(after) & set(before), "not changed"
+apply_library_changes()
+assert functions() == after, "changed again"
+"""
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """Apply the changes, and undo them after the test."""
+    for name in ("deepspeed_load_checkpoint", "skip_first_batches"):
+        monkeypatch.setattr(transformers.trainer, name, getattr(transformers.trainer, name))
+    masking = transformers.masking_utils
+    monkeypatch.setattr(masking, "find_packed_sequence_indices", masking.find_packed_sequence_indices)
+    apply_library_changes()
+
+
+def test_libraries_change_once_and_not_on_import():
+    scripts = PROJECT / "workflow_scripts"
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], cwd=scripts, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_trainer_without_the_changes_is_refused(monkeypatch):
+    monkeypatch.setattr(change_transformers, "is_applied", lambda: False)
+    with pytest.raises(RuntimeError, match="call apply_library_changes first"):
+        ResumableTrainer(fingerprint="")
+
+
+def test_a_resumed_epoch_is_not_skipped_twice(changed):
+    loader = object()
+    assert transformers.trainer.skip_first_batches(loader, 3) is loader
+
+
+def test_masks_need_no_look_at_packed_sequences(changed):
+    config = text_config("gemma")
+    config._attn_implementation = "sdpa"
+    positions = torch.zeros(1, 4, dtype=torch.long, device="meta")  # reading its values would be an error
+    embedded = torch.zeros(1, 4, config.hidden_size)
+    assert (
+        create_causal_mask(config, embedded, attention_mask=None, past_key_values=None, position_ids=positions) is None
+    )
