@@ -162,7 +162,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
 
         dj2mgm.mgm.mgm_family.MGMForConditionalGeneration = PlainMGM
         dj2mgm.training.stage.gather_whole_layers = lambda model, parts: None
-    dj2mgm.training.fingerprint.sha256_of = lambda *paths: ""  # hashing six gigabytes takes longer than the steps
+    dj2mgm.training.fingerprint.compute_sha256 = lambda *paths: ""  # hashing six gigabytes takes longer than the steps
     dj2mgm.training.stage.StageTrainer._save_checkpoint = lambda *_: None
     length = read_json(folder / "lengths.json")[configuration.stage]
     settings = TrainingSettings(

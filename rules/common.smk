@@ -5,7 +5,7 @@ from itertools import chain
 from snakemake.settings.types import DeploymentMethod
 from snakemake import __version__ as SNAKEMAKE
 
-from dj2mgm.code import modules_of
+from dj2mgm.code import find_modules
 from dj2mgm.config import pages
 from dj2mgm.config.clips import check_judge, check_made
 from dj2mgm.config.clips import clip_files as files_of_clip
@@ -22,7 +22,7 @@ from dj2mgm.config.recipe_check import files_named
 from dj2mgm.config.settings.strings import check_format
 from dj2mgm.config.stages import TRAINING, has_stage_1
 from dj2mgm.config.training import check_flash_attention
-from dj2mgm.files import files_at
+from dj2mgm.files import find_files
 from dj2mgm.fingerprints import Fingerprints
 
 FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
@@ -48,7 +48,7 @@ def wanted(target, *files):
 
 def code(*scripts):
     """Scripts and the project modules they use, as inputs: a rule re-runs when its own code changes."""
-    files = {module for script in scripts for module in modules_of(SCRIPTS / script)}
+    files = {module for script in scripts for module in find_modules(SCRIPTS / script)}
     return sorted(map(os.path.relpath, files))
 
 
@@ -397,7 +397,7 @@ def evaluation_data(wildcards):
     with user_errors():
         if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
             check_lmms_eval()
-        files = files_at(evaluation_settings(wildcards.task)["data"], TABLES)
+        files = find_files(evaluation_settings(wildcards.task)["data"], TABLES)
     return own_files(map(str, files))
 
 

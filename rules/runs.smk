@@ -12,7 +12,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from dj2mgm import console
 from dj2mgm.console import UserError
-from dj2mgm.command_line import one_line
+from dj2mgm.command_line import escape_control
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.layers import without_defaults
 from dj2mgm.config.reading import check_stated_once
@@ -29,7 +29,7 @@ def user_errors():
     try:
         yield
     except InputError as error:
-        raise UserError(one_line(str(error))) from None
+        raise UserError(escape_control(str(error))) from None
 
 
 def given_settings(config):
@@ -61,7 +61,7 @@ if workflow.is_main_process:
             file=sys.stderr,
         )
     for name in RUNS.files & RUNS.refused.keys():
-        print(f"warning: {one_line(str(RUNS.refused[name]))}", file=sys.stderr)
+        print(f"warning: {escape_control(str(RUNS.refused[name]))}", file=sys.stderr)
 
 
 def is_stage(rule):

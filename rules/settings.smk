@@ -1,7 +1,7 @@
 # Every stage receives its settings as one file, from which it can also be run by hand.
 from dj2mgm.config.leaks import leak_settings
 from dj2mgm.config.stages import foundation_settings, model_settings
-from dj2mgm.files import yaml_text
+from dj2mgm.files import format_yaml
 
 
 def stage_settings(wildcards):
@@ -81,7 +81,7 @@ SETTINGS = {
 
 def in_yaml(find_settings):
     """Params function: the settings that a function of the wildcards returns, as YAML."""
-    return lambda wildcards: yaml_text(find_settings(wildcards))
+    return lambda wildcards: format_yaml(find_settings(wildcards))
 
 
 # Snakemake fills the template itself, here and at once

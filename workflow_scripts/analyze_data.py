@@ -6,7 +6,7 @@
 Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.json.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.files import write_json
 from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize
 from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
@@ -17,7 +17,7 @@ from dj2mgm.reporting.analysis_page import write_analysis_page
 
 @command_line
 def main() -> None:
-    arguments = path_arguments(__doc__, "--config", "--data", "--output-dir")
+    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir")
     settings = read_analysis_settings(arguments.config)
     configure_log()
     forbid_surprises()

@@ -11,7 +11,7 @@ the answer without the image.
 
 from io import BytesIO
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.files import read_yaml, write_jsonl
@@ -21,7 +21,7 @@ from dj2mgm.messages import Progress
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--model", "--finetuned", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--model", "--finetuned", "--output-dir")
     settings = read_yaml(args.config)
     use_cpu_threads(settings["cpu_threads"])
     rows = list(read_questions(settings["benchmark"], settings["files"]))

@@ -10,7 +10,7 @@ and answers are cut where lmms-eval's own class of the model cuts them (harnesse
 with the rows of questions.jsonl, each with `images` (own, shuffled, none) and `prediction`.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
@@ -22,7 +22,7 @@ from dj2mgm.messages import Progress
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--questions", "--model", "--finetuned", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--questions", "--model", "--finetuned", "--output-dir")
     settings = read_yaml(args.config)
     use_cpu_threads(settings["cpu_threads"])
     rows = list(read_jsonl(args.questions / "questions.jsonl", may_be_empty=False))

@@ -6,7 +6,7 @@ r"""Assemble a language model, a CLIP tower and a ConvNeXt to one MGM folder for
 The parts are local folders or hub ids. Projector and mining layers are random until stage 1 trains them.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import set_seed
 from dj2mgm.files import read_yaml, replace_folder
 from dj2mgm.mgm.assemble import assemble
@@ -14,7 +14,7 @@ from dj2mgm.mgm.assemble import assemble
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--output-dir")
     settings = read_yaml(args.config)
     set_seed(0)
     model, processor = assemble(**settings)

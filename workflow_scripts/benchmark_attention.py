@@ -11,7 +11,7 @@ import csv
 import sys
 from dataclasses import asdict, fields
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.files import read_yaml, replace_file
 from dj2mgm.memory.attention_benchmark import Measurement, measure_all
 from dj2mgm.reporting.attention_page import write_page
@@ -19,7 +19,7 @@ from dj2mgm.reporting.attention_page import write_page
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--model", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--model", "--output-dir")
     rows = []
     for row in measure_all(paths.model, read_yaml(paths.config)):
         result = f"skipped: {row.skipped}" if row.skipped else f"{row.seconds:.3f} s, {row.memory_gib:.3f} GiB"

@@ -5,7 +5,7 @@
 The configuration lists the experiments and the folders of their stages (see reporting/experiment.py).
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.reporting.comparison import compare, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.report_page import write_page
@@ -13,7 +13,7 @@ from dj2mgm.reporting.report_page import write_page
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
     write_table(compare(experiments), paths.output_dir / "comparison.csv")
     write_page(experiments, paths.output_dir / "report.html")

@@ -6,7 +6,7 @@ The configuration has the format of the report's (see reporting/experiment.py), 
 <folder>.html and <folder>.csv, named after the output folder.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.tuning import page_notes, tabulate, tunings, write_page
@@ -16,7 +16,7 @@ TITLES = {"lora_sweep": "LoRA rank sweep", "lora_vs_full": "LoRA compared with f
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--output-dir")
     name = paths.output_dir.name
     experiments = load_experiments(paths.config)
     rows = tunings(experiments)

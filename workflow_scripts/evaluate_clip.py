@@ -23,19 +23,19 @@ import numpy
 import torch
 import transformers
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
 from dj2mgm.evaluation.embedder import Embedder
 from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
 from dj2mgm.evaluation.same_weights import shares_image_tower
-from dj2mgm.files import read_yaml, sha256_of, write_json, write_jsonl
+from dj2mgm.files import compute_sha256, read_yaml, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--model", "--captions", "--evaluation", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--model", "--captions", "--evaluation", "--output-dir")
     config = read_yaml(paths.config)
     started = time.monotonic()
     use_cpu_threads(config["cpu_threads"])
@@ -61,7 +61,7 @@ def main() -> None:
             "transformers": transformers.__version__,
             "numpy": numpy.__version__,
         },
-        "inputs": {"captions": sha256_of(paths.captions), "evaluation": sha256_of(paths.evaluation)},
+        "inputs": {"captions": compute_sha256(paths.captions), "evaluation": compute_sha256(paths.evaluation)},
     }
     write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measured))
     write_json(paths.output_dir / "metrics.json", {"groups": groups, "counts": counts} | record)

@@ -12,16 +12,16 @@ import platform
 
 import numpy
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.evaluation.groups import Rows, read_pairs, score_rows
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.vqa import evaluate_answers, measure_answers
-from dj2mgm.files import sha256_of, write_json, write_jsonl
+from dj2mgm.files import compute_sha256, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--answers", "--output-dir", optional=("--leaks",))
+    paths = parse_paths(__doc__, "--answers", "--output-dir", optional=("--leaks",))
     models = read_pairs(paths.answers, key=("id", "type", "question"))
     result = evaluate_answers(models)
     if leaked := read_leaked_ids(paths.leaks, HELD_OUT):
@@ -37,7 +37,7 @@ def main() -> None:
         print(f"{group:20} {figures}", flush=True)
     record = {
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
-        "inputs": {"answers": sha256_of(paths.answers)},
+        "inputs": {"answers": compute_sha256(paths.answers)},
     }
     write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measure_answers(models)))
     write_json(paths.output_dir / "metrics.json", result | record)

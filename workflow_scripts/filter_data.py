@@ -6,7 +6,7 @@
 Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
 from dj2mgm.juicer.recipe_settings import read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, configure_log, run_recipe
@@ -14,7 +14,7 @@ from dj2mgm.juicer.recipe_stage import FILTERED, configure_log, run_recipe
 
 @command_line
 def main() -> None:
-    arguments = path_arguments(__doc__, "--config", "--data", "--output-dir")
+    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir")
     configure_log()
     forbid_surprises()
     end_workers_with_this_process()

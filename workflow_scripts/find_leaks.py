@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.image_leaks import (
@@ -30,7 +30,7 @@ from dj2mgm.files import read_jsonl, read_yaml, write_json, write_jsonl
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--dataset", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--dataset", "--output-dir")
     settings = read_yaml(paths.config)
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     images = held_out_images(list(read_evaluation(paths.dataset / "evaluation.jsonl")), settings["evaluation_images"])

@@ -24,7 +24,7 @@ import torch
 from peft import PeftModel
 from torch import nn
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_folder
 from dj2mgm.mgm.lora import wrap_with_lora
@@ -83,7 +83,7 @@ def main() -> None:
     apply_library_changes()
     required = ("--config", "--data", "--model", "--output-dir")
     optional = ("--projector", "--pairs", "--evaluation", "--asking")
-    args = path_arguments(__doc__, *required, optional=optional, launched=True)
+    args = parse_paths(__doc__, *required, optional=optional, launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
     inputs |= {name: path for name in ("projector", "pairs") if (path := getattr(args, name))}

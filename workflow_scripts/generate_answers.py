@@ -10,7 +10,7 @@ of stage 1). Each row states whether its own image was used or another one (`shu
 have the same `image_id`.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
@@ -23,7 +23,7 @@ from dj2mgm.messages import Progress
 @command_line
 def main() -> None:
     required = ("--config", "--model", "--evaluation", "--finetuned", "--output-dir")
-    args = path_arguments(__doc__, *required, optional=("--pretrained",))
+    args = parse_paths(__doc__, *required, optional=("--pretrained",))
     settings = read_yaml(args.config)
     use_cpu_threads(settings["cpu_threads"])
     set_seed(settings["seed"])

@@ -8,7 +8,7 @@ Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and
 
 import shutil
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.data.mixture import write_mixture
 from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, assign_faults, count_faults, write_shapes
 from dj2mgm.data.user_dataset import write_user_dataset
@@ -18,7 +18,7 @@ from dj2mgm.messages import note
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--output-dir")
     settings = read_yaml(args.config)
     if settings.pop("generator", None):
         spec = ShapesSpec(**settings)

@@ -8,7 +8,7 @@ The configuration contains its kind (`tiny`) and the folders of the parts (`lang
 
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import set_seed
 from dj2mgm.files import read_yaml, replace_folder
 from dj2mgm.foundation.tiny_vlms import make_tiny_vlm
@@ -16,7 +16,7 @@ from dj2mgm.foundation.tiny_vlms import make_tiny_vlm
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--output-dir")
     settings = read_yaml(args.config)
     set_seed(0)
     parts = (Path(settings[part]) for part in ("language_model", "vision_tower"))

@@ -6,7 +6,7 @@ r"""Merge a base model and the trained weights of a stage into one model folder,
 LoRA is merged into the language model's weights, which keep their dtype. The folder can be used without PEFT.
 """
 
-from dj2mgm.command_line import command_line, path_arguments, project_imports
+from dj2mgm.command_line import command_line, parse_paths, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError
@@ -16,7 +16,7 @@ with project_imports():
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--model", "--stage", "--output-dir")
+    args = parse_paths(__doc__, "--model", "--stage", "--output-dir")
     if args.output_dir.exists():
         raise InputError(f"{args.output_dir} exists already; name a new folder, or delete it first")
     family = load_family(args.model)

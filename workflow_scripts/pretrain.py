@@ -17,7 +17,7 @@ import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
 import deepspeed
 from torch import nn
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.training.library_changes import apply_library_changes
@@ -47,7 +47,7 @@ def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
 def main() -> None:
     optional = ("--evaluation", "--asking")
     apply_library_changes()
-    args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
+    args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
     settings = load_training_settings(args.config)
     inputs = {"data": args.data, "model": args.model}
     run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out_paths(args))

@@ -11,7 +11,7 @@ import shutil
 
 from huggingface_hub import DatasetCard
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.files import read_yaml, replace_folder
 from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.card_check import check_card
@@ -21,7 +21,7 @@ from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--exported", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--exported", "--output-dir")
     settings = read_yaml(args.config)
     records = select_dataset_records(settings["records"])
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:

@@ -6,7 +6,7 @@ r"""Write a trained model in the format of stock libraries, with a card checked 
 The folder is complete or missing.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.families import load_family
 from dj2mgm.files import read_yaml, replace_folder
 from dj2mgm.publishing.card_check import check_card
@@ -17,7 +17,7 @@ from dj2mgm.publishing.stock_weights import drop_code, write_adapter, write_merg
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--model", "--stage", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--model", "--stage", "--output-dir")
     settings = read_yaml(args.config)
     family = load_family(args.model)
     tokens = settings["max_new_tokens"]

@@ -10,7 +10,7 @@ decoding.json (maximum length of an answer, and the texts that end it) and quest
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
 from dj2mgm.files import read_yaml, write_json, write_jsonl
@@ -18,7 +18,7 @@ from dj2mgm.files import read_yaml, write_json, write_jsonl
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--output-dir")
     settings = read_yaml(paths.config)
     task = LmmsTask(settings["task"], Path(settings["data"]))
     (paths.output_dir / "images").mkdir(parents=True, exist_ok=True)

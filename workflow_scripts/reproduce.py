@@ -13,15 +13,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, one_line
+from dj2mgm.command_line import command_line, escape_control
 from dj2mgm.errors import InputError
+from dj2mgm.provenance.crate_files import SNAKEFILE, digest_images
+from dj2mgm.provenance.crate_reader import Crate, open_crate
 from dj2mgm.provenance.differences import check_inputs, check_recorded, describe_differences
-from dj2mgm.provenance.files import SNAKEFILE, digest_images
 from dj2mgm.provenance.machine import ROOT
 from dj2mgm.provenance.places import Places
 from dj2mgm.provenance.project import COMMAND_LINE, make_project, writing_to
-from dj2mgm.provenance.reading import Crate, open_crate
-from dj2mgm.provenance.scores import compare_scores, read_scores, show, write_comparisons
+from dj2mgm.provenance.score_comparison import compare_scores, format_comparisons, read_scores, write_comparisons
 
 RESULTS = Path("results/reproduced")
 OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
@@ -65,7 +65,7 @@ def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
     there = read_scores(crate.read(table), f"crate: {crate.path}: {table}")
     differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
     for sentence in differences or ["no difference: the code, its packages and the machine are those of the crate"]:
-        print(one_line(sentence), flush=True)
+        print(escape_control(sentence), flush=True)
     check_inputs(crate.record["inputs"], places)
     folder = (RESULTS / crate.identity[:12]).absolute()
     try:
@@ -87,7 +87,7 @@ def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
     compared = compare_scores(there, read_scores((folder / table).read_bytes(), str(folder / table)))
     with writing_to(folder):
         write_comparisons(compared, folder / "reproduction.csv")
-    print("\n".join(map(one_line, show(compared).splitlines())))
+    print("\n".join(map(escape_control, format_comparisons(compared).splitlines())))
     print(f"wrote {folder / 'reproduction.csv'}", flush=True)
 
 
@@ -106,9 +106,12 @@ def check_images(images: dict, folder: Path, roots: dict[str, str]) -> None:
     rooted = {split: str(folder / root) for split, root in roots.items()}
     here = digest_images(folder / "results/datasets" / name, rooted)
     if here == {key: images[key] for key in here}:
-        print(one_line(f"the {here['count']} images of {name} are those of the crate"), flush=True)
+        print(escape_control(f"the {here['count']} images of {name} are those of the crate"), flush=True)
     elif images["drawn"]:
-        print(one_line(f"differs: the images of {name} are drawn differently by this code or its packages"), flush=True)
+        print(
+            escape_control(f"differs: the images of {name} are drawn differently by this code or its packages"),
+            flush=True,
+        )
     else:
         raise InputError(
             f"the images of the dataset {name} are not those of the crate's run ({here['count']} here, "

@@ -11,17 +11,17 @@ import platform
 
 import numpy
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import count_answers, drop_questions, measure_answers
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
-from dj2mgm.files import read_jsonl, sha256_of, write_json
+from dj2mgm.files import compute_sha256, read_jsonl, write_json
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--answers", "--output-dir", optional=("--leaks",))
+    paths = parse_paths(__doc__, "--answers", "--output-dir", optional=("--leaks",))
     if not paths.answers.is_file():
         raise InputError(f"{paths.answers} does not exist; run the rule answer_benchmark first")
     rows = list(read_jsonl(paths.answers))
@@ -38,7 +38,7 @@ def main() -> None:
         print("the benchmark withholds its right answers; its server scores submission.xlsx", flush=True)
     record = {
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
-        "inputs": {"answers": sha256_of(paths.answers)},
+        "inputs": {"answers": compute_sha256(paths.answers)},
     }
     counts = count_answers(benchmark, rows)
     scored = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}

@@ -5,7 +5,7 @@
 reporting/challenge.py describes the configuration. Writes challenge.csv.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.files import read_yaml
 from dj2mgm.reporting.challenge import tabulate_challenge
 from dj2mgm.reporting.comparison import write_table
@@ -13,7 +13,7 @@ from dj2mgm.reporting.comparison import write_table
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--output-dir")
     table = tabulate_challenge(read_yaml(paths.config))
     print(table.round(2).to_string(index=False), flush=True)
     write_table(table, paths.output_dir / "challenge.csv")

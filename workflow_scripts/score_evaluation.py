@@ -11,17 +11,17 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
 from dj2mgm.evaluation.harnesses.task_scores import score_answers
 from dj2mgm.evaluation.seeds import aggregate, read_scores
-from dj2mgm.files import read_jsonl, read_yaml, sha256_of, write_json, write_jsonl
+from dj2mgm.files import compute_sha256, read_jsonl, read_yaml, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--answers", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--answers", "--output-dir")
     settings = read_yaml(paths.config)
     rows = list(read_jsonl(paths.answers, may_be_empty=False))
     task = LmmsTask(settings["task"], Path(settings["data"]))
@@ -35,7 +35,7 @@ def main() -> None:
             print(f"{group:22} {name:40} {value['mean']:8.3f}  {interval}", flush=True)
     record = {
         "versions": {"python": platform.python_version(), "lmms_eval": version("lmms_eval")},
-        "inputs": {"answers": sha256_of(paths.answers)},
+        "inputs": {"answers": compute_sha256(paths.answers)},
     }
     counts = {
         "questions": len(task.docs),

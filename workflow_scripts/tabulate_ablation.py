@@ -6,7 +6,7 @@ The configuration has the format of the report's (see reporting/experiment.py): 
 recipe, then the same with one more operator in `without`. Writes ablation.csv and ablation.html.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.reporting.ablation import page_notes, tabulate, variants, write_page
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
@@ -14,7 +14,7 @@ from dj2mgm.reporting.experiment import load_experiments
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--output-dir")
+    paths = parse_paths(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
     rows = variants(experiments)
     write_page(rows, page_notes(experiments), paths.output_dir / "ablation.html")

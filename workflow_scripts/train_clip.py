@@ -6,7 +6,7 @@ r"""Train the tiny CLIP and the tiny high-resolution ConvNeXt of the embedded de
 Writes clip/ and convnext/, ordinary `from_pretrained` folders.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.files import read_yaml
 from dj2mgm.foundation.clip import ClipSpec, train_clip
@@ -14,7 +14,7 @@ from dj2mgm.foundation.clip import ClipSpec, train_clip
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--output-dir")
     spec = ClipSpec(**read_yaml(args.config))
     use_cpu_threads(None)
     set_seed(spec.seed)

@@ -6,7 +6,7 @@ r"""Train the tiny language model of the embedded default, which has Gemma's arc
 Writes the model and its tokenizer, an ordinary `from_pretrained` folder.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.files import read_yaml, replace_folder
 from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
@@ -14,7 +14,7 @@ from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_m
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--config", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--output-dir")
     spec = LanguageModelSpec(**read_yaml(args.config))
     use_cpu_threads(None)
     set_seed(spec.seed)

@@ -14,7 +14,7 @@ import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
 # isort: split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.config.training import FROZEN
 from dj2mgm.errors import InputError
@@ -35,7 +35,7 @@ from dj2mgm.training.trainer import ResumableTrainer
 @command_line
 def main() -> None:
     apply_library_changes()
-    args = path_arguments(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
+    args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
     settings = load_training_settings(args.config)
     if settings.precision in FROZEN:
         raise InputError(

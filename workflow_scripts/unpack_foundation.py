@@ -6,13 +6,13 @@ Writes clip/, convnext/ and language_model/, ordinary `from_pretrained` folders.
 models and compares them with a new training.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.foundation.copying import copy_parts
 
 
 @command_line
 def main() -> None:
-    args = path_arguments(__doc__, "--input-dir", "--output-dir")
+    args = parse_paths(__doc__, "--input-dir", "--output-dir")
     copy_parts(args.input_dir, args.output_dir)
 
 

@@ -19,7 +19,7 @@ with project_imports():
 
     from dj2mgm.errors import InputError
     from dj2mgm.memory.readings import GIB, read_memory
-    from dj2mgm.messages import duration
+    from dj2mgm.messages import format_duration
     from dj2mgm.reporting.run_state import find_runs, read_stage_states
     from dj2mgm.takeover import is_running
 
@@ -72,7 +72,7 @@ def progress_cells(progress: dict | None) -> list[str]:
     return [
         f"{progress['step']} of {progress['max_steps']}",
         f"{progress['loss']:.4f}",
-        duration(progress["seconds_left"]),
+        format_duration(progress["seconds_left"]),
     ]
 
 

@@ -6,14 +6,14 @@
 Weights, images and large files are in it by their digests only.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.files import read_yaml
-from dj2mgm.provenance.crate import write_crate
+from dj2mgm.provenance.crate_writer import write_crate
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--config", "--output")
+    paths = parse_paths(__doc__, "--config", "--output")
     count = write_crate(read_yaml(paths.config), paths.output)
     print(f"wrote {paths.output}: {count} jobs, {paths.output.stat().st_size / 2**20:.1f} MiB", flush=True)
 

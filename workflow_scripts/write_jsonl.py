@@ -27,7 +27,7 @@ from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_l
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, read_yaml, sha256_of, write_json
+from dj2mgm.files import compute_sha256, read_json, read_jsonl, read_yaml, write_json
 from dj2mgm.messages import note
 
 FEW = 10  # rows of a source; a smaller integer may be meant as a weight
@@ -63,7 +63,7 @@ def main() -> None:
         if isinstance(amount, int) and amount and not usable:
             raise InputError(f"sources.{source}: {amount} rows are requested, but none can be trained on; set it to 0")
     files = {"pairs": args.pairs, "instructions": args.instructions, "evaluation": args.evaluation}
-    summary["inputs"] = {name: sha256_of(file) for name, file in files.items()}
+    summary["inputs"] = {name: compute_sha256(file) for name, file in files.items()}
     write_json(args.output_dir / "summary.json", summary)
 
 

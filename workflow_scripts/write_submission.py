@@ -6,14 +6,14 @@
 The benchmark's module in evaluation/benchmarks describes the content of submission.xlsx.
 """
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.evaluation.benchmarks import write_submission
 from dj2mgm.files import read_jsonl
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--answers", "--output-dir")
+    paths = parse_paths(__doc__, "--answers", "--output-dir")
     rows = list(read_jsonl(paths.answers))
     write_submission(rows[0]["benchmark"], rows, paths.output_dir / "submission.xlsx")
 

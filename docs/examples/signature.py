@@ -1,6 +1,6 @@
 """The failure of a process that has too many files open.
 
-Copied into STORAGE_SIGNATURES of workflow_scripts/dj2mgm/diagnosis/signatures/files.py.
+Copied into STORAGE_SIGNATURES of workflow_scripts/dj2mgm/diagnosis/signatures/file_system.py.
 """
 
 from dj2mgm.diagnosis.signature import Signature, fixed_explanation

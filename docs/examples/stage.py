@@ -8,13 +8,13 @@ Writes words.json, {word: count}, the most frequent first.
 
 from collections import Counter
 
-from dj2mgm.command_line import command_line, path_arguments
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.files import read_jsonl, write_json
 
 
 @command_line
 def main() -> None:
-    paths = path_arguments(__doc__, "--data", "--output-dir")
+    paths = parse_paths(__doc__, "--data", "--output-dir")
     counts: Counter[str] = Counter()
     for row in read_jsonl(paths.data):
         counts.update(row["conversations"][-1]["value"].split())

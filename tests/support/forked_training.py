@@ -118,9 +118,9 @@ def warm_up() -> None:
     for builder in (CPUAdamBuilder, ShareMemCommBuilder):
         builder().load(verbose=False)
     get_checkpoint_conversion_mapping("gemma")
-    fingerprint.modules_of = cache(fingerprint.modules_of)
+    fingerprint.find_modules = cache(fingerprint.find_modules)
     for script in ("pretrain", "finetune", "train_text_model"):
-        fingerprint.modules_of(SCRIPTS / f"{script}.py")
+        fingerprint.find_modules(SCRIPTS / f"{script}.py")
     stage.check_memory = lambda *_: {}  # the plan takes as long as such a training
     gc.collect()
     gc.freeze()

@@ -14,11 +14,11 @@ from dj2mgm.code import SCRIPTS
 from dj2mgm.command_line import command_line
 from dj2mgm.errors import InputError
 from dj2mgm.files import (
+    compute_sha256,
     read_json,
     read_jsonl,
     replace_file,
     replace_folder,
-    sha256_of,
     write_json,
     write_jsonl,
     write_yaml,
@@ -183,8 +183,8 @@ def test_the_digest_depends_on_contents_and_order(tmp_path):
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     for path, data in ((a, b"1"), (b, b"2"), (c, b"1")):
         path.write_bytes(data)
-    assert sha256_of(a) == "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
-    assert sha256_of(a, b) == sha256_of(c, b) != sha256_of(b, a)
+    assert compute_sha256(a) == "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
+    assert compute_sha256(a, b) == compute_sha256(c, b) != compute_sha256(b, a)
 
 
 def test_an_input_error_is_one_line_and_exit_status_2(capsys):

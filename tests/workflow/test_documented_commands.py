@@ -16,7 +16,7 @@ from small_project import copy_project
 SCRIPTS = {
     path.stem: path.read_text(encoding="utf-8")
     for path in sorted((PROJECT / "workflow_scripts").glob("*.py"))
-    if "argparse" in path.read_text(encoding="utf-8") or "path_arguments" in path.read_text(encoding="utf-8")
+    if "argparse" in path.read_text(encoding="utf-8") or "parse_paths" in path.read_text(encoding="utf-8")
 }
 DOCS = {name: ast.get_docstring(ast.parse(text)) for name, text in SCRIPTS.items()}
 COMMAND = re.compile(r"^ *((?:python|bash|deepspeed) (?:.*\\\n)*.*)$", flags=re.MULTILINE)

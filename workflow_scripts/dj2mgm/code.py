@@ -8,7 +8,7 @@ BY_NAME = "importlib.import_module"
 SCRIPTS = Path(__file__).resolve().parents[1]
 
 
-def modules_of(script: Path) -> list[Path]:
+def find_modules(script: Path) -> list[Path]:
     """The script and, of a Python one, every project module it imports, directly or through others; sorted."""
     found: set[Path] = set()
     waiting = [Path(script).resolve()]

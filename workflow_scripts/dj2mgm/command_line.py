@@ -27,7 +27,7 @@ def project_imports() -> Iterator[None]:
         sys.exit(2)
 
 
-def path_arguments(doc: str, *flags: str, optional: Sequence[str] = (), launched: bool = False) -> argparse.Namespace:
+def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: bool = False) -> argparse.Namespace:
     """Parse flags that each take one path; all but the optional ones are required.
 
     Args:
@@ -44,7 +44,7 @@ def path_arguments(doc: str, *flags: str, optional: Sequence[str] = (), launched
     return parser.parse_args()
 
 
-def one_line(text: str) -> str:
+def escape_control(text: str) -> str:
     """With escapes for what would move a terminal's cursor: ids and paths are somebody else's."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -57,7 +57,7 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
         except InputError as error:
-            print(f"error: {one_line(str(error))}", file=sys.stderr, flush=True)
+            print(f"error: {escape_control(str(error))}", file=sys.stderr, flush=True)
             sys.exit(2)
 
     return run

@@ -23,7 +23,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from dj2mgm.messages import NOTE, PROGRESS, WARNING, duration
+from dj2mgm.messages import NOTE, PROGRESS, WARNING, format_duration
 
 POLL_S = 1.0
 BETWEEN_LINES_S = 30.0  # where progress cannot be overwritten, in a pipe
@@ -127,7 +127,7 @@ class Job:
 
     @property
     def time(self) -> str:
-        return duration(time.monotonic() - self.started)
+        return format_duration(time.monotonic() - self.started)
 
 
 class Console(logging.Handler):
@@ -205,7 +205,7 @@ class Console(logging.Handler):
         if job.number:
             self.screen.say(f"{job.title}: done in {job.time}")
         elif job.is_target and job.inputs:
-            took = duration(time.monotonic() - self.started)
+            took = format_duration(time.monotonic() - self.started)
             self.screen.say(f"{job.name}: done in {took}; open {', '.join(job.inputs)}")
         self.screen.update([job for job in self.jobs.values() if job.number])
 

@@ -139,10 +139,10 @@ def write_json_list(path: str | Path, rows: Iterable[dict]) -> int:
 
 def write_yaml(path: str | Path, value: Any) -> None:
     with replace_file(path) as file:
-        file.write(yaml_text(value))
+        file.write(format_yaml(value))
 
 
-def yaml_text(value: Any) -> str:
+def format_yaml(value: Any) -> str:
     """Return a value in YAML, as every file of settings is written."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
 
@@ -220,7 +220,7 @@ def _of_kind(kind: type, value: Any) -> Any:
     return value
 
 
-def sha256_of(*paths: str | Path) -> str:
+def compute_sha256(*paths: str | Path) -> str:
     """One digest over the contents of the files, in the order given."""
     digest = hashlib.sha256()
     for path in paths:
@@ -239,7 +239,7 @@ def can_be_path(text: str) -> bool:
     return b"\0" not in encoded and len(encoded) < 4096 and all(len(name) <= 255 for name in encoded.split(b"/"))
 
 
-def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
+def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     """Return a file itself; of a folder, the files below it with one of the suffixes; else the files of a pattern.
 
     Raises:
@@ -248,7 +248,7 @@ def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     """
     path = Path(path)
     if path.is_dir():
-        found = [file for file in files_below(path) if file.suffix.lower() in suffixes]
+        found = [file for file in list_files(path) if file.suffix.lower() in suffixes]
     elif path.is_file():
         found = [path]
     else:
@@ -264,7 +264,7 @@ def files_at(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     return found
 
 
-def files_below(folder: str | Path) -> list[Path]:
+def list_files(folder: str | Path) -> list[Path]:
     """Return all files below a folder, sorted. Links to folders inside it are left out: their files are there already.
 
     Raises:

@@ -60,7 +60,7 @@ class Progress:
             self.add()
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """3725 → "1 h 02 min"."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
@@ -70,7 +70,7 @@ def duration(seconds: float) -> str:
 
 def _time_left(seconds: float) -> str:
     """As `duration`, in whole seconds: an estimate has no tenths."""
-    return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
+    return f"{seconds:.0f} s" if seconds < 59.5 else format_duration(seconds)
 
 
 def _print(line: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json
-from dj2mgm.plain_files import MIB, check_plain, copy_plain, inside
+from dj2mgm.plain_files import MIB, check_plain, copy_plain, resolve_inside
 
 CONFIGS = frozenset({"config.json", "generation_config.json"})
 PROCESSOR = frozenset(
@@ -84,7 +84,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _check_entry(path: Path, folder: Path) -> None:
-    if stat.S_ISDIR(inside(path, folder).lstat().st_mode):
+    if stat.S_ISDIR(resolve_inside(path, folder).lstat().st_mode):
         return
     check_plain(path, folder, None if path.suffix in WEIGHTS else size_limit(path.name))
 

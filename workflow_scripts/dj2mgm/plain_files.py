@@ -31,7 +31,7 @@ def check_tree(folder: Path) -> None:
             raise InputError(f"{path} is not a regular file but {_kind(mode)}; {COPY}, or delete it")
 
 
-def inside(path: Path, folder: Path) -> Path:
+def resolve_inside(path: Path, folder: Path) -> Path:
     """Return the file that `path` leads to, which must lie in `folder`.
 
     In a snapshot of the hub's cache, and in the folders in it, files are links to the blobs of the same repository.
@@ -59,7 +59,7 @@ def check_plain(path: Path, folder: Path, most_bytes: int | None) -> None:
     Raises:
         InputError: it is not a regular file inside `folder`, or too large.
     """
-    _check_status(path, inside(path, folder).lstat(), most_bytes)
+    _check_status(path, resolve_inside(path, folder).lstat(), most_bytes)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def open_plain(path: Path, folder: Path, most_bytes: int | None) -> Iterator[IO[
     # without waiting for the writer of a pipe, and without following a link that was put there after the check
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(inside(path, folder), flags)
+        descriptor = os.open(resolve_inside(path, folder), flags)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); {COPY}") from None
     try:

@@ -14,7 +14,7 @@ import score_benchmark
 import score_challenge
 import write_submission
 from benchmark_files import circular_rows, mmbench_row, write_mmbench, write_rows, write_textvqa
-from dj2mgm.code import modules_of
+from dj2mgm.code import find_modules
 from dj2mgm.config import benchmarks as declared
 from dj2mgm.config.layers import merge_experiment, merge_shared_settings
 from dj2mgm.config.settings.configuration import configuration_model
@@ -301,7 +301,7 @@ def test_a_stage_hands_on_the_files_of_a_third_benchmark(yes_no):
 @pytest.mark.parametrize("script", ["answer_benchmark.py", "score_benchmark.py", "write_submission.py"])
 def test_every_benchmark_is_a_module_of_whatever_uses_one(script):
     """They are imported by name, and a changed one must run its rules again."""
-    assert set(declared.FOLDER.glob("*.py")) < set(modules_of(PROJECT / "workflow_scripts" / script))
+    assert set(declared.FOLDER.glob("*.py")) < set(find_modules(PROJECT / "workflow_scripts" / script))
 
 
 def test_an_unknown_benchmark_names_the_known_ones():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from snakemake.target_jobs import parse_target_jobs_cli_args
 from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target_jobs_cli_args, format_cli_arg
 
-from dj2mgm.command_line import one_line
+from dj2mgm.command_line import escape_control
 from dj2mgm.config.settings.strings import check_format, has_format
 from dj2mgm.errors import InputError
 
@@ -55,4 +55,4 @@ def test_a_path_with_braces_is_named():
 def test_a_path_that_no_file_of_results_can_hold_is_named_in_printable_characters(path):
     with pytest.raises(InputError, match="must be a path without braces, tabs") as error:
         check_format(path, "path", path)
-    assert one_line(str(error.value)).isprintable()
+    assert escape_control(str(error.value)).isprintable()

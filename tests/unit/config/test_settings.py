@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from configuration_files import FILES
-from dj2mgm.code import modules_of
+from dj2mgm.code import find_modules
 from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.config.datasets import check_files, resolve_dataset
 from dj2mgm.config.layers import default_layer, experiment_names, merge_experiment, without_defaults
@@ -205,7 +205,7 @@ def test_the_training_files_settings_change_when_the_project_is_moved(project, t
 
 def test_a_scripts_modules_are_found_through_other_modules_and_stop_at_the_stage():
     def names(script):
-        return {path.name for path in modules_of(PROJECT / "workflow_scripts" / script)}
+        return {path.name for path in find_modules(PROJECT / "workflow_scripts" / script)}
 
     assert {"finetune.py", "stage.py", "modeling_mgm.py", "prompts.py", "errors.py"} <= names("finetune.py")
     assert not names("finetune.py") & {"pretrain.py", "recipe.py", "scenes.py", "vqa.py"}
@@ -218,7 +218,7 @@ def test_a_scripts_modules_are_found_through_other_modules_and_stop_at_the_stage
 def test_every_operator_is_a_module_of_whatever_runs_recipes(script):
     """Operators import each other relatively, as Data-Juicer asks for it."""
     scripts = PROJECT / "workflow_scripts"
-    assert set((scripts / "dj2mgm/juicer/operators").rglob("*.py")) < set(modules_of(scripts / script))
+    assert set((scripts / "dj2mgm/juicer/operators").rglob("*.py")) < set(find_modules(scripts / script))
 
 
 def integers_without_limits(schema: object, key: str = "") -> list[str]:

@@ -29,7 +29,7 @@ from dj2mgm.data.sources.source import Source
 from dj2mgm.data.sources.table import read as read_table
 from dj2mgm.data.sources.webdataset import read as read_webdataset
 from dj2mgm.errors import InputError
-from dj2mgm.files import files_at, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
+from dj2mgm.files import find_files, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 from in_process import run_main
 
 CAPTIONS = {f"{number:03d}": f"picture number {number}, with an umlaut: ü" for number in range(6)}
@@ -537,9 +537,9 @@ def test_a_link_to_nothing_among_the_files_is_named(tmp_path):
     (tmp_path / "lost.png").symlink_to("nowhere.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(InputError, match="lost.png is a link to nothing; delete it"):
-        files_at(tmp_path, [".png"])
+        find_files(tmp_path, [".png"])
     (tmp_path / "lost.png").unlink()
-    assert files_at(tmp_path, [".png"]) == []
+    assert find_files(tmp_path, [".png"]) == []
 
 
 def test_messages_name_the_sources_and_not_the_file_between(make, tmp_path):
@@ -622,7 +622,7 @@ def test_a_pattern_goes_round_no_circle_of_links(tmp_path):
     write_loose(loose)
     (loose / "b").mkdir()
     (loose / "b/up").symlink_to("..")
-    assert files_at(loose / "**/*.png", [".png"]) == sorted(loose / f"{key}.png" for key in IMAGES)
+    assert find_files(loose / "**/*.png", [".png"]) == sorted(loose / f"{key}.png" for key in IMAGES)
 
 
 @pytest.mark.parametrize("keys", [{"data": png(1)}, {"bytes": None, "path": None, "content": png(1)}, {"path": None}])

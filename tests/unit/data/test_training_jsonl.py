@@ -15,7 +15,7 @@ from dj2mgm.data.formats import build_conversation, build_dj_text, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import SampleRules, _samples, apportion, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, sha256_of
+from dj2mgm.files import compute_sha256, read_json, read_jsonl
 from dj2mgm.files import write_jsonl as write_rows
 from tiny_models import save_image
 
@@ -76,10 +76,10 @@ def test_refusing_names_rows_paths_and_reasons_and_writes_nothing(root, tmp_path
 
 def test_refusing_leaves_an_earlier_output_alone(root, tmp_path):
     write(rows_about("a.png"), root, tmp_path / "out.jsonl")
-    before = sha256_of(tmp_path / "out.jsonl")
+    before = compute_sha256(tmp_path / "out.jsonl")
     with pytest.raises(InputError):
         write(rows_about("missing.png"), root, tmp_path / "out.jsonl")
-    assert sha256_of(tmp_path / "out.jsonl") == before
+    assert compute_sha256(tmp_path / "out.jsonl") == before
 
 
 def test_a_long_list_of_bad_rows_is_cut_and_says_so(root, tmp_path):
@@ -189,8 +189,8 @@ def test_the_script_writes_both_files_and_a_summary_that_adds_up(run, tmp_path):
     assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r1", "text"]
     summary = read_json(out / "summary.json")
     assert adds_up(summary["pretrain"]) and adds_up(summary["finetune"])
-    assert summary["inputs"]["pairs"] == sha256_of(tmp_path / "pairs.jsonl")
-    assert summary["inputs"]["evaluation"] == sha256_of(tmp_path / "evaluation.jsonl")
+    assert summary["inputs"]["pairs"] == compute_sha256(tmp_path / "pairs.jsonl")
+    assert summary["inputs"]["evaluation"] == compute_sha256(tmp_path / "evaluation.jsonl")
 
 
 def test_the_script_writes_as_many_samples_of_each_as_another_experiment_trains_on(run, tmp_path):

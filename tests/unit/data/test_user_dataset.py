@@ -12,7 +12,7 @@ from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, sha256_of, write_jsonl
+from dj2mgm.files import compute_sha256, read_json, read_jsonl, write_jsonl
 from places import PROJECT
 from tiny_models import save_image
 
@@ -212,7 +212,9 @@ def test_only_files_as_large_as_a_held_out_one_are_read(tmp_path, monkeypatch):
         path.write_bytes(bytes(10 + number // 2))
     held_out = HeldOutImages([{"id": "0", "image": "0.png"}], tmp_path)
     read = []
-    monkeypatch.setattr("dj2mgm.data.held_out_images.compute_digest", lambda path: read.append(path) or sha256_of(path))
+    monkeypatch.setattr(
+        "dj2mgm.data.held_out_images.compute_digest", lambda path: read.append(path) or compute_sha256(path)
+    )
     assert [held_out.match(path) for path in paths] == ["file", "copy", None, None, None]
     assert read == [paths[1]]
 

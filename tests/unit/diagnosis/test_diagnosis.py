@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dj2mgm.code import SCRIPTS, modules_of
+from dj2mgm.code import SCRIPTS, find_modules
 from dj2mgm.diagnosis.diagnosis import anchor, find_cause
 from dj2mgm.diagnosis.signature import read_log
 from dj2mgm.diagnosis.signatures import SIGNATURES
-from dj2mgm.diagnosis.signatures.gpu_memory import TrainingStage, name_tensor
+from dj2mgm.diagnosis.signatures.cuda_memory import TrainingStage, name_tensor
 from dj2mgm.diagnosis.signatures.signals import describe_kill, parse_kernel_log, read_kernel_kills
 from dj2mgm.divergence import diverged
 from dj2mgm.memory.cgroups import CgroupLimits, read_limits
@@ -480,6 +480,6 @@ def test_diagnosis_needs_only_packages_of_every_environment():
     environments = [path.read_text(encoding="utf-8") for path in (PROJECT / "envs").glob("*.yaml")]
     assert environments and all("pyyaml==" in text for text in environments)
     own = {path.stem for path in SCRIPTS.iterdir()}
-    for module in modules_of(SCRIPTS / "diagnose.py"):
+    for module in find_modules(SCRIPTS / "diagnose.py"):
         imported = re.findall(r"^\s*(?:import|from) (\w+)", module.read_text(encoding="utf-8"), re.MULTILINE)
         assert not set(imported) - sys.stdlib_module_names - own - {"yaml"}, module

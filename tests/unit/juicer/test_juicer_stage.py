@@ -16,7 +16,7 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl, sha256_of, write_jsonl, write_yaml
+from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Filter, Mapper
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
@@ -89,7 +89,7 @@ def test_every_row_is_kept_or_named_with_the_operator_that_dropped_it(tmp_path):
     counts = [(step["rows_in"], step["rows_out"], step["dropped"]) for step in summary["operators"]]
     assert counts == [(6, 4, 2), (4, 2, 2), (2, 1, 1)]
     assert summary["broken_images"] == {"missing": 1, "outside": 0, "empty": 1, "undecodable": 0}
-    assert summary["input"]["sha256"] == sha256_of(data)
+    assert summary["input"]["sha256"] == compute_sha256(data)
     assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
 
 

@@ -13,14 +13,14 @@ from dj2mgm.config import runs as config_runs
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
-from dj2mgm.files import can_be_path, files_at
-from dj2mgm.provenance import reading
-from dj2mgm.provenance.crate import write_crate
+from dj2mgm.files import can_be_path, find_files
+from dj2mgm.provenance import crate_reader
+from dj2mgm.provenance.crate_reader import open_crate
+from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.provenance.differences import check_inputs, check_recorded
 from dj2mgm.provenance.places import Places
 from dj2mgm.provenance.project import make_project
-from dj2mgm.provenance.reading import open_crate
-from dj2mgm.provenance.scores import read_scores
+from dj2mgm.provenance.score_comparison import read_scores
 from places import PROJECT
 
 
@@ -88,7 +88,7 @@ def test_a_name_that_no_file_system_takes_is_refused(crate, tmp_path, name):
 
 
 def test_a_configuration_of_too_many_files_or_bytes_is_refused(crate, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_CONFIGS", 100)
+    monkeypatch.setattr(crate_reader, "MOST_CONFIGS", 100)
     many = {f"config/experiments/e{number}.yaml": b"" for number in range(101)}
     assert "holds more than 100 files" in refused(forged(crate, tmp_path / "many.zip", many))
     large = {f"config/datasets/d{number}.yaml": b"#" * 1_000_000 for number in range(5)}
@@ -101,7 +101,7 @@ def test_metadata_larger_than_any_is_not_parsed(crate, tmp_path):
 
 
 def test_a_list_of_members_longer_than_any_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "LARGEST_DIRECTORY", 100_000)
+    monkeypatch.setattr(crate_reader, "LARGEST_DIRECTORY", 100_000)
     path = write_zip(tmp_path / "x.zip", {f"file{number}": b"" for number in range(3000)})
     assert "its list of files is longer than that of any crate" in refused(path)
 
@@ -124,7 +124,7 @@ def test_a_folder_that_changes_while_it_is_read_is_noticed(crate, tmp_path, monk
     folder = tmp_path / "crate"
     with zipfile.ZipFile(crate) as archive:
         archive.extractall(folder)
-    file, check = folder / "LICENSE", reading._check_name
+    file, check = folder / "LICENSE", crate_reader._check_name
 
     def change(path: Path, name: str) -> None:
         check(path, name)
@@ -138,9 +138,9 @@ def test_a_folder_that_changes_while_it_is_read_is_noticed(crate, tmp_path, monk
             file.symlink_to("/dev/zero")
         elif kind == "folder":
             file.mkdir()
-        monkeypatch.setattr(reading, "_check_name", check)
+        monkeypatch.setattr(crate_reader, "_check_name", check)
 
-    monkeypatch.setattr(reading, "_check_name", change)
+    monkeypatch.setattr(crate_reader, "_check_name", change)
     assert "LICENSE" in refused(folder)
 
 
@@ -178,16 +178,16 @@ def test_a_setting_whose_path_cannot_be_is_refused(crate, tmp_path, key):
 def test_a_pattern_is_not_searched_to_know_where_it_leads(tmp_path, monkeypatch):
     monkeypatch.setattr("glob.iglob", lambda *_: pytest.fail("searched"))
     pattern = "/".join(["**", "*"] * 20)
-    assert Places(tmp_path).anchored(pattern) == f"{tmp_path}/{pattern}"
+    assert Places(tmp_path).make_absolute(pattern) == f"{tmp_path}/{pattern}"
 
 
 def test_a_pattern_whose_search_may_not_end_is_refused(tmp_path):
     deep = tmp_path / "a/b/c"
     deep.mkdir(parents=True)
     (deep / "x.jsonl").touch()
-    assert files_at(f"{tmp_path}/**/**/**/**/**/*.jsonl", [".jsonl"]) == [deep / "x.jsonl"]
+    assert find_files(f"{tmp_path}/**/**/**/**/**/*.jsonl", [".jsonl"]) == [deep / "x.jsonl"]
     with pytest.raises(InputError, match=r"may hold \*\* at most 2 times"):
-        files_at(f"{tmp_path}/**/a/**/b/**/*.jsonl", [".jsonl"])
+        find_files(f"{tmp_path}/**/a/**/b/**/*.jsonl", [".jsonl"])
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from crates import ENDED, PAGE, SECONDS, TABLE, contents, forged, graph_of, png,
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.provenance import differences
-from dj2mgm.provenance.crate import write_crate
+from dj2mgm.provenance.crate_files import digest_images
+from dj2mgm.provenance.crate_reader import open_crate
+from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.provenance.differences import check_inputs, describe_differences
-from dj2mgm.provenance.files import digest_images
 from dj2mgm.provenance.places import Places
 from dj2mgm.provenance.project import make_project
-from dj2mgm.provenance.reading import open_crate
-from dj2mgm.provenance.scores import compare_scores, read_scores, show
+from dj2mgm.provenance.score_comparison import compare_scores, format_comparisons, read_scores
 
 PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
 
@@ -409,9 +409,9 @@ def test_links_of_the_users_folder_are_followed_but_not_to_the_system(tmp_path):
     (tmp_path / "here/data").symlink_to(tmp_path / "data")
     (tmp_path / "here/self").symlink_to("/proc/self")
     places = Places(tmp_path / "here")
-    assert places.anchored("data") == str(tmp_path / "here/data")
+    assert places.make_absolute("data") == str(tmp_path / "here/data")
     with pytest.raises(InputError, match=SYSTEM):
-        places.anchored("self/environ")
+        places.make_absolute("self/environ")
 
 
 @pytest.mark.parametrize("by", ["config.yaml", "command line"])
@@ -458,7 +458,7 @@ def test_scores_are_compared_with_the_crates_interval():
     assert [row.agrees for row in rows] == [True] and rows[0].difference == pytest.approx(0.0004)
     [row] = compared("0.5,", "0.7,")
     assert row.is_outside and not row.agrees
-    assert "0.400 to 0.600  0.700  +0.200" in show([row]) and "1 lie outside" in show([row])
+    assert "0.400 to 0.600  0.700  +0.200" in format_comparisons([row]) and "1 lie outside" in format_comparisons([row])
     with pytest.raises(InputError, match="only one of the two runs"):
         compared("clip_score", "vqa")
     with pytest.raises(InputError, match="no table of scores"):

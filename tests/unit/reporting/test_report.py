@@ -10,7 +10,7 @@ import pytest
 import compare_experiments
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
-from dj2mgm.messages import duration
+from dj2mgm.messages import format_duration
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.gallery import evenly_spread, gallery
 from dj2mgm.reporting.rendering import join_words
@@ -366,7 +366,7 @@ def test_times_and_versions_are_those_of_the_records(root):
     ("seconds", "expected"), [(0.42, "0.4 s"), (59.2, "59 s"), (75, "1 min 15 s"), (3725, "1 h 02 min")]
 )
 def test_durations(seconds, expected):
-    assert duration(seconds) == expected
+    assert format_duration(seconds) == expected
 
 
 @pytest.mark.parametrize(

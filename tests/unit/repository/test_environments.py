@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from dj2mgm.code import SCRIPTS, modules_of
+from dj2mgm.code import SCRIPTS, find_modules
 from places import PROJECT
 
 ENVIRONMENTS = sorted((PROJECT / "envs").glob("*.yaml"))
@@ -151,7 +151,7 @@ def unlisted_imports(script: Path, listed: dict[str, str]) -> list[str]:
     distributions = importlib.metadata.packages_distributions()
     return [
         f"{module.name} imports {package}"
-        for module in modules_of(script)
+        for module in find_modules(script)
         for package in imported_packages(module)
         if not {canonicalize_name(name) for name in distributions.get(package, [package])} & set(listed)
     ]

@@ -11,8 +11,8 @@ from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.strings import check_format, has_format
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, files_at
-from dj2mgm.plain_files import inside
+from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, find_files
+from dj2mgm.plain_files import resolve_inside
 
 RESULTS = "results/datasets"
 SUFFIXES = {  # what a format's files end with, by its reader in data/sources
@@ -73,7 +73,7 @@ def files_of(dataset: dict) -> list[str]:
     splits = [dataset[split] for split in ("pretrain", "finetune", "evaluation") if split in dataset]
     files = [split[key] for split in splits for key in ("file", "questions") if key in split]
     for source in dataset.get("sources", {}).values():
-        read = files_at(source["path"], source["suffixes"])
+        read = find_files(source["path"], source["suffixes"])
         captions = [file.with_suffix(".txt") for file in read] if source["format"] == "folder" else []
         files += [str(file) for file in (*read, *captions)]
     return files
@@ -87,7 +87,7 @@ def image_lists(dataset: dict) -> list[tuple[str, str]]:
     lists = [(split[key], split["images"]) for split in splits for key in ("file",) if key in split]
     for source in dataset.get("sources", {}).values():
         if source["format"] not in WITH_IMAGES:
-            lists += [(str(file), source["images"]) for file in files_at(source["path"], source["suffixes"])]
+            lists += [(str(file), source["images"]) for file in find_files(source["path"], source["suffixes"])]
     return lists
 
 
@@ -137,7 +137,7 @@ def _source(where: str, name: str, values: dict) -> dict:
         folder = cached.parents[1]  # the repository, to whose other files the snapshot's names are links
     if "images" in values:
         check_folder(f"{where}: images", values["images"])
-    files = files_at(path, suffixes)
+    files = find_files(path, suffixes)
     if wrong := next((file for file in files if file.suffix.lower() not in suffixes), None):
         raise InputError(f"{where}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only")
     if not files:
@@ -145,7 +145,7 @@ def _source(where: str, name: str, values: dict) -> dict:
         raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
     if path.is_dir() and values["format"] != "folder":  # images of a folder are checked one by one
         for file in files:
-            inside(file, path)
+            resolve_inside(file, path)
     if folder is None:
         folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if "images" in values and values["format"] in WITH_IMAGES:

@@ -1,7 +1,7 @@
 """Where training data is looked through for what is evaluated on: which datasets, and beside what."""
 
 from dj2mgm.config.runs import Runs
-from dj2mgm.files import IMAGE_SUFFIXES, files_at
+from dj2mgm.files import IMAGE_SUFFIXES, find_files
 
 
 def leaks_of(dataset: dict) -> str | None:
@@ -18,7 +18,7 @@ def benchmarks_with_files(runs: Runs) -> dict[str, dict[str, str]]:
 def reference_files(runs: Runs) -> list[str]:
     """Files of the benchmarks, without the folders of their images; and the images of the folders apart."""
     files = benchmarks_with_files(runs).values()
-    apart = [str(file) for folder in runs.folders_apart for file in files_at(folder, IMAGE_SUFFIXES)]
+    apart = [str(file) for folder in runs.folders_apart for file in find_files(folder, IMAGE_SUFFIXES)]
     return [file for named in files for key, file in named.items() if key != "images"] + apart
 
 

@@ -21,7 +21,7 @@ from dj2mgm.data.formats import (
 from dj2mgm.data.rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
-from dj2mgm.files import SOURCES, WITH_IMAGES, files_at, files_below, write_json, write_jsonl
+from dj2mgm.files import SOURCES, WITH_IMAGES, find_files, list_files, write_json, write_jsonl
 from dj2mgm.messages import note
 
 PAIR_FORMATS = ("data_juicer",)  # of config/datasets.py; readers of all other formats yield conversations
@@ -47,7 +47,7 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
     described = {
         name: Source(
             name,
-            tuple(files_at(values["path"], values["suffixes"])),
+            tuple(find_files(values["path"], values["suffixes"])),
             Path(values["images"]),
             values.get("columns", {}),
             folder / "images" / name,
@@ -84,7 +84,7 @@ def _find_unread(source: Source, values: dict) -> None:
     if values["format"] not in WITH_IMAGES or not Path(values["path"]).is_dir():
         return
     captions = {file.with_suffix(".txt") for file in source.files} if values["format"] == "folder" else set()
-    for file in files_below(values["path"]):
+    for file in list_files(values["path"]):
         if file.suffix.lower() not in values["suffixes"] and file not in captions:
             source.unread.add(str(file))
 

@@ -18,7 +18,7 @@ from dj2mgm.data.near_duplicates.reference_images import BLOCK, find_reference_p
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import image_paths
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
-from dj2mgm.files import IMAGE_SUFFIXES, files_at, files_below
+from dj2mgm.files import IMAGE_SUFFIXES, find_files, list_files
 from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap, map_in_order
 
@@ -105,10 +105,10 @@ def folder_images(folder: Path) -> dict[Reference, Image]:
     Raises:
         InputError: The folder contains no image, or a file is a broken link.
     """
-    files = files_at(folder, IMAGE_SUFFIXES) if folder.is_dir() else []
+    files = find_files(folder, IMAGE_SUFFIXES) if folder.is_dir() else []
     if not files:
         raise InputError(f"decontaminate.folders: {folder} contains no image; correct the path")
-    if others := len(files_below(folder)) - len(files):
+    if others := len(list_files(folder)) - len(files):
         note(
             f"{folder}: {others} files are not compared, because their suffix is not one of {', '.join(IMAGE_SUFFIXES)}"
         )

@@ -17,7 +17,7 @@ from datasets import Json
 
 from dj2mgm.data.images import BadImage
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl, sha256_of, write_jsonl, write_text
+from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_text
 from dj2mgm.juicer.data_juicer import OP, OPERATORS, Fields, __version__
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators import declarations
@@ -250,7 +250,7 @@ def summarize(analysis: Analysis, clip: str | None) -> dict:
         "not_measured": analysis.not_measured,
         "clip": clip,
         "data_juicer": __version__,
-        "input": {"path": str(analysis.data), "sha256": sha256_of(analysis.data)},
+        "input": {"path": str(analysis.data), "sha256": compute_sha256(analysis.data)},
     }
 
 

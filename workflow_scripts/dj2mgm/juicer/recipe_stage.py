@@ -11,7 +11,7 @@ from loguru import logger
 
 from dj2mgm.config.recipe_check import check_models_named
 from dj2mgm.data.images import BadImage
-from dj2mgm.files import sha256_of, write_json, write_jsonl
+from dj2mgm.files import compute_sha256, write_json, write_jsonl
 from dj2mgm.juicer import data_juicer
 from dj2mgm.juicer.empty_result import empty_result
 from dj2mgm.juicer.engine import Engine
@@ -103,5 +103,5 @@ def _summary(data: Path, rows_in: int, kept: int, steps: list[dict], events: Cou
         "broken_images": {reason: broken[reason] for reason in BadImage.REASONS},
         "operators": steps,
         "data_juicer": data_juicer.__version__,
-        "input": {"path": str(data), "sha256": sha256_of(data)},
+        "input": {"path": str(data), "sha256": compute_sha256(data)},
     }

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dj2mgm.code import modules_of
+from dj2mgm.code import find_modules
 from dj2mgm.config.recipe_check import files_named
 from dj2mgm.errors import InputError
-from dj2mgm.files import sha256_of
+from dj2mgm.files import compute_sha256
 from dj2mgm.juicer import data_juicer, engine
 from dj2mgm.juicer.operators.declarations import model_files
 from dj2mgm.juicer.recipe_settings import RecipeSettings
@@ -29,9 +29,9 @@ def fingerprint(process: list[dict], settings: RecipeSettings, data: Path) -> st
     executor does not matter.
     """
     files = sorted({*model_files(process), *map(Path, files_named(process))})
-    code = sha256_of(*modules_of(Path(engine.__file__)))
-    read = [sha256_of(file) for file in files]
-    parts = [process, str(settings.image_root), sha256_of(data), read, code, data_juicer.__version__]
+    code = compute_sha256(*find_modules(Path(engine.__file__)))
+    read = [compute_sha256(file) for file in files]
+    parts = [process, str(settings.image_root), compute_sha256(data), read, code, data_juicer.__version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
-from dj2mgm.files import sha256_of
+from dj2mgm.files import compute_sha256
 
 HELD_BYTES = 1 << 20  # larger files are described, and not held
 WEIGHTS = (".safetensors", ".bin", ".pt")
@@ -39,18 +39,18 @@ class Catalog:
         """Of the results."""
         if path not in self.known:
             name, is_small = path.as_posix(), path.stat().st_size <= HELD_BYTES and path.suffix not in WEIGHTS
-            large = {"name": name, **size_of(path)}
+            large = {"name": name, **describe_size(path)}
             self.known[path] = self.hold(path, name) if is_small else self.outside(path, large)
         return self.known[path]
 
     def hold(self, path: Path, name: str, properties: dict | None = None) -> Any:
         """A file that is in the crate under this name."""
-        own = {"name": name, **size_of(path), **type_of(path)} | (properties or {})
+        own = {"name": name, **describe_size(path), **describe_type(path)} | (properties or {})
         return self.crate.add_file(path, name, properties=own)
 
     def outside(self, path: Path, properties: dict) -> Any:
         """A file that stays where it is."""
-        return self.crate.add_file(path.absolute().as_uri(), properties=properties | type_of(path))
+        return self.crate.add_file(path.absolute().as_uri(), properties=properties | describe_type(path))
 
     def about(self, uri: str, kind: str, **values: object) -> Any:
         """What is no file, once for each address; of a list with one item the item."""
@@ -67,9 +67,9 @@ class Catalog:
         return entity
 
 
-def size_of(path: Path) -> dict[str, str]:
-    return {"sha256": sha256_of(path), "contentSize": str(path.stat().st_size)}
+def describe_size(path: Path) -> dict[str, str]:
+    return {"sha256": compute_sha256(path), "contentSize": str(path.stat().st_size)}
 
 
-def type_of(path: Path) -> dict[str, str]:
+def describe_type(path: Path) -> dict[str, str]:
     return {"encodingFormat": TYPES.get(path.suffix, "application/octet-stream")}

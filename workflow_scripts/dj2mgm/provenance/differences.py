@@ -6,28 +6,28 @@ from collections.abc import Iterator
 
 from dj2mgm.config.datasets import files_of
 from dj2mgm.errors import InputError
-from dj2mgm.files import sha256_of
+from dj2mgm.files import compute_sha256
 from dj2mgm.messages import Progress
-from dj2mgm.provenance.files import CODE, DATASET, code_files, find_input
-from dj2mgm.provenance.machine import commit_of_code, describe_machine
+from dj2mgm.provenance.crate_files import CODE, DATASET, code_files, find_input
+from dj2mgm.provenance.crate_reader import Crate
+from dj2mgm.provenance.machine import describe_machine, find_commit
 from dj2mgm.provenance.places import Places
-from dj2mgm.provenance.reading import Crate
 
 NAMED = 5  # files in a sentence
 
 
 def describe_differences(crate: Crate) -> Iterator[str]:
     """A sentence for each kind of difference; none of them forbids the run."""
-    yield from _of_code(crate)
-    yield from _of_versions(crate.record["versions"])
+    yield from _compare_code(crate)
+    yield from _compare_versions(crate.record["versions"])
     there, here = crate.record["machine"], describe_machine()
     for fact in there:
         if there[fact] != here[fact]:
             yield f"{fact.replace('_gib', ' in GiB')}: {_shown(there[fact])} there, {_shown(here[fact])} here"
 
 
-def _of_code(crate: Crate) -> Iterator[str]:
-    there, here = crate.files(*CODE), {name: sha256_of(path) for name, path in code_files().items()}
+def _compare_code(crate: Crate) -> Iterator[str]:
+    there, here = crate.files(*CODE), {name: compute_sha256(path) for name, path in code_files().items()}
     kinds = {
         "differ": [name for name in there if name in here and here[name] != there[name]],
         "are missing here": [name for name in there if name not in here],
@@ -40,10 +40,10 @@ def _of_code(crate: Crate) -> Iterator[str]:
     commit = crate.record["commit"]
     if any(kinds.values()):
         where = f"commit {commit}" if commit else "no commit of git's"
-        yield f"code: this clone's runs, {commit_of_code() or 'not in git'}; the crate's is of {where}, and is in it"
+        yield f"code: this clone's runs, {find_commit() or 'not in git'}; the crate's is of {where}, and is in it"
 
 
-def _of_versions(versions: dict[str, list[str]]) -> Iterator[str]:
+def _compare_versions(versions: dict[str, list[str]]) -> Iterator[str]:
     for package, there in versions.items():
         here = _version(package)
         if here not in there:
@@ -104,7 +104,7 @@ def check_inputs(inputs: list[dict], places: Places) -> None:
                 f"{path} is not here, which the crate's run read ({entry['bytes']} bytes, then {entry['found_at']}); "
                 "put it there, or run this in the folder that the path is relative to"
             )
-        if path.stat().st_size != entry["bytes"] or sha256_of(path) != entry["sha256"]:
+        if path.stat().st_size != entry["bytes"] or compute_sha256(path) != entry["sha256"]:
             raise InputError(
                 f"{path} is not the file that the crate's run read (then {entry['found_at']}, SHA-256 "
                 f"{entry['sha256'][:12]}…); put that one in its place"

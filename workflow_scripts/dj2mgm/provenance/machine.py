@@ -28,7 +28,7 @@ def describe_machine() -> dict:
     }
 
 
-def commit_of_code() -> str:
+def find_commit() -> str:
     """The commit of this clone, with `-dirty` where files differ from it; empty where it is no clone of git's."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from dj2mgm.config.reading import cached_snapshot, names_folder, shown
 from dj2mgm.errors import InputError
 from dj2mgm.files import can_be_path
-from dj2mgm.provenance.files import MADE_HERE
+from dj2mgm.provenance.crate_files import MADE_HERE
 from dj2mgm.provenance.machine import ROOT
 
 SYSTEM = ("/proc", "/sys", "/dev", "/run")  # not files of data, even if a user's folder contains them
@@ -53,7 +53,7 @@ class Places:
             )
         return found
 
-    def anchored(self, text: str) -> str:
+    def make_absolute(self, text: str) -> str:
         """Return the absolute path of a file, folder or pattern; a hub id or a name without a file stays as it is.
 
         What the run itself makes is relative to the project of the run, and stays so, too.
@@ -70,7 +70,7 @@ class Places:
         """Check that the model that a crate's run loads is on this machine.
 
         Args:
-            name: a hub id; or a folder, which `anchored` has checked.
+            name: a hub id; or a folder, which `make_absolute` has checked.
 
         Raises:
             InputError: it would be fetched.

@@ -19,9 +19,9 @@ from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_file, write_json, write_yaml
-from dj2mgm.provenance.files import CONFIG_SUFFIXES, is_config, parts_of
+from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, is_config, list_model_parts
+from dj2mgm.provenance.crate_reader import Crate
 from dj2mgm.provenance.places import KEY, OutsideError, Places
-from dj2mgm.provenance.reading import Crate
 
 COMMAND_LINE = "command_line.json"
 SERVERS = ("base_url", "ray_address", "key_variable")
@@ -53,21 +53,23 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
     with chdir(folder):
         for name in names:
             if name.endswith(".yaml"):
-                left_out += _anchor_file(Path(name), places, datasets)
+                left_out += _make_file_absolute(Path(name), places, datasets)
         layer = command_line_layer(crate.record["command_line"]).values
-        command_line = _anchored(layer, schema_of(configuration_model()), places, datasets) | {"trackers": TRACKERS}
+        command_line = _make_absolute(layer, schema_of(configuration_model()), places, datasets) | {
+            "trackers": TRACKERS
+        }
         command_line |= {"trusted_recipes": False}  # the crate's recipes are somebody else's, whatever it says
         with writing_to(folder):
             write_json(COMMAND_LINE, command_line)
         try:
-            runs = _runs_of(crate, command_line)
+            runs = _resolve_runs(crate, command_line)
         except InputError as error:
             raise InputError("; ".join([str(error), *left_out[:1]])) from None
         for run in runs:
             _check_no_server(run.experiment, run.settings)
-            for name in _models_of(run.config):
+            for name in _list_models(run.config):
                 places.check_model(name)
-            if (captioner := captioner_of(run.config)) and names_folder(captioner):
+            if (captioner := find_captioner(run.config)) and names_folder(captioner):
                 places.path(captioner)  # which is not made absolute above
     return runs
 
@@ -100,7 +102,7 @@ def _clear(folder: Path) -> None:
         folder.unlink(missing_ok=True)
 
 
-def _runs_of(crate: Crate, command_line: dict) -> Runs:
+def _resolve_runs(crate: Crate, command_line: dict) -> Runs:
     runs = Runs(command_line)
     known = [name for name in crate.record["experiments"] if name in runs.files]
     if known != experiments_on(runs, crate.record["page"]):
@@ -109,21 +111,21 @@ def _runs_of(crate: Crate, command_line: dict) -> Runs:
     return runs
 
 
-def captioner_of(config: dict) -> str | None:
+def find_captioner(config: dict) -> str | None:
     """Return the folder or hub id of the BLIP-2 that an experiment captions with, if it does."""
     asked = config["synthesize"]
     return asked["blip2"]["model"] if asked["recipe"] and asked["captioner"] == "blip2" else None
 
 
-def _models_of(config: dict) -> Iterator[str]:
+def _list_models(config: dict) -> Iterator[str]:
     """Yield the models that an experiment loads, as folders or hub ids."""
-    yield from parts_of(config["model"])
+    yield from list_model_parts(config["model"])
     yield from filter(None, (config["evaluate"][key] for key in ("judge_clip", "second_judge")))
-    if captioner := captioner_of(config):
+    if captioner := find_captioner(config):
         yield captioner
 
 
-def _anchor_file(path: Path, places: Places, datasets: set[str]) -> list[str]:
+def _make_file_absolute(path: Path, places: Places, datasets: set[str]) -> list[str]:
     """Make the paths in a file of the configuration absolute.
 
     A file that names places outside is left out, unless the clone's own file of the same name would take its place.
@@ -132,7 +134,7 @@ def _anchor_file(path: Path, places: Places, datasets: set[str]) -> list[str]:
         Why it was left out, or nothing.
     """
     try:
-        _anchor_paths(path, places, datasets)
+        _make_paths_absolute(path, places, datasets)
     except OutsideError as error:
         if (SHIPPED / path.relative_to("config")).exists():
             raise InputError(f"{path}: {error}") from None
@@ -141,25 +143,27 @@ def _anchor_file(path: Path, places: Places, datasets: set[str]) -> list[str]:
     return []
 
 
-def _anchor_paths(path: Path, places: Places, datasets: set[str]) -> None:
+def _make_paths_absolute(path: Path, places: Places, datasets: set[str]) -> None:
     values = read_config(path)
     kind = path.parts[1]
     if kind in ("experiments", "config.yaml"):
         values = read_config(path, schema_of(configuration_model()))
-        anchored = _anchored(values, schema_of(configuration_model()), places, datasets)
+        make_absolute = _make_absolute(values, schema_of(configuration_model()), places, datasets)
     elif kind == "datasets":
-        anchored = _anchored_keys(values, places, ("file", "images", "questions", "path"))
+        make_absolute = _make_keys_absolute(values, places, ("file", "images", "questions", "path"))
     elif kind == "models":
-        anchored = _anchored_keys(values, places, PARTS)
+        make_absolute = _make_keys_absolute(values, places, PARTS)
         if "settings" in values:
-            anchored["settings"] = _anchored(values["settings"], schema_of(configuration_model()), places, datasets)
+            make_absolute["settings"] = _make_absolute(
+                values["settings"], schema_of(configuration_model()), places, datasets
+            )
     else:
         return
-    if anchored != values:
-        write_yaml(path, anchored)
+    if make_absolute != values:
+        write_yaml(path, make_absolute)
 
 
-def _anchored(value: object, schema: dict, places: Places, datasets: set[str], key: str = "") -> object:
+def _make_absolute(value: object, schema: dict, places: Places, datasets: set[str], key: str = "") -> object:
     """Return the value with the paths of the schema made absolute; a dataset's name stays one."""
     if isinstance(value, dict):
         known, others = schema.get("properties", {}), schema.get("additionalProperties")
@@ -167,22 +171,22 @@ def _anchored(value: object, schema: dict, places: Places, datasets: set[str], k
         return {
             name: item
             if not key and name in NOT_USED
-            else _anchored(item, known.get(name, others), places, datasets, name)
+            else _make_absolute(item, known.get(name, others), places, datasets, name)
             for name, item in value.items()
         }
     if isinstance(value, list):
-        return [_anchored(item, schema.get("items", {}), places, datasets, key) for item in value]
+        return [_make_absolute(item, schema.get("items", {}), places, datasets, key) for item in value]
     is_path = isinstance(value, str) and schema.get("format") == "path" and value not in datasets
-    return places.anchored(value) if is_path else value
+    return places.make_absolute(value) if is_path else value
 
 
-def _anchored_keys(value: object, places: Places, keys: tuple[str, ...], key: str = "") -> object:
+def _make_keys_absolute(value: object, places: Places, keys: tuple[str, ...], key: str = "") -> object:
     """Return the value with the texts under these keys made absolute, at any depth."""
     if isinstance(value, dict):
-        return {name: _anchored_keys(item, places, keys, name) for name, item in value.items()}
+        return {name: _make_keys_absolute(item, places, keys, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [_anchored_keys(item, places, keys, key) for item in value]
-    return places.anchored(value) if isinstance(value, str) and key in keys else value
+        return [_make_keys_absolute(item, places, keys, key) for item in value]
+    return places.make_absolute(value) if isinstance(value, str) and key in keys else value
 
 
 def _check_no_server(experiment: str, value: object) -> None:

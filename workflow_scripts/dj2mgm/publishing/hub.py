@@ -12,7 +12,7 @@ import httpx2
 from huggingface_hub import HfApi, get_token, logging
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from dj2mgm.command_line import one_line
+from dj2mgm.command_line import escape_control
 from dj2mgm.config.endpoints import spellings_of
 from dj2mgm.errors import InputError
 from dj2mgm.plain_files import check_tree
@@ -112,4 +112,4 @@ def _clean(text: str) -> str:
     """Return a server's text on one line, without the token if the server repeats it."""
     if token := get_token():
         text = spellings_of(token).sub("<token>", text)
-    return one_line(text)
+    return escape_control(text)

@@ -1,6 +1,6 @@
 """Settings of experiments and their differences, versions of packages, and times of stages."""
 
-from dj2mgm.messages import duration
+from dj2mgm.messages import format_duration
 from dj2mgm.reporting.experiment import Experiment, RunResults
 
 ABSENT = object()
@@ -103,7 +103,7 @@ def times_table(experiments: list[Experiment]) -> tuple[list[str], list[tuple[st
     rows = []
     for experiment, runs in zip(experiments, measured, strict=True):
         means = [sum(run[stage] for run in runs) / len(runs) if stage in runs[0] else None for stage in stages]
-        rows.append((experiment.name, ["–" if mean is None else duration(mean) for mean in means]))
+        rows.append((experiment.name, ["–" if mean is None else format_duration(mean) for mean in means]))
     return stages, rows
 
 

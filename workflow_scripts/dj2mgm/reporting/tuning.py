@@ -8,7 +8,7 @@ import pandas as pd
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, same_seeds
-from dj2mgm.messages import duration
+from dj2mgm.messages import format_duration
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparable import comparable_scores, describe_obstacles
 from dj2mgm.reporting.comparison import HEADLINES, chance_note, format_interval, format_score, interval_ends
@@ -122,7 +122,7 @@ def _record(row: Tuning) -> dict:
 
 COSTS = {  # title, text
     "trained_parameters": ("Parameters trained", format_integer),
-    "train_seconds": ("Time", duration),
+    "train_seconds": ("Time", format_duration),
     "gpu_gib": ("Peak GPU memory", "{:.2f} GiB".format),
     "host_gib": ("Peak host memory", "{:.2f} GiB".format),
 }

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from dj2mgm.code import modules_of
-from dj2mgm.files import sha256_of
+from dj2mgm.code import find_modules
+from dj2mgm.files import compute_sha256
 from dj2mgm.training.settings import TrainingSettings
 
 SUFFIXES = ("safetensors", "json", "jinja", "model", "txt")  # weights, configuration, tokenizer, chat template
@@ -27,10 +27,10 @@ def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
 
 def compute_digest(inputs: dict[str, Path]) -> str:
     """Return a digest of the stage's code and inputs, on which its weights depend in addition to its settings."""
-    files = modules_of(Path(sys.argv[0]))
+    files = find_modules(Path(sys.argv[0]))
     for path in inputs.values():
         files += list_model_files(path) if path.is_dir() else [path]
-    return sha256_of(*files)
+    return compute_sha256(*files)
 
 
 def list_model_files(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from data_juicer.utils.mm_utils import SpecialTokens, get_special_tokens
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.files import sha256_of
+from dj2mgm.files import compute_sha256
 
 from ..declarations import answers_one_by_one, draws_at_random, model_files, without_effect
 
@@ -137,7 +137,7 @@ class Captioner:
         seed = self.seed if self.draws_at_random else None
         digest.update(json.dumps([self.name, arguments, self.batch_size, seed], sort_keys=True).encode())
         for file in model_files({self.name: self.arguments}):
-            digest.update(file.name.encode() + sha256_of(file).encode())
+            digest.update(file.name.encode() + compute_sha256(file).encode())
         return digest.hexdigest()
 
     def _settings(self) -> dict:

@@ -23,7 +23,7 @@ from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 from dj2mgm.files import can_be_path
 from dj2mgm.plain_files import open_plain
-from dj2mgm.provenance.files import is_config
+from dj2mgm.provenance.crate_files import is_config
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
 PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # for people; tools may add it

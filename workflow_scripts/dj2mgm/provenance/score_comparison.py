@@ -89,7 +89,7 @@ def write_comparisons(rows: Iterable[Comparison], path: Path) -> None:
             table.writerow([row.experiment, row.group, row.metric, *figures])
 
 
-def show(rows: list[Comparison]) -> str:
+def format_comparisons(rows: list[Comparison]) -> str:
     """A table for a terminal, and a sentence."""
     lines = [["experiment", "group", "metric", "crate", "95 % interval", "here", "difference"]]
     for row in rows:

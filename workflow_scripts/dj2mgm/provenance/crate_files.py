@@ -12,7 +12,7 @@ from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, rea
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
-from dj2mgm.files import sha256_of
+from dj2mgm.files import compute_sha256
 from dj2mgm.messages import Progress, warn
 from dj2mgm.plain_files import check_plain
 from dj2mgm.provenance.machine import ROOT
@@ -87,14 +87,16 @@ def describe_inputs(experiments: list[dict], datasets: dict[str, dict], foundati
         named += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
     for experiment in experiments:
         named += [(RECIPE, file, "") for recipe in experiment["recipes"].values() for file in files_named(recipe)]
-        named += [(MODEL, *pair) for part in parts_of(experiment["config"]["model"]) for pair in _model_files(part)]
+        named += [
+            (MODEL, *pair) for part in list_model_parts(experiment["config"]["model"]) for pair in _model_files(part)
+        ]
     outside = (entry for entry in dict.fromkeys(named) if not entry[1].startswith(MADE_HERE))
     return [_described(*entry) for entry in outside]
 
 
 def _described(of: str, given: str, file: str) -> dict:
     path = find_input(given, file)
-    sizes = {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+    sizes = {"sha256": compute_sha256(path), "bytes": path.stat().st_size}
     return {"of": of, "given": given, "file": file, "found_at": str(path.absolute())} | sizes
 
 
@@ -105,7 +107,7 @@ def find_input(given: str, file: str) -> Path:
     return Path(find_model(given), file) if file else Path(given)
 
 
-def parts_of(model: dict) -> list[str]:
+def list_model_parts(model: dict) -> list[str]:
     """Folders and hub ids that a model's file names."""
     parts = (model.get(key) for key in PARTS)
     return [part for part in parts if isinstance(part, str) and not part.startswith(MADE_HERE)]

@@ -15,7 +15,7 @@ from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json
 from dj2mgm.plain_files import check_plain
-from dj2mgm.provenance.files import DATASET, MODEL, RECIPE
+from dj2mgm.provenance.crate_files import DATASET, MODEL, RECIPE
 
 # what stages read beside the results of those before them
 READS = {
@@ -34,7 +34,7 @@ SHARE = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_
 
 
 @dataclass(frozen=True)
-class Job:
+class FinishedJob:
     script: str  # its name without .py, which is its rule's
     folder: Path
     started: datetime | None  # None: its rule measures no time
@@ -89,7 +89,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def jobs_of(settings: dict) -> list[Job]:
+def find_jobs(settings: dict) -> list[FinishedJob]:
     """The jobs behind a page, in the order in which data flows.
 
     Args:
@@ -103,7 +103,7 @@ def jobs_of(settings: dict) -> list[Job]:
     made = [path for path in models if path.parent.name == "foundation"]
     jobs = [job for folder in models for job in _jobs_in(folder, made if folder not in made else (), (MODEL,))]
     jobs += [job for folder in dict.fromkeys(datasets) for job in _jobs_in(folder, (), (DATASET,))]
-    stages: dict[Path, Job] = {}
+    stages: dict[Path, FinishedJob] = {}
     for dataset, run in _runs(settings):
         roots = {DATASET: (dataset,), MODEL: tuple(models)}
         for stage, folder in run.items():
@@ -128,25 +128,27 @@ def _runs(settings: dict) -> Iterator[tuple[Path, dict[str, str]]]:
             yield Path(experiment["dataset"]), run["stages"]
 
 
-def _jobs_in(folder: Path, reads: Iterable[Path], inputs: Iterable[str]) -> list[Job]:
+def _jobs_in(folder: Path, reads: Iterable[Path], inputs: Iterable[str]) -> list[FinishedJob]:
     logs = (path for path in sorted(folder.glob("*.log")) if (SCRIPTS / f"{path.stem}.py").is_file())
     return [_job(log, tuple(reads), tuple(inputs)) for log in logs]
 
 
-def _job(log: Path, reads: tuple[Path, ...], inputs: tuple[str, ...]) -> Job:
+def _job(log: Path, reads: tuple[Path, ...], inputs: tuple[str, ...]) -> FinishedJob:
     benchmark = log.with_suffix(".benchmark.tsv")
     if not benchmark.is_file():
-        return Job(log.stem, log.parent, None, _time_of(log), {}, reads, inputs)
+        return FinishedJob(log.stem, log.parent, None, _read_time(log), {}, reads, inputs)
     with open(benchmark, encoding="utf-8", newline="") as file:
         *_, row = csv.DictReader(file, delimiter="\t")
-    ended, used = _time_of(benchmark), {}
+    ended, used = _read_time(benchmark), {}
     for name in ("max_rss", "cpu_time"):
         try:
             used[name] = float(row[name])
         except (KeyError, TypeError, ValueError):  # `-`, or NA, of a job that was too short
             pass
-    return Job(log.stem, log.parent, ended - timedelta(seconds=round(float(row["s"]))), ended, used, reads, inputs)
+    return FinishedJob(
+        log.stem, log.parent, ended - timedelta(seconds=round(float(row["s"]))), ended, used, reads, inputs
+    )
 
 
-def _time_of(path: Path) -> datetime:
+def _read_time(path: Path) -> datetime:
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC)

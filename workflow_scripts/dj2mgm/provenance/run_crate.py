@@ -8,9 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.provenance.catalog import Catalog, size_of, type_of
-from dj2mgm.provenance.files import DATASET, MODEL, RECIPE, SNAKEFILE, code_files, config_files, find_input
-from dj2mgm.provenance.jobs import Job
+from dj2mgm.provenance.catalog import Catalog, describe_size, describe_type
+from dj2mgm.provenance.crate_files import DATASET, MODEL, RECIPE, SNAKEFILE, code_files, config_files, find_input
+from dj2mgm.provenance.finished_jobs import FinishedJob
 
 TERMS = "https://w3id.org/ro/terms/workflow-run"
 PROFILES = {
@@ -24,10 +24,13 @@ WORKFLOW = [*TOOL, "ComputationalWorkflow", "HowTo"]
 BIOSCHEMAS = "https://bioschemas.org/profiles"
 LICENSE = "https://spdx.org/licenses/Apache-2.0"
 SOURCE = "https://github.com/snakemake/snakemake"
-USED = {"max_rss": ("MB", "4L"), "cpu_time": ("s", "SEC")}  # of Job.used: unit, and its code in UN/CEFACT's list
+USED = {
+    "max_rss": ("MB", "4L"),
+    "cpu_time": ("s", "SEC"),
+}  # of FinishedJob.used: unit, and its code in UN/CEFACT's list
 
 
-class Book(Catalog):
+class RunCrate(Catalog):
     """The crate of a run.
 
     Args:
@@ -36,7 +39,7 @@ class Book(Catalog):
         jobs: all that ran, in the order in which data flows; the last one wrote the page.
     """
 
-    def __init__(self, record: dict, record_file: Path, jobs: list[Job]):
+    def __init__(self, record: dict, record_file: Path, jobs: list[FinishedJob]):
         self.record, self.jobs = record, jobs
         super().__init__()
         self.crate.metadata.extra_contexts.append(f"{TERMS}/context")
@@ -103,7 +106,13 @@ class Book(Catalog):
             main=True,
             lang="snakemake",
             lang_version=self.record["snakemake"],
-            properties={"@type": WORKFLOW, **type_of(path), "name": "dj2mgm", "version": self.version, **size_of(path)},
+            properties={
+                "@type": WORKFLOW,
+                **describe_type(path),
+                "name": "dj2mgm",
+                "version": self.version,
+                **describe_size(path),
+            },
         )
         workflow["conformsTo"] = {"@id": f"{BIOSCHEMAS}/ComputationalWorkflow/1.0-RELEASE"}
         return workflow
@@ -124,7 +133,7 @@ class Book(Catalog):
             endTime=max(job.ended for job in self.jobs).isoformat(),
         )
 
-    def _action(self, job: Job, read: list) -> Any:
+    def _action(self, job: FinishedJob, read: list) -> Any:
         name = f"#{job.folder}/{job.script}"
         values: dict = {"startTime": job.started.isoformat()} if job.started else {}
         if job.used:

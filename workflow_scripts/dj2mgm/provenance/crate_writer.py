@@ -4,11 +4,11 @@ import tempfile
 from pathlib import Path
 
 from dj2mgm.files import replace_file, write_json
-from dj2mgm.provenance.entities import Book
-from dj2mgm.provenance.files import describe_inputs, digest_images
-from dj2mgm.provenance.jobs import Job, jobs_of
-from dj2mgm.provenance.machine import commit_of_code, describe_machine
-from dj2mgm.provenance.reading import RECORD
+from dj2mgm.provenance.crate_files import describe_inputs, digest_images
+from dj2mgm.provenance.crate_reader import RECORD
+from dj2mgm.provenance.finished_jobs import FinishedJob, find_jobs
+from dj2mgm.provenance.machine import describe_machine, find_commit
+from dj2mgm.provenance.run_crate import RunCrate
 
 
 def write_crate(settings: dict, target: Path) -> int:
@@ -17,13 +17,13 @@ def write_crate(settings: dict, target: Path) -> int:
     Args:
         settings: `Runs.crate_settings`.
     """
-    jobs = jobs_of(settings)
+    jobs = find_jobs(settings)
     record = {
         "format": 1,
         "page": settings["page"],
         "experiments": [experiment["name"] for experiment in settings["experiments"]],
         "command_line": settings["command_line"],
-        "commit": commit_of_code(),
+        "commit": find_commit(),
         "snakemake": settings["snakemake"],
         "versions": _versions(jobs),
         "machine": describe_machine(),
@@ -32,7 +32,7 @@ def write_crate(settings: dict, target: Path) -> int:
     }
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder, RECORD), record)
-        book = Book(record, Path(folder, RECORD), jobs)
+        book = RunCrate(record, Path(folder, RECORD), jobs)
         with replace_file(target, "wb") as file:
             for chunk in book.crate.stream_zip():
                 file.write(chunk)
@@ -44,7 +44,7 @@ def _images(name: str, dataset: dict) -> dict:
     return {"dataset": name, "drawn": drawn} | digest_images(Path("results/datasets", name), dataset["images"])
 
 
-def _versions(jobs: list[Job]) -> dict[str, list[str]]:
+def _versions(jobs: list[FinishedJob]) -> dict[str, list[str]]:
     """By package; several where jobs differ in it."""
     found: dict[str, set[str]] = {}
     for job in jobs:
