@@ -13,13 +13,14 @@ from dj2mgm.reporting.comparison import (
     COLUMNS,
     chance_note,
     compare,
+    difference_table,
     difference_verdict,
     format_difference,
     format_score,
     write_table,
 )
 from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
-from dj2mgm.reporting.verdict import difference_table, headline_panels, verdicts
+from dj2mgm.reporting.verdict import headline_panels, verdicts
 from evaluated_runs import entry, write_dataset, write_run
 
 IMAGES = [f"e{number}" for number in range(30)]

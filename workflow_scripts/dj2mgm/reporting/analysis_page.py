@@ -91,9 +91,9 @@ class StatisticPanel:
 
 def write_analysis_page(analysis: Analysis, path: Path) -> None:
     """Write one self-contained HTML file without scripts."""
-    filled = template_environment()
-    filled.filters["share"] = partial(share, of=analysis.rows)
-    page = filled.get_template("analysis.html.j2").render(
+    templates = template_environment()
+    templates.filters["share"] = partial(share, of=analysis.rows)
+    page = templates.get_template("analysis.html.j2").render(
         data=analysis.data,
         rows_in=analysis.rows_in,
         rows=analysis.rows,

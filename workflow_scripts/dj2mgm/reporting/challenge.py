@@ -73,11 +73,11 @@ def _metrics(folder: Path) -> dict:
 
 def _read_score(folder: Path, config: dict, name: str) -> float:
     """Read a benchmark's score in per cent, and check that it can be compared with the reference's."""
-    path, metrics, wanted = folder / "metrics.json", _metrics(folder), config["scores"][name]["variant"]
-    if metrics["variant"] != wanted:
+    path, metrics, variant = folder / "metrics.json", _metrics(folder), config["scores"][name]["variant"]
+    if metrics["variant"] != variant:
         raise InputError(
             f"{path}: {name} was run in the variant {metrics['variant']}, but the score of {config['reference']} is of "
-            f"the variant {wanted}. Use files of that variant, or state the reference's score for "
+            f"the variant {variant}. Use files of that variant, or state the reference's score for "
             f"{metrics['variant']} in challenge.scores.{name}."
         )
     if "score" not in metrics["estimates"]:

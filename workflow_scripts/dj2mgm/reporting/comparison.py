@@ -1,12 +1,14 @@
 """Scores of all experiments: the rows of comparison.csv and the tables of the report."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from dj2mgm.evaluation.groups import is_share
+from dj2mgm.evaluation.groups import is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import replace_file
 from dj2mgm.reporting.comparable import differences_to_first
 from dj2mgm.reporting.experiment import Experiment
@@ -127,27 +129,57 @@ def format_interval(metric: str, estimate: Estimate, show: Callable[[str, float]
     return f"{low} to {high}"
 
 
-def metric_table(experiment: Experiment) -> tuple[list[str], list[dict]]:
-    """Tabulate all metrics of one experiment, headline metrics first.
+@dataclass(frozen=True)
+class MetricCell:
+    """A score or a difference in a table of all metrics."""
 
-    Returns:
-        Titles of the columns, one per group, and rows {"metric", "headline", "cells": [(value, interval) or None]}.
-    """
-    groups = [name for name in GROUP_LABELS if name in experiment.groups]
-    measured = dict.fromkeys(metric for name in groups for metric in experiment.groups[name])
+    text: str
+    interval: str
+    verdict: str = ""  # of a difference: better, worse or same; empty for controls and metrics without a direction
+
+
+MetricTable = tuple[list[str], list[dict]]  # titles of the columns; rows {"metric", "headline", "cells"}
+
+
+def metric_table(experiment: Experiment) -> MetricTable:
+    """Tabulate all metrics of one experiment, headline metrics first, with a column per group."""
+
+    def cell(group: str, metric: str, estimate: Estimate) -> MetricCell:
+        show = format_difference if group.endswith("/difference") else format_score
+        return MetricCell(show(metric, estimate["mean"]), format_interval(metric, estimate))
+
+    return _tabulate(experiment.groups, cell)
+
+
+def difference_table(differences: Estimates) -> MetricTable:
+    """Tabulate differences from the reference in the same way."""
+
+    def cell(group: str, metric: str, difference: Estimate) -> MetricCell:
+        # whether more is better is not known for metrics of lmms-eval
+        judged = group.endswith("/own") and not is_task_metric(metric)
+        shown = VERDICT_CLASSES[difference_verdict(metric, difference)] if judged else ""
+        interval = format_interval(metric, difference, format_difference)
+        return MetricCell(format_difference(metric, difference["mean"]), interval, shown)
+
+    return _tabulate({name: metrics for name, metrics in differences.items() if name != "reference"}, cell)
+
+
+def _tabulate(estimates: Estimates, cell: Callable[[str, str, Estimate], MetricCell]) -> MetricTable:
+    groups = [name for name in GROUP_LABELS if name in estimates]
+    measured = dict.fromkeys(metric for name in groups for metric in estimates[name])
     ordered = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
-    rows = []
-    for metric in ordered:
-        cells = [_cell(name, metric, experiment.groups[name].get(metric)) for name in groups]
-        title = (
-            HEADLINES[metric][0] if metric in HEADLINES else metric.replace("vqa_accuracy_", "VQA ").replace("_", " ")
-        )
-        rows.append({"metric": title, "headline": metric in HEADLINES, "cells": cells})
+    rows = [
+        {
+            "metric": _title(metric),
+            "headline": metric in HEADLINES,
+            "cells": [
+                cell(name, metric, estimates[name][metric]) if metric in estimates[name] else None for name in groups
+            ],
+        }
+        for metric in ordered
+    ]
     return [GROUP_LABELS[name] for name in groups], rows
 
 
-def _cell(group: str, metric: str, estimate: dict | None) -> tuple[str, str] | None:
-    if estimate is None:
-        return None
-    show = format_difference if group.endswith("/difference") else format_score
-    return show(metric, estimate["mean"]), format_interval(metric, estimate)
+def _title(metric: str) -> str:
+    return HEADLINES[metric][0] if metric in HEADLINES else metric.replace("vqa_accuracy_", "VQA ").replace("_", " ")

@@ -64,10 +64,10 @@ def _largest(experiment: Experiment, folder: Path, step: int) -> list[tuple[str,
         if row["copy_of"] in members:
             members[row["copy_of"]].append((row["distance"], row["id"]))
     shown = {kept: sorted(dropped)[: IMAGES - 1] for kept, dropped in members.items()}
-    wanted = {*shown, *(identifier for dropped in shown.values() for _, identifier in dropped)}
+    shown_ids = {*shown, *(identifier for dropped in shown.values() for _, identifier in dropped)}
     root = Path(read_yaml(folder / "config.yaml")["image_root"])
     rows = read_jsonl(experiment.dataset / "pretrain.jsonl")
-    images = {row["id"]: thumbnail(root, row["images"][0]) for row in rows if row["id"] in wanted}
+    images = {row["id"]: thumbnail(root, row["images"][0]) for row in rows if row["id"] in shown_ids}
     return [
         (
             format_integer(counts[kept] + 1),

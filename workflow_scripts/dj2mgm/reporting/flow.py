@@ -67,13 +67,13 @@ def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, 
 
     All counts before the last one add up to it, unless stage 2 also trains on the pairs.
     """
-    written = run.jsonl["finetune"]
-    brought = experiment.dataset_counts["finetune"]
-    made = "made from the pairs" if written["rows_in"] else "none"
-    counts = [("in the dataset", brought) if brought else (made, written["rows_in"])]
-    lost = {reason.replace("_", " "): number for reason, number in written["dropped"].items() if number}
-    counts += [(f"dropped: {reason}", -number) for reason, number in lost.items()]
-    if repeated := written.get("repeated"):
+    summary = run.jsonl["finetune"]
+    given = experiment.dataset_counts["finetune"]
+    made = "made from the pairs" if summary["rows_in"] else "none"
+    counts = [("in the dataset", given) if given else (made, summary["rows_in"])]
+    dropped = {reason.replace("_", " "): number for reason, number in summary["dropped"].items() if number}
+    counts += [(f"dropped: {reason}", -number) for reason, number in dropped.items()]
+    if repeated := summary.get("repeated"):
         counts.append(("repeated", repeated))
     rows, samples = _count_rows_and_samples(run.records["finetune"])
     if "pretrain" not in run.records:
@@ -90,10 +90,10 @@ def _count_rows_and_samples(record: dict) -> tuple[int, int]:
 
 def source_table(experiment: Experiment, run: RunResults) -> list[dict]:
     """Tabulate the rows of each source; empty for a dataset with one source."""
-    written = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
+    summary = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
     rows = []
     for name, read in experiment.dataset_counts.get("sources", {}).items():
-        counts = written.get(name, {"usable": 0, "rows_out": 0, "words": 0})
+        counts = summary.get(name, {"usable": 0, "rows_out": 0, "words": 0})
         times = counts["rows_out"] / counts["usable"] if counts["usable"] else 0.0
         license = experiment.licenses.get(name) or ""
         rows.append({"name": name, "license": license, **read, **counts, "times": times})
@@ -131,23 +131,23 @@ def _synthesis(run: RunResults, lanes: Lanes, captioned: list[RecaptionedRow]) -
             )
             yield _operator("synthesize", operator, lanes, "recaption", note)
         else:
-            of_recaptions = dropped[operator["step"]]
-            lanes = _move_to_dropped(lanes, operator["dropped"] - of_recaptions, of_recaptions)
-            note = f"{format_integer(of_recaptions)} of them recaptioned" if of_recaptions else ""
+            recaptioned = dropped[operator["step"]]
+            lanes = _move_to_dropped(lanes, operator["dropped"] - recaptioned, recaptioned)
+            note = f"{format_integer(recaptioned)} of them recaptioned" if recaptioned else ""
             yield _operator("synthesize", operator, lanes, note=note)
 
 
 def _training_file(run: RunResults, lanes: Lanes, accepted: set[str]) -> Iterator[FlowStep]:
-    written = run.jsonl["pretrain"]
-    dropped = sum(written["dropped"].values())
+    summary = run.jsonl["pretrain"]
+    dropped = sum(summary["dropped"].values())
     if dropped:
-        of_recaptions = 0
+        recaptioned = 0
         if lanes.recaptioned:  # repetitions have the id `<id>#<number>`, so they are not counted
             ids = {row["id"] for row in read_jsonl(run.stages["jsonl"] / "pretrain.jsonl")}
-            of_recaptions = lanes.recaptioned - len(accepted & ids)
-        lanes = _move_to_dropped(lanes, dropped - of_recaptions, of_recaptions)
-    yield FlowStep("training file", "file", lanes, dropped, _reasons(written["dropped"]))
-    if repeated := written.get("repeated", 0):
+            recaptioned = lanes.recaptioned - len(accepted & ids)
+        lanes = _move_to_dropped(lanes, dropped - recaptioned, recaptioned)
+    yield FlowStep("training file", "file", lanes, dropped, _reasons(summary["dropped"]))
+    if repeated := summary.get("repeated", 0):
         yield FlowStep(
             "fill the budget", "repeat", replace(lanes, repeated=repeated), note=f"{format_integer(repeated)} repeated"
         )

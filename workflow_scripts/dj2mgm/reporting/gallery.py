@@ -86,7 +86,7 @@ def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> li
     first = experiments[0][1]
     captions = {experiment.name: _by_image(experiment, "captions.jsonl", False) for _, experiment in experiments}
     answers = {experiment.name: _by_image(experiment, "answers.jsonl", True) for _, experiment in experiments}
-    rows = [row for row in first.evaluation if all(row["id"] in said for said in captions.values())]
+    rows = [row for row in first.evaluation if all(row["id"] in outputs for outputs in captions.values())]
     return [
         GalleryItem(
             row["id"],
@@ -104,15 +104,15 @@ def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> li
 
 def _by_image(experiment: Experiment, file: str, may_be_empty: bool) -> dict[str, list[dict]]:
     """Return the outputs of the first run's models for the right images (no shuffled images), by image."""
-    said: dict[str, list[dict]] = {}
+    outputs: dict[str, list[dict]] = {}
     for row in read_jsonl(experiment.runs[0].stages["generate"] / file, may_be_empty):
         if row["images"] == "own":
-            said.setdefault(row["id"], []).append(row)
-    return said
+            outputs.setdefault(row["id"], []).append(row)
+    return outputs
 
 
-def _captions(said: list[dict], row: dict) -> list[GalleryCaption]:
-    by_model = {caption["model"]: caption["caption"] for caption in said}
+def _captions(outputs: list[dict], row: dict) -> list[GalleryCaption]:
+    by_model = {caption["model"]: caption["caption"] for caption in outputs}
     return [
         _caption(label, by_model[model], row["objects"]) for model, label in MODEL_LABELS.items() if model in by_model
     ]
@@ -126,10 +126,10 @@ def _caption(stage: str, text: str, objects: list[dict]) -> GalleryCaption:
     return GalleryCaption(stage, text.strip(), verdict, bool(right.all()) and not extra)
 
 
-def _questions(said: list[tuple[int, str, list[dict]]]) -> list[GalleryQuestion]:
+def _questions(outputs: list[tuple[int, str, list[dict]]]) -> list[GalleryQuestion]:
     """Return the questions about an image in their order, with answers by the models of the last training stage."""
     questions: dict[str, GalleryQuestion] = {}
-    for index, name, rows in said:
+    for index, name, rows in outputs:
         last = next((model for model in MODEL_LABELS if any(row["model"] == model for row in rows)), None)
         for row in rows:
             if row["model"] == last:
@@ -257,9 +257,9 @@ def recaption_gallery(
     if not chosen:
         return []
     root = Path(read_yaml(run.stages["synthesize"] / "config.yaml")["image_root"])
-    wanted = {recaption.id for recaption in chosen}
+    ids = {recaption.id for recaption in chosen}
     rows = read_jsonl(run.stages["filter"] / "filtered.jsonl")
-    images = {row["id"]: row["images"][0] for row in rows if row["id"] in wanted}
+    images = {row["id"]: row["images"][0] for row in rows if row["id"] in ids}
 
     def judge(caption: str | None, identifier: str) -> bool | None:
         return is_true(caption, truth[identifier]["caption"]) if caption and identifier in truth else None

@@ -29,24 +29,24 @@ def judge_notes(experiments: list[Experiment]) -> list[str]:
 
 
 def _note(experiments: list[Experiment], place: int, named: bool) -> str:
-    asked = {one.name: one.judges[place] for one in experiments if place < len(one.judges)}
-    kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in asked.values()))
-    selected = [name for name, judge in asked.items() if judge["selects"]]
-    seen = [name for name, judge in asked.items() if judge["sees"]]
+    judges = {one.name: one.judges[place] for one in experiments if place < len(one.judges)}
+    kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in judges.values()))
+    selected = [name for name, judge in judges.items() if judge["selects"]]
+    sharing = [name for name, judge in judges.items() if judge["sees"]]
     sentences = []
     if differing := describe_judge_difference(place, *experiments):
         sentences.append(f"{differing[0].upper()}{differing[1:]}. These scores cannot be compared.")
     elif named:
-        sentences.append(f"Judge: {judge_name(next(iter(asked.values())))}.")
+        sentences.append(f"Judge: {judge_name(next(iter(judges.values())))}.")
     if selected:
         sentences.append(
             f"The judge also selected the data of {join_words(selected)}. These scores can rise because the captions "
             f"follow the preferences of this {kinds}, including its mistakes. Check that other scores agree."
         )
-    if seen:
+    if sharing:
         sentences.append(
-            f"The judge shares its image tower with the trained model{'s' * (len(seen) > 1)} of {join_words(seen)}. "
-            "Both overlook the same details."
+            f"The judge shares its image tower with the trained model{'s' * (len(sharing) > 1)} of "
+            f"{join_words(sharing)}. Both overlook the same details."
         )
     return " ".join(sentences)
 

@@ -7,7 +7,7 @@ from dj2mgm.config.stages import STAGES
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import write_text
 from dj2mgm.reporting.comparable import differences_to_first, judge_name
-from dj2mgm.reporting.comparison import chance_note, metric_table
+from dj2mgm.reporting.comparison import chance_note, difference_table, metric_table
 from dj2mgm.reporting.duplicate_section import duplicate_sections
 from dj2mgm.reporting.experiment import Experiment
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
@@ -26,7 +26,7 @@ from dj2mgm.reporting.links import page_name, rows_link, step_key
 from dj2mgm.reporting.rendering import format_integer, join_words, template_environment
 from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, score_charts
-from dj2mgm.reporting.verdict import LOW_COVERAGE, difference_table, headline_panels, verdicts
+from dj2mgm.reporting.verdict import LOW_COVERAGE, headline_panels, verdicts
 
 LANES = {
     "original": "original caption",
@@ -271,12 +271,10 @@ def _galleries(experiments: list[Experiment]) -> list[dict]:
 
 
 def _metrics(index: int, experiment: Experiment, differences: dict[str, Estimates]) -> dict:
-    columns, rows = metric_table(experiment)
     return {
         "experiment": experiment.name,
         "index": index,
-        "columns": columns,
-        "rows": rows,
+        "metrics": metric_table(experiment),
         "differences": difference_table(found) if (found := differences.get(experiment.name)) else None,
     }
 

@@ -37,9 +37,9 @@ def loss_chart(experiments: list[Experiment], stage: str) -> LineChart:
 def score_charts(experiments: list[Experiment], stage: str) -> list[LineChart]:
     """Draw each metric of the experiments whose runs measured it, as a mean with a band over the seeds."""
     return [
-        _score_chart(metric, stage, having)
+        _score_chart(metric, stage, measured)
         for metric in QUANTITIES
-        if (having := [(index, each) for index, each in enumerate(experiments) if _has(each, stage, metric)])
+        if (measured := [(index, each) for index, each in enumerate(experiments) if _has(each, stage, metric)])
     ]
 
 

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dj2mgm.evaluation.groups import SECOND, is_share, is_task_metric
+from dj2mgm.evaluation.groups import SECOND, is_share
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.reporting.charts import Scale, Tick
 from dj2mgm.reporting.comparable import describe_obstacles, find_obstacle
 from dj2mgm.reporting.comparison import (
-    GROUP_LABELS,
     HEADLINES,
     VERDICT_CLASSES,
     difference_verdict,
@@ -215,15 +214,6 @@ def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, inter
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A difference in the table of all metrics."""
-
-    text: str
-    interval: str
-    verdict: str  # better, worse or same; empty for controls and for metrics without a known direction
-
-
-@dataclass(frozen=True)
 class Coverage:
     """Share of simulated studies in which the 95 % interval contains the true share of right answers.
 
@@ -244,36 +234,3 @@ LOW_COVERAGE = [
     Coverage(5, 20, {1: 87, 2: 98, 3: 97, 5: 95}),
     Coverage(5, 100, {1: 93, 2: 99, 3: 98, 5: 98}),
 ]
-
-
-def difference_table(differences: Estimates) -> tuple[list[str], list[dict]]:
-    """Return the titles of the columns, one per group, and rows {"metric", "headline", "cells": [Cell or None]}."""
-    groups = [name for name in GROUP_LABELS if name in differences and name != "reference"]
-    measured = dict.fromkeys(metric for name in groups for metric in differences[name])
-    ordered = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
-    rows = [
-        {
-            "metric": title(metric),
-            "headline": metric in HEADLINES,
-            "cells": [_cell(name, metric, differences[name].get(metric)) for name in groups],
-        }
-        for metric in ordered
-    ]
-    return [GROUP_LABELS[name] for name in groups], rows
-
-
-def title(metric: str) -> str:
-    if metric in HEADLINES:
-        return HEADLINES[metric][0]
-    return metric.replace("vqa_accuracy_", "VQA ").replace("_", " ")
-
-
-def _cell(group: str, metric: str, difference: Estimate | None) -> Cell | None:
-    if difference is None:
-        return None
-    # whether more is better is not known for metrics of lmms-eval
-    judged = group.endswith("/own") and not is_task_metric(metric)
-    shown = VERDICT_CLASSES[difference_verdict(metric, difference)] if judged else ""
-    return Cell(
-        format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference), shown
-    )

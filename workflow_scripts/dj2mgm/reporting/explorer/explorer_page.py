@@ -57,10 +57,10 @@ def _page(results: Results, base: dict, sources: str, note: str, data: dict[str,
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
     scripts = " ".join(map(_hash, (library, script)))
     policy = f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; {sources}; base-uri 'none'"
-    filled = template_environment()
+    templates = template_environment()
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
     model = json.dumps(base | {"tables": [_describe(table) for table in results.tables]}, ensure_ascii=False)
-    return filled.get_template("explore.html.j2").render(
+    return templates.get_template("explore.html.j2").render(
         name=results.name,
         policy=policy + "; form-action 'none'",
         style=Markup(style),
