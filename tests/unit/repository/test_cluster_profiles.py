@@ -39,6 +39,6 @@ def test_a_rule_states_its_time_and_its_memory_which_grows_with_each_attempt(rul
 
 def test_a_rule_made_from_a_local_one_is_declared_local_too():
     local = set(BODIES) - set(SUBMITTED)
-    declared = "\n".join(re.findall(r"^workflow.localrules\((.*?)^\)", RULES, flags=re.MULTILINE | re.DOTALL))
+    declared = "\n".join(re.findall(r"^workflow\.localrules\((.+)\)$", RULES, flags=re.MULTILINE))
     assert {name for base, name in DERIVED if base in local} == set(re.findall(r'"(\w+)"', declared))
     assert DERIVED
