@@ -38,7 +38,13 @@ from dj2mgm.mgm.modeling_mgm import select_positions
 from dj2mgm.model_folders import check_config, check_model_folder
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import ProcessorEncoder
-from dj2mgm.vlm.vlm_family import TransformersFamily, make_trainable, sees_images_both_ways, supports_sdpa
+from dj2mgm.vlm.vlm_family import (
+    TransformersFamily,
+    make_trainable,
+    sees_images_both_ways,
+    supports_sdpa,
+    values_without_data,
+)
 
 DEFAULT_IMAGE_SIZE = (640, 480)  # px, if there is no data yet
 
@@ -199,7 +205,7 @@ class VLMArchitecture(Architecture):
             PlanningError: the model's code cannot run without data.
         """
         inputs = self.inputs(sequence, answers, batch, "meta")
-        with self._planning_errors(), IntegersOnCPU():
+        with self._planning_errors(), IntegersOnCPU(values_without_data(self.config.model_type)):
             model(**inputs).loss.backward()
 
     def inputs(self, sequence: int, answers: int, batch: int, device: str) -> dict[str, torch.Tensor]:

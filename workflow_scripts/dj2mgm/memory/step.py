@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from dj2mgm.config.training import takes_nf4
 from dj2mgm.memory.architecture import Architecture
-from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse_layers, selective_scan_without_loop
+from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
 from dj2mgm.mgm.trained_weights import projector_parameters
 
@@ -126,6 +126,7 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
     """
     wrapped = build_model(workload).train()
     [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
+    register_attention()
     model.set_attn_implementation(ATTENTION)
     if workload.architecture.attention != ATTENTION:
         model.set_attn_implementation({"text_config": workload.architecture.attention})

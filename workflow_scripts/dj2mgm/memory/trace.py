@@ -6,13 +6,13 @@
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import nn
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.functional import silu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -60,9 +60,11 @@ class _KeepTensor(torch.autograd.Function):
         return gradient, None
 
 
-AttentionInterface.register(ATTENTION, _attention)
-AttentionInterface.register(MASKED_ATTENTION, _attention)
-AttentionMaskInterface.register(MASKED_ATTENTION, sdpa_mask)
+def register_attention() -> None:
+    """Register the stand-ins for attention with transformers."""
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionInterface.register(MASKED_ATTENTION, _attention)
+    AttentionMaskInterface.register(MASKED_ATTENTION, sdpa_mask)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -154,16 +156,23 @@ class IntegersOnCPU(TorchDispatchMode):
     """Mode in which a model on the meta device may compute shapes from integers on the CPU.
 
     Counts and indices stay on the CPU, with their values. The result of an operation with a meta tensor has no values.
+
+    Args:
+        assumed: values that the model's code reads from data: for an operation on integers without values, a function
+            of the first one that returns the result.
     """
+
+    def __init__(self, assumed: Mapping[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]):
+        super().__init__()
+        self.assumed = assumed
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         args, kwargs, operation = tuple(args), dict(kwargs or {}), function.overloadpacket
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         device = kwargs.get("device")
         if any(tensor.is_meta for tensor in tensors):
-            if operation is aten.ne and not tensors[0].is_floating_point():
-                # SmolVLM asks which of its tiles have as many black pixels as all: none has
-                return torch.ones(tensors[0].shape, dtype=torch.bool)
+            if operation in self.assumed and not tensors[0].is_floating_point():
+                return self.assumed[operation](tensors[0])
             if operation in INDEXED:
                 args = (args[0], _masks_to_positions(args[1]), *args[2:])
             args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))

@@ -5,12 +5,14 @@ Chat format, image tokens and parts come from the model's own processor, configu
 
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
 
 import torch
 import transformers
 from torch import nn
+from torch._ops import OpOverloadPacket
 from transformers import (
     MODEL_MAPPING,
     AutoConfig,
@@ -137,8 +139,24 @@ def sees_images_both_ways(kind: str) -> bool:
 
     transformers ignores this without a warning under FlashAttention.
     """
+    return "block_sequence_ids" in read_model_code(kind)
+
+
+def values_without_data(kind: str) -> dict[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return values that a model's code reads from images, by operation, for the memory plan, which has no data.
+
+    SmolVLM and models with its code drop tiles whose number of black pixels equals (`!=`) that of all pixels. The plan
+    assumes that no tile is black.
+    """
+    if "nb_values_per_image" not in read_model_code(kind):
+        return {}
+    return {torch.ops.aten.ne: lambda counts: torch.ones(counts.shape, dtype=torch.bool)}
+
+
+def read_model_code(kind: str) -> str:
+    """Return the source of transformers' module for a type of models."""
     stock = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
-    return "block_sequence_ids" in inspect.getsource(inspect.getmodule(getattr(transformers, stock)))
+    return inspect.getsource(inspect.getmodule(getattr(transformers, stock)))
 
 
 def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
