@@ -23,7 +23,7 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the batched operator)
 from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes  # noqa: E402
 from dj2mgm.files import read_jsonl  # noqa: E402
-from dj2mgm.juicer.data_juicer import OP, Fields, forbid_surprises, load_ops  # noqa: E402
+from dj2mgm.juicer.data_juicer import OP, Fields, load_ops, prepare_process  # noqa: E402
 
 STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"
 STAT = "image_text_similarity"
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--stock-rows", type=int, help="rows that the stock operator scores (default: all)")
     parser.add_argument("--batch-size", type=int, default=128, help="batch size of the batched operator")
     arguments = parser.parse_args()
-    forbid_surprises()
+    prepare_process()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         clip = arguments.clip

@@ -35,7 +35,7 @@ import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the operators)
 from dj2mgm.data.images import load_image  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
-from dj2mgm.juicer.data_juicer import load_ops  # noqa: E402
+from dj2mgm.juicer.data_juicer import change_data_juicer, load_ops  # noqa: E402
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
 SIMILARITIES = (0.95, 0.98, 0.99, 0.995)
@@ -97,7 +97,7 @@ def found(operator, before: list[bytes], after: list[bytes]) -> float:
 def false_positives(operator, signatures: list[bytes], contents: list[str], folder: Path) -> tuple[int, int]:
     """Return numbers of rows dropped as near-duplicates of rows with other contents, and with the same contents."""
     rows = ((f"1 {b64encode(signature).decode()}", {"image_pixels": 1.0}) for signature in signatures)
-    copy_of = operator.find_copies(rows, folder).copy_of
+    copy_of = operator.find_duplicates(rows, folder).copy_of
     other = [contents[place] != contents[copy_of[place]] for place in np.flatnonzero(copy_of >= 0)]
     return sum(other), len(other) - sum(other)
 
@@ -109,6 +109,7 @@ def report_found(arguments: argparse.Namespace) -> None:
         photos = [load_image(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
         sets["photos"] = (photos, [str(number) for number in range(len(photos))])
     limits = [{"hf_clip": arguments.clip, "min_similarity": similarity} for similarity in SIMILARITIES]
+    change_data_juicer()
     operators = {NEAR: load_ops([{NEAR: {}}])[0]}
     operators |= {f"CLIP {v['min_similarity']}": load_ops([{EMBEDDING: v}])[0] for v in limits if arguments.clip}
     print(f"| images | change | {' | '.join(operators)} |\n|---|---|{'---|' * len(operators)}", flush=True)
@@ -199,7 +200,7 @@ def search(rows: int, dimensions: int | None) -> None:
     threading.Thread(target=watch, daemon=True).start()
     with TemporaryDirectory() as folder:
         started = perf_counter()
-        copies = operator.find_copies(random_rows(rows, dimensions), Path(folder))
+        copies = operator.find_duplicates(random_rows(rows, dimensions), Path(folder))
         seconds = perf_counter() - started - making
     dropped = int((copies.copy_of >= 0).sum())
     print(f"| {rows} | {seconds:.1f} | {1e6 * seconds / rows:.0f} | {highest[0]:.0f} | {dropped} |", flush=True)

@@ -89,11 +89,12 @@ def main() -> None:
     server.start()
 
     import dj2mgm.juicer.operators  # noqa: F401  (registers them)
-    from dj2mgm.juicer.data_juicer import load_ops
+    from dj2mgm.juicer.data_juicer import change_data_juicer, load_ops
 
     while not port.value:
         sleep(0.05)
     settings = {"base_url": f"http://127.0.0.1:{port.value}/v1", "model": "m", "key_variable": None}
+    change_data_juicer()
     [operator] = load_ops([{"openai_captioning_mapper": settings | {"concurrency": arguments.concurrency}}])
     with tempfile.TemporaryDirectory() as folder:
         images = draw_images(Path(folder))
@@ -101,7 +102,7 @@ def main() -> None:
         operator.connect()
         started, cpu = perf_counter(), process_time()
         found: dict = {}
-        operator.captions_as_they_come(asked, found.__setitem__)
+        operator.request_captions(asked, found.__setitem__)
         seconds, cpu = perf_counter() - started, process_time() - cpu
     answered = len(found)
     rate, possible = answered / seconds, arguments.concurrency / arguments.seconds

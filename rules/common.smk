@@ -18,7 +18,7 @@ from dj2mgm.config.leaks import reference_files as files_apart
 from dj2mgm.config.missing_models import check_model_folders, part_files
 from dj2mgm.config.missing_models import model_files as files_in_model
 from dj2mgm.config.reading import config_file
-from dj2mgm.config.recipe_check import files_named
+from dj2mgm.config.recipe_parsing import find_recipe_files
 from dj2mgm.config.settings.strings import check_format
 from dj2mgm.config.stages import TRAINING, has_stage_1
 from dj2mgm.config.training import check_flash_attention
@@ -259,14 +259,14 @@ def clip_files(stage):
 def recipe_files(stage):
     """Input function: the user's own files that a stage's recipe names, such as a list of words."""
     return lambda wildcards: own_files(
-        files_named(RUNS.at(wildcards.run).settings[stage]["recipe"])
+        find_recipe_files(RUNS.at(wildcards.run).settings[stage]["recipe"])
     )
 
 
 def analyzed_files(wildcards):
     """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
     run = RUNS.analyzed(wildcards.dataset)
-    named = files_named(run.settings["filter"]["recipe"])
+    named = find_recipe_files(run.settings["filter"]["recipe"])
     return own_files(files_of_clip(run.config["model"]["clip_score"]) + named)
 
 

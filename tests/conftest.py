@@ -15,6 +15,13 @@ FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished r
 LONG = ("test_several_processes", "test_training_resume", "test_juicer_stage", "test_doctor", "test_formats_fuzz")
 
 
+@pytest.fixture(autouse=True)
+def changed_data_juicer() -> None:
+    """Change Data-Juicer as the entry points do, in tests that import the engine."""
+    if module := sys.modules.get("dj2mgm.juicer.data_juicer"):
+        module.change_data_juicer()
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups for `--dist loadgroup`: tests on a finished run, which comes first; otherwise those of a file."""

@@ -1,4 +1,4 @@
-"""Measure a dataset before anyone picks a threshold: Data-Juicer's statistics of every row, and limits to suggest.
+"""Measure a dataset with Data-Juicer's statistics of every row, and suggest limits.
 
     python workflow_scripts/analyze_data.py --config results/datasets/shapes/analyze/config.yaml \\
         --data results/datasets/shapes/pretrain.jsonl --output-dir results/datasets/shapes/analyze
@@ -9,7 +9,7 @@ Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.jso
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.files import write_json
 from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize
-from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
+from dj2mgm.juicer.data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import read_analysis_settings
 from dj2mgm.juicer.recipe_stage import configure_log
 from dj2mgm.reporting.analysis_page import write_analysis_page
@@ -20,10 +20,9 @@ def main() -> None:
     arguments = parse_paths(__doc__, "--config", "--data", "--output-dir")
     settings = read_analysis_settings(arguments.config)
     configure_log()
-    forbid_surprises()
-    end_workers_with_this_process()
+    prepare_process()
     if settings.clip is not None:
-        from dj2mgm.compute import use_cpu_threads  # torch: only for a CLIP
+        from dj2mgm.compute import use_cpu_threads  # here because it imports torch, which only a CLIP needs
 
         use_cpu_threads(settings.cpu_threads)
     analysis = analyze(settings.recipe, settings.clip, arguments.data, arguments.output_dir)

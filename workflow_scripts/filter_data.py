@@ -1,4 +1,4 @@
-"""Filter a Data-Juicer jsonl with a Data-Juicer recipe; every dropped row is named, with its operator and stats.
+"""Filter a Data-Juicer jsonl with a Data-Juicer recipe, and list every dropped row with its operator and stats.
 
     python workflow_scripts/filter_data.py --config results/baseline/filter/config.yaml \\
         --data results/datasets/shapes/pretrain.jsonl --output-dir results/baseline/filter
@@ -7,7 +7,7 @@ Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
+from dj2mgm.juicer.data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, configure_log, run_recipe
 
@@ -16,8 +16,7 @@ from dj2mgm.juicer.recipe_stage import FILTERED, configure_log, run_recipe
 def main() -> None:
     arguments = parse_paths(__doc__, "--config", "--data", "--output-dir")
     configure_log()
-    forbid_surprises()
-    end_workers_with_this_process()
+    prepare_process()
     run_recipe(read_filter_settings(arguments.config), arguments.data, arguments.output_dir, FILTERED)
 
 

@@ -3,8 +3,8 @@
     python workflow_scripts/list_operators.py
 
 Writes config/schemas/operators.installed.json: every operator with a digest of its source, the arguments and defaults
-of filters and of what config/schemas/operators.yaml allows, and digests of the modules that they share. Read what has
-changed there before you commit it, and decide about new operators and arguments in operators.yaml.
+of filters and of the operators that config/schemas/operators.yaml allows, and digests of the modules that they share.
+Read the changes before you commit them, and decide about new operators and arguments in operators.yaml.
 """
 
 import hashlib
@@ -14,17 +14,16 @@ import sys
 from pathlib import Path
 
 import data_juicer
-from data_juicer.core.preflight import _get_valid_params
 
 from dj2mgm.command_line import command_line
 from dj2mgm.config.recipe_operators import INSTALLED, NOT_PLAIN, REQUIRED, allowed_operators, refused_operators
 from dj2mgm.files import write_text
-from dj2mgm.juicer import recipe as _with_own_operators  # noqa: F401
-from dj2mgm.juicer.data_juicer import OP, OPERATORS, Filter, __version__
+from dj2mgm.juicer import operators as _with_own_operators  # noqa: F401
+from dj2mgm.juicer.data_juicer import OP, OPERATORS, Filter, __version__, change_data_juicer, valid_arguments
 
 FOLDER = Path(data_juicer.__file__).parent
 OWN = "dj2mgm."
-# what allowed operators call: loading of images and models, statistics, the base classes
+# modules that allowed operators use: loading of images and models, statistics, the base classes
 SHARED = (
     "ops/base_op.py",
     "ops/common/helper_func.py",
@@ -45,16 +44,16 @@ def list_operators() -> dict:
     }
     return {
         "data_juicer": __version__,
-        "shared": {name: _digest_of(FOLDER / name) for name in SHARED},
-        "operators": {name: _digest_of(Path(inspect.getfile(modules[name]))) for name in sorted(modules)},
+        "shared": {name: _digest(FOLDER / name) for name in SHARED},
+        "operators": {name: _digest(Path(inspect.getfile(modules[name]))) for name in sorted(modules)},
         "every_operator": _base_defaults(OP),
         "every_filter": _base_defaults(Filter),
-        "arguments": {name: _defaults_of(name) for name in sorted(_described())},
+        "arguments": {name: _defaults(name) for name in sorted(_described())},
     }
 
 
-def text_of(listing: dict) -> str:
-    """Return a listing as the file holds it."""
+def format_listing(listing: dict) -> str:
+    """Return a listing as the text of the file."""
     return json.dumps(listing, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
@@ -73,7 +72,7 @@ def unreviewed(listing: dict) -> list[str]:
 
 
 def _described() -> set[str]:
-    """Return the operators whose arguments are listed: the allowed ones, and all filters, which the explorer shows."""
+    """Return the operators whose arguments are listed: allowed ones, and all filters, which the explorer shows."""
     filters = {name for name, operator in OPERATORS.modules.items() if issubclass(operator, Filter)}
     return (allowed_operators().keys() & OPERATORS.modules.keys()) | filters
 
@@ -82,33 +81,34 @@ def _base_defaults(base: type[OP]) -> dict:
     return {key: _plain(default) for key, (_, default) in base._BASE_PARAMS.items()}
 
 
-def _defaults_of(name: str) -> dict:
+def _defaults(name: str) -> dict:
     """Return the defaults of the arguments that the operator's classes add to those of every operator."""
     stated: dict[str, object] = {}
     for base in OPERATORS.modules[name].__mro__:
         if "__init__" in vars(base):
             for key, parameter in inspect.signature(base.__init__).parameters.items():
                 stated.setdefault(key, parameter.default)
-    return {key: _plain(stated[key]) for key in _get_valid_params(OPERATORS.modules[name]) if key in stated}
+    return {key: _plain(stated[key]) for key in valid_arguments(OPERATORS.modules[name]) if key in stated}
 
 
 def _plain(value: object) -> object:
     if value is inspect.Parameter.empty:
         return REQUIRED
-    if isinstance(value, str) and value.startswith("/"):  # a folder of this machine
+    if isinstance(value, str) and value.startswith("/"):  # a folder on this machine
         return NOT_PLAIN
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return value if is_plain or isinstance(value, list) and all(isinstance(item, str) for item in value) else NOT_PLAIN
 
 
-def _digest_of(path: Path) -> str:
+def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 @command_line
 def main() -> None:
+    change_data_juicer()
     listing = list_operators()
-    write_text(INSTALLED, text_of(listing))
+    write_text(INSTALLED, format_listing(listing))
     for sentence in unreviewed(listing):
         print(f"config/schemas/operators.yaml: {sentence}", file=sys.stderr)
     print(f"{len(listing['operators'])} operators of Data-Juicer {__version__}, {len(allowed_operators())} allowed")

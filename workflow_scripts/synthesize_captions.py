@@ -1,14 +1,14 @@
-"""Rewrite captions that do not fit their image, with a Data-Juicer recipe; keep those that fit afterwards.
+"""Rewrite captions that do not fit their image with a Data-Juicer recipe, and keep the rows that fit afterwards.
 
     python workflow_scripts/synthesize_captions.py --config results/dj_synth/synthesize/config.yaml \\
         --data results/baseline/filter/filtered.jsonl \\
         --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \\
         --output-dir results/dj_synth/synthesize
 
-The two captioner flags are for the captioner mgm, a model that this workflow has trained; others need none.
+Only the captioner mgm, a model that this workflow has trained, needs the two captioner flags.
 
-Writes synthesized.jsonl, stats.jsonl, dropped.jsonl and summary.json. What captioners say is kept in the folder that
-the settings call `captions`, so that a killed or changed run asks them nothing again.
+Writes synthesized.jsonl, stats.jsonl, dropped.jsonl and summary.json. New captions are also kept in the folder
+`captions` of the settings, so that a killed or changed run does not request them again.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from dj2mgm.command_line import command_line
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml
-from dj2mgm.juicer.data_juicer import end_workers_with_this_process, forbid_surprises
+from dj2mgm.juicer.data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
 
@@ -38,14 +38,13 @@ def main() -> None:
         parser.add_argument(flag, type=Path)
     arguments = parser.parse_args()
     if (arguments.captioner_model is None) != (arguments.captioner_stage is None):
-        raise InputError("--captioner-model and --captioner-stage go together; name both or neither")
+        raise InputError("--captioner-model and --captioner-stage belong together. Give both or neither")
     model = arguments.captioner_model and CaptionerModel(arguments.captioner_model, arguments.captioner_stage)
     settings = read_synthesize_settings(arguments.config, arguments.output_dir, model)
     configure_log()
     if not sys.stderr.isatty():
         transformers_log.disable_progress_bar()
-    forbid_surprises()
-    end_workers_with_this_process()
+    prepare_process()
     values = read_yaml(arguments.config)
     use_cpu_threads(values["cpu_threads"])
     set_seed(values["seed"])

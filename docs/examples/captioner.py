@@ -14,13 +14,14 @@ from data_juicer.ops.base_op import OPERATORS, Mapper
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
+from dj2mgm.juicer.operators.declarations import Declarations
 
 NAME = "color_captioning_mapper"
 CHANNELS = ("red", "green", "blue")
 
 
 @OPERATORS.register_module(NAME)
-class ColorCaptioningMapper(Mapper):
+class ColorCaptioningMapper(Declarations, Mapper):
     """Replaces each text by a caption of the row's one image, such as "a mostly red picture"."""
 
     _batched_op = True  # Data-Juicer's: the method below takes a batch of rows

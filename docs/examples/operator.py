@@ -1,4 +1,4 @@
-"""Keeps rows with captions of frequent words: an example of all that an operator may declare.
+"""A filter that keeps rows with captions of frequent words, as an example of an operator with declarations.
 
 Copied to workflow_scripts/dj2mgm/juicer/operators/word_frequency_filter.py, it works in recipes, with its entry
 in config/schemas/operators.yaml (docs/extending.md):
@@ -21,31 +21,31 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from dj2mgm.errors import InputError
 
 from .declarations import merge_reports
-from .keep_fraction import FractionFilter, check_fraction
+from .keep_fraction import ShareFilter, check_fraction
 
 NAME = "word_frequency_filter"
 STAT = "word_frequency"
 
 
 @OPERATORS.register_module(NAME)
-class WordFrequencyFilter(FractionFilter):
-    """Keeps rows whose words are frequent enough on average.
+class WordFrequencyFilter(ShareFilter):
+    """A filter that keeps rows whose words are frequent enough on average.
 
-    The stat `word_frequency` is the mean logarithm of the frequencies of the caption's known words, or None where the
+    The stat `word_frequency` is the mean logarithm of the frequencies of the caption's known words, or None if the
     model knows none of its words. Rows without a value are kept.
     """
 
-    _batched_op = True  # Data-Juicer's: the methods below take a batch of rows
-    limit = "min_frequency"  # what keep_fraction stands for
+    _batched_op = True  # for Data-Juicer: the methods below take a batch of rows
+    limit = "min_frequency"  # the argument that keep_fraction replaces
     report_key = "unknown_words"  # name of the report in summary.json
 
     def __init__(self, model: str, min_frequency: float = -20.0, keep_fraction: float | None = None, *args, **kwargs):
-        """
-        Initialization method.
+        """Initialize the operator.
 
-        :param model: folder with frequencies.json; a change of it filters again.
-        :param min_frequency: lowest mean logarithm to keep.
-        :param keep_fraction: instead of `min_frequency`: the share of rows to keep, most frequent words first.
+        Args:
+            model: folder with frequencies.json. The stage runs again if it changes.
+            min_frequency: lowest mean logarithm to keep.
+            keep_fraction: share of the rows to keep, most frequent words first, in place of `min_frequency`.
         """
         super().__init__(*args, **kwargs)
         check_fraction(keep_fraction)
@@ -55,8 +55,8 @@ class WordFrequencyFilter(FractionFilter):
         self.report: dict[str, int] = {}
 
     @cached_property
-    def frequencies(self) -> dict[str, float]:
-        """Loaded by the process that first needs it."""
+    def _frequencies(self) -> dict[str, float]:
+        """The frequencies, loaded by the process that first needs them."""
         return json.loads((Path(self.model) / "frequencies.json").read_text(encoding="utf-8"))
 
     def compute_stats_batched(self, samples: dict) -> dict:
@@ -64,7 +64,7 @@ class WordFrequencyFilter(FractionFilter):
         for text, stats in zip(samples[self.text_key], samples[Fields.stats], strict=True):
             if STAT not in stats:
                 words = remove_special_tokens(text).split()
-                known = [self.frequencies[word] for word in words if word in self.frequencies]
+                known = [self._frequencies[word] for word in words if word in self._frequencies]
                 stats[STAT] = float(np.mean(known)) if known else None
                 counts = {"captions": 1, "without_known_words": int(not known)}
                 self.report = merge_reports(self.report, counts)
@@ -75,14 +75,15 @@ class WordFrequencyFilter(FractionFilter):
         return value is None or self.get_keep_boolean(value, self.min_frequency)
 
     @staticmethod
-    def scores_of(stats: dict) -> list[float]:
-        """A row's part in the scores that `keep_fraction` is a share of."""
+    def read_scores(stats: dict) -> list[float]:
+        """Return the row's scores, of which `keep_fraction` is a share."""
         return [] if stats[STAT] is None else [stats[STAT]]
 
     def judge_report(self, report: dict) -> dict:
-        """
+        """Return the report.
+
         Raises:
-            InputError: the model knows no word of any caption.
+            InputError: If the model knows no word of any caption.
         """
         if report["without_known_words"] == report["captions"]:
             raise InputError(f"{self.model} knows no word of any caption; name a model of the captions' language")

@@ -18,8 +18,8 @@ from places import PROJECT
 
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
-from dj2mgm.config.recipe_check import check_operators  # noqa: E402
 from dj2mgm.config.recipe_operators import allowed_operators  # noqa: E402
+from dj2mgm.config.recipe_parsing import parse_recipe  # noqa: E402
 from dj2mgm.data.formats import build_dj_text  # noqa: E402
 from dj2mgm.errors import InputError  # noqa: E402
 from dj2mgm.files import write_jsonl  # noqa: E402
@@ -218,7 +218,7 @@ def process_of(operator: str, argument: str, value: object) -> list[dict]:
 def is_accepted(process: list[dict], folders: tuple[str, ...] = ()) -> bool:
     """Return whether the check that Snakemake makes accepts a recipe; an error that is no InputError is a defect."""
     try:
-        check_operators("recipe", process, folders)
+        parse_recipe("recipe", {"process": process}, folders=folders)
     except InputError:
         return False
     return True

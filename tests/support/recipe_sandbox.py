@@ -111,16 +111,17 @@ def main() -> None:
         import torch  # noqa: F401  (before rights are given up: it compiles and caches at import)
     from loguru import logger
 
+    from dj2mgm.config.recipe_parsing import parse_steps
     from dj2mgm.errors import InputError
-    from dj2mgm.juicer.data_juicer import forbid_surprises
+    from dj2mgm.juicer.data_juicer import prepare_process
     from dj2mgm.juicer.recipe import build_operators
     from dj2mgm.juicer.recipe_settings import read_filter_settings
     from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 
     logger.remove()
-    forbid_surprises()
+    prepare_process()
     give_up_rights(work, decoys)
-    assert build_operators([{"text_length_filter": {}}], work)
+    assert build_operators(parse_steps("recipe", [{"text_length_filter": {}}]), work)
     recorder = Recorder(work, decoys)
     before = state_of(decoys)
     settings = {"image_root": str(work / "data"), "processes": 1}

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_dj_jsonl
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
@@ -102,7 +103,7 @@ def write_pairs(folder: Path, rows: int) -> Path:
 
 def filtered(data: Path) -> None:
     process = [{"text_length_filter": {"min_len": 1}}, {"image_text_deduplicator": None}]
-    run_recipe(RecipeSettings(data.parent, 1, process), data, data.parent / "out", FILTERED)
+    run_recipe(RecipeSettings(data.parent, 1, parse_steps("recipe", process)), data, data.parent / "out", FILTERED)
 
 
 def written(data: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import FORMATS, MAX_PIXELS, BadImage, load_image
 from dj2mgm.errors import InputError
@@ -267,7 +268,7 @@ def decode_as_pillow_does(path: Path) -> None:
 def filter_with(operator: str, root: Path) -> None:
     data = root / "data.jsonl"
     write_jsonl(data, [{"id": "1", "text": build_dj_text("a red circle"), "images": ["a.jpg"]}])
-    run_recipe(RecipeSettings(root, 1, [{operator: {}}]), data, root / "out", FILTERED)
+    run_recipe(RecipeSettings(root, 1, parse_steps("recipe", [{operator: {}}])), data, root / "out", FILTERED)
 
 
 def answer_about(path: Path) -> None:

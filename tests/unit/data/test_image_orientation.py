@@ -16,6 +16,7 @@ from data_juicer.utils import mm_utils
 from PIL import ExifTags, Image
 from transformers.image_utils import load_image as turned_by_transformers
 
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImage, image_size, load_image
@@ -114,7 +115,12 @@ def by_data_juicer(path: Path) -> dict:
     """Stats of Data-Juicer's own filters in the filter stage."""
     write_jsonl(path.parent / "data.jsonl", [{"id": "1", "text": build_dj_text("red"), "images": [path.name]}])
     recipe = [{"image_shape_filter": {}}, {"image_aspect_ratio_filter": {"min_ratio": 0.1, "max_ratio": 9}}]
-    run_recipe(RecipeSettings(path.parent, 1, recipe), path.parent / "data.jsonl", path.parent / "out", FILTERED)
+    run_recipe(
+        RecipeSettings(path.parent, 1, parse_steps("recipe", recipe)),
+        path.parent / "data.jsonl",
+        path.parent / "out",
+        FILTERED,
+    )
     [stats] = read_jsonl(path.parent / "out" / STATS)
     return stats
 

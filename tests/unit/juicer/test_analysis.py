@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 from browser import find_browser, open_browser
-from dj2mgm.config.recipe_check import check_operators
+from dj2mgm.config.recipe_parsing import parse_recipe, parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
@@ -59,7 +59,9 @@ def data(tmp_path_factory) -> Path:
 
 def settings(data: Path, process: list) -> RecipeSettings:
     root = str(data.parent.resolve())
-    return RecipeSettings(data.parent.resolve(), 1, process, {"image_integrity_filter": {"image_root": root}})
+    return RecipeSettings(
+        data.parent.resolve(), 1, parse_steps("recipe", process), {"image_integrity_filter": {"image_root": root}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_tails_get_limits_and_the_rest_of_the_recipe_stays(analyzed):
     found, output = analyzed
     suggested = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
     arguments = {name: values for step in suggested for name, values in step.items()}
-    check_operators("suggestions.yaml", suggested)
+    parse_recipe("suggestions.yaml", {"process": suggested})
     assert list(arguments)[0] == "image_integrity_filter" and list(arguments)[-1] == "image_text_deduplicator"
     assert 28 + 3 < arguments["text_length_filter"]["min_len"] <= 28 + 20
     assert arguments["text_length_filter"]["max_len"] == 528
@@ -121,7 +123,7 @@ def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     arguments = {"batched_image_text_similarity_filter": {"hf_clip": clip}}
     with_clip = settings(data, RECIPE[:1])
-    with_clip = RecipeSettings(with_clip.image_root, 1, with_clip.process, with_clip.arguments | arguments)
+    with_clip = RecipeSettings(with_clip.image_root, 1, with_clip.steps, with_clip.arguments | arguments)
     found = analyze(with_clip, clip, data, tmp_path / "out")
     similarity = found.statistics[-1]
     assert (similarity.name, similarity.of_images) == ("image_text_similarity", True)
@@ -129,7 +131,7 @@ def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
     assert not similarity.drops(similarity.suggested).any(), "a default that nobody chose drops nothing"
     assert "One hump" in similarity.remark and "90% → " in similarity.remark
     suggested = yaml.safe_load((tmp_path / "out/suggestions.yaml").read_text(encoding="utf-8"))["process"]
-    check_operators("suggestions.yaml", suggested)
+    parse_recipe("suggestions.yaml", {"process": suggested})
     step = suggested[-1]
     assert list(step["batched_image_text_similarity_filter"]) in (["min_score"], []), "the stage fills in the CLIP"
 
@@ -234,14 +236,14 @@ def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
     with pytest.raises(InputError, match="has no rows"):
         analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
     write_jsonl(empty, [{"id": "a", "text": build_dj_text("a cat"), "images": ["gone.png"]}])
-    first = r"none of 1 images can be read \(missing 1\); the first is .*gone.png: .*image_root"
+    first = r"none of 1 images can be read \(missing 1\); the first is .*gone.png. .*image_root"
     with pytest.raises(InputError, match=first):
         analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
     with pytest.raises(InputError, match="nothing to analyze: no filter"):
         analyze(settings(data, [{"image_text_deduplicator": None}]), None, data, tmp_path / "out")
     with pytest.raises(InputError, match="nowhere.*model.clip_score"):
         arguments = {"batched_image_text_similarity_filter": {"hf_clip": "/nowhere/clip"}}
-        broken = RecipeSettings(data.parent, 1, RECIPE[:1], arguments)
+        broken = RecipeSettings(data.parent, 1, parse_steps("recipe", RECIPE[:1]), arguments)
         analyze(broken, "/nowhere/clip", data, tmp_path / "out")
     assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(WORKING)]
 

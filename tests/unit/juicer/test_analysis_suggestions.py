@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import yaml
 
-from dj2mgm.juicer.recipe import check_process
+from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.statistics import FilterLimit, Statistic
 from dj2mgm.juicer.suggestions import recipe_text, suggest
 
@@ -72,7 +73,7 @@ def test_the_recipe_keeps_the_operators_order_and_other_arguments_and_is_valid()
     ]
     text = recipe_text("first line\nsecond: line", process, [found], {"fix_unicode_mapper": "not measured: edits"})
     recipe = yaml.safe_load(text)["process"]
-    check_process(recipe)
+    check_installed(parse_steps("recipe", recipe))
     assert [next(iter(step)) for step in recipe] == [next(iter(step)) for step in process]
     assert recipe[1]["image_size_filter"] == {"any_or_all": "all", "min_size": found.suggested["min"].written}
     assert recipe[2] == process[2] and text.startswith("# first line\n# second: line\n") and text.endswith("4\n")

@@ -13,7 +13,7 @@ from data_juicer.utils.lazy_loader import LazyLoader
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
-from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
+from dj2mgm.juicer.data_juicer import Fields, load_ops, nested_dataset_class
 from dj2mgm.juicer.operators.models.caption_store import CaptionStore
 from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
 from dj2mgm.mgm.mgm_generator import MGMGenerator
@@ -102,7 +102,7 @@ def test_data_juicers_own_operator_recaptions_rows(blip2, images, tmp_path):
     arguments = {"hf_clip": clip, "min_similarity": 10.0, "captioner": blip2, "max_caption_length": 3000}
     [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
     rows = {"text": [build_dj_text("x")] * 2, "images": [[image] for image in images[:2]]}
-    for row in operator.run(NestedDataset.from_dict(rows)).to_list():
+    for row in operator.run(nested_dataset_class().from_dict(rows)).to_list():
         assert extract_caption(row["text"]) == row[Fields.meta]["recaption"]["caption"] != "x"
         assert row[Fields.stats]["caption_log_likelihood"] == []
 
@@ -191,7 +191,7 @@ def recaption(images: list[str], clip: str, mgm: dict, folder: Path, **arguments
         "text": [build_dj_text(f"x{number}") for number in range(len(images))],
         "images": [[path] for path in images],
     }
-    found = operator.run(NestedDataset.from_dict(rows)).to_list()
+    found = operator.run(nested_dataset_class().from_dict(rows)).to_list()
     return found, operator.report
 
 
@@ -226,6 +226,7 @@ def test_data_juicer_loads_the_operators_by_their_path(mgm, images, tmp_path):
     ]
     code = (
         "import dj2mgm.juicer.data_juicer, json, sys\n"
+        "dj2mgm.juicer.data_juicer.change_data_juicer()\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.core.data import NestedDataset\n"
         "from data_juicer.ops import load_ops\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml
@@ -41,7 +42,9 @@ def filter_data(folder: Path, settings: object, output: Path) -> subprocess.Comp
 
 def test_the_baseline_recipe_finds_the_planted_faults_and_spares_the_rest(shapes, tmp_path):
     process = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["process"]
-    settings = RecipeSettings(shapes, 1, process, {"image_integrity_filter": {"image_root": str(shapes)}})
+    settings = RecipeSettings(
+        shapes, 1, parse_steps("recipe", process), {"image_integrity_filter": {"image_root": str(shapes)}}
+    )
     run_recipe(settings, shapes / "pretrain.jsonl", tmp_path, FILTERED)
     faults = {row["id"]: row["fault"] for row in read_jsonl(shapes / "ground_truth.jsonl")}
     planted = Counter(faults.values())
@@ -93,7 +96,7 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
         ({"recipe": {"executor": "dask"}}, "'recipe.executor' must be default or ray, found 'dask'"),
         (
             {"recipe": {"ray_address": "auto"}},
-            "'recipe.ray_address' must be a text beside 'executor: ray', found 'auto'",
+            "'recipe.ray_address' must be a string, together with 'executor: ray', found 'auto'",
         ),
     ],
 )

@@ -62,7 +62,7 @@ def test_data_juicer_loads_the_operators_by_their_path():
     """As `dj-process --custom-operator-paths` does. The library is imported first because it blocks installs."""
     code = (
         "import dj2mgm.juicer.data_juicer, sys\n"
-        "dj2mgm.juicer.data_juicer.forbid_surprises()\n"
+        "dj2mgm.juicer.data_juicer.prepare_process()\n"
         "assert sys.stdin.read() == '', 'nobody answers a question'\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.ops import load_ops\n"

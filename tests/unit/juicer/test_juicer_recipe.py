@@ -7,21 +7,28 @@ import pytest
 import yaml
 from data_juicer.utils.lazy_loader import LazyLoader
 
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import OPERATORS, Filter
-from dj2mgm.juicer.recipe import build_operators, check_process, complete
+from dj2mgm.juicer.recipe import build_operators, check_installed
+from dj2mgm.juicer.recipe_settings import RecipeSettings
 from places import PROJECT
 
 
+def check(process: object) -> list:
+    steps = parse_steps("recipe", process)
+    check_installed(steps)
+    return steps
+
+
 def build(process: list, folder: Path) -> list:
-    check_process(process)
-    return build_operators(process, folder)
+    return build_operators(check(process), folder)
 
 
 @pytest.mark.parametrize("process", [None, [], {}, "text_length_filter"])
 def test_a_missing_or_empty_process_list_is_rejected(process):
     with pytest.raises(InputError, match="'process' must be a list of at least one operator"):
-        check_process(process)
+        check(process)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,7 @@ def test_a_missing_or_empty_process_list_is_rejected(process):
 )
 def test_a_bad_step_is_named_with_the_remedy(step, message):
     with pytest.raises(InputError, match=message) as caught:
-        check_process([step])
+        check([step])
     assert "\n" not in str(caught.value)
 
 
@@ -67,7 +74,9 @@ def test_operators_start_no_processes_and_never_skip_errors(tmp_path):
 
 def test_what_a_recipe_leaves_open_is_filled_in_and_what_it_states_wins():
     process = [{"image_integrity_filter": None}, {"image_integrity_filter": {"image_root": "/own"}}, {"other": None}]
-    assert complete(process, {"image_integrity_filter": {"image_root": "/run", "more": 1}}) == [
+    arguments = {"image_integrity_filter": {"image_root": "/run", "more": 1}}
+    settings = RecipeSettings(Path(), 1, parse_steps("recipe", process), arguments)
+    assert [{step.name: step.arguments} for step in settings.complete(settings.steps)] == [
         {"image_integrity_filter": {"image_root": "/run", "more": 1}},
         {"image_integrity_filter": {"image_root": "/own", "more": 1}},
         {"other": {}},
@@ -75,9 +84,10 @@ def test_what_a_recipe_leaves_open_is_filled_in_and_what_it_states_wins():
     assert process[0] == {"image_integrity_filter": None}  # the caller's is untouched
 
 
-@pytest.mark.parametrize("process", [None, "x", [3], [{"a": 1, "b": 2}], [{"a": 3}]])
-def test_what_is_no_process_list_is_left_to_the_check(process):
-    assert complete(process, {"a": {"b": 1}}) == process
+@pytest.mark.parametrize("process", ["x", [3], [{"a": 1, "b": 2}], [{"a": 3}]])
+def test_a_process_list_of_another_form_is_rejected(process):
+    with pytest.raises(InputError, match="expected 'operator: {argument: value}'|'process' must be a list"):
+        parse_steps("recipe", process)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +99,7 @@ def test_what_is_no_process_list_is_left_to_the_check(process):
 )
 def test_a_captioner_inside_an_operator_is_checked_too(captioner, message):
     with pytest.raises(InputError, match=message):
-        check_process([{"low_similarity_recaption_mapper": {"min_similarity": 0.1, "captioner": captioner}}])
+        check([{"low_similarity_recaption_mapper": {"min_similarity": 0.1, "captioner": captioner}}])
 
 
 def test_a_recipe_that_needs_a_missing_package_fails_and_installs_nothing(tmp_path, monkeypatch):

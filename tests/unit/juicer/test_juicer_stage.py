@@ -14,10 +14,12 @@ from time import sleep
 import pytest
 from PIL import Image
 
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Filter, Mapper
+from dj2mgm.juicer.operators.declarations import Declarations
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.juicer.restart import WORKING, fingerprint
@@ -39,7 +41,9 @@ def write_dataset(folder: Path, captions: list[str] = CAPTIONS, **extra) -> Path
 
 def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
     root = data.parent.resolve()
-    settings = RecipeSettings(root, processes, process, {"image_integrity_filter": {"image_root": str(root)}})
+    settings = RecipeSettings(
+        root, processes, parse_steps("recipe", process), {"image_integrity_filter": {"image_root": str(root)}}
+    )
     return run_recipe(settings, data, output, FILTERED)
 
 
@@ -182,7 +186,7 @@ def test_what_was_done_before_an_operator_failed_is_not_done_again(tmp_path, reg
     data = write_dataset(tmp_path)
     with pytest.raises(
         InputError,
-        match="once_full_mapper failed: OSError: No space left on device; no row fails alone, so run it again",
+        match="once_full_mapper failed: OSError: No space left on device. No row fails alone, so run it again",
     ):
         run(data, tmp_path / "out", [{"once_full_mapper": None}])
     before = list(done)
@@ -243,7 +247,7 @@ def test_a_mapper_that_removes_the_image_token_is_named_with_the_row(tmp_path):
 @pytest.mark.parametrize("all_rows", [False, True])
 @pytest.mark.parametrize("change", [lambda text: text * 2, lambda text: text.replace("<__dj__image>", "")])
 def test_each_row_keeps_as_many_image_tokens_as_it_had(tmp_path, register, change, all_rows):
-    class TokenMapper(Mapper):
+    class TokenMapper(Declarations, Mapper):
         needs_all_rows = all_rows
 
         def process_single(self, sample):
@@ -384,7 +388,7 @@ def test_a_killed_run_continues_and_gives_the_same_result(tmp_path, where):
 
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"going on after [1-4] partitions", done.stderr)
+    assert re.search(r"continuing after [1-4] finished partitions", done.stderr)
     run(data, tmp_path / "whole", MIXED[:4])
     for name in ROW_FILES:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -412,7 +416,7 @@ def test_after_a_failing_row_ray_continues_and_equals_local(tmp_path, first):
     arguments = command(data, tmp_path / "ray", process, 2, forked_python(), executor="ray")
     completed = subprocess.run(arguments, capture_output=True, text=True)
     assert completed.returncode == 0, completed.stderr
-    assert "going on after 1 partitions" in completed.stderr
+    assert "continuing after 1 finished partitions" in completed.stderr
     for name in ROW_FILES:
         assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
     summary = json.loads((tmp_path / "ray/summary.json").read_text())
@@ -434,10 +438,10 @@ def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
     data, settings = write_dataset(tmp_path), RecipeSettings(tmp_path, 1, [])
 
     def changed(module: str) -> bool:
-        before = fingerprint([LENGTH], settings, data)
+        before = fingerprint(parse_steps("recipe", [LENGTH]), settings, data)
         with open(scripts / module, "a", encoding="utf-8") as file:
             file.write("# changed\n")
-        return fingerprint([LENGTH], settings, data) != before
+        return fingerprint(parse_steps("recipe", [LENGTH]), settings, data) != before
 
     others = (
         "dj2mgm/reporting/report_page.py",
@@ -465,17 +469,18 @@ def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same
         LENGTH,
         {"batched_image_text_similarity_filter": {"hf_clip": str(model), "words": [str(words)], "a": ""}},
     ]
-    before = fingerprint(process, settings, data)
+    steps = parse_steps("recipe", process)
+    before = fingerprint(steps, settings, data)
     (tmp_path / "snakemake.txt").write_text("what is in the current folder is no model's")
-    assert fingerprint(process, settings, data) == before
-    assert fingerprint(process, replace(settings, processes=4, executor="ray"), data) == before
-    assert fingerprint(process[:1], settings, data) != before
+    assert fingerprint(steps, settings, data) == before
+    assert fingerprint(steps, replace(settings, processes=4, executor="ray"), data) == before
+    assert fingerprint(steps[:1], settings, data) != before
     (model / "model.safetensors").write_bytes(b"2")
-    other_model = fingerprint(process, settings, data)
+    other_model = fingerprint(steps, settings, data)
     data.write_bytes(data.read_bytes() + b" ")
-    other_data = fingerprint(process, settings, data)
+    other_data = fingerprint(steps, settings, data)
     words.write_text("dog")
-    assert len({before, other_model, other_data, fingerprint(process, settings, data)}) == 4
+    assert len({before, other_model, other_data, fingerprint(steps, settings, data)}) == 4
 
 
 def test_an_address_without_a_cluster_is_named(tmp_path):

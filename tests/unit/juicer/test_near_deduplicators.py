@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.config.recipes import needs_clip
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import render
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
-from dj2mgm.juicer import copies
+from dj2mgm.juicer import decisions
 from dj2mgm.juicer.analysis import analyze
-from dj2mgm.juicer.data_juicer import NestedDataset, load_ops
+from dj2mgm.juicer.data_juicer import load_ops, nested_dataset_class
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from forked_python import forked_python
@@ -53,7 +54,7 @@ def data(tmp_path) -> Path:
 
 
 def settings_of(data: Path, process: list, processes: int = 1) -> RecipeSettings:
-    return RecipeSettings(data.parent.resolve(), processes, process)
+    return RecipeSettings(data.parent.resolve(), processes, parse_steps("recipe", process))
 
 
 def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
@@ -124,7 +125,7 @@ def test_rows_with_several_images_or_none_are_compared_as_wholes(data, tmp_path)
         sample["images"] = [str(data.parent / image) for image in sample["images"]]
     columns = {key: [sample[key] for sample in samples] for key in samples[0]}
     hashed = operator.compute_hash(columns)
-    found = operator.find_copies(zip(hashed[operator.hash_key], hashed["__dj__stats__"], strict=True), tmp_path)
+    found = operator.find_duplicates(zip(hashed[operator.hash_key], hashed["__dj__stats__"], strict=True), tmp_path)
     assert found.copy_of.tolist() == [1, -1, -1, -1, -1, -1]  # b has more pixels
 
 
@@ -132,24 +133,24 @@ def test_a_plain_data_juicer_run_keeps_the_same_rows(data):
     rows = [row | {"images": [str(data.parent / row["images"][0])], "__dj__stats__": {}} for row in read_jsonl(data)]
     [operator] = load_ops([{NEAR: {}}])
     operator.num_proc = None
-    kept = operator.run(NestedDataset.from_list(rows))
+    kept = operator.run(nested_dataset_class().from_list(rows))
     assert kept["id"] == ["s0", "s2", "s3", "larger", "s4", "s5", "s6", "s7", "s8"]
 
 
 def test_a_run_that_ends_midway_goes_on_without_another_search(data, tmp_path, small_partitions, monkeypatch):
     process = [{NEAR: None}, {"text_length_filter": {"min_len": 1}}]
     whole = run(data, tmp_path / "whole", process)
-    write = copies.write_partition
+    write = decisions.write_partition
 
     def write_one(folder: Path, *arguments) -> None:
         if "000001" in folder.name:
             raise KeyboardInterrupt
         write(folder, *arguments)
 
-    monkeypatch.setattr(copies, "write_partition", write_one)
+    monkeypatch.setattr(decisions, "write_partition", write_one)
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "out", process)
-    monkeypatch.setattr(copies, "write_partition", write)
+    monkeypatch.setattr(decisions, "write_partition", write)
     monkeypatch.setattr("dj2mgm.juicer.operators.near_duplicates.find_near_duplicates", None)  # it is not called again
     resumed = run(data, tmp_path / "out", process)
     for name in FILES:
@@ -201,8 +202,7 @@ def test_the_clip_that_judges_captions_is_the_default(tmp_path):
 
 def test_an_analysis_notes_copies_and_keeps_them(data, tmp_path):
     process = [{"text_length_filter": {"min_len": 1}}, {NEAR: None}]
-    settings = RecipeSettings(
-        data.parent.resolve(), 1, process, {"image_integrity_filter": {"image_root": str(tmp_path)}}
-    )
+    arguments = {"image_integrity_filter": {"image_root": str(tmp_path)}}
+    settings = RecipeSettings(data.parent.resolve(), 1, parse_steps("recipe", process), arguments)
     found = analyze(settings, None, data, tmp_path / "out")
     assert found.rows == 13 and found.repeats[NEAR].sum() == 4

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.config.layers import merge_experiment
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, read_yaml, write_yaml
 from dj2mgm.juicer import executors
-from dj2mgm.juicer.chain import Chain, ChainStep
+from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.operators.models import chat_requests
 from dj2mgm.juicer.partitions import import_rows, list_partitions
+from dj2mgm.juicer.recipe import Step, build_operators
 from dj2mgm.juicer.recipe_settings import read_synthesize_settings
 from places import PROJECT
 from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
@@ -201,7 +203,9 @@ def test_two_steps_that_would_pay_for_the_same_captions_are_refused_before_any_i
         with pytest.raises(InputError, match="openai_captioning_mapper is not allowed in a recipe: it sends data"):
             run_synthesis(project, tmp_path, settings)
         settings["trusted_recipes"] = True
-        with pytest.raises(InputError, match="recipe, steps 1 and 4: low_similarity_recaption_mapper asks the same"):
+        with pytest.raises(
+            InputError, match="recipe, steps 1 and 4: low_similarity_recaption_mapper would send the same"
+        ):
             run_synthesis(project, tmp_path, settings)
         assert server.requests == server.lists == 0
         captioner["openai_captioning_mapper"]["question"] = "What is it?"
@@ -239,11 +243,13 @@ def test_on_ray_a_server_is_asked_by_one_process_all_the_same(project, tmp_path,
         settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
         arguments = settings.arguments["low_similarity_recaption_mapper"] | {"min_similarity": 10.0}
         import_rows(project / "data/pairs.jsonl", settings.image_root, tmp_path / "rows")
-        chain = Chain([ChainStep(1, {"low_similarity_recaption_mapper": arguments})], tmp_path)
+        [step] = parse_steps("recipe", [{"low_similarity_recaption_mapper": arguments}])
+        [operator] = build_operators([step], tmp_path)
+        chain = Chain([Step(1, operator)])
         [table] = executors._run_on_ray(chain, list_partitions(tmp_path / "rows"))
     assert table.num_rows == server.requests == COUNT and server.most_in_flight <= 2
-    assert "note: low_similarity_recaption_mapper: in this process, not on Ray" in capfd.readouterr().err
-    measuring = Chain([ChainStep(1, {"low_similarity_recaption_mapper": arguments}, measures=True)], tmp_path)
+    assert "note: low_similarity_recaption_mapper: runs in this process and not on Ray" in capfd.readouterr().err
+    measuring = Chain([Step(1, operator, measures=True)])
     assert not measuring.in_one_process, "similarities are measured on Ray"
 
 

@@ -10,7 +10,7 @@ from loguru import logger
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
-from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Mapper, NestedDataset, load_ops
+from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Mapper, load_ops, nested_dataset_class
 from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, find_caption_problem
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
@@ -63,7 +63,7 @@ def says(monkeypatch):
 def recaption(rows: dict[str, list], **arguments) -> tuple[list[dict], dict]:
     """The operator's rows, and its report."""
     [operator] = load_ops([{RECAPTION: arguments}])
-    found = operator.run(NestedDataset.from_dict(rows))
+    found = operator.run(nested_dataset_class().from_dict(rows))
     return found.to_list(), operator.report
 
 
@@ -181,9 +181,9 @@ def test_rows_without_exactly_one_image_are_left_alone(clip, rows, says):
 
 def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, says):
     [operator] = load_ops([{RECAPTION: {"hf_clip": clip, "min_similarity": NOTHING, "captioner": says(CANDIDATES_OF)}}])
-    none = operator.run(NestedDataset.from_dict(rows))
+    none = operator.run(nested_dataset_class().from_dict(rows))
     operator.min_similarity = EVERYTHING
-    every = operator.run(NestedDataset.from_dict(rows))
+    every = operator.run(nested_dataset_class().from_dict(rows))
     assert none.features == every.features
     assert operator.report["below"] == 6 and len(none) == 6
 

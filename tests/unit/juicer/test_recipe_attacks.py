@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-from dj2mgm.config.recipe_check import check_operators
 from dj2mgm.config.recipe_operators import refused_operators
+from dj2mgm.config.recipe_parsing import parse_recipe, parse_steps
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml
@@ -79,7 +79,7 @@ def test_an_attack_is_refused_before_anything_runs(decoys, attack):
     step = yaml.safe_load(yaml.safe_dump(ATTACKS[attack]).replace("DECOYS", str(decoys)))
     before = {path: path.read_text() for path in decoys.iterdir()}
     with pytest.raises(InputError, match="step 1"):
-        check_operators("recipe", [step], ("results",))
+        parse_recipe("recipe", {"process": [step]}, folders=("results",))
     settings = {"image_root": str(decoys), "processes": 1, "recipe": {"process": [step]}}
     write_yaml("config.yaml", settings)  # as a stage is handed it
     if attack != "a model elsewhere" and attack != "a model behind a link":  # where it may lie, Snakemake has checked
@@ -92,7 +92,7 @@ def test_an_attack_is_refused_before_anything_runs(decoys, attack):
 def test_every_operator_that_is_not_allowed_is_refused_with_a_reason():
     for name, reason in refused_operators().items():
         with pytest.raises(InputError, match=f"step 1: {name} (is not allowed in a recipe: it )?{reason}"):
-            check_operators("recipe", [{name: None}])
+            parse_recipe("recipe", {"process": [{name: None}]})
 
 
 @pytest.mark.parametrize("address", ["evil.example:6379", "10.0.0.1:10001", "ray://127.0.0.1:1", "", "auto:1"])
@@ -236,8 +236,8 @@ VALUES = {
         {"image_size_filter": {"min_size": "2MiB", "max_size": "20"}},
         "min_size 2MiB is above max_size 20",
     ),
-    "a broken size": ({"image_size_filter": {"max_size": "1.5MiB"}}, "'max_size' must be a text with a whole number"),
-    "an empty filter": ({"image_size_filter": None}, "without min_size or max_size it does nothing"),
+    "a broken size": ({"image_size_filter": {"max_size": "1.5MiB"}}, "'max_size' must be a string with a whole number"),
+    "an empty filter": ({"image_size_filter": None}, "without min_size or max_size it has no effect"),
     "another empty filter": ({"image_shape_filter": {"any_or_all": "all"}}, "without min_width or max_width"),
     "a word of another list": (
         {"image_shape_filter": {"any_or_all": "some", "min_width": 1}},
@@ -250,7 +250,7 @@ VALUES = {
 def test_values_are_checked_before_anything_runs(case):
     step, message = VALUES[case]
     with pytest.raises(InputError, match=f"mine.yaml, step 1: {next(iter(step))}.*{message}"):
-        check_operators("mine.yaml", [step])
+        parse_recipe("mine.yaml", {"process": [step]})
 
 
 def test_a_model_may_lie_in_the_results_and_where_the_models_file_says(project, tmp_path):
@@ -294,8 +294,7 @@ def test_a_recipe_of_the_filter_stage_asks_no_captioner(project):
 def test_a_default_on_the_hub_is_not_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", lambda *arguments: pytest.fail(f"connects to {arguments[1:]}"))
     prepare(tmp_path, models=False)
-    settings = RecipeSettings(
-        tmp_path / "work/data", 1, [{"batched_image_text_similarity_filter": {"min_score": -1.0}}]
-    )
+    steps = parse_steps("recipe", [{"batched_image_text_similarity_filter": {"min_score": -1.0}}])
+    settings = RecipeSettings(tmp_path / "work/data", 1, steps)
     with pytest.raises(InputError, match="'hf_clip' is missing, and its default, openai/clip.*Name the folder"):
         run_recipe(settings, tmp_path / "work/data/pairs.jsonl", tmp_path / "work/out", FILTERED)

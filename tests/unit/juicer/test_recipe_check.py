@@ -10,12 +10,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dj2mgm.config.recipe_check import check_operators, files_named
+from dj2mgm.config.recipe_parsing import find_recipe_files, parse_recipe
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import OPERATORS
-from dj2mgm.juicer.operators.declarations import model_files
-from dj2mgm.juicer.recipe import check_process
+from dj2mgm.juicer.operators.declarations import find_model_files
+from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import read_filter_settings
 from places import PROJECT
 
@@ -135,14 +135,14 @@ BAD = {
     "batches of less": (step(batch_size=-5), "'batch_size' must be a whole number from 1 to 100000, found -5"),
     "an executor": (step() | {"executor": "dask"}, "mine.yaml: 'executor' must be default or ray, found 'dask'"),
     "an unhashable executor": (step() | {"executor": ["ray"]}, "mine.yaml: 'executor' must be default or ray"),
-    "an address": (step() | {"ray_address": "auto"}, "'ray_address' must be a text beside 'executor: ray'"),
+    "an address": (step() | {"ray_address": "auto"}, "'ray_address' must be a string, together with 'executor: ray'"),
     "an operator": (
         {"process": [{"image_integrity_filter": None}, {"text_lenght_filter": {}}]},
         "mine.yaml, step 2: unknown operator 'text_lenght_filter'; the nearest known one is 'text_length_filter'",
     ),
     "an argument": (
         step(min_length=3),
-        "mine.yaml, step 1: text_length_filter has no argument 'min_length'; the nearest that it has is 'min_len'",
+        "mine.yaml, step 1: text_length_filter has no argument 'min_length'; the nearest one is 'min_len'",
     ),
     "a type": (
         step(min_len="three"),
@@ -156,7 +156,7 @@ BAD = {
     ),
     "a captioner's argument": (
         recaptioning({"mgm_captioning_mapper": {"beams": 3}}),
-        "step 1, captioner: mgm_captioning_mapper has no argument 'beams'; the nearest that it has is 'num_beams'",
+        "step 1, captioner: mgm_captioning_mapper has no argument 'beams'; the nearest one is 'num_beams'",
     ),
     "a captioner's shape": (
         recaptioning({"mgm_captioning_mapper": [3]}),
@@ -190,7 +190,9 @@ def test_what_is_left_out_is_checked_and_something_must_stay(project):
     assert project(recipe, ("words_num_filter",))["process"] == [{"text_length_filter": None}]
     with pytest.raises(InputError, match="unknown operator 'text_lenght_filter'"):
         project({"process": [{"text_lenght_filter": None}, *recipe["process"]]}, ("words_num_filter",))
-    with pytest.raises(InputError, match="without: it leaves a recipe no operator; keep one of text_length_filter, wo"):
+    with pytest.raises(
+        InputError, match="without: it removes all operators of a recipe. Keep one of text_length_filter, wo"
+    ):
         project(recipe, ("text_length_filter", "words_num_filter"))
 
 
@@ -258,11 +260,11 @@ def test_whatever_a_recipe_holds_it_is_accepted_by_the_stage_too_or_refused_in_a
     values = {"image_root": str(tmp_path), "processes": 1, "recipe": accepted}
     (tmp_path / "config.yaml").write_text(json.dumps(values))  # as the rules hand it over
     stage = read_filter_settings(tmp_path / "config.yaml")
-    assert stage.process == accepted["process"]
+    assert [step.as_dict() for step in stage.steps] == accepted["process"]
     try:
-        check_process(stage.process)
+        check_installed(stage.steps)
     except InputError as error:
-        assert str(error).startswith("recipe, step")
+        assert "config.yaml: recipe, step" in str(error)
 
 
 TEXT = b"process:\n- text_length_filter: {min_len: &a 38, max_len: *a}\n"
@@ -288,45 +290,45 @@ def test_files_of_folders_that_arguments_name_are_found(tmp_path, monkeypatch):
     for name in ("model.safetensors", "notes.md"):
         (tmp_path / "clip" / name).write_text("{}")
     similarity = {"batched_image_text_similarity_filter": {"hf_clip": "clip"}}
-    assert files_named([similarity]) == files_named({"process": [similarity]}) == ["clip/model.safetensors"]
+    assert find_recipe_files([similarity]) == find_recipe_files({"process": [similarity]}) == ["clip/model.safetensors"]
     # text that happens to be the name of a file is no file
     text = [{"clean_links_mapper": {"repl": "clip"}}, {"text_length_filter": None}]
-    assert files_named(text) == model_files(text) == []
-    assert model_files([similarity]) == [Path("clip/model.safetensors")]
-    assert files_named(None) == []
+    assert find_recipe_files(text) == find_model_files(text) == []
+    assert find_model_files([similarity]) == [Path("clip/model.safetensors")]
+    assert find_recipe_files(None) == []
     # of a trusted recipe, any argument may name one
-    assert files_named([{"stopwords_filter": {"stopwords_dir": "clip//notes.md"}}]) == ["clip/notes.md"]
+    assert find_recipe_files([{"stopwords_filter": {"stopwords_dir": "clip//notes.md"}}]) == ["clip/notes.md"]
     nested = {"low_similarity_recaption_mapper": {"captioner": {"image_captioning_mapper": {"hf_img2seq": "clip"}}}}
-    assert files_named([nested]) == ["clip/model.safetensors"]
+    assert find_recipe_files([nested]) == ["clip/model.safetensors"]
 
 
 @pytest.mark.parametrize(
     "question", ["图片里有什么？", "Décris l’image.", "चित्र में क्या है?", "What is\nwritten: 50 % or 1/2?"]
 )
 def test_questions_may_be_in_any_language(question):
-    check_operators("a recipe", [{"mgm_captioning_mapper": {"question": question}}])
+    parse_recipe("a recipe", {"process": [{"mgm_captioning_mapper": {"question": question}}]})
 
 
 @pytest.mark.parametrize("question", ["a <image> b", "bell\a", "x" * 5000])
 def test_questions_hold_no_control_token_and_no_control_character(question):
-    with pytest.raises(InputError, match="'question' must be up to 4000 characters"):
-        check_operators("a recipe", [{"mgm_captioning_mapper": {"question": question}}])
+    with pytest.raises(InputError, match="'question' must be up to 4000 printable characters"):
+        parse_recipe("a recipe", {"process": [{"mgm_captioning_mapper": {"question": question}}]})
 
 
 def test_selectors_take_two_limits_of_which_the_stricter_counts():
     field = {"field_key": "__dj__stats__.image_text_similarity"}
-    check_operators("a recipe", [{"topk_specified_field_selector": field | {"topk": 5, "top_ratio": 0.5}}])
+    parse_recipe("a recipe", {"process": [{"topk_specified_field_selector": field | {"topk": 5, "top_ratio": 0.5}}]})
     with pytest.raises(InputError, match="without top_ratio or topk"):
-        check_operators("a recipe", [{"topk_specified_field_selector": field}])
+        parse_recipe("a recipe", {"process": [{"topk_specified_field_selector": field}]})
 
 
 def test_lists_that_belong_together_have_one_length():
     arguments = {"pattern": ["a", "b"], "repl": ["x"]}
     with pytest.raises(InputError, match="pattern and repl are lists of different lengths"):
-        check_operators("a recipe", [{"replace_content_mapper": arguments}])
-    check_operators("a recipe", [{"replace_content_mapper": arguments | {"repl": "x"}}])
+        parse_recipe("a recipe", {"process": [{"replace_content_mapper": arguments}]})
+    parse_recipe("a recipe", {"process": [{"replace_content_mapper": arguments | {"repl": "x"}}]})
 
 
 def test_a_pattern_has_no_quotes_which_data_juicer_takes_off():
     with pytest.raises(InputError, match="'pattern' must be plain text"):
-        check_operators("a recipe", [{"replace_content_mapper": {"pattern": "r'o'"}}])
+        parse_recipe("a recipe", {"process": [{"replace_content_mapper": {"pattern": "r'o'"}}]})

@@ -2,17 +2,17 @@
 
 import pytest
 
-from dj2mgm.config.argument_kinds import as_typed, bytes_of, kinds_in, problem_with
+from dj2mgm.config.argument_kinds import as_typed, find_problem, kinds_in, parse_size
 from dj2mgm.config.recipe_operators import INSTALLED, RULES, allowed_operators, refused_operators
 from dj2mgm.juicer.data_juicer import OPERATORS
-from list_operators import list_operators, text_of, unreviewed
+from list_operators import format_listing, list_operators, unreviewed
 
 
 def test_the_installed_operators_are_the_reviewed_ones():
     listing = list_operators()
     assert unreviewed(listing) == []
     # run workflow_scripts/list_operators.py and read what has changed
-    assert text_of(listing) == INSTALLED.read_text(encoding="utf-8")
+    assert format_listing(listing) == INSTALLED.read_text(encoding="utf-8")
 
 
 def test_every_installed_operator_is_allowed_or_refused_and_none_is_both():
@@ -30,7 +30,7 @@ def test_rules_name_arguments_of_their_operator_and_defaults_are_of_their_kind()
                 default = operator.defaults[name]
                 unlimited = isinstance(default, int) and default == 2**63 - 1  # Data-Juicer's word for no limit
                 required = any(name in group for group in operator.rules.get("at_least_one", ()))
-                assert unlimited or required or problem_with(kind, default) is None, (operator.name, name, default)
+                assert unlimited or required or find_problem(kind, default) is None, (operator.name, name, default)
 
 
 KINDS = {
@@ -64,9 +64,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_takes_its_values_and_no_others(kind):
     right, wrong = KINDS[kind]
-    assert {repr(value): problem_with(kind, value) for value in right if problem_with(kind, value)} == {}
-    assert [value for value in wrong if problem_with(kind, value) is None] == []
-    assert all("must be" in problem_with(kind, value) for value in wrong)
+    assert {repr(value): find_problem(kind, value) for value in right if find_problem(kind, value)} == {}
+    assert [value for value in wrong if find_problem(kind, value) is None] == []
+    assert all("must be" in find_problem(kind, value) for value in wrong)
 
 
 def test_every_kind_that_is_used_can_be_read_and_others_are_defects():
@@ -88,4 +88,4 @@ def test_sizes_are_compared_as_data_juicer_reads_them():
     from data_juicer.utils.mm_utils import size_to_bytes
 
     for size in ("64", "20MiB", "3KB", "7 gib", "1TB"):
-        assert bytes_of(size) == size_to_bytes(size)
+        assert parse_size(size) == size_to_bytes(size)

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.juicer.data_juicer import Fields, NestedDataset, load_ops
+from dj2mgm.juicer.data_juicer import Fields, load_ops, nested_dataset_class
 from dj2mgm.juicer.operators.cluster_balance_filter import COLUMN, fit_clusters
 from dj2mgm.juicer.operators.length_balance_filter import LengthBalanceFilter
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
@@ -55,7 +56,7 @@ def colored(tmp_path_factory) -> Path:
 
 def run(data: Path, output: Path, *process: dict) -> list[str]:
     """Ids of the rows that a recipe keeps."""
-    run_recipe(RecipeSettings(data.parent, 1, list(process)), data, output, FILTERED)
+    run_recipe(RecipeSettings(data.parent, 1, parse_steps("recipe", list(process))), data, output, FILTERED)
     return [row["id"] for row in read_jsonl(output / "filtered.jsonl")]
 
 
@@ -145,7 +146,7 @@ def test_rows_without_an_image_are_kept_and_not_counted_and_no_rows_are_no_error
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 2}}])
     images = [[], [str(colored.parent / "red.png")], [], *[[str(colored.parent / "blue.png")]] * 3]
     rows = {"id": list("abcdef"), "text": ["x"] * 6, "images": images}
-    kept = operator.run(NestedDataset.from_dict(rows))
+    kept = operator.run(nested_dataset_class().from_dict(rows))
     assert kept["id"][:3] == ["a", "b", "c"] and len(kept) == 4 and COLUMN not in kept.column_names
     assert operator.report["without_group"] == 2
     for name in (CLUSTERS, LENGTHS, NGRAMS):

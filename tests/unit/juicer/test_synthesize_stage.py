@@ -16,7 +16,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import Fields, load_ops
-from dj2mgm.juicer.recipe import build_operators, check_process, complete
+from dj2mgm.juicer.recipe import build_operators, check_installed
 from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings, read_synthesize_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from forked_python import forked_python
@@ -250,7 +250,7 @@ def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert "the captioner mgm is a model" in line and "--captioner-model" in line and "--captioner-stage" in line
-    with pytest.raises(InputError, match="base has no projector.safetensors, so it is no folder of a captioner"):
+    with pytest.raises(InputError, match="base has no projector.safetensors, so it is not a captioner's folder"):
         model = CaptionerModel(project / "base", project / "base")
         read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model)
 
@@ -304,8 +304,8 @@ def test_the_recipe_of_dj_synth_builds_with_what_the_stage_fills_in(project, tmp
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, recipe["process"]))
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
-    process = complete(settings.process, settings.arguments)
-    check_process(process)
-    mapper, similarity, likelihood = build_operators(process, tmp_path)
+    steps = settings.complete(settings.steps)
+    check_installed(steps)
+    mapper, similarity, likelihood = build_operators(steps, tmp_path)
     assert mapper.keep_fraction == similarity.keep_fraction == 0.5
     assert similarity.hf_clip == str(project / "clip") and likelihood.min_log_likelihood == -3.0

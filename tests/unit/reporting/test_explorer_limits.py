@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dj2mgm.config.recipe_operators import defaults_of
+from dj2mgm.config.recipe_operators import read_defaults
+from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.files import write_jsonl, write_yaml
 from dj2mgm.juicer.data_juicer import OPERATORS
@@ -53,7 +54,7 @@ def test_movable_limits_agree_with_the_operators(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = write_data(Path("results/datasets/boats"))
     output = Path("results/boats/filter")
-    summary = run_recipe(RecipeSettings(data.parent, 1, PROCESS), data, output, FILTERED)
+    summary = run_recipe(RecipeSettings(data.parent, 1, parse_steps("recipe", PROCESS)), data, output, FILTERED)
     write_yaml(output / "config.yaml", {"image_root": "results/datasets/boats", "recipe": {"process": PROCESS}})
     [pairs] = read_results(Path("results/boats")).tables
     assert [step.dropped for step in pairs.steps] == [operator["dropped"] for operator in summary["operators"]]
@@ -67,7 +68,7 @@ def test_defaults_read_from_the_source_are_those_of_the_class(operator):
     limiting = {argument for name, *arguments in LIMITS.values() if name == operator for argument in arguments}
     for name in {operator, f"batched_{operator}"} & set(OPERATORS.modules):
         parameters = inspect.signature(OPERATORS.modules[name].__init__).parameters
-        known = defaults_of(name)
+        known = read_defaults(name)
         assert {argument: parameters[argument].default for argument in known} == known
         for argument in limiting & set(parameters) - set(known):
             assert parameters[argument].default >= UNLIMITED

@@ -1,7 +1,7 @@
 """Kinds of arguments that a recipe may give an operator, as config/schemas/operators.yaml names them.
 
-Recipes are untrusted input. A value is accepted only if its kind says exactly what it may be: a number between
-bounds, one of a few words, plain text, or a folder in one of the known places.
+Recipes are untrusted input. A kind defines the accepted values exactly: a number between bounds, one of a few words,
+plain text, or a folder in one of the known places.
 """
 
 import math
@@ -19,7 +19,7 @@ from dj2mgm.control_tokens import CONTROL
 LARGEST_NUMBER = 1e15
 LONGEST_TEXT, LONGEST_PROMPT, LONGEST_CHARACTERS, LONGEST_LIST = 200, 4000, 50, 100
 PUNCTUATION = ".,;:!?'\"()[]&+#*-"
-# of `PUNCTUATION`, those with a meaning in regular expressions, and quotes: Data-Juicer takes them off r'…'
+# characters of `PUNCTUATION` with a meaning in regular expressions, and quotes, which Data-Juicer removes from r'…'
 OF_PATTERNS = set(".?()[]+*'\"")
 CODE = re.compile(r"\blambda\b", re.I)
 SIZE = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.I)
@@ -34,9 +34,9 @@ class Kind:
     """One kind of argument.
 
     Attributes:
-        name: as config/schemas/operators.yaml writes it.
-        expects: the end of the sentence "… must be".
-        accepts: whether a value is of this kind.
+        name: name in config/schemas/operators.yaml.
+        expects: end of the sentence "… must be".
+        accepts: function that returns whether a value is of this kind.
     """
 
     name: str
@@ -50,8 +50,8 @@ def kinds_in(text: str) -> tuple[Kind, ...]:
     return tuple(_kind(name) for name in text.split(" or "))
 
 
-def problem_with(text: str, value: object) -> str | None:
-    """Return what a value must be, with what was found, or None if it is of the kind."""
+def find_problem(text: str, value: object) -> str | None:
+    """Return the expected and found values, or None if the value is of the kind."""
     kinds = kinds_in(text)
     if any(kind.accepts(value) for kind in kinds):
         return None
@@ -59,7 +59,7 @@ def problem_with(text: str, value: object) -> str | None:
 
 
 def as_typed(text: str, value: object) -> object:
-    """Return a whole number as the kind's Python type: YAML's 1 is an int, and 3.0 a float."""
+    """Return a whole number as the kind's Python type, since YAML reads 1 as an int and 3.0 as a float."""
     types = {_number_type(name) for name in text.split(" or ")} - {None}
     if type(value) is int and types == {"number"}:
         return float(value)
@@ -68,27 +68,27 @@ def as_typed(text: str, value: object) -> object:
     return value
 
 
-def bytes_of(size: str) -> int:
-    """Return the bytes that a `size` stands for; as in Data-Juicer, KB and KiB are both 1024."""
+def parse_size(size: str) -> int:
+    """Return a `size` in bytes; as in Data-Juicer, KB and KiB are both 1024."""
     match = SIZE.fullmatch(size)
     return int(match["number"]) << 10 * " KMGT".index((match["unit"] or " ")[0].upper())
 
 
-def problem_with_folder(kind: str, value: str, folders: Iterable[str] | None) -> str | None:
+def find_folder_problem(kind: str, value: str, folders: Iterable[str] | None) -> str | None:
     """Return why a folder may not be used, or None if it may.
 
     Args:
         kind: `model` or `folder`.
         value: the folder.
-        folders: the places where it may lie; None if that has been checked before.
+        folders: folders that may contain it (None: this has been checked before).
     """
     path = Path(os.path.expanduser(value))
-    if not os.path.isdir(path):  # unlike Path's own, it bears names that are too long
+    if not os.path.isdir(path):  # unlike Path.is_dir, it accepts names that are too long
         return f"must be a folder on this machine, found {shown(value)}"
     if folders is not None and not any(_is_below(path, folder) for folder in folders):
         return (
             f"must be a folder in results/ or one that the model's file names, found {shown(value)}. Name the folder "
-            "in config/models/, such as in clip_score"
+            "in config/models/, for example in clip_score"
         )
     if kind == "model" and not any(
         file.suffix == ".safetensors" for file in (*path.iterdir(), *path.glob("adapter/*"))
@@ -98,7 +98,7 @@ def problem_with_folder(kind: str, value: str, folders: Iterable[str] | None) ->
 
 
 def _is_below(path: Path, folder: str) -> bool:
-    """Return whether a folder is another one, or in it, through any links."""
+    """Return whether a folder is another one or inside it, with links resolved."""
     return path.resolve().is_relative_to(os.path.realpath(os.path.expanduser(folder)))
 
 
@@ -159,7 +159,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_plain(character: str) -> bool:
-    """Accept characters of any language; of ASCII, none that paths, markup or code need."""
+    """Return whether a character is plain; paths, markup and code need ASCII characters that are not."""
     if character.isascii():
         return character.isalnum() or character == " " or character in PUNCTUATION
     return unicodedata.category(character)[0] in "LMNPS"
@@ -186,26 +186,26 @@ def _is_size(value: object) -> bool:
 
 
 def _is_path(value: object) -> bool:
-    """A folder's name; `problem_with_folder` says whether it may be used."""
+    """Return whether a value can be a folder's name; `find_folder_problem` checks the folder."""
     return isinstance(value, str) and bool(value.strip()) and value.isprintable() and not re.search(r"[{}]", value)
 
 
 def _is_captioner(value: object) -> bool:
-    return isinstance(value, dict)  # an operator, which is checked as those of the recipe
+    return isinstance(value, dict)  # an operator, which is checked like those of the recipe
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, which it may not make too long."""
+    """Return a value for a message, shortened."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of more than some thousand digits
+    except ValueError:  # Python refuses to write integers with thousands of digits
         return "a number that is too long"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 WORDS = {"true": True, "false": False}
 PLAIN_TEXT = (
-    f"plain text of up to {LONGEST_TEXT} letters, digits, blanks and {PUNCTUATION}, without control tokens and code"
+    f"plain text of up to {LONGEST_TEXT} letters, digits, blanks and {PUNCTUATION}, without control tokens or code"
 )
 SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
     "boolean": ("true or false", lambda value: isinstance(value, bool)),
@@ -215,12 +215,12 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
     "count": ("a whole number from 0", lambda value: _is_number(value, whole=True) and 0 <= value <= LARGEST),
     "text": (PLAIN_TEXT, _is_text),
     "prompt": (
-        f"up to {LONGEST_PROMPT} characters that can be printed, and line breaks, without control tokens",
+        f"up to {LONGEST_PROMPT} printable characters and line breaks, without control tokens",
         _is_prompt,
     ),
     "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(OF_PATTERNS))}", _is_literal),
     "characters": (f"up to {LONGEST_CHARACTERS} printable characters, and no path", _is_characters),
-    "size": ("a text with a whole number of bytes, or one with KiB, MiB, GiB or TiB", _is_size),
+    "size": ("a string with a whole number of bytes, KiB, MiB, GiB or TiB", _is_size),
     "statistic": (
         "the name of a statistic, such as image_text_similarity",
         lambda value: isinstance(value, str) and bool(STATISTIC.fullmatch(value)),

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from dj2mgm.config.reading import config_file, names_in, read_config, shown, suggestion
-from dj2mgm.config.recipe_check import check_keys
+from dj2mgm.config.recipe_parsing import check_keys
 from dj2mgm.errors import InputError
 
 OF_THE_TOKENIZER = "tokenizer"

@@ -1,6 +1,6 @@
-"""The operators that a recipe may use, with their arguments: config/schemas/operators.yaml and what was installed then.
+"""The catalogue of operators: config/schemas/operators.yaml, and the list of the Data-Juicer that was reviewed.
 
-Both files are always the workflow's own. A folder of configuration, such as a crate's, cannot bring others.
+Both files are always the workflow's own. A folder of configuration, such as a crate's, cannot replace them.
 """
 
 import json
@@ -12,8 +12,8 @@ from dj2mgm.config.reading import SHIPPED, read_config
 
 REVIEWED = SHIPPED / "schemas/operators.yaml"
 INSTALLED = SHIPPED / "schemas/operators.installed.json"
-NOT_PLAIN = "<not plain>"  # in place of a default that JSON cannot hold
-REQUIRED = "<required>"  # in place of the default of an argument that has none
+NOT_PLAIN = "<not plain>"  # replaces a default that JSON cannot hold
+REQUIRED = "<required>"  # replaces the default of an argument that has none
 RULES = ("exactly_one", "at_least_one", "at_most_one", "same_length", "below")
 
 
@@ -22,9 +22,9 @@ class AllowedOperator:
     """An operator that a recipe may use.
 
     Attributes:
+        name: name of the operator.
         arguments: kind of each argument that a recipe may give.
-        defaults: default of each argument that the operator has, given or not; `REQUIRED` and `NOT_PLAIN` stand for
-            what is no default.
+        defaults: default of each argument of the operator, or `REQUIRED` or `NOT_PLAIN`.
         rules: groups of arguments for each of `RULES`.
         writes_captions: whether it may be the captioner of another operator.
     """
@@ -47,7 +47,7 @@ def allowed_operators() -> dict[str, AllowedOperator]:
             arguments |= reviewed["every_filter"]
             defaults |= installed["every_filter"]
         arguments |= entry["arguments"]
-        defaults |= installed["arguments"].get(name, {})  # of an operator that was added by hand, they are not known
+        defaults |= installed["arguments"].get(name, {})  # unknown for an operator that was added by hand
         rules = {rule: entry[rule] for rule in RULES if rule in entry}
         operators[name] = AllowedOperator(name, arguments, defaults, rules, entry.get("writes_captions", False))
     return operators
@@ -55,12 +55,12 @@ def allowed_operators() -> dict[str, AllowedOperator]:
 
 @cache
 def refused_operators() -> dict[str, str]:
-    """Return what each reviewed operator does that a recipe may not ask for, by its name."""
+    """Return the reasons why reviewed operators are not allowed, by the operator's name."""
     return {name: reason for reason, names in _read_reviewed()["refused"].items() for name in names}
 
 
-def defaults_of(name: str) -> dict[str, object]:
-    """Return the plain defaults of the arguments that an operator adds to those of all; none if it was not reviewed."""
+def read_defaults(name: str) -> dict[str, object]:
+    """Return the plain defaults of an operator's own arguments; none if it was not reviewed."""
     defaults = _read_installed()["arguments"].get(name, {})
     return {key: value for key, value in defaults.items() if value not in (REQUIRED, NOT_PLAIN)}
 

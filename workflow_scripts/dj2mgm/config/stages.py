@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
-from dj2mgm.config.recipe_check import LIKELIHOOD_GAIN, RECAPTION
-from dj2mgm.config.recipes import asking_captioner, needs_clip, needs_trust, read_recipes
+from dj2mgm.config.recipe_parsing import LIKELIHOOD_GAIN, RECAPTION
+from dj2mgm.config.recipes import needing_captioner, needs_clip, needs_trust, read_recipes
 from dj2mgm.config.training import (
     FROZEN,
     check_lora_targets,
@@ -58,12 +58,12 @@ class Stage:
 
 def filter_settings(config: dict, images: dict) -> dict:
     recipe = read_recipes(config)["filter"]
-    if LIKELIHOOD_GAIN in asking_captioner(recipe):
+    if LIKELIHOOD_GAIN in needing_captioner(recipe):
         raise InputError(
             f"recipe: {LIKELIHOOD_GAIN} asks a trained model, which the filter stage has not; move it to the recipe "
             "that synthesize.recipe names"
         )
-    if RECAPTION in asking_captioner(recipe):
+    if RECAPTION in needing_captioner(recipe):
         raise InputError(
             f"recipe: {RECAPTION} asks a captioner, which the filter stage has not; move it to the recipe that "
             "synthesize.recipe names"
@@ -84,7 +84,7 @@ def synthesize_settings(config: dict, images: dict) -> dict | None:
     recipe = read_recipes(config)["synthesize"]
     if recipe is None:
         return None
-    asking, captioner = asking_captioner(recipe), config["synthesize"]["captioner"]
+    asking, captioner = needing_captioner(recipe), config["synthesize"]["captioner"]
     if LIKELIHOOD_GAIN in asking and captioner != "mgm":
         raise InputError(
             f"synthesize.captioner: {captioner} does not tell how likely captions are, as {LIKELIHOOD_GAIN} asks; "

@@ -6,26 +6,29 @@ reporting/analysis_page.py makes the page.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from data_juicer.analysis import OverallAnalysis
+from data_juicer.ops.base_op import Deduplicator
 from datasets import Json
 
+from dj2mgm.config.recipe_parsing import RecipeStep
 from dj2mgm.data.images import BadImage
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_text
-from dj2mgm.juicer.data_juicer import OP, OPERATORS, Fields, __version__
+from dj2mgm.juicer.data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.engine import Engine
-from dj2mgm.juicer.operators import declarations
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
+from dj2mgm.juicer.operators.declarations import declared
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from dj2mgm.juicer.operators.image_text_deduplicator import NAME as DEDUPLICATOR
+from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import column_values, join_traces, output_stats
-from dj2mgm.juicer.recipe import check_process, complete
+from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.restart import EmptyResult, fingerprint, working_folder
 from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_limits
@@ -45,7 +48,7 @@ class Analysis:
 
     data: Path
     rows_in: int
-    process: list[dict]  # operators of the recipe and of the analysis
+    steps: list[RecipeStep]  # operators of the recipe and of the analysis
     recipe: set[str]  # names of the recipe's operators
     unreadable: dict[str, str] = field(default_factory=dict)  # reason by id
     texts: list[str] = field(default_factory=list)
@@ -87,17 +90,17 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
     """
     for name in (STATS, OVERALL, SUGGESTIONS, PAGE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
-    check_process(settings.process)
-    process = _with_needed(settings.process, clip)
-    measured = complete([step for step in process if declarations.measures_rows(_operator(step))], settings.arguments)
+    check_installed(settings.steps)
+    steps = _add_needed(settings.steps, clip)
+    measured = settings.complete(step for step in steps if _measures_rows(step))
     with working_folder(output_dir, fingerprint(measured, settings, data)) as working:
         engine = Engine(measured, replace(settings, executor="default", gpus=1), working, measures=True)
         _run(engine, clip, data)
         join_traces(engine.folders, len(measured), working / TRACE)
-        analysis = Analysis(data, engine.rows_in, process, {name for step in settings.process for name in step})
+        analysis = Analysis(data, engine.rows_in, steps, {step.name for step in settings.steps})
         stats = list(_read_stats(engine))
         _describe(analysis, engine, stats, list(read_jsonl(working / TRACE)))
-        reason = declarations.unreadable_stat(engine.operators[0])
+        reason = declared(engine.operators[0]).unreadable_stat
         unreadable = ({"id": identifier, reason: why} for identifier, why in analysis.unreadable.items())
         write_jsonl(output_dir / STATS, [*stats, *unreadable])
         write_text(output_dir / OVERALL, _overall(stats, {"id", reason}, working).to_csv())
@@ -105,19 +108,28 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
     return analysis
 
 
-def _operator(step: dict) -> type[OP]:
-    return OPERATORS.modules[next(iter(step))]
+def _operator(step: RecipeStep) -> type[OP]:
+    return OPERATORS.modules[step.name]
 
 
-def _with_needed(process: list[dict], clip: str | None) -> list[dict]:
+def _measures_rows(step: RecipeStep) -> bool:
+    """Return whether the operator can measure rows without changing them, and then decides about each row."""
+    return issubclass(_operator(step), Filter | Deduplicator) and not issubclass(_operator(step), SelectionFilter)
+
+
+def _add_needed(steps: Sequence[RecipeStep], clip: str | None) -> list[RecipeStep]:
     """Return the recipe with a check of images first, a deduplicator, and the similarity filter if there is a CLIP."""
-    checks = [step for step in process if declarations.unreadable_stat(_operator(step))]
-    process = (checks or [{INTEGRITY: None}])[:1] + [step for step in process if step not in checks]
-    if not any(declarations.drops_repeats(_operator(step)) for step in process):
-        process.append({DEDUPLICATOR: None})
-    if clip is not None and not any(name in SIMILARITY_FILTERS for step in process for name in step):
-        process.append({SIMILARITY: None})
-    return process
+    checks = [step for step in steps if declared(_operator(step)).unreadable_stat]
+    steps = (checks or [_added(INTEGRITY)])[:1] + [step for step in steps if step not in checks]
+    if not any(issubclass(_operator(step), Deduplicator) for step in steps):
+        steps.append(_added(DEDUPLICATOR))
+    if clip is not None and not any(step.name in SIMILARITY_FILTERS for step in steps):
+        steps.append(_added(SIMILARITY))
+    return steps
+
+
+def _added(name: str) -> RecipeStep:
+    return RecipeStep("analysis", name, {})
 
 
 def _run(engine: Engine, clip: str | None, data: Path) -> None:
@@ -155,7 +167,7 @@ def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list
     for text, images in column_values(engine.folders[-1], "text", "images"):
         analysis.texts.append(text)
         analysis.images.append(images)
-    reason = declarations.unreadable_stat(engine.operators[0])
+    reason = declared(engine.operators[0]).unreadable_stat
     analysis.unreadable = {row["id"]: row["stats"][reason] for row in trace if row["event"] == "dropped"}
     _describe_operators(analysis, engine, stats, trace)
     if not analysis.statistics:
@@ -167,19 +179,19 @@ def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list
 
 def _describe_operators(analysis: Analysis, engine: Engine, stats: list[dict], trace: list[dict]) -> None:
     filters, number = [], 0
-    for step in analysis.process:
-        [(name, arguments)] = step.items()
-        if not declarations.measures_rows(_operator(step)):
+    for step in analysis.steps:
+        name = step.name
+        if not _measures_rows(step):
             analysis.not_measured[name] = EDITS_ROWS
             continue
         number += 1
-        if declarations.drops_repeats(_operator(step)):
+        if issubclass(_operator(step), Deduplicator):
             repeated = {row["id"] for row in trace if row["event"] == "repeated" and row["step"] == number}
             analysis.repeats[name] = np.array([row["id"] in repeated for row in stats])
         elif not engine.counts[number]["statistics"]:
             analysis.not_measured[name] = NO_STATISTIC
-        elif not declarations.unreadable_stat(_operator(step)):
-            filters.append((engine.operators[number - 1], arguments or {}, list(engine.counts[number]["statistics"])))
+        elif not declared(_operator(step)).unreadable_stat:
+            filters.append((engine.operators[number - 1], step.arguments, list(engine.counts[number]["statistics"])))
     for operator, arguments, names in filters:
         _describe_filter(analysis, operator, arguments, {name: [row.get(name) for row in stats] for name in names})
 
@@ -220,7 +232,7 @@ def _overall(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame
 def suggested_recipe(analysis: Analysis) -> str:
     """Return the contents of suggestions.yaml."""
     reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(analysis.unreadable.values()).items())
-    [check] = analysis.process[0]
+    check = analysis.steps[0].name
     drops = {check: f"drops {len(analysis.unreadable)} of {analysis.rows_in}{f': {reasons}' if reasons else ''}"}
     drops |= {name: f"drops {int(rows.sum())}: equal to an earlier row" for name, rows in analysis.repeats.items()}
     drops |= {name: f"not measured: {reason}" for name, reason in analysis.not_measured.items()}
@@ -230,7 +242,7 @@ def suggested_recipe(analysis: Analysis) -> str:
         "Each count is the number of readable rows that the limit alone would drop. All limits together would keep "
         f"{analysis.kept('suggested')} rows.\nLook at the examples in analysis.html before you trust a limit."
     )
-    return recipe_text(head, analysis.process, analysis.statistics, drops)
+    return recipe_text(head, [step.as_dict() for step in analysis.steps], analysis.statistics, drops)
 
 
 def summarize(analysis: Analysis, clip: str | None) -> dict:

@@ -1,24 +1,29 @@
 """Consecutive operators of a recipe as one Data-Juicer operator that accounts for every row.
 
-A chain works on one batch of rows after another, each operator on the rows that those before it have kept. What an
-operator drops or changes is noted beside the row, and no row is ever removed, so that a batch gives the same table
-wherever and however often it is computed: in this process, in forked ones, or in a task of Ray that is tried again.
+A chain processes one batch of rows after another. Each operator gets the rows that earlier ones have kept. Drops and
+changes are recorded with the row, and no row is ever removed. A batch therefore gives the same table in this process,
+in a forked process, and in a task that Ray repeats.
 """
 
 import json
-from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import pyarrow as pa
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.data_juicer import OP, Fields, Mapper
-from dj2mgm.juicer.operators import declarations
+from dj2mgm.juicer.data_juicer import Fields, Mapper, change_data_juicer
+from dj2mgm.juicer.operators.declarations import (
+    batch_method,
+    decision_method,
+    declared,
+    holds_model,
+    is_unforkable,
+    take_report,
+)
 from dj2mgm.juicer.partitions import ROWS, read_recaption
-from dj2mgm.juicer.recipe import build_operator, check_ids, check_special_tokens, operator_named, row_named
+from dj2mgm.juicer.recipe import Step, check_ids, check_special_tokens, operator_named, row_named
 
 OUTCOMES = pa.schema(
     [
@@ -33,62 +38,39 @@ AS_TEXT = {"stats": Fields.stats, "meta": Fields.meta}
 COLUMNS = ("id", "text", "images", "input_row")
 
 
-@dataclass(frozen=True)
-class ChainStep:
-    """One operator of a recipe.
-
-    Args:
-        number: its place in the recipe, from 1.
-        spec: {operator: {argument: value}}.
-        measures: it only measures rows here, and drops or edits none.
-    """
-
-    number: int
-    spec: dict
-    measures: bool = False
-
-    @property
-    def name(self) -> str:
-        return next(iter(self.spec))
-
-
 class Chain(Mapper):
-    """Runs the operators of its steps on batches with the columns `ROWS`; returns tables with those of `OUTCOMES`."""
+    """An operator that runs steps on batches with the columns `ROWS`, and returns tables with those of `OUTCOMES`."""
 
     _name = "chain"
     _batched_op = True
 
-    def __init__(self, steps: list[ChainStep], working: Path, *args, **kwargs):
-        """
-        Raises:
-            InputError: names the operator that cannot be built and why.
-        """
+    def __init__(self, steps: list[Step], *args, **kwargs):
         super().__init__(*args, auto_op_parallelism=False, batch_size=None, **kwargs)
-        self.steps = [(step, build_operator(step.spec, working)) for step in steps]
-        operators = [operator for _, operator in self.steps]
+        self.steps = steps
+        operators = [step.operator for step in steps]
         self.accelerator = "cuda" if any(operator.use_cuda() for operator in operators) else "cpu"
-        self.unforkable = self.use_cuda() or any(map(declarations.is_unforkable, operators))
-        deciding = [operator for step, operator in self.steps if not step.measures]
-        self.in_one_process = any(map(declarations.in_one_process, deciding))
-        # an actor loads a model once, a task whenever it lands in a new process
-        self.ray_execution_mode = "actor" if any(map(declarations.holds_model, operators)) else "task"
+        self.unforkable = self.use_cuda() or any(map(is_unforkable, operators))
+        self.in_one_process = any(declared(step.operator).in_one_process for step in steps if not step.measures)
+        # an actor loads a model once, while a task loads it in each new process
+        self.ray_execution_mode = "actor" if any(map(holds_model, operators)) else "task"
 
     def process_batched(self, samples: dict, rank: int | None = None) -> pa.Table:
-        batch = Batch(samples)
+        change_data_juicer()  # in a worker of Ray this is the entry point
+        batch = RowBatch(samples)
         try:
-            for step, operator in self.steps:
-                batch.apply(step, operator, {"rank": rank} if operator.use_cuda() else {})
-        except InputError as error:  # handed over as an outcome: Ray would wrap it, log it and try again
+            for step in self.steps:
+                batch.apply(step, {"rank": rank} if step.operator.use_cuda() else {})
+        except InputError as error:  # returned as an outcome, since Ray would wrap it, log it and try again
             return batch.failed(error)
         return batch.outcomes()
 
     def close(self) -> None:
         """Close the files that operators keep open."""
-        for _, operator in self.steps:
-            declarations.close(operator)
+        for step in self.steps:
+            declared(step.operator).close()
 
 
-class Batch:
+class RowBatch:
     """Rows on their way through a chain."""
 
     def __init__(self, samples: dict):
@@ -101,34 +83,36 @@ class Batch:
         self.events: dict[str, list[dict]] = {}  # by id
         self.reports: dict[int, dict] = {}  # by the step's number
 
-    def apply(self, step: ChainStep, operator: OP, arguments: dict) -> None:
-        started = perf_counter()
-        size = operator.batch_size if operator.is_batched_op() else 1  # as Data-Juicer does it
+    def apply(self, step: Step, arguments: dict) -> None:
+        """Run a step on the rows that are left."""
+        started, operator = perf_counter(), step.operator
+        size = operator.batch_size if operator.is_batched_op() else 1  # like Data-Juicer
         known = self._statistics()
         results = []
         for start in range(0, len(self.live["id"]), size):
             part = {key: values[start : start + size] for key, values in self.live.items()}
             with operator_named(operator._name):
-                results.append(self._apply(step, operator, part, arguments))
+                results.append(self._apply(step, part, arguments))
         if results:
             self.live = {key: [value for part in results for value in part[key]] for key in results[0]}
         self.reports[step.number] = {
             "seconds": perf_counter() - started,
             "statistics": {name: len(self.live["id"]) for name in self._statistics() if name not in known},
-            "report": declarations.take_report(operator),
+            "report": take_report(operator),
         }
 
     def _statistics(self) -> list[str]:
-        """Every row has all: filters write one even where there is nothing to measure."""
+        """Return the names of all statistics; each row has all, since filters write one even without a value."""
         return list(self.live[Fields.stats][0]) if self.live[Fields.stats] else []
 
-    def _apply(self, step: ChainStep, operator: OP, before: dict, arguments: dict) -> dict:
-        """The columns of the rows that the operator keeps of a part of the batch, as it leaves them."""
-        method = getattr(operator, declarations.batch_method(operator, step.measures))
+    def _apply(self, step: Step, before: dict, arguments: dict) -> dict:
+        """Return the columns of the rows that the operator keeps of a part of the batch."""
+        operator = step.operator
+        method = getattr(operator, batch_method(operator, step.measures))
         columns = {key: list(values) for key, values in before.items()}
         after = dict(row_named(operator._name, method)(columns, **arguments))
         check_ids(operator._name, set(before["id"]), after)
-        decide = declarations.decision_of(operator)
+        decide = decision_method(operator)
         if decide and not step.measures:
             before, kept = after, [bool(keep) for keep in decide(after)]
             if not all(kept):
@@ -140,14 +124,14 @@ class Batch:
             self._note_changes(step, before, after)
         return after
 
-    def _note_dropped(self, step: ChainStep, before: dict, kept: set[str]) -> None:
+    def _note_dropped(self, step: Step, before: dict, kept: set[str]) -> None:
         for place, identifier in enumerate(before["id"]):
             if identifier not in kept:
                 row = self.dropped[identifier] = {key: values[place] for key, values in before.items()}
                 event = {"id": identifier, "event": "dropped", "step": step.number, "operator": step.name}
                 self._note(event | {"stats": row[Fields.stats]} | read_recaption(row[Fields.meta]))
 
-    def _note_changes(self, step: ChainStep, before: dict, after: dict) -> None:
+    def _note_changes(self, step: Step, before: dict, after: dict) -> None:
         texts = dict(zip(before["id"], before["text"], strict=True))
         for identifier, text in zip(after["id"], after["text"], strict=True):
             if text != (original := texts[identifier]):
@@ -158,12 +142,12 @@ class Batch:
         self.events.setdefault(event["id"], []).append(event)
 
     def failed(self, error: InputError) -> pa.Table:
-        """One row with the error."""
+        """Return one row with the error."""
         columns = {name: [None] for name in OUTCOMES.names}
         return pa.table(columns | {"report": [_dump({ERROR: str(error)})]}, schema=OUTCOMES)
 
     def outcomes(self) -> pa.Table:
-        """All rows of the batch in their order."""
+        """Return all rows of the batch in their order."""
         places = {identifier: place for place, identifier in enumerate(self.live["id"])}
         columns: dict[str, list] = {name: [] for name in OUTCOMES.names}
         for identifier in self.order:
@@ -189,4 +173,4 @@ def _dump(value: object) -> str:
 def _plain(value: object) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise InputError(f"an operator leaves a value of type {type(value).__name__}, which no file of this stage can hold")
+    raise InputError(f"an operator returned a value of type {type(value).__name__}, which JSON cannot hold")

@@ -1,20 +1,20 @@
-"""The one door to Data-Juicer: what the rest of `juicer` uses of it, with its run-time surprises taken out.
+"""Data-Juicer, with this workflow's changes to it. The changes were tested with Data-Juicer 1.6.1.
 
-Data-Juicer 1.6.1, left alone,
-- installs every missing package while it runs (`LazyLoader`), which changes the environment under the workflow's feet;
-- loads its Ray executors with `data_juicer.core`, so that the mere import installs Ray;
-- imports torch after each operator, to empty the cache of a GPU that most operators never use;
-- opens images in its own way: every format that Pillow has, EPS with Ghostscript among them; truncated files; 16 bits
-  cut off at 255. Models would be shown other images than those that were judged.
+Entry points call `prepare_process` (or `change_data_juicer` alone) before they run a recipe; an import changes nothing.
+What needs `data_juicer.core` is a function here, since its import is one of the things that are changed.
 """
 
 import importlib.util
 import os
 import sys
 
-from data_juicer.ops import base_op
+from data_juicer import __version__
+from data_juicer.ops import OPERATORS, Filter, Mapper, base_op, load_ops
+from data_juicer.ops.base_op import OP
 from data_juicer.utils import mm_utils, model_utils
+from data_juicer.utils.constant import Fields
 from data_juicer.utils.lazy_loader import LazyLoader
+from data_juicer.utils.mm_utils import SpecialTokens
 from PIL import Image
 
 from dj2mgm.data.images import FORMATS, load_image
@@ -22,9 +22,28 @@ from dj2mgm.data.shards import file_size
 from dj2mgm.errors import InputError
 from dj2mgm.streaming import end_with_parent
 
+__all__ = [
+    "OP",
+    "OPERATORS",
+    "Fields",
+    "Filter",
+    "Mapper",
+    "MissingPackage",
+    "SpecialTokens",
+    "__version__",
+    "change_data_juicer",
+    "check_arguments",
+    "load_ops",
+    "load_step",
+    "nested_dataset_class",
+    "prepare_process",
+    "ray_dataset_class",
+    "valid_arguments",
+]
+
 
 class MissingPackage(InputError):
-    """An operator needs `package`, which the environment lacks."""
+    """The error for an operator that needs `package`, which the environment lacks."""
 
     def __init__(self, package: str):
         super().__init__(package)
@@ -35,8 +54,20 @@ def _refuse_to_install(cls: type, package_spec: str, pip_args: list[str] | None 
     raise MissingPackage(package_spec)
 
 
+def _forbid_installations() -> None:
+    """Raise an error for a missing package.
+
+    `LazyLoader` installs missing packages with uv or pip while a recipe runs, and has no switch for it
+    (https://github.com/datajuicer/data-juicer/pull/660). One operator has replaced torch and broken the environment.
+    """
+    LazyLoader._install_package = classmethod(_refuse_to_install)
+
+
 def _load_core_without_ray() -> None:
-    """Enter `data_juicer.core` as a bare package: its modules load as usual, its `__init__` with Ray does not run."""
+    """Enter `data_juicer.core` as a bare package, so that its modules load as usual and its `__init__` does not run.
+
+    The `__init__` imports the Ray executors. Without Ray in the environment, the import alone would install it.
+    """
     if "data_juicer.core" not in sys.modules:
         spec = importlib.util.find_spec("data_juicer.core")
         sys.modules["data_juicer.core"] = importlib.util.module_from_spec(spec)
@@ -47,9 +78,20 @@ def _free_models_if_any() -> None:
         model_utils.free_models()
 
 
-def _open_images_in_our_way() -> None:
-    """Put our functions in place of Data-Juicer's, in every module that has imported them. Operators that call Pillow
-    themselves find no formats but ours there.
+def _import_torch_for_models_only() -> None:
+    """Free models after an operator only if there are any.
+
+    `free_models` imports torch to empty the cache of a GPU, which takes seconds and which most operators never use.
+    """
+    base_op.free_models = _free_models_if_any
+
+
+def _open_images_like_the_workflow() -> None:
+    """Put this workflow's functions in place of Data-Juicer's, in every module that has imported them.
+
+    Data-Juicer's own open every format of Pillow (EPS with Ghostscript, too) and truncated files, and cut 16 bits off
+    at 255. Models would be trained on other images than those that were rated. Operators that call Pillow themselves
+    find only this workflow's formats.
     """
     for ours, theirs in ((load_image, "load_image"), (file_size, "get_file_size")):
         original = getattr(mm_utils, theirs)
@@ -61,56 +103,79 @@ def _open_images_in_our_way() -> None:
     Image.ID[:] = FORMATS
 
 
-LazyLoader._install_package = classmethod(_refuse_to_install)
-base_op.free_models = _free_models_if_any
-_load_core_without_ray()
+def change_data_juicer() -> None:
+    """Change Data-Juicer in this process and in those that it forks, once."""
+    if _is_changed():
+        return
+    _forbid_installations()
+    _load_core_without_ray()
+    _import_torch_for_models_only()
+    _open_images_like_the_workflow()
 
-from data_juicer import __version__  # noqa: E402
-from data_juicer.config.config import update_op_attr  # noqa: E402
-from data_juicer.core.data import NestedDataset  # noqa: E402
-from data_juicer.core.preflight import PipelineConfigError, pre_instantiation_check  # noqa: E402
-from data_juicer.ops import OPERATORS, Filter, Mapper, load_ops  # noqa: E402
-from data_juicer.ops.base_op import OP  # noqa: E402
-from data_juicer.utils.constant import Fields  # noqa: E402
-from data_juicer.utils.mm_utils import SpecialTokens  # noqa: E402
 
-_open_images_in_our_way()  # operators have been imported by now, and with them the original
+def prepare_process() -> None:
+    """Prepare this process to run a recipe: no installations, no questions, and no workers that outlive it."""
+    change_data_juicer()
+    # a few operators call pip and uv directly
+    os.environ.update(PIP_NO_INDEX="1", PIP_DRY_RUN="1", UV_NO_INDEX="1", UV_OFFLINE="1")
+    # transformers would ask whether to run the code that comes with a model
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # pools of Data-Juicer and datasets do not end their workers when this process is killed
+    os.register_at_fork(after_in_child=end_with_parent)
 
-__all__ = [
-    "OP",
-    "OPERATORS",
-    "Fields",
-    "Filter",
-    "Mapper",
-    "MissingPackage",
-    "NestedDataset",
-    "PipelineConfigError",
-    "SpecialTokens",
-    "__version__",
-    "end_workers_with_this_process",
-    "forbid_surprises",
-    "load_ops",
-    "pre_instantiation_check",
-    "ray_dataset_class",
-    "update_op_attr",
-]
+
+def _is_changed() -> bool:
+    return getattr(LazyLoader._install_package, "__func__", None) is _refuse_to_install
+
+
+def _require_changes() -> None:
+    if not _is_changed():
+        raise RuntimeError("Data-Juicer could install packages: call change_data_juicer() in the entry point")
+
+
+def nested_dataset_class() -> type:
+    """Return `NestedDataset`, the dataset of Data-Juicer's operators."""
+    _require_changes()
+    from data_juicer.core.data import NestedDataset
+
+    return NestedDataset
 
 
 def ray_dataset_class() -> type:
-    """`RayDataset`, what Data-Juicer's Ray executor runs operators on; only here, because it imports Ray."""
+    """Return `RayDataset`, on which Data-Juicer's Ray executor runs operators; its import needs Ray."""
+    _require_changes()
     from data_juicer.core.data.ray_dataset import RayDataset
 
     return RayDataset
 
 
-def forbid_surprises() -> None:
-    """Make pip and uv useless to this process and its children: a few operators call them directly. And answer no
-    questions: transformers would ask whether to run the code that comes with a model.
-    """
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.environ.update(PIP_NO_INDEX="1", PIP_DRY_RUN="1", UV_NO_INDEX="1", UV_OFFLINE="1")
+def check_arguments(name: str, arguments: dict) -> list[str]:
+    """Return the problems that Data-Juicer's own check finds in an operator's arguments."""
+    _require_changes()
+    from data_juicer.core.preflight import PipelineConfigError, pre_instantiation_check
+
+    try:
+        pre_instantiation_check([{name: arguments}])
+    except PipelineConfigError as error:
+        return [str(problem) for problem in error.errors]
+    except AttributeError:  # its own message fails at annotations such as `float | None`
+        return [f"{name}: a value has another type than its argument, of {', '.join(arguments)}"]
+    return []
 
 
-def end_workers_with_this_process() -> None:
-    """Data-Juicer's and datasets' pools do not end their workers when this process is killed."""
-    os.register_at_fork(after_in_child=end_with_parent)
+def valid_arguments(operator: type[OP]) -> set[str]:
+    """Return the names of an operator's arguments, as Data-Juicer's own check finds them."""
+    _require_changes()
+    from data_juicer.core.preflight import _get_valid_params
+
+    return _get_valid_params(operator)
+
+
+def load_step(name: str, arguments: dict, settings: dict) -> OP:
+    """Build an operator with `settings` of its base class."""
+    _require_changes()
+    from data_juicer.config.config import update_op_attr
+
+    # copied, since Data-Juicer adds to the mappings that it gets
+    [operator] = load_ops(update_op_attr([{name: dict(arguments)}], settings))
+    return operator

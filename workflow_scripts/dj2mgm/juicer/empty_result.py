@@ -8,7 +8,7 @@ import numpy as np
 from dj2mgm.data.images import UnreadableImages
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.data_juicer import OP, Fields
-from dj2mgm.juicer.operators.declarations import decision_of, unreadable_stat
+from dj2mgm.juicer.operators.declarations import decision_method, declared
 from dj2mgm.juicer.partitions import column_values
 from dj2mgm.juicer.restart import EmptyResult
 from dj2mgm.juicer.statistics import read_limits
@@ -40,7 +40,7 @@ def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Pa
         rows: partitions of the stage's input.
     """
     worst = max(steps, key=lambda step: step["dropped"])
-    if stat := unreadable_stat(operators[worst["step"] - 1]):
+    if stat := declared(operators[worst["step"] - 1]).unreadable_stat:
         return EmptyResult(
             f"the recipe kept none of {rows_in} rows; the images of {worst['dropped']} cannot be read "
             f"({_unreadable(stat, worst['step'], trace, rows)}). Correct the paths, or the folder that they are "
@@ -83,7 +83,7 @@ def _distribution(operator: OP, stats: list[dict]) -> str:
 
 def _judged_by(operator: OP, stats: list[dict]) -> str | None:
     """Return the stat by which a filter decides; None if there are several, or if the operator is not a filter."""
-    decide = decision_of(operator)
+    decide = decision_method(operator)
     for row in stats if decide else ():
         tracker = ReadTracker(row)
         list(decide({Fields.stats: [tracker]}))

@@ -1,31 +1,42 @@
 """The engine that runs a recipe over a dataset on disk, partition by partition; finished partitions stay finished.
 
-The recipe is cut into passes. A pass takes each partition through a chain of operators (`chain`), and ends where a
-decision needs all rows. Data-Juicer's own deduplicators and its selectors get the whole dataset, in a pass of their
-own. Where operators only measure, as in an analysis, filters drop no rows and deduplicators only note repeats.
+The recipe is divided into passes. A pass runs a chain of operators (`chain`) on each partition, and ends if a decision
+needs all rows (`decisions`). Data-Juicer's own deduplicators and selectors get the whole dataset, in their own pass. In
+an analysis operators only measure: filters drop no rows, and deduplicators only record repeats.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from loguru import logger
 
 from dj2mgm.config.clips import check_named_models
+from dj2mgm.config.recipe_parsing import RecipeStep
 from dj2mgm.files import replace_folder
-from dj2mgm.juicer.chain import Chain, ChainStep
-from dj2mgm.juicer.copies import drop_copies
-from dj2mgm.juicer.data_juicer import OP, Fields, NestedDataset
+from dj2mgm.juicer.chain import Chain
+from dj2mgm.juicer.data_juicer import OP, Fields
+from dj2mgm.juicer.decisions import drop_near_duplicates, keep_selected
 from dj2mgm.juicer.executors import Run, open_executor
 from dj2mgm.juicer.ledger import Ledger, Repeats, RowStream
-from dj2mgm.juicer.operators import declarations
-from dj2mgm.juicer.operators.declarations import merge_reports
-from dj2mgm.juicer.operators.keep_fraction import set_limits
+from dj2mgm.juicer.operators.declarations import (
+    batch_method,
+    decision_method,
+    declared,
+    holds_model,
+    merge_reports,
+    needs_all_rows,
+    take_report,
+)
+from dj2mgm.juicer.operators.keep_fraction import SharedLimits
+from dj2mgm.juicer.operators.near_duplicates import NearDeduplicator
+from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import (
     column_values,
     count_rows,
@@ -39,102 +50,114 @@ from dj2mgm.juicer.partitions import (
     write_partition,
     write_partitions,
 )
-from dj2mgm.juicer.recipe import build_operators, check_ids, check_special_tokens, operator_named, row_named
+from dj2mgm.juicer.recipe import Step, build_operators, check_ids, check_special_tokens, operator_named, row_named
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.juicer.selected import keep_selected
 from dj2mgm.messages import Progress, note
 
+if TYPE_CHECKING:
+    from data_juicer.core.data import NestedDataset
 
-class Ending(Enum):
-    """What a pass ends with."""
+
+class Decision(Enum):
+    """The decision about rows at the end of a pass."""
 
     NONE = "each operator has decided row by row"
-    MEASURED = (
-        "the last operator has only measured; the next pass begins with it, and decides by what it knows of all rows"
-    )
-    SELECTION = "the only operator says which rows are kept"
-    COPIES = "the only operator drops the copies that all rows' signatures tell"
-    REPEATS = "the last operator's hashes tell, row by row in their order, which rows are repeats"
+    MEASURED = "the last operator has only measured; the next pass begins with it and decides, given all rows"
+    SELECTION = "the only operator selects rows"
+    NEAR_DUPLICATES = "the only operator drops near-duplicates, given the signatures of all rows"
+    REPEATS = "the last operator's hashes show, row by row in their order, which rows are repeats"
     ALL_ROWS = "the only operator gets the whole dataset"
 
 
 @dataclass(frozen=True)
 class Pass:
-    steps: tuple[ChainStep, ...]
-    ending: Ending = Ending.NONE
+    """Consecutive steps that run on each partition, and the decision at their end."""
+
+    steps: tuple[Step, ...]
+    decision: Decision = Decision.NONE
 
     @property
-    def decided(self) -> tuple[ChainStep, ...]:
-        """The steps that have seen all rows and are done with them."""
-        return self.steps[:-1] if self.ending is Ending.MEASURED else self.steps
+    def decided(self) -> tuple[Step, ...]:
+        """The steps that are finished with all rows."""
+        return self.steps[:-1] if self.decision is Decision.MEASURED else self.steps
 
 
-def passes_of(process: list[dict], operators: list[OP], measures: bool = False) -> list[Pass]:
-    """The recipe's passes. A first model begins a pass: models run in few processes, what comes before them in many.
+def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
+    """Return the recipe's passes.
+
+    The first operator with a model begins a pass, since models run in few processes and earlier operators in many.
 
     Args:
-        measures: operators only measure, except one that drops rows with unreadable images.
+        operators: operators of the recipe in order.
+        measures: whether operators only measure, except one that drops rows with unreadable images.
     """
     passes: list[Pass] = []
-    steps: list[ChainStep] = []
+    steps: list[Step] = []
 
-    def end(ending: Ending = Ending.NONE) -> None:
+    def end(decision: Decision = Decision.NONE) -> None:
         if steps:
-            passes.append(Pass(tuple(steps), ending))
+            passes.append(Pass(tuple(steps), decision))
         steps.clear()
 
-    for number, (spec, operator) in enumerate(zip(process, operators, strict=True), start=1):
-        step = ChainStep(number, spec, measures and declarations.unreadable_stat(operator) is None)
-        in_pass = [operators[earlier.number - 1] for earlier in steps]
-        if declarations.holds_model(operator) and not any(map(declarations.holds_model, in_pass)):
+    for number, operator in enumerate(operators, start=1):
+        step = Step(number, operator, measures and declared(operator).unreadable_stat is None)
+        if holds_model(operator) and not any(holds_model(earlier.operator) for earlier in steps):
             end()
-        if declarations.finds_copies(operator):
+        if isinstance(operator, NearDeduplicator):
             steps.append(step)
-            end(Ending.MEASURED)
+            end(Decision.MEASURED)
             steps.append(step)
-            end(Ending.COPIES)
-        elif declarations.hash_key(operator):
+            end(Decision.NEAR_DUPLICATES)
+        elif declared(operator).hash_key:
             steps.append(step)
-            end(Ending.REPEATS)
-        elif declarations.needs_all_rows(operator):
+            end(Decision.REPEATS)
+        elif isinstance(operator, SelectionFilter):
+            steps.append(replace(step, measures=True))
+            end(Decision.MEASURED)
+            steps.append(step)
+            end(Decision.SELECTION)
+        elif needs_all_rows(operator):
             end()
             steps.append(step)
-            end(Ending.ALL_ROWS)
-        elif declarations.selects(operator):
-            steps.append(ChainStep(number, spec, measures=True))
-            end(Ending.MEASURED)
-            steps.append(step)
-            end(Ending.SELECTION)
+            end(Decision.ALL_ROWS)
         else:
-            if declarations.shares(operator) and not step.measures:
-                steps.append(ChainStep(number, spec, measures=True))
-                end(Ending.MEASURED)
+            if _has_share(operator) and not step.measures:
+                steps.append(replace(step, measures=True))
+                end(Decision.MEASURED)
             steps.append(step)
     end()
     return passes
+
+
+def _has_share(operator: OP) -> bool:
+    return isinstance(operator, SharedLimits) and bool(operator.shares)
 
 
 class Engine:
     """Runs one recipe on one dataset, in one folder.
 
     Attributes:
-        folders: the dataset before the first pass, and after each.
-        summaries: of the operators that have seen all rows.
-        counts: of each operator, by its number; see `Ledger`.
+        folders: the dataset before the first pass, and after each pass.
+        summaries: summaries of the operators that have processed all rows.
+        counts: counts of each operator by its number (see `Ledger`).
     """
 
-    def __init__(self, process: list[dict], settings: RecipeSettings, working: Path, measures: bool = False):
-        """
+    def __init__(self, steps: Sequence[RecipeStep], settings: RecipeSettings, working: Path, measures: bool = False):
+        """Build the operators and plan the passes.
+
         Args:
-            process: complete and checked.
-            measures: filters and deduplicators only measure and count; only rows with unreadable images are dropped.
+            steps: checked steps of the recipe with all arguments.
+            settings: settings of the stage.
+            working: folder for partitions.
+            measures: whether filters and deduplicators only measure and count. Only rows with unreadable images are
+                then dropped.
 
         Raises:
-            InputError: names the operator that cannot be built and why, or the fault of a model's folder.
+            InputError: If an operator cannot be built, or if the folder of a model is faulty.
         """
-        check_named_models(process)
-        self.operators = build_operators(process, working)
-        self.passes = passes_of(process, self.operators, measures)
+        check_named_models([step.as_dict() for step in steps])
+        self.operators = build_operators(steps, working)
+        self.passes = plan_passes(self.operators, measures)
         self.settings = settings
         self.working = working
         self.folders: list[Path] = []
@@ -142,27 +165,25 @@ class Engine:
         self.counts: dict[int, dict] = {}
 
     def run(self, data: Path) -> None:
-        """All passes, or as many as leave a row.
+        """Run all passes, or those up to the first that leaves no row.
 
         Raises:
-            InputError: a bad row, or an operator that fails.
+            InputError: If a row is invalid, or if an operator fails.
         """
         for operator in self.operators:
-            declarations.check_ready(operator)
+            declared(operator).check_ready()
         self.folders = [self.working / "pass-0"]
         if not self.folders[0].exists():
             import_rows(data, self.settings.image_root, self.folders[0])
         with open_executor(self.settings, self.working) as run:
             for number, current in enumerate(self.passes, start=1):
                 target = self.working / f"pass-{number}"
-                if current.ending is Ending.ALL_ROWS:
+                if current.decision is Decision.ALL_ROWS:
                     self._run_on_all_rows(current.steps[0], target)
-                elif current.ending is Ending.SELECTION:
-                    [step] = current.steps
-                    keep_selected(step, self.operator_of(step), self.folders[-1], target)
-                elif current.ending is Ending.COPIES:
-                    [step] = current.steps
-                    drop_copies(step, self.operator_of(step), self.folders[-1], target)
+                elif current.decision is Decision.SELECTION:
+                    keep_selected(current.steps[0], self.folders[-1], target)
+                elif current.decision is Decision.NEAR_DUPLICATES:
+                    drop_near_duplicates(current.steps[0], self.folders[-1], target)
                 else:
                     self._run_chain(current, target, run)
                 self.folders.append(target)
@@ -178,17 +199,17 @@ class Engine:
     def rows_out(self) -> int:
         return count_rows(self.folders[-1])
 
-    def operator_of(self, step: ChainStep) -> OP:
-        return self.operators[step.number - 1]
-
     def _run_chain(self, current: Pass, target: Path, run: Run) -> None:
         """Run the pass on the partitions that are not yet in `target`."""
         source = self.folders[-1]
-        chain = Chain([self._with_limit(step, source) for step in current.steps], self.working)
+        for step in current.steps:
+            if _has_share(step.operator) and not step.measures:  # the pass before has measured all rows
+                step.operator.set_limits(json.loads(stats) for (stats,) in column_values(source, "stats"))
+        chain = Chain(list(current.steps))
         waiting = [partition for partition in list_partitions(source) if not (target / partition.name).exists()]
         if len(waiting) < len(list_partitions(source)):
-            note(f"going on after {len(list_partitions(source)) - len(waiting)} partitions that were done before")
-        repeats = self._repeats_in(target, current.steps[-1]) if current.ending is Ending.REPEATS else None
+            note(f"continuing after {len(list_partitions(source)) - len(waiting)} finished partitions")
+        repeats = _read_repeats(target, current.steps[-1]) if current.decision is Decision.REPEATS else None
         progress = Progress("rows", sum(read_counts(partition)["rows"] for partition in waiting))
         with closing(chain), closing(run(chain, waiting)) as outcomes:
             rows = RowStream(outcomes)
@@ -197,29 +218,14 @@ class Engine:
                 _write_outcomes(rows.take(count), repeats, target / partition.name)
                 if partition is not waiting[-1]:
                     progress.add(count)
-            next(outcomes, None)  # there is none, and at the end of its outcomes Ray lets go of a pass's actors
+            next(outcomes, None)  # at the end of the outcomes Ray stops the actors of the pass
 
-    def _repeats_in(self, folder: Path, step: ChainStep) -> Repeats:
-        """What a deduplicator knows of the partitions that the pass has finished."""
-        repeats = Repeats(step, declarations.hash_key(self.operator_of(step)))
-        rows = column_values(folder, "id", "others")
-        repeats.first.fill((json.loads(others)[repeats.hash_key], identifier) for identifier, others in rows)
-        return repeats
-
-    def _with_limit(self, step: ChainStep, source: Path) -> ChainStep:
-        """The step, with limits in place of its shares: all rows of `source` have scores by now."""
-        operator = self.operator_of(step)
-        if step.measures or not declarations.shares(operator):
-            return step
-        limits = set_limits(operator, (json.loads(stats) for (stats,) in column_values(source, "stats")))
-        return ChainStep(step.number, {step.name: step.spec[step.name] | limits})
-
-    def _run_on_all_rows(self, step: ChainStep, target: Path) -> None:
-        """Hand the whole dataset to an operator, unless its rows are in `target` already."""
+    def _run_on_all_rows(self, step: Step, target: Path) -> None:
+        """Run an operator on the whole dataset, unless its rows are in `target` already."""
         if target.exists():
             return
         started = perf_counter()
-        operator, dataset = self.operator_of(step), load_dataset(self.folders[-1], self.working)
+        operator, dataset = step.operator, load_dataset(self.folders[-1], self.working)
         known = dataset[0][Fields.stats] or {}
         with operator_named(step.name):
             measured, kept = _run_on_dataset(operator, dataset, step.measures)
@@ -227,19 +233,19 @@ class Engine:
         for event in _events(step, dataset, measured, kept):
             ledger.add_event(event)
         new = [name for name in measured[0][Fields.stats] or {} if name not in known]
-        counts = {"statistics": dict.fromkeys(new, len(measured)), "report": declarations.take_report(operator)}
+        counts = {"statistics": dict.fromkeys(new, len(measured)), "report": take_report(operator)}
         ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
         with replace_folder(target) as folder:
             write_partitions(folder, iterate_tables(measured if step.measures else kept), ledger.counts, ledger.trace)
 
     def _summarize(self, current: Pass) -> None:
-        """Summarize the operators that the last pass has finished, with a line for each in the log."""
+        """Summarize the operators that the last pass has finished, and log a line for each."""
         for partition in list_partitions(self.folders[-1]):
             for number, counts in read_counts(partition)["operators"].items():
                 self.counts[int(number)] = merge_reports(self.counts.get(int(number), {}), counts)
         for step in current.decided:
             rows_in = self.summaries[-1]["rows_out"] if self.summaries else self.rows_in
-            summary = self._summary_of(step, rows_in)
+            summary = self._summarize_step(step, rows_in)
             self.summaries.append(summary)
             logger.info(
                 f"[{step.number}/{len(self.operators)}] {step.name}: {rows_in} rows in, {summary['rows_out']} out, "
@@ -248,9 +254,9 @@ class Engine:
             if not summary["rows_out"]:
                 return
 
-    def _summary_of(self, step: ChainStep, rows_in: int) -> dict:
-        """What an operator did to all rows, as in summary.json."""
-        counts, operator = self.counts.get(step.number, {}), self.operator_of(step)
+    def _summarize_step(self, step: Step, rows_in: int) -> dict:
+        """Return an operator's entry in summary.json."""
+        counts, operator = self.counts.get(step.number, {}), declared(step.operator)
         dropped = counts.get("dropped", 0)
         summary = {
             "step": step.number,
@@ -261,12 +267,20 @@ class Engine:
             "changed": counts.get("changed", 0),
             "seconds": round(counts.get("seconds", 0.0), 3),
         }
-        report = declarations.judge_report(operator, counts.get("report", {}))
-        return summary | ({declarations.report_key(operator): report} if report else {})
+        report = operator.judge_report(counts.get("report", {}))
+        return summary | ({operator.report_key: report} if report else {})
+
+
+def _read_repeats(folder: Path, step: Step) -> Repeats:
+    """Return the hashes in the partitions that the pass has finished."""
+    repeats = Repeats(step, declared(step.operator).hash_key)
+    rows = column_values(folder, "id", "others")
+    repeats.first.fill((json.loads(others)[repeats.hash_key], identifier) for identifier, others in rows)
+    return repeats
 
 
 def _write_outcomes(outcomes: Iterator[pa.Table], repeats: Repeats | None, partition: Path) -> None:
-    """Account for a partition's rows, and write those that are kept."""
+    """Account for a partition's rows, and write the kept ones."""
     started = perf_counter()
     ledger = Ledger()
     for table in outcomes:
@@ -278,12 +292,14 @@ def _write_outcomes(outcomes: Iterator[pa.Table], repeats: Repeats | None, parti
         write_partition(folder, ledger.kept, ledger.counts, ledger.trace)
 
 
-def _run_on_dataset(operator: OP, dataset: NestedDataset, measures: bool) -> tuple[NestedDataset, NestedDataset]:
-    """(rows with what the operator measured, rows that it keeps). A filter runs as in its own `run`, in two moves, and
-    only the first of them where it only `measures`."""
-    if method := declarations.batch_method(operator):
+def _run_on_dataset(operator: OP, dataset: "NestedDataset", measures: bool) -> tuple["NestedDataset", "NestedDataset"]:
+    """Return the measured rows and the kept rows.
+
+    A filter runs like in its own `run`, in two steps. If it only `measures`, the second step is left out.
+    """
+    if method := batch_method(operator):
         setattr(operator, method, row_named(operator._name, getattr(operator, method)))
-    decide = declarations.decision_of(operator)
+    decide = decision_method(operator)
     if decide is None:
         return dataset, operator.run(dataset)
     measured = operator.run(dataset, reduce=False)
@@ -292,11 +308,11 @@ def _run_on_dataset(operator: OP, dataset: NestedDataset, measures: bool) -> tup
     return measured, measured.filter(decide, batch_size=operator.batch_size, desc=f"{operator._name}_process")
 
 
-def _events(step: ChainStep, before: NestedDataset, measured: NestedDataset, kept: NestedDataset) -> Iterator[dict]:
-    """The trace of an operator that got the whole dataset: rows that it dropped, or would drop, and texts it changed.
+def _events(step: Step, before: "NestedDataset", measured: "NestedDataset", kept: "NestedDataset") -> Iterator[dict]:
+    """Yield the trace of an operator on the whole dataset: dropped (or repeated) rows and changed texts.
 
     Raises:
-        InputError: the operator added or repeated rows, or removed their ids.
+        InputError: If the operator added or repeated rows, or removed their ids.
     """
     columns = {"id": [identifier for (identifier,) in iterate(kept, "id")]} if "id" in kept.column_names else {}
     check_ids(step.name, {identifier for (identifier,) in iterate(before, "id")}, columns)

@@ -111,7 +111,7 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
     import ray
 
     if chain.in_one_process:
-        names = ", ".join(step.name for step, _ in chain.steps)
+        names = ", ".join(step.name for step in chain.steps)
         note(f"{names}: runs in this process and not on Ray, since one process must count the requests to a server")
         yield from run_locally(chain, partitions, 1)
         return

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.chain import ERROR, OUTCOMES, ChainStep
+from dj2mgm.juicer.chain import ERROR, OUTCOMES
 from dj2mgm.juicer.operators.declarations import merge_reports
 from dj2mgm.juicer.partitions import ROWS
+from dj2mgm.juicer.recipe import Step
 from dj2mgm.streaming import DiskMap
 
 
@@ -24,7 +25,7 @@ class Repeats:
         first: id of the first row by hash.
     """
 
-    step: ChainStep
+    step: Step
     hash_key: str
     first: DiskMap = field(default_factory=DiskMap)
 

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from datasets import Dataset, Features, Json, Value
@@ -24,7 +25,10 @@ from dj2mgm.data.formats import read_dj_jsonl
 from dj2mgm.data.images import absolute_path
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, replace_folder, write_json
-from dj2mgm.juicer.data_juicer import Fields, NestedDataset
+from dj2mgm.juicer.data_juicer import Fields, nested_dataset_class
+
+if TYPE_CHECKING:
+    from data_juicer.core.data import NestedDataset
 
 ROWS = pa.schema(
     {
@@ -176,7 +180,7 @@ FEATURES = Features(
 )
 
 
-def iterate(dataset: NestedDataset, *columns: str) -> Iterator[tuple]:
+def iterate(dataset: "NestedDataset", *columns: str) -> Iterator[tuple]:
     """Yield the columns' values row by row, without loading other columns; missing columns give None."""
     present = [column for column in columns if column in dataset.column_names]
     for batch in dataset.select_columns(present).iter(BATCH):
@@ -191,7 +195,7 @@ def read_recaption(meta: dict | None) -> dict:
     return {RECAPTION: {key: value for key, value in record.items() if key != "problem" or value is not None}}
 
 
-def load_dataset(folder: Path, working: Path) -> NestedDataset:
+def load_dataset(folder: Path, working: Path) -> "NestedDataset":
     """Return the partitions of `folder` as one dataset in `working`, for operators that need all rows."""
     columns = {Fields.stats: "stats", Fields.meta: "meta"}
     arrow = working / f"{folder.name}.arrow"
@@ -201,10 +205,10 @@ def load_dataset(folder: Path, working: Path) -> NestedDataset:
             row = dict(zip(ROWS.names, row, strict=True))
             writer.write(row | {column: json.loads(row.pop(name)) for column, name in columns.items()})
         writer.finalize()
-    return NestedDataset(Dataset.from_file(str(arrow)))
+    return nested_dataset_class()(Dataset.from_file(str(arrow)))
 
 
-def iterate_tables(dataset: NestedDataset) -> Iterator[pa.Table]:
+def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
     """Yield the rows of a dataset of `load_dataset` as tables for partitions, after an operator has processed it."""
     columns = ("id", "text", "images", INPUT_ROW, Fields.stats, Fields.meta, "others")
     rows = iterate(dataset, *columns)

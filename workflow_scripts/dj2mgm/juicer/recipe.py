@@ -1,118 +1,99 @@
-"""A recipe: Data-Juicer's `process` list, checked and turned into operators, and the messages when one fails."""
+"""The operators of a recipe, each built once, and the errors that name an operator and a row when one fails."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.config.recipe_check import check_steps, merges_rows, nearest
+from dj2mgm.config.recipe_parsing import RecipeStep, merges_rows, nearest
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.data_juicer import (
-    OP,
-    OPERATORS,
-    MissingPackage,
-    PipelineConfigError,
-    SpecialTokens,
-    load_ops,
-    pre_instantiation_check,
-    update_op_attr,
-)
-from dj2mgm.juicer.operators import declarations  # and with it all of this workflow's own operators
+from dj2mgm.juicer.data_juicer import OP, OPERATORS, MissingPackage, SpecialTokens, check_arguments, load_step
+from dj2mgm.juicer.operators.declarations import declared, keeps_or_drops_rows
+
+# the engine shares rows among processes, and an operator that fails stops the stage
+IN_THIS_PROCESS = {"skip_op_error": False, "auto_op_parallelism": False, "num_proc": 1}
+CHANGE = "Change the operator's arguments or remove it from the recipe"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a recipe.
+
+    Attributes:
+        number: its place in the recipe, from 1.
+        operator: the operator.
+        measures: whether it only measures rows here, and drops or edits none.
+    """
+
+    number: int
+    operator: OP
+    measures: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.operator._name
+
+
+def check_installed(steps: Sequence[RecipeStep]) -> None:
+    """Check that the installed Data-Juicer has the operators, and takes their arguments.
+
+    `parse_recipe` has checked before which operators and values a recipe may use.
+
+    Raises:
+        InputError: If it does not; the message has the step and the nearest known name.
+    """
+    for step in (each for top in steps for each in top.with_captioner()):
+        if step.name not in OPERATORS.modules:
+            known = nearest(step.name, OPERATORS.modules)
+            raise InputError(f"{step.place}: unknown operator {step.name!r}; the nearest known one is {known!r}")
+        if problems := check_arguments(step.name, step.arguments):
+            raise InputError(f"{step.place}: {'; '.join(problems)}; see Data-Juicer's page of the operator")
+        if not keeps_or_drops_rows(OPERATORS.modules[step.name]):
+            raise merges_rows(step.place, step.name)
+
+
+def build_operators(steps: Sequence[RecipeStep], working: Path) -> list[OP]:
+    """Build the operators of a recipe.
+
+    Raises:
+        InputError: If an operator cannot be built, or if two would spend one budget.
+    """
+    operators = [_build(step, working) for step in steps]
+    spenders: dict[str, int] = {}
+    for number, operator in enumerate(operators, start=1):
+        budget = declared(operator).budget
+        if budget and (first := spenders.setdefault(budget, number)) != number:
+            raise InputError(
+                f"recipe, steps {first} and {number}: {operator._name} would send the same requests to the same server "
+                "twice. Remove one of the steps"
+            )
+    return operators
+
+
+def _build(step: RecipeStep, working: Path) -> OP:
+    try:
+        operator = load_step(step.name, step.arguments, IN_THIS_PROCESS | {"work_dir": str(working)})
+    except MissingPackage as error:
+        raise missing_package(step.name, error) from None
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"recipe: operator {step.name} cannot be built: {type(error).__name__}: {error}") from error
+    operator.num_proc = None  # with 1, datasets would still start a process
+    return operator
 
 
 def missing_package(operator: str, error: MissingPackage) -> InputError:
     return InputError(
         f"operator {operator} needs the package {error.package}, which is not installed; "
-        "install it in envs/data_juicer.yaml (nothing is installed at run time) or take the operator out of the recipe"
+        "install it in envs/data_juicer.yaml (nothing is installed at run time) or remove the operator from the recipe"
     )
-
-
-def complete(process: object, arguments: dict[str, dict]) -> object:
-    """The `process` list with what a run knows and the recipe leaves open; what the recipe states wins.
-
-    Args:
-        process: of any shape; `check_process` judges it.
-        arguments: by operator.
-    """
-    if not isinstance(process, list):
-        return process
-    completed = []
-    for step in process:
-        if isinstance(step, dict) and len(step) == 1 and isinstance(next(iter(step.values())), dict | None):
-            [(name, given)] = step.items()
-            step = {name: arguments.get(name, {}) | (given or {})}
-        completed.append(step)
-    return completed
-
-
-def check_process(process: object) -> None:
-    """Check that the installed Data-Juicer has the operators of a `process` list, and takes their arguments.
-
-    What a recipe may use is checked before, by `check_operators`.
-
-    Raises:
-        InputError: names the step, and for a misspelled name the nearest known one.
-    """
-    for step in check_steps("recipe", process):
-        _check_operator(step.place, step.name, step.arguments)
-        if not declarations.keeps_or_drops_rows(OPERATORS.modules[step.name]):
-            raise merges_rows(step.place, step.name)
-
-
-def _check_operator(where: str, name: str, arguments: dict) -> None:
-    if name not in OPERATORS.modules:
-        known = nearest(name, OPERATORS.modules)
-        raise InputError(f"{where}: unknown operator {name!r}; the nearest known one is {known!r}")
-    try:
-        pre_instantiation_check([{name: arguments}])
-    except PipelineConfigError as error:
-        problems = "; ".join(str(problem) for problem in error.errors)
-        raise InputError(f"{where}: {problems}; see Data-Juicer's page of the operator") from None
-    except AttributeError:  # its own message fails at annotations such as `float | None`
-        raise InputError(
-            f"{where}: {name}: a value is of another type than its argument, of {', '.join(arguments)}; see the "
-            "operator's source"
-        ) from None
-
-
-def build_operators(process: list[dict], working: Path) -> list[OP]:
-    """Data-Juicer's operators for a checked `process` list.
-
-    Raises:
-        InputError: names the operator that cannot be built and why, or two that would spend one budget.
-    """
-    # One at a time: Data-Juicer names no operator in its errors.
-    operators = [build_operator(step, working) for step in process]
-    spenders: dict[str, int] = {}
-    for number, operator in enumerate(operators, start=1):
-        if (budget := declarations.budget(operator)) and (first := spenders.setdefault(budget, number)) != number:
-            raise InputError(
-                f"recipe, steps {first} and {number}: {operator._name} asks the same server the same twice; take one "
-                "of the steps out"
-            )
-    return operators
-
-
-def build_operator(step: dict, working: Path) -> OP:
-    """One of them. It runs in this process, as the engine shares rows among processes, and stops at an error."""
-    [(name, arguments)] = step.items()
-    settings = {"skip_op_error": False, "auto_op_parallelism": False, "num_proc": 1, "work_dir": str(working)}
-    try:
-        # copied: Data-Juicer fills the lists it is given
-        [operator] = load_ops(update_op_attr([{name: dict(arguments or {})}], settings))
-    except MissingPackage as error:
-        raise missing_package(name, error) from None
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"recipe: operator {name} cannot be built: {type(error).__name__}: {error}") from error
-    operator.num_proc = None  # with 1, datasets would still start a process
-    return operator
 
 
 @contextmanager
 def operator_named(name: str) -> Iterator[None]:
-    """Whatever the operator raises becomes an `InputError` that names it."""
+    """Turn any exception of the operator into an `InputError` that names it."""
     try:
         yield
     except MissingPackage as error:
@@ -122,14 +103,11 @@ def operator_named(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(
-            f"operator {name} failed: {type(error).__name__}: {error}; "
-            "change its arguments or take it out of the recipe"
-        ) from error
+        raise InputError(f"operator {name} failed: {type(error).__name__}: {error}. {CHANGE}") from error
 
 
 def row_named(name: str, method: Callable[..., dict]) -> Callable[..., dict]:
-    """An operator's method for a batch; where it raises, the error names the row."""
+    """Wrap an operator's method for a batch, so that its errors name the row."""
 
     @functools.wraps(method)
     def on_batch(samples: dict, *args, **kwargs) -> dict:
@@ -138,59 +116,57 @@ def row_named(name: str, method: Callable[..., dict]) -> Callable[..., dict]:
         except (InputError, ModuleNotFoundError):
             raise
         except Exception as error:
-            place = _failing_row(lambda row: method(row, *args, **kwargs), samples)
-            first = "fix the row" if place else "no row fails alone, so run it again"
+            row = _failing_row(lambda row: method(row, *args, **kwargs), samples)
+            place = "" if row is None else f" on row {row!r}"
+            remedy = "No row fails alone, so run it again" if row is None else "Fix the row"
             raise InputError(
-                f"operator {name} failed{place}: {type(error).__name__}: {error}; "
-                f"{first}, change the operator's arguments or take it out of the recipe"
+                f"operator {name} failed{place}: {type(error).__name__}: {error}. "
+                f"{remedy}, change the operator's arguments or remove it from the recipe"
             ) from error
 
     return on_batch
 
 
-def _failing_row(method: Callable[[dict], object], samples: dict) -> str:
+def _failing_row(method: Callable[[dict], object], samples: dict) -> str | None:
     for position, identifier in enumerate(samples["id"]):
         try:
             method({key: [samples[key][position]] for key in samples})
         except Exception:
-            return f" on row {identifier!r}"
-    return ""
+            return identifier
+    return None
 
 
 def check_ids(name: str, before: set[str], after: dict) -> None:
-    """Refuse an operator that has added or repeated rows, or removed their ids.
+    """Raise InputError if an operator has added or repeated rows, or removed their ids.
 
     Args:
-        before: ids of the rows that it was given.
-        after: columns of those that it gave back.
+        name: name of the operator.
+        before: ids of its input rows.
+        after: columns of its output rows.
     """
     if "id" not in after:
-        raise InputError(f"operator {name} removed the column 'id'; take it out of the recipe")
+        raise InputError(f"operator {name} removed the column 'id'. Remove it from the recipe")
     ids = set(after["id"])
     if len(ids) != len(after["id"]) or not ids <= before:
         raise InputError(
-            f"operator {name} added rows ({len(after['id'])} rows, of which {len(ids & before)} of the {len(before)} "
-            "it was given); this stage keeps, drops or edits rows, so switch that off or take the operator out of the "
-            "recipe"
+            f"operator {name} added rows ({len(after['id'])} rows, {len(ids & before)} of them from the {len(before)} "
+            "input rows). This stage keeps, drops or edits rows. Switch that off or remove the operator from the recipe"
         )
 
 
-CHANGE = "Change the operator's arguments or take it out of the recipe"
-
-
 def check_special_tokens(name: str, before: dict, after: dict) -> None:
-    """Refuse an operator that has changed how many image tokens a row's text has, or removed the end of its chunk.
+    """Check that an operator keeps the number of image tokens in each text, and the end of its chunk.
 
-    Such a row could not be matched with its images, or its caption would end in a damaged token. It is an error and no
-    reason to drop the row: an operator that takes a token for text does so in every row.
+    Otherwise the row could not be matched with its images, or its caption would end in a damaged token. This is an
+    error and not a reason to drop the row, since an operator that takes a token for text does so in every row.
 
     Args:
-        name: of the operator.
-        before: columns of the rows that it was given.
-        after: columns of those that it gave back.
+        name: name of the operator.
+        before: columns of its input rows.
+        after: columns of its output rows.
 
     Raises:
-        InputError: names the operator and the row.
+        InputError: If it does not; the message has the operator and the row.
     """
     given = dict(zip(before["id"], before["text"], strict=True))
     for row, text in zip(after["id"], after["text"], strict=True):

@@ -1,42 +1,50 @@
 """The resolved settings of the stages that run a recipe: filter, synthesize and analyze."""
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipe_check import (
-    LIKELIHOOD_GAIN,
-    WITH_CLIP,
-    check_keys,
-    check_operators,
-    check_shape,
-    with_types,
-)
+from dj2mgm.config.recipe_parsing import LIKELIHOOD_GAIN, WITH_CLIP, RecipeStep, check_keys, parse_recipe
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, read_yaml
 
 FILTER_KEYS = {"image_root", "processes", "recipe"}
 SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
-TRUSTED = "trusted_recipes"  # true where the user's configuration says so, and otherwise left out
+TRUSTED = "trusted_recipes"  # true if the user's configuration sets it, and otherwise missing
 TRAINED = "mgm_captioning_mapper"
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
 
 
 @dataclass(frozen=True)
 class RecipeSettings:
-    """Which rows to look at and how."""
+    """Settings of a stage that runs a recipe.
 
-    image_root: Path  # absolute folder that the rows' image paths are relative to
-    processes: int  # how many processes share an operator's rows
-    process: list[dict]  # Data-Juicer's `process` list
-    arguments: dict[str, dict] = field(default_factory=dict)  # by operator: what it gets where the recipe is silent
-    executor: str = "default"  # Data-Juicer's word for this machine; or ray
-    ray_address: str | None = None  # of a Ray cluster; None: one on this machine
-    gpus: int = 1  # that share the rows of operators with models; several do on Ray only
+    Attributes:
+        image_root: absolute folder that the rows' image paths are relative to.
+        processes: number of processes that share an operator's rows.
+        steps: checked steps of the recipe.
+        arguments: arguments of the stage by operator, which are used if the recipe does not give them.
+        executor: `default` (this machine) or `ray`.
+        ray_address: address of a Ray cluster (None: Ray starts one on this machine).
+        gpus: number of GPUs that share the rows of operators with models. Several need Ray.
+    """
+
+    image_root: Path
+    processes: int
+    steps: Sequence[RecipeStep]
+    arguments: dict[str, dict] = field(default_factory=dict)
+    executor: str = "default"
+    ray_address: str | None = None
+    gpus: int = 1
 
     @property
     def on_ray(self) -> bool:
         return self.executor == "ray" or self.gpus > 1
+
+    def complete(self, steps: Iterable[RecipeStep]) -> list[RecipeStep]:
+        """Return the steps with the arguments of the stage."""
+        return [step.with_defaults(self.arguments.get(step.name, {})) for step in steps]
 
 
 @dataclass(frozen=True)
@@ -48,28 +56,31 @@ class CaptionerModel:
 
 
 def read_filter_settings(path: str | Path) -> RecipeSettings:
-    """Read `{image_root, processes, recipe: {process}}`, and perhaps `clip`; `processes: null` means every core that
-    this process may use.
+    """Read `{image_root, processes, recipe: {process}}` and optionally `clip`.
+
+    `processes: null` means every core that this process may use.
 
     Raises:
-        InputError: names the file, the key and what belongs there.
+        InputError: If a value is invalid; the message has the file, the key and the expected value.
     """
-    values = read_values(path, FILTER_KEYS, {"clip"})
-    return make_recipe_settings(path, values, clip_arguments(values["clip"]) if "clip" in values else {})
+    values = _read_values(path, FILTER_KEYS, {"clip"})
+    return _make_settings(path, values, clip_arguments(values["clip"]) if "clip" in values else {})
 
 
 def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> RecipeSettings:
-    """Read filter's keys and `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}`, and perhaps `writer`;
-    `captioner: null` where the recipe names one itself.
+    """Read filter's keys, `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}` and optionally `writer`.
+
+    `captioner: null` means that the recipe names a captioner, or needs none.
 
     Args:
-        output_dir: names this run's file of captions where `writer` does not.
-        model: who writes captions, for the captioner `mgm`.
+        path: file of the settings.
+        output_dir: folder whose name becomes the name of this run's file of captions, unless there is a `writer`.
+        model: model that writes captions, for the captioner `mgm`.
 
     Raises:
-        InputError: names the file, the key and what belongs there.
+        InputError: If a value is invalid; the message has the file, the key and the expected value.
     """
-    values = read_values(path, SYNTHESIZE_KEYS, {"writer"})
+    values = _read_values(path, SYNTHESIZE_KEYS, {"writer"})
     captioner = None if values["captioner"] is None else _captioner(path, values["captioner"], model)
     recaption = {
         "hf_clip": values["clip"],
@@ -79,27 +90,25 @@ def read_synthesize_settings(path: str | Path, output_dir: Path, model: Captione
         "writer": values.get("writer") or "-".join(output_dir.resolve().parts[-3:]),
     }
     arguments = clip_arguments(values["clip"]) | {"low_similarity_recaption_mapper": recaption}
-    if asked := (captioner or {}).get(TRAINED):
+    if trained := (captioner or {}).get(TRAINED):
         names = ("base_model", "stage", "template", "question")
-        arguments |= {LIKELIHOOD_GAIN: {name: asked[name] for name in names}}
-    return make_recipe_settings(path, values, arguments)
+        arguments |= {LIKELIHOOD_GAIN: {name: trained[name] for name in names}}
+    return _make_settings(path, values, arguments)
 
 
-def read_values(path: str | Path, required: set[str], optional: set[str]) -> dict:
-    """The settings file as a mapping, its keys checked."""
+def _read_values(path: str | Path, required: set[str], optional: set[str]) -> dict:
+    """Return the settings file as a mapping with checked keys."""
     values = read_yaml(path)
     if not isinstance(values, dict) or not isinstance(values.get("recipe"), dict):
         keys = ", ".join(sorted(required))
         raise InputError(f"{path}: expected the keys {keys}, with a recipe that has a 'process' list")
     _check_keys(path, values, required, optional | {TRUSTED}, "")
-    trusted = values.get(TRUSTED, False) is True
-    check_shape(path, values["recipe"], "recipe.", trusted)
-    check_operators(f"{path}: recipe", values["recipe"].get("process"), trusted=trusted)
     return values
 
 
-def make_recipe_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -> RecipeSettings:
-    """What the stages and the analysis share."""
+def _make_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -> RecipeSettings:
+    """Return the settings from their checked keys, with the parsed recipe."""
+    recipe = parse_recipe(path, values["recipe"], "recipe.", trusted=values.get(TRUSTED, False) is True)
     root, processes = values["image_root"], values["processes"]
     if not isinstance(root, str) or not (Path(root).is_dir() or Path(root).name == SOURCES):
         raise InputError(f"{path}: 'image_root' must be the folder that image paths are relative to, found {root!r}")
@@ -111,20 +120,17 @@ def make_recipe_settings(path: str | Path, values: dict, arguments: dict[str, di
         )
     root = Path(root).resolve()
     arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
-    recipe = values["recipe"]
-    where = {key: recipe[key] for key in ("executor", "ray_address") if key in recipe}
-    return RecipeSettings(
-        root, processes, with_types(recipe.get("process")), arguments, **where, gpus=values.get("gpus", 1)
-    )
+    gpus = values.get("gpus", 1)
+    return RecipeSettings(root, processes, recipe.steps, arguments, recipe.executor, recipe.ray_address, gpus)
 
 
 def clip_arguments(clip: str) -> dict[str, dict]:
-    """The CLIP of the operators that have one, where a recipe names none."""
+    """Return the CLIP as the argument of each operator with a CLIP."""
     return {name: {"hf_clip": clip} for name in WITH_CLIP}
 
 
 def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -> dict:
-    """The operator that captions, as in a recipe."""
+    """Return the captioning operator as in a recipe."""
     name = values.get("name") if isinstance(values, dict) else None
     if name not in CAPTIONERS:
         raise InputError(f"{path}: 'captioner.name' must be {' or '.join(CAPTIONERS)}, found {name!r}")
@@ -150,14 +156,14 @@ def _mgm(path: str | Path, values: dict, model: CaptionerModel | None) -> dict:
     _check_keys(path, values, keys | {"name"}, set(), "captioner.")
     if model is None:
         raise InputError(
-            f"{path}: the captioner mgm is a model that this workflow has trained; name its folders with "
+            f"{path}: the captioner mgm is a model that this workflow has trained. Name its folders with "
             "--captioner-model (assembled) and --captioner-stage (pretrain's output)"
         )
     if not (model.base / "config.json").is_file():
-        raise InputError(f"{model.base} has no config.json, so it is no folder of a captioner; run its rules first")
+        raise InputError(f"{model.base} has no config.json, so it is not a captioner's folder. Run its rules first")
     if not any((model.stage / file).is_file() for file in ("projector.safetensors", "adapter/adapter_config.json")):
         raise InputError(
-            f"{model.stage} has no projector.safetensors, so it is no folder of a captioner; run its rules first"
+            f"{model.stage} has no projector.safetensors, so it is not a captioner's folder. Run its rules first"
         )
     arguments = {key: values[key] for key in keys}
     return {TRAINED: {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
@@ -174,18 +180,20 @@ def _check_keys(path: str | Path, values: dict, required: set[str], optional: se
 
 @dataclass(frozen=True)
 class AnalysisSettings:
+    """Settings of the analysis."""
+
     recipe: RecipeSettings
     clip: str | None  # folder or hub id
-    cpu_threads: int | None  # of PyTorch; None means every core
+    cpu_threads: int | None  # threads of PyTorch; None means every core
 
 
 def read_analysis_settings(path: str | Path) -> AnalysisSettings:
     """Read `{image_root, processes, recipe: {process}, clip, cpu_threads}`.
 
     Raises:
-        InputError: names the file, the key and what belongs there.
+        InputError: If a value is invalid; the message has the file, the key and the expected value.
     """
-    values = read_values(path, FILTER_KEYS | {"clip", "cpu_threads"}, set())
+    values = _read_values(path, FILTER_KEYS | {"clip", "cpu_threads"}, set())
     clip, threads = values["clip"], values["cpu_threads"]
     if clip is not None and (not isinstance(clip, str) or not clip):
         raise InputError(f"{path}: 'clip' must be a folder or hub id of a CLIP, or null; found {clip!r}")
@@ -193,4 +201,4 @@ def read_analysis_settings(path: str | Path) -> AnalysisSettings:
         raise InputError(
             f"{path}: 'cpu_threads' must be a whole number from 1, or null for every core; found {threads!r}"
         )
-    return AnalysisSettings(make_recipe_settings(path, values, clip_arguments(clip) if clip else {}), clip, threads)
+    return AnalysisSettings(_make_settings(path, values, clip_arguments(clip) if clip else {}), clip, threads)

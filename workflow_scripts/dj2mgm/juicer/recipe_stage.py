@@ -9,14 +9,14 @@ from pathlib import Path
 import datasets
 from loguru import logger
 
-from dj2mgm.config.recipe_check import check_models_named
+from dj2mgm.config.recipe_parsing import check_models_named
 from dj2mgm.data.images import BadImage
 from dj2mgm.files import compute_sha256, write_json, write_jsonl
 from dj2mgm.juicer import data_juicer
 from dj2mgm.juicer.empty_result import empty_result
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.partitions import join_traces, output_rows, output_stats
-from dj2mgm.juicer.recipe import check_process, complete
+from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.restart import fingerprint, working_folder
 from dj2mgm.messages import WARNING
@@ -40,15 +40,15 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
     Raises:
         InputError: If a row or the recipe is invalid, an operator fails, or no row is kept. Then there is no output.
     """
-    process = complete(settings.process, settings.arguments)
-    check_process(process)
-    check_models_named("recipe", process)
+    steps = settings.complete(settings.steps)
+    check_installed(steps)
+    check_models_named(steps)
     for name in (rows_file, STATS, TRACE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
-    with working_folder(output_dir, fingerprint(process, settings, data)) as working:
-        engine = Engine(process, settings, working)
+    with working_folder(output_dir, fingerprint(steps, settings, data)) as working:
+        engine = Engine(steps, settings, working)
         engine.run(data)
-        join_traces(engine.folders, len(process), working / TRACE)
+        join_traces(engine.folders, len(steps), working / TRACE)
         if not engine.rows_out:
             raise empty_result(engine.rows_in, engine.summaries, engine.operators, working / TRACE, engine.folders[0])
         kept = write_jsonl(output_dir / rows_file, output_rows(engine.folders[-1], settings.image_root))

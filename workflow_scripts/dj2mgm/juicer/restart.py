@@ -3,16 +3,16 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dj2mgm.code import find_modules
-from dj2mgm.config.recipe_check import files_named
+from dj2mgm.config.recipe_parsing import RecipeStep, find_recipe_files
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
 from dj2mgm.juicer import data_juicer, engine
-from dj2mgm.juicer.operators.declarations import model_files
+from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 
 WORKING = ".data_juicer-"
@@ -22,13 +22,14 @@ class EmptyResult(InputError):
     """The error for a recipe that has run to its end without a row to write."""
 
 
-def fingerprint(process: list[dict], settings: RecipeSettings, data: Path) -> str:
+def fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Path) -> str:
     """Return a digest of everything that a stage's unfinished work depends on.
 
     These are data, recipe, models, and the code of the engine and the modules that it imports, including operators. The
     executor does not matter.
     """
-    files = sorted({*model_files(process), *map(Path, files_named(process))})
+    process = [step.as_dict() for step in steps]
+    files = sorted({*find_model_files(process), *map(Path, find_recipe_files(process))})
     code = compute_sha256(*find_modules(Path(engine.__file__)))
     read = [compute_sha256(file) for file in files]
     parts = [process, str(settings.image_root), compute_sha256(data), read, code, data_juicer.__version__]

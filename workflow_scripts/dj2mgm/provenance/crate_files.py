@@ -7,7 +7,7 @@ from pathlib import Path
 from dj2mgm.config.datasets import files_of
 from dj2mgm.config.layers import PARTS, find_model
 from dj2mgm.config.reading import CONFIG, SHIPPED
-from dj2mgm.config.recipe_check import files_named
+from dj2mgm.config.recipe_parsing import find_recipe_files
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.data.shards import compute_digest
@@ -86,7 +86,7 @@ def describe_inputs(experiments: list[dict], datasets: dict[str, dict], foundati
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         named += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
     for experiment in experiments:
-        named += [(RECIPE, file, "") for recipe in experiment["recipes"].values() for file in files_named(recipe)]
+        named += [(RECIPE, file, "") for recipe in experiment["recipes"].values() for file in find_recipe_files(recipe)]
         named += [
             (MODEL, *pair) for part in list_model_parts(experiment["config"]["model"]) for pair in _model_files(part)
         ]

@@ -2,8 +2,10 @@
 
 from data_juicer.ops.base_op import OP, Deduplicator
 
+from .declarations import Declarations
 
-class BatchedDeduplicator(Deduplicator):
+
+class BatchedDeduplicator(Declarations, Deduplicator, interface=True):
     """A deduplicator that hashes rows in batches.
 
     Data-Juicer's `Deduplicator` hashes them one by one, and its overhead per row is twenty times the cost of a hash.

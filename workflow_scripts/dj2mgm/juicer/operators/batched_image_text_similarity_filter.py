@@ -30,7 +30,7 @@ from PIL import Image, ImageOps
 
 from dj2mgm.data.images import load_image
 
-from .keep_fraction import FractionFilter, check_fraction, check_quantiles, check_sides
+from .keep_fraction import ShareFilter, check_fraction, check_quantiles, check_sides
 
 NAME = "batched_image_text_similarity_filter"
 ORIGINAL = "original_image_text_similarity"  # stat: similarity of the caption that the row had at first
@@ -56,7 +56,7 @@ def text_chunks(text: str) -> Iterator[tuple[str, slice]]:
 
 
 @OPERATORS.register_module(NAME)
-class BatchedImageTextSimilarityFilter(FractionFilter):
+class BatchedImageTextSimilarityFilter(ShareFilter):
     """A filter that keeps rows whose image-text similarity under a CLIP lies in a range, and scores whole batches.
 
     The stat `image_text_similarity` holds one score for each chunk of the text that has images. The scores of several
@@ -148,8 +148,8 @@ class BatchedImageTextSimilarityFilter(FractionFilter):
         return samples
 
     @staticmethod
-    def scores_of(stats: dict) -> list[float]:
-        """Return the row's scores, of which `keep_fraction` is a share."""
+    def read_scores(stats: dict) -> list[float]:
+        """Return the scores of the original caption."""
         return stats.get(ORIGINAL) or stats[StatsKeys.image_text_similarity]
 
     def process_single(self, sample: dict) -> bool:

@@ -10,12 +10,14 @@ import numpy as np
 from data_juicer.ops.base_op import OPERATORS, Filter
 from data_juicer.utils.constant import Fields
 
+from .declarations import Declarations
+
 NAME = "caption_log_likelihood_filter"
 STAT = "caption_log_likelihood"
 
 
 @OPERATORS.register_module(NAME)
-class CaptionLogLikelihoodFilter(Filter):
+class CaptionLogLikelihoodFilter(Declarations, Filter):
     """A filter that keeps rows whose caption has at least a given log-likelihood, and rows without one.
 
     The stat `caption_log_likelihood` holds one number in nats, for the whole caption. It is empty if no captioner has

@@ -1,75 +1,137 @@
-"""What an operator declares about itself; where it declares nothing, its Data-Juicer base class answers.
+"""The interface between operators and the engine: typed declarations with defaults.
 
-The engine asks these functions, and never for an operator's class or name. Declarations are attributes of the
-operator's class, and all are optional:
-
-- `limit`: name of the argument that `keep_fraction` stands for. The operator then has an attribute `keep_fraction`
-  (None where the recipe gives a limit) and a method `scores_of(stats)`: a row's part in the scores that the fraction is
-  a share of. A mapper also has `measure(samples)`, which adds these scores to the rows' stats and edits nothing.
-- `quantiles`: by name of an argument that is a quantile of these scores, the name of the limit that it stands for. The
-  operator then has attributes of all these names (None where the recipe gives no quantile).
-- `select(rows)`: method that says which rows are kept, once all are measured (`selection`). Until then `column`, if it
-  is declared, is a column that `compute_stats` has filled for it.
-- `needs_all_rows`: whether what happens to a row depends on other rows (beside `keep_fraction`). Left out, it does,
-  unless the operator has the `run` of Data-Juicer's filters or mappers. Such an operator is handed the whole dataset.
-- `hash_key`: the column that a deduplicator's `compute_hash` fills. Of rows with one hash, the first is kept; the
-  engine sees to that partition by partition, without the whole dataset.
-- `find_copies(rows, folder)`: of a deduplicator with a `hash_key` whose hashes must not be equal to be those of copies:
-  tells from the hashes and stats of all rows which rows are copies of which (`NearDeduplicator`).
-- `report_key`: name of the operator's report in summary.json. The operator counts in its attribute `report`, a dict,
-  which the engine takes and empties after each batch. At the end `judge_report(report)`, if there is one, returns the
-  report to show, warns, or raises an InputError.
-- `unreadable_stat`: the stat that names why a row's images cannot be read. Analyses drop what such a filter drops.
-- `model_files(arguments)`: static method; files of models that results depend on. Left out, these are the weights and
-  configuration in each folder that an argument names.
-- `draws_at_random`: False for a captioner whose captions need no seed.
-- `connect(spent)` and `captions_as_they_come(images, keep)`: of a captioner that asks a server. The first asks whether
-  it is there, the second hands captions one by one to `keep`; `openai_captioning_mapper` has both.
-- `without_effect`: names of a captioner's arguments that change no caption.
-- `in_one_process`: whether the operator runs where the stage runs, on Ray too, because it counts what it does.
-- `budget`: names what the operator spends, or is None; no two operators of a recipe may spend the same.
-- `check_ready()`: raises an InputError where the operator could not run; called before the stage starts.
-- `close()`: closes files that stay open between batches.
+An operator of this workflow inherits from `Declarations`, or from one of the classes with more to declare:
+`ShareFilter` and `SharedLimits` (keep_fraction.py), `SelectionFilter` (selection.py), `NearDeduplicator`
+(near_duplicates.py) and `ServerCaptioner`. The engine never reads the name or class of a single operator. Data-Juicer's
+own operators have the defaults.
 """
 
+import difflib
 import os
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_juicer.ops.base_op import OP, OPERATORS, UNFORKABLE, Deduplicator, Filter, Mapper, Selector
 
-from dj2mgm.config.recipe_check import naming_files
+from dj2mgm.config.recipe_parsing import select_file_arguments
+
+if TYPE_CHECKING:
+    from .models.captioner import Captions
 
 WEIGHTS_AND_CONFIG = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
-Operator = OP | type[OP]
 
 
-def keeps_or_drops_rows(operator: Operator) -> bool:
-    """Whether rows come out as they went in, edited, or not at all; other operators merge or group rows."""
+class Declarations(ABC):
+    """Attributes and methods by which an operator tells the engine how to run it.
+
+    A public name of a subclass must be one of these, or one of Data-Juicer's. Other names begin with an underscore, so
+    that a misspelt declaration is an error. A class that adds declarations of its own is defined with `interface=True`.
+
+    Attributes:
+        needs_all_rows: whether the result for a row depends on other rows, so that the operator gets the whole dataset.
+            None: it does unless the operator has the `run` of Data-Juicer's filters or mappers.
+        hash_key: column that a deduplicator's `compute_hash` fills. The engine keeps the first row with each hash,
+            partition by partition.
+        report_key: name of the operator's report in summary.json.
+        report: counts of the operator, which the engine takes and empties after each batch.
+        unreadable_stat: stat with the reason why a row's images cannot be read. An analysis drops the rows that such
+            a filter drops.
+        in_one_process: whether the operator only runs in the stage's process, on Ray too, because it counts costs.
+        budget: name of a budget that the operator spends. Operators of one recipe need different budgets.
+        draws_at_random: whether the captions of a captioner depend on a seed.
+        without_effect: arguments of a captioner that change no caption.
+    """
+
+    needs_all_rows: bool | None = None
+    hash_key: str | None = None
+    report_key: str | None = None
+    report: dict
+    unreadable_stat: str | None = None
+    in_one_process: bool = False
+    budget: str | None = None
+    draws_at_random: bool = True
+    without_effect: frozenset[str] = frozenset()
+
+    def __init_subclass__(cls, interface: bool = False, **kwargs):
+        """Raise TypeError for a public name that no base class has, unless the class is an interface."""
+        super().__init_subclass__(**kwargs)
+        bases = cls.__mro__[1:]
+        known = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))}
+        for name in vars(cls):
+            if not interface and not name.startswith("_") and name not in known:
+                [nearest] = difflib.get_close_matches(name, known, n=1, cutoff=0)
+                raise TypeError(
+                    f"{cls.__name__}.{name}: operators declare nothing of this name; the nearest known one is "
+                    f"{nearest!r}. Correct it, or begin it with an underscore"
+                )
+
+    @staticmethod
+    def model_files(arguments: dict) -> list[Path] | None:
+        """Return files of models that results depend on; None for those in all folders that `arguments` name."""
+        return None
+
+    def check_ready(self) -> None:  # noqa: B027 (optional)
+        """Raise InputError if the operator could not run; called before the first row."""
+
+    def close(self) -> None:  # noqa: B027 (optional)
+        """Close files that stay open between batches."""
+
+    def judge_report(self, report: dict) -> dict:
+        """Return the report of all rows for summary.json; warn, or raise InputError, if it shows a defect."""
+        return report
+
+
+class ServerCaptioner(Declarations, Mapper, interface=True):
+    """A captioner that requests captions from a server, which may cost money."""
+
+    @abstractmethod
+    def connect(self, spent: tuple[int, int] = (0, 0)) -> None:
+        """Check that the server can be used, and count costs from `spent` (requests, tokens)."""
+
+    @abstractmethod
+    def request_captions(self, images: Sequence[str], keep: "Callable[[int, Captions], None]") -> None:
+        """Pass the place of each answered image, and its captions, to `keep` as they arrive."""
+
+
+NOTHING_DECLARED = Declarations()
+
+
+def declared(operator: OP | type[OP] | None) -> Declarations:
+    """Return the declarations of an operator or of its class."""
+    return operator if issubclass(_class(operator), Declarations) else NOTHING_DECLARED
+
+
+def needs_all_rows(operator: OP) -> bool:
+    stated = declared(operator).needs_all_rows
+    return _class(operator).run not in (Filter.run, Mapper.run) if stated is None else stated
+
+
+def keeps_or_drops_rows(operator: OP | type[OP]) -> bool:
+    """Return whether rows are kept, edited or dropped; other operators merge or group rows."""
     return issubclass(_class(operator), Filter | Mapper | Deduplicator | Selector)
 
 
-def measures_rows(operator: Operator) -> bool:
-    """Whether the operator can look at rows without changing them, and what it sees decides about each."""
-    return issubclass(_class(operator), Filter | Deduplicator) and not selects(operator)
-
-
-def selects(operator: Operator) -> bool:
-    return _declared(operator, "select") is not None
-
-
-def column(operator: Operator) -> str | None:
-    return _declared(operator, "column")
-
-
-def drops_repeats(operator: Operator) -> bool:
+def drops_repeats(operator: OP | type[OP]) -> bool:
     return issubclass(_class(operator), Deduplicator)
 
 
+def holds_model(operator: OP) -> bool:
+    return operator._accelerator == "cuda" or is_unforkable(operator)
+
+
+def is_unforkable(operator: OP) -> bool:
+    """Return whether the operator fails in a forked process, by Data-Juicer's registry."""
+    return operator._name in UNFORKABLE.modules
+
+
 def batch_method(operator: OP, measures: bool = False) -> str | None:
-    """The method that works on a batch of rows: a filter computes stats, a deduplicator hashes; a mapper edits rows, or
-    scores them where it only `measures`. None for a selector."""
+    """Return the name of the method for a batch of rows.
+
+    A filter computes stats, a deduplicator hashes, and a mapper edits rows, or scores them if it only `measures`. A
+    selector has none.
+    """
     if isinstance(operator, Filter):
         return "compute_stats"
     if isinstance(operator, Deduplicator):
@@ -79,105 +141,21 @@ def batch_method(operator: OP, measures: bool = False) -> str | None:
     return None
 
 
-def decision_of(operator: OP) -> Callable[[dict], Any] | None:
-    """A filter's: says of each row of a batch with stats whether it is kept. None for other operators."""
+def decision_method(operator: OP) -> Callable[[dict], Any] | None:
+    """Return a filter's method that decides which rows of a measured batch are kept; None for other operators."""
     return operator.process if isinstance(operator, Filter) else None
 
 
-def needs_all_rows(operator: Operator) -> bool:
-    own_run = _class(operator).run not in (Filter.run, Mapper.run)
-    return _declared(operator, "needs_all_rows", own_run)
-
-
-def hash_key(operator: Operator) -> str | None:
-    return _declared(operator, "hash_key")
-
-
-def finds_copies(operator: Operator) -> bool:
-    return _declared(operator, "find_copies") is not None
-
-
-def unreadable_stat(operator: Operator) -> str | None:
-    return _declared(operator, "unreadable_stat")
-
-
-def shares(operator: OP) -> dict[str, str]:
-    """Arguments that the recipe gives as a share or a quantile of all rows' scores, and the limits they stand for."""
-    return {name: limit for name, limit in _shares(operator).items() if getattr(operator, name) is not None}
-
-
-def limits_of(operator: OP) -> list[str]:
-    """Arguments that a share or a quantile may stand for."""
-    return list(dict.fromkeys(_shares(operator).values()))
-
-
-def _shares(operator: OP) -> dict[str, str]:
-    limit = _declared(operator, "limit")
-    return _declared(operator, "quantiles", {}) | ({} if limit is None else {"keep_fraction": limit})
-
-
-def draws_at_random(operator: Operator) -> bool:
-    return _declared(operator, "draws_at_random", True)
-
-
-def answers_one_by_one(operator: Operator) -> bool:
-    return _declared(operator, "captions_as_they_come") is not None
-
-
-def without_effect(operator: Operator) -> set[str]:
-    return _declared(operator, "without_effect", set())
-
-
-def in_one_process(operator: OP) -> bool:
-    return _declared(operator, "in_one_process") is not None and operator.in_one_process
-
-
-def budget(operator: OP) -> str | None:
-    return operator.budget if _declared(operator, "budget") else None
-
-
-def check_ready(operator: OP) -> None:
-    if _declared(operator, "check_ready"):
-        operator.check_ready()
-
-
-def holds_model(operator: OP) -> bool:
-    return operator._accelerator == "cuda" or is_unforkable(operator)
-
-
-def is_unforkable(operator: OP) -> bool:
-    """Whether the operator fails in a forked process; Data-Juicer has a registry of these."""
-    return operator._name in UNFORKABLE.modules
-
-
-def close(operator: OP) -> None:
-    if _declared(operator, "close"):
-        operator.close()
-
-
-def report_key(operator: Operator) -> str | None:
-    return _declared(operator, "report_key")
-
-
 def take_report(operator: OP) -> dict:
-    """What the operator has counted since the last time."""
-    if report_key(operator) is None:
+    """Return the counts since the last call."""
+    if declared(operator).report_key is None:
         return {}
     report, operator.report = operator.report, {}
     return report
 
 
-def judge_report(operator: OP, report: dict) -> dict:
-    """The report of all rows as summary.json shows it.
-
-    Raises:
-        InputError: the operator refuses to go on.
-    """
-    return operator.judge_report(report) if _declared(operator, "judge_report") else report
-
-
 def merge_reports(first: dict, second: dict) -> dict:
-    """Counts of some rows and of others together: numbers add up, so do those in dicts, and the first text stays."""
+    """Add up the numbers of two reports, at any depth; of two strings the first is kept."""
     merged = dict(first)
     for key, value in second.items():
         if isinstance(value, dict):
@@ -189,31 +167,28 @@ def merge_reports(first: dict, second: dict) -> dict:
     return merged
 
 
-def model_files(value: object) -> list[Path]:
-    """Files of all models in a recipe, or in a part of one: a list of operators, {operator: arguments}, arguments."""
+def find_model_files(value: object) -> list[Path]:
+    """Return the files of all models in a `process` list, or in a part of it."""
     if isinstance(value, str):
-        return weight_files(Path(value)) if os.path.isdir(value) else []  # "" is no folder, but Path("") is
+        return weight_files(Path(value)) if os.path.isdir(value) else []  # Path("") would be the current folder
     if isinstance(value, list):
-        return [file for item in value for file in model_files(item)]
+        return [file for item in value for file in find_model_files(item)]
     if not isinstance(value, dict):
         return []
     if len(value) == 1:
         [(name, arguments)] = value.items()
-        if files := _declared(OPERATORS.modules.get(name), "model_files"):
-            return files(arguments or {})
+        files = declared(OPERATORS.modules.get(name)).model_files(arguments or {})
+        if files is not None:
+            return files
         if name in OPERATORS.modules:
-            value = naming_files(name, arguments or {})
-    return [file for _, item in sorted(value.items()) for file in model_files(item)]
+            value = select_file_arguments(name, arguments or {})
+    return [file for _, item in sorted(value.items()) for file in find_model_files(item)]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """A model folder's weights and configuration, sorted; none if there is no such folder."""
+    """Return a model folder's weights and configuration, sorted; none if there is no such folder."""
     return sorted(path for path in folder.glob("*") if path.suffix in WEIGHTS_AND_CONFIG)
 
 
-def _declared(operator: Operator | None, name: str, default: Any = None) -> Any:
-    return getattr(_class(operator), name, default)
-
-
-def _class(operator: Operator | None) -> type:
+def _class(operator: OP | type[OP] | None) -> type:
     return operator if isinstance(operator, type) else type(operator)

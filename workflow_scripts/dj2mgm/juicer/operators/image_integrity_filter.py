@@ -10,7 +10,7 @@ from data_juicer.utils.constant import Fields
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
 
-from .declarations import merge_reports
+from .declarations import Declarations, merge_reports
 
 NAME = "image_integrity_filter"
 STAT = "image_integrity"
@@ -28,7 +28,7 @@ def image_integrity(images: list[str], image_root: str) -> str:
 
 
 @OPERATORS.register_module(NAME)
-class ImageIntegrityFilter(Filter):
+class ImageIntegrityFilter(Declarations, Filter):
     """A filter that keeps rows whose images all lie inside `image_root` and decode completely.
 
     The stat `image_integrity` is `ok`, `missing`, `outside`, `empty` or `undecodable`.

@@ -1,28 +1,76 @@
 """Shares of the rows in place of limits: `keep_fraction` and quantiles are checked and turned into limits."""
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 
-from data_juicer.ops.base_op import OP, Filter
+from data_juicer.ops.base_op import Filter
 from data_juicer.utils.constant import Fields
 
 from dj2mgm.data.shares import SIDES, compute_score_limits
 
-from .declarations import limits_of, shares
+from .declarations import Declarations
 
 
-class FractionFilter(Filter):
+class SharedLimits(Declarations, interface=True):
+    """An operator whose limits may be given as shares of all rows' scores.
+
+    Attributes:
+        limit: name of the argument that `keep_fraction` replaces.
+        quantiles: for each argument that is a quantile of the scores, the limit that it replaces. The operator has
+            attributes of these names (None if the recipe gives no quantile).
+        keep_fraction: share of the rows, or None.
+    """
+
+    limit: str
+    quantiles: Mapping[str, str] = {}
+    keep_fraction: float | None
+
+    @staticmethod
+    @abstractmethod
+    def read_scores(stats: dict) -> list[float]:
+        """Return the row's scores, of which `keep_fraction` is a share."""
+
+    @property
+    def shares(self) -> dict[str, str]:
+        """Shares and quantiles that the recipe gives, with the limits that they replace."""
+        known = {"keep_fraction": self.limit, **self.quantiles}
+        return {name: limit for name, limit in known.items() if getattr(self, name) is not None}
+
+    def set_limits(self, stats: Iterable[dict]) -> None:
+        """Set the limits so that the operator keeps its share of the rows.
+
+        Args:
+            stats: stats of all rows, as the operator has measured them.
+        """
+        shares = self.shares
+        scores = (score for row in stats for score in self.read_scores(row))
+        found = compute_score_limits(scores, **{name: getattr(self, name) for name in shares})
+        for name, limit in shares.items():
+            setattr(self, limit, found[SIDES[name]])
+
+
+class ShareFilter(SharedLimits, Filter, interface=True):
     """A filter that takes shares of the rows in place of its limits, in a plain Data-Juicer run too."""
 
     needs_all_rows = False
-    keep_fraction: float | None
 
     def run(self, dataset, *, exporter=None, tracer=None, reduce: bool = True):
         """Run like `Filter.run`; if there is a share, set the limits between scoring and dropping."""
-        if not shares(self):
+        if not self.shares:
             return super().run(dataset, exporter=exporter, tracer=tracer, reduce=reduce)
         scored = super().run(dataset, exporter=exporter, tracer=tracer, reduce=False)
-        set_limits(self, scored[Fields.stats])
+        self.set_limits(scored[Fields.stats])
         return super().run(scored, exporter=exporter, tracer=tracer) if reduce else scored
+
+
+class ShareMapper(SharedLimits, interface=True):
+    """A mapper that edits rows beyond a limit, which may be a share of the rows."""
+
+    needs_all_rows = False
+
+    @abstractmethod
+    def measure(self, samples: dict) -> dict:
+        """Return the samples with their scores as stats, and edit nothing."""
 
 
 def check_fraction(keep_fraction: float | None) -> None:
@@ -46,19 +94,3 @@ def check_quantiles(lower: float | None, upper: float | None) -> None:
     """Raise ValueError unless 0 ≤ `lower` < `upper` ≤ 1; None means no limit on that side."""
     if not 0 <= (0 if lower is None else lower) < (1 if upper is None else upper) <= 1:
         raise ValueError(f"lower_quantile must be below upper_quantile, both from 0 to 1; found {lower} and {upper}")
-
-
-def set_limits(operator: OP, stats: Iterable[dict]) -> dict[str, float | None]:
-    """Set the operator's limits so that it keeps its share of the rows; return the equivalent arguments.
-
-    Args:
-        operator: an operator that declares `limit`, and optionally `quantiles` (see `declarations`).
-        stats: stats of all rows, as the operator has measured them.
-    """
-    given = shares(operator)
-    scores = (score for row in stats for score in operator.scores_of(row))
-    found = compute_score_limits(scores, **{name: getattr(operator, name) for name in given})
-    for name, limit in given.items():
-        setattr(operator, limit, found[SIDES[name]])
-    # limits that no share replaces are included: without a share they would have other defaults
-    return dict.fromkeys(given) | {limit: getattr(operator, limit) for limit in limits_of(operator)}

@@ -29,7 +29,7 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.control_tokens import find_control
 from dj2mgm.questions import split_into_parts
 
-from .keep_fraction import FractionFilter, check_fraction, check_sides
+from .keep_fraction import ShareFilter, check_fraction, check_sides
 from .mgm_captioning_mapper import MGMCaptioningMapper, load_generator
 
 NAME = "likelihood_gain_filter"
@@ -50,7 +50,7 @@ def likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: fl
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class LikelihoodGainFilter(FractionFilter):
+class LikelihoodGainFilter(ShareFilter):
     """A filter that keeps rows whose caption is more likely, under a trained model, given their image than given any.
 
     The stat `likelihood_gain` holds one number in nats per token. It is empty for a row that does not have exactly one
@@ -135,8 +135,7 @@ class LikelihoodGainFilter(FractionFilter):
         return all(self.get_keep_boolean(gain, self.min_gain) for gain in sample[Fields.stats][STAT])
 
     @staticmethod
-    def scores_of(stats: dict) -> list[float]:
-        """Return the row's scores, of which `keep_fraction` is a share."""
+    def read_scores(stats: dict) -> list[float]:
         return list(stats[STAT])
 
     def _gains(self, images: list[str], captions: dict[int, tuple[int, str]], rank: int | None) -> dict[int, float]:

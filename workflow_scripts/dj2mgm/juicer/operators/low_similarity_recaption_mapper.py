@@ -29,8 +29,8 @@ from dj2mgm.messages import Progress
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .batched_image_text_similarity_filter import ORIGINAL
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
-from .declarations import in_one_process, merge_reports, report_key, take_report
-from .keep_fraction import check_fraction, set_limits
+from .declarations import declared, merge_reports, take_report
+from .keep_fraction import ShareMapper, check_fraction
 from .models.caption_store import CaptionStore, has_captions
 from .models.captioner import NO_ANSWER, Captioner, Captions, find_caption_problem
 from .recaption import RECORD, Recaption, complete_report, judge_captioner, with_record
@@ -41,7 +41,7 @@ LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class LowSimilarityRecaptionMapper(Mapper):
+class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
     """A mapper that recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
 
     Of the captioner's usable candidates it takes the one with the highest `log-likelihood + CLIP's logit`, which is the
@@ -56,7 +56,6 @@ class LowSimilarityRecaptionMapper(Mapper):
     _accelerator = "cuda"
     _batched_op = True
     limit = "min_similarity"
-    needs_all_rows = False
     report_key = RECORD
 
     def __init__(
@@ -105,7 +104,7 @@ class LowSimilarityRecaptionMapper(Mapper):
 
     @property
     def in_one_process(self) -> bool:
-        return in_one_process(self.captioner.operator)
+        return declared(self.captioner.operator).in_one_process
 
     @property
     def budget(self) -> str | None:
@@ -145,7 +144,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         self.report = {}
         scored = OP.run(self, dataset).map(self.measure, batch_size=self.batch_size, desc=f"{NAME}_measure")
         if self.keep_fraction is not None:
-            set_limits(self, scored[Fields.stats])
+            self.set_limits(scored[Fields.stats])
         replaced = scored.map(
             self._recaption,
             batched=True,
@@ -174,8 +173,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         return judged
 
     @staticmethod
-    def scores_of(stats: dict) -> list[float]:
-        """Return the row's scores, of which `keep_fraction` is a share."""
+    def read_scores(stats: dict) -> list[float]:
         score = _only(stats[StatsKeys.image_text_similarity])
         return [] if score is None else [score]
 
@@ -185,7 +183,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         images = [samples[self.image_key][row][0] for row in low]
         captions, captioned = self._caption(images)
         originals = [
-            (remove_special_tokens(samples[self.text_key][row]), self.scores_of(samples[Fields.stats][row])[0])
+            (remove_special_tokens(samples[self.text_key][row]), self.read_scores(samples[Fields.stats][row])[0])
             for row in low
         ]
         records = self._choose(originals, images, captions)
@@ -193,7 +191,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         return self._replace(samples, dict(zip(low, records, strict=True)))
 
     def _is_low(self, samples: dict, row: int) -> bool:
-        images, scores = samples[self.image_key][row], self.scores_of(samples[Fields.stats][row])
+        images, scores = samples[self.image_key][row], self.read_scores(samples[Fields.stats][row])
         return bool(images) and len(images) == 1 and bool(scores) and scores[0] < self.min_similarity
 
     def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
@@ -276,7 +274,7 @@ class LowSimilarityRecaptionMapper(Mapper):
         texts = (text for each in captions for text in each.candidates)
         counts = {"below": len(records), "captioned": captioned, "cached": len(records) - captioned}
         if server := take_report(self.captioner.operator):
-            counts[report_key(self.captioner.operator)] = server
+            counts[declared(self.captioner.operator).report_key] = server
         example = next((text for text in texts if find_caption_problem(text, self.max_caption_length)), "")
         self.report = merge_reports(self.report, counts | {"unusable": problems, "example": example})
 

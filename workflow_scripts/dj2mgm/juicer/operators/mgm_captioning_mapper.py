@@ -17,7 +17,7 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.formats import build_dj_text
 
-from .declarations import weight_files
+from .declarations import Declarations, weight_files
 from .models.captioner import CANDIDATES, LOG_LIKELIHOODS
 
 NAME = "mgm_captioning_mapper"
@@ -32,7 +32,7 @@ def load_generator(base_model: str, stage: str, device: str):
 @OPERATORS.register_module(NAME)
 @TAGGING_OPS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class MGMCaptioningMapper(Mapper):
+class MGMCaptioningMapper(Declarations, Mapper):
     """A mapper that captions rows with exactly one image by beam search, and does not change other rows.
 
     It sets `text` (image token, caption, end-of-chunk token), and in the meta `caption_candidates` (strings) and

@@ -22,7 +22,7 @@ PIXELS = "image_pixels"  # stat: width times height, averaged over the row's ima
 SIGNATURES = "__dj__image_signatures"
 
 
-class NearDeduplicator(BatchedDeduplicator):
+class NearDeduplicator(BatchedDeduplicator, interface=True):
     """A deduplicator that computes image signatures and keeps the near-duplicate with the highest statistic `prefer`.
 
     Subclasses define signatures and their distance.
@@ -80,7 +80,7 @@ class NearDeduplicator(BatchedDeduplicator):
                 )
         return samples
 
-    def find_copies(self, rows: Iterable[tuple[str, dict]], folder: Path) -> NearDuplicates:
+    def find_duplicates(self, rows: Iterable[tuple[str, dict]], folder: Path) -> NearDuplicates:
         """Find the near-duplicates among all rows.
 
         Args:
@@ -102,7 +102,7 @@ class NearDeduplicator(BatchedDeduplicator):
         """Return the kept rows, in order, and up to `show_num` pairs (kept row, near-duplicate)."""
         with TemporaryDirectory() as folder:
             rows = zip(dataset[SIGNATURES], dataset[Fields.stats], strict=True)
-            copy_of = self.find_copies(rows, Path(folder)).copy_of
+            copy_of = self.find_duplicates(rows, Path(folder)).copy_of
         shown = np.flatnonzero(copy_of >= 0)[:show_num]
         pairs = {str(place): [dataset[int(copy_of[place])], dataset[int(place)]] for place in shown}
         return dataset.select(np.flatnonzero(copy_of < 0)), pairs

@@ -17,13 +17,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from data_juicer.ops.base_op import OPERATORS, UNFORKABLE, Mapper
+from data_juicer.ops.base_op import OPERATORS, UNFORKABLE
 
 from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable, one_address
 from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.errors import InputError
 
-from .declarations import merge_reports
+from .declarations import ServerCaptioner, merge_reports
 from .models.captioner import Captions
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ JPEG_QUALITY = 90
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class OpenAICaptioningMapper(Mapper):
+class OpenAICaptioningMapper(ServerCaptioner):
     """A captioner that sends many images to a server at the same time.
 
     An image keeps its first answer for every seed, since answers may cost money. There are no log-likelihoods.
@@ -45,7 +45,9 @@ class OpenAICaptioningMapper(Mapper):
     _batched_op = True
     draws_at_random = False
     in_one_process = True
-    without_effect = {"key_variable", "concurrency", "timeout_s", "retries", "max_requests", "max_total_tokens"}
+    without_effect = frozenset(
+        {"key_variable", "concurrency", "timeout_s", "retries", "max_requests", "max_total_tokens"}
+    )
     report_key = "server"
 
     def __init__(
@@ -103,6 +105,10 @@ class OpenAICaptioningMapper(Mapper):
         self.report: dict[str, int] = {}
         self._requests: ChatRequests | None = None
 
+    def __getstate__(self) -> dict:
+        """Return the state for other processes, which connect by themselves."""
+        return self.__dict__ | {"_requests": None}
+
     @staticmethod
     def model_files(arguments: dict) -> list:
         """Return no files: `model` is a name, even if there is a folder of that name."""
@@ -122,11 +128,12 @@ class OpenAICaptioningMapper(Mapper):
             from .models.chat_server import ChatServer
 
             server = ChatServer(self.base_url, self.model, self.key_variable, self.concurrency, self.timeout_s)
-            requests = ChatRequests(server, self.retries, self.max_requests, self.max_total_tokens, spent)
+            requests = ChatRequests(server, self.retries, self.max_requests, self.max_total_tokens)
             requests.check()
             self._requests = requests
+        self._requests.spent_before = spent
 
-    def captions_as_they_come(self, images: Sequence[str], keep: Callable[[int, Captions], None]) -> None:
+    def request_captions(self, images: Sequence[str], keep: Callable[[int, Captions], None]) -> None:
         """Pass the place of each answered image, and its captions, to `keep`. Call `connect` first.
 
         Raises:

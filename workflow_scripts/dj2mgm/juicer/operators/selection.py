@@ -15,6 +15,7 @@ import numpy as np
 from data_juicer.ops.base_op import Filter
 from data_juicer.utils.constant import Fields
 
+from .declarations import Declarations
 from .keep_fraction import check_fraction
 
 NO_GROUP = -1
@@ -47,11 +48,14 @@ class Selection:
             yield {name: values[row].item() for name, values in self.stats.items()}
 
 
-class SelectionFilter(Filter):
-    """A filter that keeps a share of the rows, or a number of them (all if there are fewer)."""
+class SelectionFilter(Declarations, Filter, interface=True):
+    """A filter that keeps a share of the rows, or a number of them (all if there are fewer).
+
+    Attributes:
+        column: column that `compute_stats` fills for `select`, which is removed afterwards.
+    """
 
     _batched_op = True
-    needs_all_rows = False
     report_key = "selection"
     column: str | None = None
 
@@ -103,7 +107,7 @@ class SelectionFilter(Filter):
         return measured.select(np.flatnonzero(kept))
 
 
-class BalanceFilter(SelectionFilter):
+class BalanceFilter(SelectionFilter, interface=True):
     """A filter that keeps equally many rows of each group, as far as the group has them."""
 
     stat: str  # name of the stat with the row's group

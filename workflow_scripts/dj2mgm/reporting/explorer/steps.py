@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from dj2mgm.config.recipe_operators import defaults_of
+from dj2mgm.config.recipe_operators import read_defaults
 from dj2mgm.data.shares import SIDES, compute_score_limits
 from dj2mgm.reporting.histograms import LIMITS, parse_number
 from dj2mgm.reporting.links import step_key
@@ -163,7 +163,7 @@ def column_key(stage: str, statistic: str) -> str:
 def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray]) -> list[StepLimit]:
     if arguments.get("reversed_range"):
         return []
-    found, known = [], defaults_of(operator) | arguments
+    found, known = [], read_defaults(operator) | arguments
     for statistic, (name, *limiting) in LIMITS.items():
         if statistic not in numbers or operator.removeprefix("batched_") != name:
             continue
@@ -193,7 +193,7 @@ def _build_duplicate_limits(
     stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray], distance: np.ndarray
 ) -> list[StepLimit]:
     argument, side, judged = DEDUPLICATOR_LIMITS[operator]
-    value = (defaults_of(operator) | arguments).get(argument)
+    value = (read_defaults(operator) | arguments).get(argument)
     if value is None or np.isnan(distance).all():
         return []
     numbers[argument] = values = judged(distance)

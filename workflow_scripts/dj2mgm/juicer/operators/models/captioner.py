@@ -21,7 +21,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
 
-from ..declarations import answers_one_by_one, draws_at_random, model_files, without_effect
+from ..declarations import ServerCaptioner, declared, find_model_files
 
 CANDIDATES = "caption_candidates"
 LOG_LIKELIHOODS = "caption_log_likelihoods"
@@ -62,12 +62,12 @@ class Captioner:
         self.seed = seed
         [self.operator] = load_ops([{self.name: dict(self.arguments)}])
         self.batch_size = self.operator.batch_size
-        self.draws_at_random = draws_at_random(self.operator)
+        self.draws_at_random = declared(self.operator).draws_at_random
 
     @property
     def is_server(self) -> bool:
         """True if captions come from a server: one by one, in any order, and at a cost."""
-        return answers_one_by_one(self.operator)
+        return isinstance(self.operator, ServerCaptioner)
 
     def caption(
         self, images: dict[str, str], spent: tuple[int, int], keep: Callable[[dict[str, Captions]], None]
@@ -82,9 +82,7 @@ class Captioner:
         keys = list(images)
         if self.is_server and keys:
             self.operator.connect(spent)
-            self.operator.captions_as_they_come(
-                list(images.values()), lambda place, captions: keep({keys[place]: captions})
-            )
+            self.operator.request_captions(list(images.values()), lambda place, captions: keep({keys[place]: captions}))
             return
         for batch in self._batches(keys):
             keep(dict(zip(batch, self([images[key] for key in batch], batch), strict=True)))
@@ -130,13 +128,14 @@ class Captioner:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over all settings and files that captions depend on, but not the model's location."""
-        arguments = {key: value for key, value in self._settings().items() if key not in without_effect(self.operator)}
+        without_effect = declared(self.operator).without_effect
+        arguments = {key: value for key, value in self._settings().items() if key not in without_effect}
         if not self.is_server:  # a server's model is a name, even if there is a folder of that name
             arguments = {key: value for key, value in arguments.items() if not _is_folder(value)}
         digest = hashlib.sha256()
         seed = self.seed if self.draws_at_random else None
         digest.update(json.dumps([self.name, arguments, self.batch_size, seed], sort_keys=True).encode())
-        for file in model_files({self.name: self.arguments}):
+        for file in find_model_files({self.name: self.arguments}):
             digest.update(file.name.encode() + compute_sha256(file).encode())
         return digest.hexdigest()
 

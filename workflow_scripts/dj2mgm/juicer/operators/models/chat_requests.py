@@ -17,7 +17,11 @@ USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer
 
 
 class ChatRequests:
-    """Requests to one server with common budgets, shared by threads."""
+    """Requests to one server with common budgets, shared by threads.
+
+    Attributes:
+        spent_before: requests and tokens of other processes, which count towards the budgets.
+    """
 
     def __init__(
         self,
@@ -25,7 +29,6 @@ class ChatRequests:
         retries: int,
         max_requests: int | None,
         max_total_tokens: int | None,
-        spent: tuple[int, int],
     ):
         """Initialize the budgets.
 
@@ -34,13 +37,12 @@ class ChatRequests:
             retries: number of tries after the first.
             max_requests: budget of requests (None: no limit).
             max_total_tokens: budget of tokens (None: no limit).
-            spent: requests and tokens of other processes, which count towards the budgets.
         """
         self.server = server
         self.retries = retries
         self.max_requests = max_requests
         self.max_total_tokens = max_total_tokens
-        self._before = spent
+        self.spent_before = (0, 0)
         self._sent = self._answers = self._tokens = 0  # in this process
         self._in_a_row = {"no answer": 0, "no caption": 0}
         self._useless = ""  # problem of the last answer that is not a caption
@@ -135,7 +137,7 @@ class ChatRequests:
         self._stopped.wait(max(backoff, failure.wait_s))
 
     def _spent(self) -> tuple[int, int]:
-        return self._before[0] + self._sent, self._before[1] + self._tokens
+        return self.spent_before[0] + self._sent, self.spent_before[1] + self._tokens
 
     def _count_request(self) -> None:
         """Count a request that will be sent.

@@ -1,0 +1,54 @@
+"""The interface between operators and the engine: a misspelt declaration is an error, and imports change nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from data_juicer.ops.base_op import Filter, Mapper
+
+from dj2mgm.juicer.data_juicer import OPERATORS
+from dj2mgm.juicer.operators.declarations import Declarations, declared, needs_all_rows
+from dj2mgm.juicer.operators.keep_fraction import ShareFilter
+from places import PROJECT
+
+
+@pytest.mark.parametrize(
+    ("base", "names", "nearest"),
+    [
+        ((Declarations, Filter), {"report_kye": "x"}, "report_key"),
+        ((Declarations, Mapper), {"draw_at_random": False}, "draws_at_random"),
+        ((ShareFilter,), {"limits": "min_score"}, "limit"),
+        ((ShareFilter,), {"read_score": staticmethod(lambda stats: [])}, "read_scores"),
+    ],
+)
+def test_a_misspelt_declaration_is_an_error(base, names, nearest):
+    with pytest.raises(TypeError, match=f"{next(iter(names))}: operators declare nothing of this name.*'{nearest}'"):
+        type("Misspelt", base, names)
+
+
+def test_an_operator_may_have_private_names_and_an_interface_new_ones():
+    interface = type("Interface", (Declarations, Filter), {"colour": "red"}, interface=True)
+    assert type("Operator", (interface,), {"colour": "blue", "_own": 1, "report_key": "x"}).report_key == "x"
+
+
+def test_operators_of_data_juicer_have_the_defaults():
+    operator = OPERATORS.modules["text_length_filter"](min_len=1)
+    assert not isinstance(operator, Declarations) and declared(operator).report_key is None
+    assert declared(operator).judge_report({"a": 1}) == {"a": 1} and not needs_all_rows(operator)
+    assert needs_all_rows(OPERATORS.modules["document_deduplicator"]())
+
+
+def test_an_import_changes_nothing_and_recipes_need_the_changes():
+    code = (
+        "from data_juicer.utils.lazy_loader import LazyLoader\n"
+        "before = LazyLoader._install_package.__func__\n"
+        "from pathlib import Path\n"
+        "from dj2mgm.config.recipe_parsing import parse_steps\n"
+        "from dj2mgm.juicer.recipe import build_operators\n"
+        "assert LazyLoader._install_package.__func__ is before\n"
+        "build_operators(parse_steps('recipe', [{'text_length_filter': None}]), Path())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "call change_data_juicer() in the entry point" in done.stderr

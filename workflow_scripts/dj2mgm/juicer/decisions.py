@@ -1,0 +1,161 @@
+"""Decisions that need all rows: selected rows, and near-duplicates.
+
+The pass before has measured every row. These functions decide, and write the partitions of the next pass.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pyarrow as pa
+
+from dj2mgm.data.near_duplicates.clusters import NearDuplicates
+from dj2mgm.files import replace_file, replace_folder
+from dj2mgm.juicer.data_juicer import Fields
+from dj2mgm.juicer.ledger import Ledger
+from dj2mgm.juicer.operators.declarations import take_report
+from dj2mgm.juicer.operators.near_duplicates import NearDeduplicator
+from dj2mgm.juicer.operators.selection import Selection, SelectionFilter
+from dj2mgm.juicer.partitions import (
+    ROWS,
+    batches,
+    column_values,
+    count_rows,
+    list_partitions,
+    read_counts,
+    write_partition,
+)
+from dj2mgm.juicer.recipe import Step, operator_named
+from dj2mgm.streaming import DiskMap
+
+
+class MeasuredRows:
+    """The rows of a folder: id, text, stats, and added columns. They can be iterated repeatedly."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return count_rows(self.folder)
+
+    def __iter__(self) -> Iterator[dict]:
+        for identifier, text, stats, others in column_values(self.folder, "id", "text", "stats", "others"):
+            yield {"id": identifier, "text": text, Fields.stats: json.loads(stats)} | json.loads(others)
+
+
+def keep_selected(step: Step, source: Path, target: Path) -> None:
+    """Write the partitions of `source` with the rows that a selection filter keeps, all or none of them."""
+    if target.exists():
+        return
+    started, operator = perf_counter(), step.operator
+    assert isinstance(operator, SelectionFilter)
+    with operator_named(step.name):
+        selection = operator.select(MeasuredRows(source))
+    first, counts = 0, {"report": take_report(operator)}
+    with replace_folder(target) as folder:
+        for partition in list_partitions(source):
+            ledger = Ledger()
+            for table in batches(partition):
+                _add_selected(ledger, step, table, selection.part(first, len(table)))
+                first += len(table)
+            ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
+            started, counts = perf_counter(), {}
+            (folder / partition.name).mkdir()
+            write_partition(folder / partition.name, ledger.kept, ledger.counts, ledger.trace)
+
+
+def _add_selected(ledger: Ledger, step: Step, table: pa.Table, selection: Selection) -> None:
+    """Account for some rows, and remove the operator's column, which is no longer needed."""
+    known = list(map(json.loads, table["stats"].to_pylist()))
+    stats = [row | new for row, new in zip(known, selection.stats_of_rows(), strict=True)]
+    for place in np.flatnonzero(~selection.kept):
+        event = {"id": table["id"][place].as_py(), "event": "dropped", "step": step.number, "operator": step.name}
+        ledger.add_event(event | {"stats": stats[place]})
+    table = _replace_column(table, "stats", map(_dump, stats))
+    table = _without(table, step.operator.column)
+    ledger.kept.append(table.filter(pa.array(selection.kept)))
+
+
+def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
+    """Write the partitions that are not yet in `target`: those of `source` without near-duplicates and signatures.
+
+    If the step only measures, near-duplicates are recorded and kept. They are found once and stored in a file next to
+    the partitions.
+    """
+    started = perf_counter()
+    copies = _find_near_duplicates(step.operator, source, target.with_name(f"{target.name}.npz"))
+    accounts = _NearDuplicateAccounts(step, copies, _read_kept_ids(source, copies))
+    first = 0
+    for number, partition in enumerate(list_partitions(source)):
+        if not (target / partition.name).exists():
+            ledger = accounts.add_up(partition, first)
+            if not number:
+                ledger.add_counts(step.number, {"report": {"clusters": copies.sizes()}})
+            ledger.add_counts(step.number, {"seconds": perf_counter() - started})
+            with replace_folder(target / partition.name) as folder:
+                write_partition(folder, ledger.kept, ledger.counts, ledger.trace)
+            started = perf_counter()
+        first += read_counts(partition)["rows"]
+
+
+def _find_near_duplicates(operator: NearDeduplicator, source: Path, file: Path) -> NearDuplicates:
+    if not file.exists():
+        rows = column_values(source, "others", "stats")
+        with operator_named(operator._name):
+            found = operator.find_duplicates(
+                ((json.loads(others)[operator.hash_key], json.loads(stats)) for others, stats in rows), source.parent
+            )
+        with replace_file(file, "wb") as whole:
+            np.savez(whole, copy_of=found.copy_of, distance=found.distance)
+    with np.load(file) as found:
+        return NearDuplicates(found["copy_of"], found["distance"])
+
+
+def _read_kept_ids(source: Path, copies: NearDuplicates) -> DiskMap:
+    """Return the ids of kept rows that have near-duplicates, by place."""
+    ids, kept = DiskMap(), np.zeros(len(copies.copy_of), dtype=bool)
+    kept[copies.copy_of[copies.copy_of >= 0]] = True
+    rows = enumerate(column_values(source, "id"))
+    ids.fill((str(place), identifier) for place, (identifier,) in rows if kept[place])
+    return ids
+
+
+@dataclass(frozen=True)
+class _NearDuplicateAccounts:
+    step: Step
+    copies: NearDuplicates
+    ids: DiskMap
+
+    def add_up(self, partition: Path, first: int) -> Ledger:
+        """Account for the rows of a partition, whose first one is row `first` of all."""
+        ledger, kind = Ledger(), "repeated" if self.step.measures else "dropped"
+        for table in batches(partition):
+            copy_of = self.copies.copy_of[first : first + len(table)]
+            for place in np.flatnonzero(copy_of >= 0):
+                event = {"id": table["id"][place].as_py(), "event": kind, "step": self.step.number}
+                event |= {"operator": self.step.name, "stats": json.loads(table["stats"][place].as_py())}
+                event |= {"copy_of": self.ids.get(str(copy_of[place]))}
+                ledger.add_event(event | {"distance": round(float(self.copies.distance[first + place]), 4)})
+            table = _without(table, self.step.operator.hash_key)  # signatures may take a KiB per row
+            ledger.kept.append(table if self.step.measures else table.filter(pa.array(copy_of < 0)))
+            first += len(table)
+        return ledger
+
+
+def _without(table: pa.Table, column: str | None) -> pa.Table:
+    """Return the table without an added column."""
+    rows = map(json.loads, table["others"].to_pylist())
+    return _replace_column(
+        table, "others", (_dump({key: value for key, value in row.items() if key != column}) for row in rows)
+    )
+
+
+def _replace_column(table: pa.Table, name: str, values: Iterator[str]) -> pa.Table:
+    return table.set_column(ROWS.get_field_index(name), name, pa.array(list(values), pa.string()))
+
+
+def _dump(row: dict) -> str:
+    return json.dumps(row, ensure_ascii=False)
