@@ -1,4 +1,4 @@
-# Data-Juicer's statistics of a whole dataset, before anyone picks a threshold, and limits that they suggest.
+# Measure a whole dataset with Data-Juicer's statistics, and suggest limits.
 rule analyze_data:
     input:
         analyzed_files,

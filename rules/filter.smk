@@ -1,4 +1,4 @@
-# Data-Juicer: what the recipe keeps, and for every row it drops, which operator dropped it.
+# Filter the pairs with the recipe; list every dropped row with the operator that dropped it.
 rule filter_data:
     input:
         clip_files("filter"),

@@ -1,4 +1,4 @@
-# Data-Juicer: captions that do not fit their image are rewritten. Captioners' captions are kept in results/captions.
+# Rewrite captions that do not fit their image. New captions are also kept in results/captions.
 rule synthesize_captions:
     input:
         clip_files("synthesize"),

@@ -1,6 +1,6 @@
-"""Measure a dataset with Data-Juicer's statistics of every row, and suggest limits.
+r"""Measure a dataset with Data-Juicer's statistics of every row, and suggest limits.
 
-    python workflow_scripts/analyze_data.py --config results/datasets/shapes/analyze/config.yaml \\
+    python workflow_scripts/analyze_data.py --config results/datasets/shapes/analyze/config.yaml \
         --data results/datasets/shapes/pretrain.jsonl --output-dir results/datasets/shapes/analyze
 
 Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.json.

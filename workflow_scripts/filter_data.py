@@ -1,6 +1,6 @@
-"""Filter a Data-Juicer jsonl with a Data-Juicer recipe, and list every dropped row with its operator and stats.
+r"""Filter a Data-Juicer jsonl with a Data-Juicer recipe, and list every dropped row with its operator and stats.
 
-    python workflow_scripts/filter_data.py --config results/baseline/filter/config.yaml \\
+    python workflow_scripts/filter_data.py --config results/baseline/filter/config.yaml \
         --data results/datasets/shapes/pretrain.jsonl --output-dir results/baseline/filter
 
 Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.

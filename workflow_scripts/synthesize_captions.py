@@ -1,8 +1,8 @@
-"""Rewrite captions that do not fit their image with a Data-Juicer recipe, and keep the rows that fit afterwards.
+r"""Rewrite captions that do not fit their image with a Data-Juicer recipe, and keep the rows that fit afterwards.
 
-    python workflow_scripts/synthesize_captions.py --config results/dj_synth/synthesize/config.yaml \\
-        --data results/baseline/filter/filtered.jsonl \\
-        --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \\
+    python workflow_scripts/synthesize_captions.py --config results/dj_synth/synthesize/config.yaml \
+        --data results/baseline/filter/filtered.jsonl \
+        --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \
         --output-dir results/dj_synth/synthesize
 
 Only the captioner mgm, a model that this workflow has trained, needs the two captioner flags.

@@ -93,7 +93,7 @@ def test_the_overall_table_is_that_of_the_rows(analyzed):
 
 
 @pytest.mark.parametrize("which", ["current", "suggested"])
-def test_the_filter_stage_keeps_as_many_rows_as_the_analysis_says(which, data, analyzed, tmp_path):
+def test_the_filter_stage_keeps_the_number_of_the_analysis(which, data, analyzed, tmp_path):
     found, output = analyzed
     process = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
     if which == "current":
@@ -193,7 +193,7 @@ def test_what_is_no_number_is_no_statistic():
     assert as_numbers(["en", "de"]) is None and as_numbers([[], []]) is None and as_numbers([[1, 2], [3]])[0][1] == 3
 
 
-def test_the_page_is_one_file_that_fetches_nothing_and_escapes_captions(analyzed, tmp_path):
+def test_the_page_is_self_contained_and_escapes_captions(analyzed, tmp_path):
     found, _ = analyzed
     write_analysis_page(found, tmp_path / "analysis.html")
     page = (tmp_path / "analysis.html").read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ def test_settings_are_checked(change, message, data, tmp_path):
         analyze(read.recipe, read.clip, data, tmp_path / "out")
 
 
-def test_the_script_writes_the_same_outputs_with_one_or_two_processes(data, tmp_path):
+def test_the_outputs_do_not_depend_on_the_processes(data, tmp_path):
     values = {"image_root": str(data.parent), "recipe": {"process": RECIPE}, "clip": None, "cpu_threads": None}
     outputs = []
     for processes in (1, 2):

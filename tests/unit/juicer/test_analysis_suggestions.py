@@ -49,7 +49,7 @@ def test_a_limit_of_the_recipe_in_the_gap_stays():
 
 
 @pytest.mark.parametrize("arguments", [{"min_size": "1500"}, {}, None], ids=["stated", "default", "not in the recipe"])
-def test_without_a_tail_what_was_chosen_stays_and_a_default_drops_nothing(arguments):
+def test_without_a_tail_limits_stay_and_defaults_drop_nothing(arguments):
     found = suggest(statistic(BULK, [FilterLimit("min", "min_size", 1500.0, "1500")], arguments))
     kept = found.suggested["min"].drops(BULK).sum() == 0
     assert kept != bool(arguments) and (found.suggested["min"].written == "1500") == bool(arguments)
@@ -60,7 +60,7 @@ def test_a_row_without_a_value_is_kept():
     assert not FilterLimit("min", "min_size", 5.0, "5").drops(np.array([np.nan])).any()
 
 
-def test_the_recipe_keeps_the_operators_order_and_other_arguments_and_is_valid():
+def test_the_recipe_is_valid_and_keeps_order_and_arguments():
     found = suggest(
         statistic(
             WITH_TAIL, [FilterLimit("min", "min_size", 1.0, "1"), FilterLimit("max", "max_size", 2**40, "1TB")], {}

@@ -71,7 +71,7 @@ def test_the_mapper_says_what_the_model_says(mgm, images):
         assert meta[LOG_LIKELIHOODS].tolist() == pytest.approx([value for _, value in expected], abs=1e-4)
 
 
-def test_captions_do_not_depend_on_the_order_or_the_number_of_images(mgm, images):
+def test_captions_do_not_depend_on_order_or_number_of_images(mgm, images):
     """Byte for byte, though they come in other batches, the last of them not full."""
     captioner = Captioner(mgm, seed=0)
     reference = dict(zip(images, caption_all(captioner, images), strict=True))
@@ -146,7 +146,7 @@ def test_records_of_training_are_no_part_of_the_fingerprint(mgm, tmp_path):
     assert Captioner(copy, 0).fingerprint() != before
 
 
-def test_writers_share_their_captions_and_each_writes_its_own_file(tmp_path):
+def test_writers_share_captions_and_write_their_own_files(tmp_path):
     one, two = Captions(["a", "b"], [-1.0, -2.5]), Captions(["c"], None)
     first = CaptionStore(tmp_path, "f", "first")
     first.add({"x": one})

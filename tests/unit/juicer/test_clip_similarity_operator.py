@@ -170,7 +170,7 @@ def test_rows_are_kept_as_by_the_stock_operator(clip, arguments, kept):
     scores=st.lists(st.integers(0, 30), min_size=1, max_size=30),
     quantiles=st.tuples(st.none() | st.floats(0, 0.9), st.none() | st.floats(0, 1)),
 )
-def test_a_window_keeps_the_rows_between_two_quantiles_and_ties_with_them(clip, scores, quantiles):
+def test_a_window_keeps_rows_between_two_quantiles_and_ties(clip, scores, quantiles):
     lower, upper = quantiles
     if (lower or 0) >= (1 if upper is None else upper):
         return

@@ -40,7 +40,7 @@ def filter_data(folder: Path, settings: object, output: Path) -> subprocess.Comp
     return subprocess.run([forked_python(), script, *arguments], capture_output=True, text=True)
 
 
-def test_the_baseline_recipe_finds_the_planted_faults_and_spares_the_rest(shapes, tmp_path):
+def test_the_baseline_recipe_finds_the_planted_faults_only(shapes, tmp_path):
     process = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["process"]
     settings = RecipeSettings(
         shapes, 1, parse_steps("recipe", process), {"image_integrity_filter": {"image_root": str(shapes)}}
@@ -57,7 +57,7 @@ def test_the_baseline_recipe_finds_the_planted_faults_and_spares_the_rest(shapes
     assert sum(dropped[kind] for kind in good) <= 0.02 * sum(planted[kind] for kind in good)
 
 
-def test_the_command_logs_one_line_for_each_operator_and_needs_neither_torch_nor_ray(shapes, tmp_path):
+def test_the_command_logs_operators_and_needs_no_torch_or_ray(shapes, tmp_path):
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     script = (
         "import sys; sys.path.insert(0, sys.argv.pop(1))\n"

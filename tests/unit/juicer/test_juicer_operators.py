@@ -48,7 +48,7 @@ def test_each_kind_of_broken_image_has_its_reason(photo, tmp_path):
     }
 
 
-def test_the_hash_is_equal_only_for_equal_image_bytes_and_equal_text(photo):
+def test_the_hash_is_equal_only_for_equal_images_and_text(photo):
     copy, other = photo.with_name("copy.png"), photo.with_name("other.png")
     copy.write_bytes(photo.read_bytes())
     other.write_bytes(photo.read_bytes() + b"\0")  # same pixels, other bytes

@@ -50,7 +50,7 @@ def test_a_bad_step_is_named_with_the_remedy(step, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_value_that_the_operator_itself_refuses_names_the_operator(tmp_path):
+def test_a_value_that_an_operator_refuses_names_it(tmp_path):
     with pytest.raises(InputError, match="image_shape_filter cannot be built: ValueError: .*sometimes"):
         build([{"image_shape_filter": {"any_or_all": "sometimes"}}], tmp_path)
 
@@ -72,7 +72,7 @@ def test_operators_start_no_processes_and_never_skip_errors(tmp_path):
     ]  # the caller's is untouched
 
 
-def test_what_a_recipe_leaves_open_is_filled_in_and_what_it_states_wins():
+def test_arguments_of_the_stage_fill_gaps_of_the_recipe_only():
     process = [{"image_integrity_filter": None}, {"image_integrity_filter": {"image_root": "/own"}}, {"other": None}]
     arguments = {"image_integrity_filter": {"image_root": "/run", "more": 1}}
     settings = RecipeSettings(Path(), 1, parse_steps("recipe", process), arguments)
@@ -102,7 +102,7 @@ def test_a_captioner_inside_an_operator_is_checked_too(captioner, message):
         check([{"low_similarity_recaption_mapper": {"min_similarity": 0.1, "captioner": captioner}}])
 
 
-def test_a_recipe_that_needs_a_missing_package_fails_and_installs_nothing(tmp_path, monkeypatch):
+def test_a_missing_package_fails_and_is_not_installed(tmp_path, monkeypatch):
     class NeedsMissingPackage(Filter):
         _name = "needy_filter"
 
@@ -124,7 +124,7 @@ def test_a_module_that_loads_late_is_not_installed_either(monkeypatch):
         _ = LazyLoader("surely_missing_package").anything
 
 
-def test_the_baseline_recipe_builds_and_sets_only_known_arguments(tmp_path):
+def test_the_baseline_recipe_builds(tmp_path):
     recipe = yaml.safe_load((PROJECT / "config/recipes/baseline.yaml").read_text(encoding="utf-8"))
     names = [operator._name for operator in build(recipe["process"], tmp_path)]
     assert names == [next(iter(step)) for step in recipe["process"]]

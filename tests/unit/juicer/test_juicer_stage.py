@@ -69,7 +69,7 @@ def register(monkeypatch):
     return add
 
 
-def test_every_row_is_kept_or_named_with_the_operator_that_dropped_it(tmp_path):
+def test_every_row_is_kept_or_listed_with_its_operator(tmp_path):
     data = write_dataset(tmp_path, source="web", tags=["a", 1, None])
     (tmp_path / "images/2.png").unlink()
     (tmp_path / "images/5.png").write_bytes(b"")
@@ -126,7 +126,7 @@ def test_stats_of_an_earlier_run_in_the_input_are_not_believed(tmp_path):
     assert ids(tmp_path / "out/dropped.jsonl") == ["r1", "r3"]
 
 
-def test_a_caption_that_an_earlier_run_wrote_is_not_one_of_this_run(tmp_path):
+def test_a_caption_of_an_earlier_run_is_marked_as_such(tmp_path):
     record = {"caption": "written before", "original": "no", "similarity": 0.3}
     run(write_dataset(tmp_path, recaption=record), tmp_path / "out", [LENGTH])
     rows = rows_of(tmp_path / "out/filtered.jsonl")
@@ -145,7 +145,7 @@ def test_a_mappers_edits_reach_the_rows_and_the_trace(tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_operator_that_raises_fails_the_stage_and_names_the_row(tmp_path, register, processes):
+def test_a_failing_operator_stops_the_stage_and_names_the_row(tmp_path, register, processes):
     class FussyFilter(Filter):
         _batched_op = True
 
@@ -169,7 +169,7 @@ def outputs(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(WORKING)]
 
 
-def test_what_was_done_before_an_operator_failed_is_not_done_again(tmp_path, register, monkeypatch):
+def test_work_before_a_failing_operator_is_not_repeated(tmp_path, register, monkeypatch):
     """A disk that was full for a moment costs one partition."""
     for size in ("PARTITION", "BATCH"):
         monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", 2)
@@ -216,7 +216,7 @@ def test_an_operator_that_swaps_images_is_refused(tmp_path, register):
         run(write_dataset(tmp_path), tmp_path / "out", [{"swap_mapper": None}])
 
 
-def test_a_mapper_that_damages_the_end_of_a_caption_is_named_with_the_row(tmp_path):
+def test_a_mapper_that_damages_the_end_token_is_named(tmp_path):
     process = [{"remove_specific_chars_mapper": {"chars_to_remove": "|"}}]
     with pytest.raises(
         InputError, match=r"remove_specific_chars_mapper changed the <\|__dj__eoc\|> at the end of row 'r"
@@ -224,7 +224,7 @@ def test_a_mapper_that_damages_the_end_of_a_caption_is_named_with_the_row(tmp_pa
         run(write_dataset(tmp_path, ["a red circle", "a blue square"]), tmp_path / "out", process)
 
 
-def test_a_mapper_that_removes_the_image_token_is_named_with_the_row(tmp_path):
+def test_a_mapper_that_removes_the_image_token_is_named(tmp_path):
     captions = ["a red circle", "a <b>blue</b> square"]
     with pytest.raises(InputError, match="operator remove_specific_chars_mapper changed the image tokens of row 'r0'"):
         run(
@@ -264,7 +264,7 @@ def test_an_empty_result_names_the_operator_that_dropped_most(tmp_path):
         run(write_dataset(tmp_path), tmp_path / "out", process)
 
 
-def test_images_that_are_fixed_after_an_empty_result_are_read_again(tmp_path):
+def test_images_fixed_after_an_empty_result_are_read_again(tmp_path):
     data = write_dataset(tmp_path)
     (tmp_path / "images").rename(tmp_path / "elsewhere")
     first = re.escape(str(tmp_path.resolve() / "images/0.png"))
@@ -456,7 +456,7 @@ def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
     assert all(map(changed, own + helpers))
 
 
-def test_work_is_taken_up_only_by_the_same_recipe_on_the_same_data_with_the_same_models(tmp_path, monkeypatch):
+def test_work_continues_only_with_same_recipe_data_and_models(tmp_path, monkeypatch):
     data = write_dataset(tmp_path)
     model = tmp_path / "model"
     model.mkdir()

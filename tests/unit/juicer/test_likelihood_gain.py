@@ -100,7 +100,7 @@ def test_images_are_encoded_once_whatever_is_asked_about_them(project, monkeypat
     assert encoded == [4]
 
 
-def test_a_row_gains_what_its_caption_says_of_its_image_and_not_of_others(tells):
+def test_gain_is_high_for_captions_of_their_own_image(tells):
     calls = tells({("a", "a cat"): -0.5, ("b", "a dog"): -2.0})
     found = gains([["a.png"], ["b.png"], ["c.png"]], ["a cat", "a dog", "a cat"], other_images=2)
     prior = np.log((np.exp(-0.5) + 2 * np.exp(-2)) / 3)
@@ -108,13 +108,13 @@ def test_a_row_gains_what_its_caption_says_of_its_image_and_not_of_others(tells)
     assert calls == [3]
 
 
-def test_a_caption_with_a_control_token_has_no_gain_and_is_left_to_the_training_files(tells):
+def test_a_caption_with_a_control_token_has_no_gain_and_is_kept(tells):
     tells({("a", "a cat"): -0.5})
     images, captions = [["a.png"], ["b.png"], ["c.png"]], ["a cat", "a <image_soft_token> dog", "an <|end|> owl"]
     assert [len(gain) for gain in gains(images, captions, other_images=2)] == [1, 0, 0]
 
 
-def test_rows_without_one_image_or_beside_too_few_others_have_no_gain_and_are_kept(tells):
+def test_rows_without_a_comparable_gain_are_kept(tells):
     """Beside fewer images, gains would be on another scale."""
     tells({})
     assert gains([["a.png"], ["a.png"], [], ["b.png", "c.png"]], ["x"] * 4) == [[]] * 4
@@ -133,7 +133,7 @@ def test_every_row_is_scored_beside_as_many_images(tells, batch_size, other_imag
     assert [len(gain) for gain in found] == [1] * 66 and sum(calls) == 33 and set(calls) == parts
 
 
-def test_other_images_are_evenly_spread_over_those_scored_together(tells):
+def test_other_images_are_evenly_spread_over_the_batch(tells):
     """Of eight images each has its fellow four places on, which its caption fits as well."""
     tells({(str(number), caption): 0.0 for number in range(8) for caption in (str(number), str((number + 4) % 8))})
     found = gains([[f"{number}.png"] for number in range(8)], [str(number) for number in range(8)], other_images=1)
@@ -153,7 +153,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, message):
         load_ops([{NAME: {"base_model": "", "stage": ""} | arguments}])
 
 
-def test_the_stage_hands_its_trained_model_over_and_keeps_the_share(project, tmp_path):
+def test_the_stage_passes_its_trained_model_and_keeps_the_share(project, tmp_path):
     settings = settings_of(project, tmp_path, [{NAME: {"keep_fraction": 0.5, "prior_weight": 0.5}}])
     summary = synthesize(project, tmp_path, settings)
     assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"]) == (20, 10, 10)
@@ -181,7 +181,7 @@ def test_the_recipes_run_with_what_the_stage_fills_in(project, tmp_path, name, k
     assert synthesize(project, tmp_path, settings_of(project, tmp_path, recipe["process"]))["rows_kept"] == kept
 
 
-def test_a_stage_without_such_a_model_says_so_before_anything_runs():
+def test_a_stage_without_a_trained_model_is_an_error_at_once():
     images, config = {"pretrain": "."}, merge_experiment("baseline", {})
     recipes = config | {"recipe": "likelihood_gain"}
     with pytest.raises(InputError, match="likelihood_gain_filter asks a trained model, which the filter stage has not"):

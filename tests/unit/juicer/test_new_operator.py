@@ -52,7 +52,7 @@ def run_filter(scripts: Path, folder: Path, captions: list[str], **arguments) ->
     return subprocess.run([forked_python(), scripts / "filter_data.py", *flags], capture_output=True, text=True)
 
 
-def test_a_new_operator_with_fraction_report_and_model_is_one_file(scripts, model, tmp_path):
+def test_a_new_operator_with_all_declarations_is_one_file(scripts, model, tmp_path):
     done = run_filter(scripts, tmp_path, CAPTIONS, model=str(model), keep_fraction=0.5)
     assert done.returncode == 0, done.stderr
     assert [row["id"] for row in read_jsonl(tmp_path / "out/filtered.jsonl")] == ["r0", "r3", "r4"]

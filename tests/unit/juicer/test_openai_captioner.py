@@ -96,7 +96,7 @@ def test_as_many_requests_are_in_flight_as_asked_for_and_no_more(images):
     assert server.most_in_flight == 8
 
 
-def test_as_many_images_are_decoded_at_the_same_time_as_there_are_cores(images, monkeypatch):
+def test_at_most_one_image_per_core_is_decoded_at_a_time(images, monkeypatch):
     decoding: list[str] = []
     most: list[int] = []
 
@@ -114,7 +114,7 @@ def test_as_many_images_are_decoded_at_the_same_time_as_there_are_cores(images, 
     assert max(most) == 3
 
 
-def test_the_request_is_a_chat_completion_with_the_image_scaled_down(images):
+def test_the_request_is_a_chat_completion_with_a_scaled_image(images):
     seen: list[Asked] = []
 
     def remember(asked):
@@ -149,7 +149,7 @@ def test_the_request_is_a_chat_completion_with_the_image_scaled_down(images):
     ],
     ids=lambda reply: f"{reply.status} {reply.action} {reply.body[:20]}",
 )
-def test_a_request_that_fails_is_tried_again_and_answered_images_are_not(images, trouble):
+def test_only_failed_requests_are_repeated(images, trouble):
     def first_fails(asked):
         return trouble if number_of(asked) % 3 == 0 and asked.time_of_image == 1 else named(asked)
 
@@ -161,14 +161,14 @@ def test_a_request_that_fails_is_tried_again_and_answered_images_are_not(images,
     assert server.requests == 12 + 4 and set(server.answered.values()) == {1}
 
 
-def test_an_image_that_never_gets_an_answer_is_left_out_and_the_others_go_on(images):
+def test_an_image_without_an_answer_does_not_stop_others(images):
     with ScriptedServer(lambda asked: Reply(500, "oops") if number_of(asked) == 3 else named(asked)) as server:
         found = ask(server, images)
     assert set(found) == set(range(24)) - {3}
     assert sorted(server.asked.values()) == [1] * 23 + [3], "once, and two retries"
 
 
-def test_a_request_that_the_server_does_not_take_is_not_repeated_and_shown(images, capfd):
+def test_a_rejected_request_is_shown_and_not_repeated(images, capfd):
     with ScriptedServer(lambda asked: Reply(400, "bad image") if number_of(asked) == 3 else named(asked)) as server:
         found = ask(server, images)
     assert set(found) == set(range(24)) - {3} and server.requests == 24
@@ -176,7 +176,7 @@ def test_a_request_that_the_server_does_not_take_is_not_repeated_and_shown(image
 
 
 @pytest.mark.parametrize("date", [False, True])
-def test_retry_after_is_honored_by_all_requests_not_only_by_the_one_that_was_told(images, date):
+def test_retry_after_holds_for_all_requests(images, date):
     times: list[float] = []
 
     def busy_at_first(asked):
@@ -194,7 +194,7 @@ def test_retry_after_is_honored_by_all_requests_not_only_by_the_one_that_was_tol
     assert times[2] - times[0] >= (0.9 if date else 0.4)
 
 
-def test_a_server_that_allows_one_at_a_time_answers_all_in_the_end(images):
+def test_a_server_with_one_request_at_a_time_answers_all(images):
     """Although each image is refused more often than `retries`."""
     lock = Lock()
 
@@ -210,7 +210,7 @@ def test_a_server_that_allows_one_at_a_time_answers_all_in_the_end(images):
     assert len(found) == 12 and set(server.answered.values()) == {1}
 
 
-def test_what_the_server_writes_without_a_caption_is_an_answer_with_its_problem(images):
+def test_an_answer_without_a_caption_has_a_problem(images):
     said = {
         0: caption("  two\n lines "),
         1: caption(""),
@@ -262,7 +262,7 @@ def test_thoughts_are_no_part_of_a_caption(images, said, finish, text, problem):
 
 
 @pytest.mark.parametrize("character", ["\ud83d", "\0", "\a", "\x7f", "\x9b", "\u202e", "\u2066"])
-def test_a_character_that_no_caption_may_have_is_a_problem_of_its_answer(images, character):
+def test_a_forbidden_character_is_a_problem_of_its_answer(images, character):
     with ScriptedServer(lambda _: caption(f"a cat {character} b")) as server:
         found = ask(server, images[:1])
     assert found == {0: Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)}
@@ -274,7 +274,7 @@ def test_texts_of_other_scripts_are_captions(images, text):
         assert ask(server, images[:1])[0] == Captions([text], None, None, 10)
 
 
-def test_a_server_that_goes_down_stops_the_stage_after_what_it_has_answered(images):
+def test_a_server_that_goes_down_stops_the_stage(images):
     def dies(asked):
         return named(asked) if asked.number <= 10 else Reply(action="reset")
 
@@ -335,7 +335,7 @@ def test_a_refusal_that_waiting_does_not_help_stops_at_once(images, reply, sente
     assert server.requests == 1
 
 
-def test_a_model_that_writes_no_captions_is_not_paid_for_all_images(images):
+def test_a_model_without_captions_is_not_paid_for_all_images(images):
     with ScriptedServer(lambda _: caption("and so on", "length")) as server:
         found, sentence = stopped(server, images * 4, concurrency=2)
     assert "50 answers in a row are not captions, the last one is cut off. Change question, max_tokens or" in sentence
@@ -400,7 +400,7 @@ def test_the_report_counts_requests_answers_and_tokens(images):
         (Reply(body=" ", action="drip"), "for its models ended with no whole answer in 0.3 s. Start the server"),
     ],
 )
-def test_a_server_without_the_model_is_named_before_anything_is_asked(images, models, sentence, monkeypatch):
+def test_a_server_without_the_model_is_named_at_once(images, models, sentence, monkeypatch):
     monkeypatch.setattr(chat_server, "PATIENCE", 3)
     with ScriptedServer(named, models) as server, pytest.raises(InputError, match=sentence):
         ask(server, images, timeout_s=0.1)
@@ -408,7 +408,7 @@ def test_a_server_without_the_model_is_named_before_anything_is_asked(images, mo
 
 
 @pytest.mark.parametrize("models", [[], Reply(404, "none here"), Reply(500, "no cache")])
-def test_a_server_that_cannot_list_its_models_is_asked_all_the_same(images, models, capfd):
+def test_a_server_without_a_list_of_models_is_accepted(images, models, capfd):
     with ScriptedServer(named, models) as server:
         assert len(ask(server, images[:2])) == 2
     assert "note: " in capfd.readouterr().err
@@ -441,7 +441,7 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeyp
     assert KEY not in capfd.readouterr().err
 
 
-def test_an_operator_holds_the_name_of_the_variable_and_not_the_key(monkeypatch):
+def test_an_operator_has_the_variable_and_not_the_key(monkeypatch):
     """Ray and Data-Juicer write an operator's values down, for other processes and for their records."""
     monkeypatch.setenv(VARIABLE, KEY)
     [operator] = load_ops([{"openai_captioning_mapper": {"model": "m", "key_variable": VARIABLE}}])
@@ -514,14 +514,14 @@ def test_a_compressed_answer_is_not_unpacked(images):
     assert "a compressed answer, although the request excludes it" in sentence
 
 
-def test_names_of_models_are_shown_on_one_line_and_not_at_any_length(images):
+def test_names_of_models_are_shown_shortened_on_one_line(images):
     with ScriptedServer(named, ["m\n\x1b[31m" + "x" * 1000]) as server, pytest.raises(InputError) as caught:
         ask(server, images)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("key", ["sk-two\nlines", "sk-schlüssel", "sk a"])
-def test_a_variable_that_holds_no_key_is_refused_without_showing_it(images, monkeypatch, key):
+def test_an_invalid_key_is_refused_without_showing_it(images, monkeypatch, key):
     monkeypatch.setenv(VARIABLE, key)
     with ScriptedServer(named) as server, pytest.raises(InputError, match=f"environment variable {VARIABLE}") as caught:
         ask(server, images, key_variable=VARIABLE)

@@ -79,7 +79,7 @@ def report_of(summary: dict) -> dict:
     return summary["operators"][0]["recaption"]
 
 
-def test_captions_of_a_server_pass_through_the_same_recipe_without_likelihoods(project, tmp_path):
+def test_captions_of_a_server_need_no_likelihoods(project, tmp_path):
     with ScriptedServer(of_its_image) as server:
         summary = synthesize(project, tmp_path, server.url)
     assert server.requests == COUNT and set(server.asked.values()) == {1}
@@ -145,7 +145,7 @@ def test_two_stages_at_the_same_time_ask_about_each_image_once(project, tmp_path
     assert len(outputs) == 1
 
 
-def test_what_is_answered_needs_no_server_and_a_changed_question_asks_again(project, tmp_path):
+def test_answers_are_reused_until_the_question_changes(project, tmp_path):
     with ScriptedServer(of_its_image) as server:
         url = server.url
         synthesize(project, tmp_path, url)
@@ -157,7 +157,7 @@ def test_what_is_answered_needs_no_server_and_a_changed_question_asks_again(proj
     assert (tmp_path / "out/synthesized.jsonl").read_bytes() == first
 
 
-def test_rows_without_a_usable_caption_keep_theirs_and_only_those_without_an_answer_are_asked_again(project, tmp_path):
+def test_only_images_without_an_answer_are_requested_again(project, tmp_path):
     troubles = {1: Reply(500), 2: caption(""), 3: caption("a b", "length"), 4: caption("", "content_filter")}
     images: dict[bytes, int] = {}
 
@@ -180,7 +180,7 @@ def test_rows_without_a_usable_caption_keep_theirs_and_only_those_without_an_ans
     assert report_of(summary)["unusable"] == {"cut off": 1, "empty": 1, "refused": 1}
 
 
-def test_a_budget_stops_the_stage_and_a_higher_one_goes_on_where_it_stopped(project, tmp_path):
+def test_a_higher_budget_continues_a_stopped_stage(project, tmp_path):
     with ScriptedServer(of_its_image) as server:
         for _ in range(2):
             with pytest.raises(InputError, match="max_requests: 7 is used up.*7 requests and 70 tokens so far, over"):
@@ -193,7 +193,7 @@ def test_a_budget_stops_the_stage_and_a_higher_one_goes_on_where_it_stopped(proj
     assert server.requests == COUNT and set(server.answered.values()) == {1}
 
 
-def test_two_steps_that_would_pay_for_the_same_captions_are_refused_before_any_is_asked(project, tmp_path):
+def test_two_steps_with_the_same_captions_are_refused(project, tmp_path):
     with ScriptedServer(of_its_image) as server:
         settings = settings_of(project, tmp_path, server.url)
         mapper, *others = settings["recipe"]["process"]
@@ -213,7 +213,7 @@ def test_two_steps_that_would_pay_for_the_same_captions_are_refused_before_any_i
     assert COUNT < server.requests < 2 * COUNT, "another question may be asked"
 
 
-def test_a_server_that_is_not_there_stops_the_stage_before_any_work(project, tmp_path):
+def test_a_missing_server_stops_the_stage_before_any_work(project, tmp_path):
     with ScriptedServer(of_its_image, ["another"]) as server:
         with pytest.raises(InputError, match="does not list this model, but 'another'"):
             synthesize(project, tmp_path, server.url)
@@ -223,7 +223,7 @@ def test_a_server_that_is_not_there_stops_the_stage_before_any_work(project, tmp
     assert not list((tmp_path / "out").rglob("*.arrow")), "no row has been read"
 
 
-def test_the_key_is_in_no_file_and_in_no_line_that_the_stage_prints(project, tmp_path):
+def test_the_key_is_in_no_file_and_no_printed_line(project, tmp_path):
     with ScriptedServer(of_its_image, key=KEY) as server:
         write_settings(project, tmp_path, server.url, key_variable=VARIABLE)
         without = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)

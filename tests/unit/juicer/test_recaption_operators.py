@@ -81,7 +81,7 @@ def original_similarities(clip: str, rows: dict[str, list]) -> list[float]:
 CANDIDATES_OF = {str(number): [f"{number} one", f"the {number} two", "three"] for number in range(6)}
 
 
-def test_rows_below_get_what_captioner_and_clip_together_find_most_likely(clip, rows, says):
+def test_rows_below_get_the_jointly_most_likely_caption(clip, rows, says):
     rng = np.random.default_rng(1)
     likelihoods = {name: list(-20 * rng.random(3)) for name in CANDIDATES_OF}
     before = original_similarities(clip, rows)
@@ -117,7 +117,7 @@ def test_rows_below_get_what_captioner_and_clip_together_find_most_likely(clip, 
     assert len(chosen) == 3 and any(len(set(places)) > 1 for places in chosen), "the two models must differ somewhere"
 
 
-def test_a_captioner_that_tells_no_likelihood_is_judged_by_similarity(clip, rows, says):
+def test_a_captioner_without_likelihoods_is_judged_by_similarity(clip, rows, says):
     captioner = says({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
     found, _ = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
     for number, row in enumerate(found):
@@ -126,7 +126,7 @@ def test_a_captioner_that_tells_no_likelihood_is_judged_by_similarity(clip, rows
         assert row[Fields.meta]["recaption"]["log_likelihood"] is None
 
 
-def test_captions_drawn_at_random_follow_from_seed_and_images_not_from_what_is_known(clip, rows, monkeypatch, tmp_path):
+def test_random_captions_depend_on_seed_and_images_only(clip, rows, monkeypatch, tmp_path):
     class DrawingCaptioningMapper(Mapper):
         _batched_op = True
         asked = 0
@@ -207,7 +207,7 @@ def test_why_a_caption_cannot_be_used(caption, problem):
     assert find_caption_problem(caption, max_length=20) == problem
 
 
-def test_unusable_candidates_are_passed_over_and_rows_without_any_are_counted(clip, rows, says):
+def test_unusable_candidates_are_skipped_and_counted(clip, rows, says):
     said = dict(CANDIDATES_OF) | {"0": ["", "good"], "1": ["", "y" * 30], "2": ["y" * 30], "3": ["<s> x"]}
     captioner = says(said, {name: [-1.0] * len(texts) for name, texts in said.items()})
     warnings: list[str] = []
@@ -224,13 +224,13 @@ def test_unusable_candidates_are_passed_over_and_rows_without_any_are_counted(cl
         assert found[number][Fields.stats]["image_text_similarity"] == [record["original_similarity"]]
 
 
-def test_a_captioner_that_says_nothing_usable_is_an_error_that_names_it(clip, rows, says):
+def test_a_captioner_without_usable_captions_is_an_error(clip, rows, says):
     captioner = says({name: ["z" * 600] for name in CANDIDATES_OF})
     with pytest.raises(InputError, match="known_captioning_mapper: 6 of 6 .*6 too long.*'zzz.*name another one"):
         recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
 
 
-def test_a_captioner_is_not_judged_by_the_only_image_it_was_asked_about(clip, rows, says):
+def test_a_captioner_is_not_judged_by_a_single_image(clip, rows, says):
     captioner = says({name: ["z" * 600] for name in CANDIDATES_OF})
     odd = rows | {"text": [rows["text"][0], *["no image"] * 5]}
     found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
@@ -265,7 +265,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, message):
         load_ops([{RECAPTION: arguments}])
 
 
-def test_unlikely_new_captions_are_dropped_and_captions_without_likelihood_kept():
+def test_unlikely_captions_are_dropped_and_unrated_ones_kept():
     [operator] = load_ops([{"caption_log_likelihood_filter": {"min_log_likelihood": -3.0}}])
     known = [{"caption_log_likelihood": value} for value in ([-2.9], [-3.0], [-3.1], [])]
     samples = operator.compute_stats({"text": [""] * 5, Fields.stats: [*known, {}]})

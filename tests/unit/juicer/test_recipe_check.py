@@ -173,7 +173,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_recipe_is_an_error_that_names_its_file_before_anything_runs(project, bad):
+def test_a_bad_recipe_is_an_error_that_names_its_file(project, bad):
     recipe, message = BAD[bad]
     with pytest.raises(InputError, match=message) as error:
         project(recipe)
@@ -249,7 +249,7 @@ RECIPES = NEAR | st.dictionaries(KEYS, PROCESS | SCALARS, max_size=3)
 
 @settings(max_examples=2000, **ANY)
 @given(recipe=RECIPES)
-def test_whatever_a_recipe_holds_it_is_accepted_by_the_stage_too_or_refused_in_a_sentence(project, tmp_path, recipe):
+def test_any_recipe_is_accepted_by_both_checks_or_refused(project, tmp_path, recipe):
     with pytest.MonkeyPatch.context() as patch:  # dumping and parsing YAML would take most of the time
         patch.setattr("dj2mgm.config.recipes.read_config", lambda path: recipe)
         try:
@@ -274,7 +274,7 @@ EDIT = st.tuples(st.integers(0, len(TEXT)), ODD)
 
 @settings(max_examples=2000, **ANY)
 @given(st.lists(EDIT, max_size=4))
-def test_whatever_text_a_recipe_is_it_is_accepted_or_refused_in_a_sentence(project, edits):
+def test_any_text_of_a_recipe_is_accepted_or_refused(project, edits):
     text = TEXT
     for place, new in edits:
         text = text[:place] + new + text[place + len(new) :]
@@ -310,7 +310,7 @@ def test_questions_may_be_in_any_language(question):
 
 
 @pytest.mark.parametrize("question", ["a <image> b", "bell\a", "x" * 5000])
-def test_questions_hold_no_control_token_and_no_control_character(question):
+def test_questions_have_no_control_tokens_or_characters(question):
     with pytest.raises(InputError, match="'question' must be up to 4000 printable characters"):
         parse_recipe("a recipe", {"process": [{"mgm_captioning_mapper": {"question": question}}]})
 

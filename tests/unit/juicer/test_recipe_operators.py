@@ -15,13 +15,13 @@ def test_the_installed_operators_are_the_reviewed_ones():
     assert format_listing(listing) == INSTALLED.read_text(encoding="utf-8")
 
 
-def test_every_installed_operator_is_allowed_or_refused_and_none_is_both():
+def test_every_installed_operator_is_either_allowed_or_refused():
     allowed, refused = set(allowed_operators()), set(refused_operators())
     assert allowed | refused == set(OPERATORS.modules)
     assert not allowed & refused
 
 
-def test_rules_name_arguments_of_their_operator_and_defaults_are_of_their_kind():
+def test_rules_and_defaults_fit_their_operator():
     for operator in allowed_operators().values():
         names = {name for rule in RULES for group in operator.rules.get(rule, ()) for name in group}
         assert names <= operator.arguments.keys()
@@ -69,7 +69,7 @@ def test_a_kind_takes_its_values_and_no_others(kind):
     assert all("must be" in find_problem(kind, value) for value in wrong)
 
 
-def test_every_kind_that_is_used_can_be_read_and_others_are_defects():
+def test_every_kind_can_be_read_and_others_are_defects():
     for operator in allowed_operators().values():
         assert all(kinds_in(kind) for kind in operator.arguments.values())
     with pytest.raises(ValueError, match="no kind 'anything'"):

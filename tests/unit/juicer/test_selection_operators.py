@@ -85,7 +85,7 @@ def test_even_sampling_takes_a_row_of_each_group_in_turn(data):
     assert set(np.flatnonzero(kept).tolist()) == one_after_another(groups, draws, count)
 
 
-def test_clusters_give_as_many_rows_each_as_far_as_they_have_them(clip, colored, tmp_path):
+def test_clusters_give_equally_many_rows_as_far_as_possible(clip, colored, tmp_path):
     kept = run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 8}})
     rows = {row["id"]: row for row in read_jsonl(colored)}
     # 1 blue, 3 green and 4 red are the level of 8 rows
@@ -142,7 +142,7 @@ def test_the_number_of_rows_is_exact(clip, colored, tmp_path, arguments, count):
     assert len(run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip} | arguments})) == count
 
 
-def test_rows_without_an_image_are_kept_and_not_counted_and_no_rows_are_no_error(clip, colored):
+def test_rows_without_an_image_are_kept_and_not_counted(clip, colored):
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 2}}])
     images = [[], [str(colored.parent / "red.png")], [], *[[str(colored.parent / "blue.png")]] * 3]
     rows = {"id": list("abcdef"), "text": ["x"] * 6, "images": images}

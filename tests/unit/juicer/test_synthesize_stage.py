@@ -86,7 +86,7 @@ def rows_of(path: Path) -> dict[str, dict]:
     return {row["id"]: row for row in read_jsonl(path)}
 
 
-def test_every_row_is_kept_or_dropped_and_new_captions_have_a_record(project, limit, tmp_path):
+def test_rows_add_up_and_new_captions_have_a_record(project, limit, tmp_path):
     synthesize(project, tmp_path, settings_of(project, tmp_path, process_of(limit, -10.0, -1000.0)))
     said = [row["recaption"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl") if "recaption" in row]
     likely = float(np.median([record["log_likelihood"] for record in said]))
@@ -121,7 +121,7 @@ def test_every_row_is_kept_or_dropped_and_new_captions_have_a_record(project, li
     assert len(list(read_jsonl(caption_file))) == 10
 
 
-def test_killed_while_captioning_the_same_command_ends_with_the_same_bytes(project, tmp_path):
+def test_a_killed_captioning_run_ends_with_the_same_bytes(project, tmp_path):
     settings = settings_of(project, tmp_path, process_of(10.0, -10.0, -1000.0))
     dies_in_third_batch = (
         "import os, signal, sys\n"
@@ -182,7 +182,7 @@ def test_a_second_run_gives_the_same_bytes(project, limit, tmp_path):
         assert (tmp_path / "one/out" / name).read_bytes() == (tmp_path / "two/out" / name).read_bytes()
 
 
-def test_a_threshold_that_keeps_nothing_says_what_there_is_and_which_keeps_what(project, tmp_path):
+def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
     settings = settings_of(project, tmp_path, process_of(5.0, 5.0, -1000.0))
     with pytest.raises(InputError) as caught:
         synthesize(project, tmp_path, settings)
@@ -277,7 +277,7 @@ def test_a_recipes_own_captioner_needs_none_of_the_settings(project, tmp_path):
     assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] is None
 
 
-def test_blip2_needs_no_folders_and_becomes_data_juicers_operator(project, tmp_path):
+def test_blip2_becomes_data_juicers_operator(project, tmp_path):
     captioner = {"name": "blip2", "model": "Salesforce/blip2-opt-2.7b", "batch_size": 8}
     write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | {"captioner": captioner})
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
@@ -300,7 +300,7 @@ def test_two_runs_never_write_the_same_file_of_captions(project, tmp_path):
     assert len({each.arguments["low_similarity_recaption_mapper"]["writer"] for each in writers}) == 3
 
 
-def test_the_recipe_of_dj_synth_builds_with_what_the_stage_fills_in(project, tmp_path):
+def test_the_recipe_of_dj_synth_builds(project, tmp_path):
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, recipe["process"]))
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
