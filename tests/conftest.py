@@ -1,6 +1,7 @@
 """Hypothesis profile, and groups of tests for pytest-xdist."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import settings
