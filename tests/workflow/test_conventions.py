@@ -1,6 +1,7 @@
 """What the Snakemake catalog, GitHub and `snakemake --report` read from the repository names things that exist."""
 
 import re
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -70,3 +71,9 @@ def test_snakemakes_report_holds_the_page_and_its_caption(finished, tmp_path):
         names = report.namelist()
         texts = b"".join(report.read(name) for name in names if name.endswith((".html", ".js")))
     assert any(name.endswith("report.html") for name in names) and b"Experiments side by side" in texts
+
+
+def test_one_version_is_stated_everywhere():
+    version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
+    assert yaml.safe_load(read("CITATION.cff"))["version"] == version
+    assert re.findall(r"^## \[(\d[^\]]*)\]", read("CHANGELOG.md"), flags=re.MULTILINE)[0] == version
