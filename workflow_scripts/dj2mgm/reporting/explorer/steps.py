@@ -117,7 +117,7 @@ def build_steps(
             limits = _build_duplicate_limits(stage, operator["operator"], arguments or {}, numbers, distance)
         else:
             limits = _build_limits(stage, operator["operator"], arguments or {}, numbers)
-        if not _reproduce_run(limits, stage, numbers, fate, place):
+        if not _limits_reproduce_run(limits, stage, numbers, fate, place):
             limits = []
         step = Step(stage, operator["step"], operator["operator"], operator["dropped"], limits)
         steps.append(step)
@@ -148,12 +148,17 @@ def apply_limits(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tu
     for number, spec in enumerate(recipe["process"], start=1):
         [(operator, arguments)] = spec.items()
         if limits := _build_limits(stage, operator, arguments or {}, numbers):
-            arrived, dropped = fate == 0, np.zeros(len(fate), dtype=bool)
-            for limit in limits:
-                dropped |= limit.drops(by_key[limit.column], limit_value(limit, limit.value, by_key, arrived))
-            fate[arrived & dropped] = len(steps) + 1
-            steps.append(Step(stage, number, operator, int((arrived & dropped).sum()), limits))
+            dropped = (fate == 0) & _find_dropped(limits, by_key, arrived=fate == 0)
+            fate[dropped] = len(steps) + 1
+            steps.append(Step(stage, number, operator, int(dropped.sum()), limits))
     return steps, fate
+
+
+def _find_dropped(limits: list[StepLimit], by_key: dict[str, np.ndarray], arrived: np.ndarray) -> np.ndarray:
+    """Return which rows, (N,), are beyond one of the limits."""
+    bounds = [limit_value(limit, limit.value, by_key, arrived) for limit in limits]
+    pairs = zip(limits, bounds, strict=True)
+    return np.any([limit.drops(by_key[limit.column], bound) for limit, bound in pairs], axis=0)
 
 
 def column_key(stage: str, statistic: str) -> str:
@@ -170,7 +175,7 @@ def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str,
         for side, argument in zip(("min", "max"), limiting, strict=True):
             if argument is None:
                 continue
-            share = next((word for word, cut in SIDES.items() if cut == side and known.get(word) is not None), None)
+            share = next((name for name, end in SIDES.items() if end == side and known.get(name) is not None), None)
             found.append(_build_limit(stage, statistic, side, share or argument, known, numbers, share is not None))
     return found
 
@@ -212,7 +217,7 @@ def _all_whole(values: np.ndarray) -> bool:
     return bool((finite == np.round(finite)).all())
 
 
-def _reproduce_run(
+def _limits_reproduce_run(
     limits: list[StepLimit], stage: str, numbers: dict[str, np.ndarray], fate: np.ndarray, place: int
 ) -> bool:
     """Return whether the limits drop the rows that the run dropped, among rows that have all numbers."""
@@ -221,9 +226,7 @@ def _reproduce_run(
     by_key = {column_key(stage, name): values for name, values in numbers.items()}
     arrived = (fate == 0) | (fate >= place)
     judged = arrived & np.all([np.isfinite(by_key[limit.column]) for limit in limits], axis=0)
-    dropped = np.zeros(len(fate), dtype=bool)
-    for limit in limits:
-        dropped |= limit.drops(by_key[limit.column], limit_value(limit, limit.value, by_key, arrived))
+    dropped = _find_dropped(limits, by_key, arrived)
     return bool((dropped[judged] == (fate[judged] == place)).all())
 
 
