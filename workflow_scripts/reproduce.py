@@ -44,7 +44,7 @@ def main() -> None:
         with open_crate(args.crate) as crate:
             reproduce(crate, snakemake, Places(Path.cwd(), args.folders))
     except KeyboardInterrupt:
-        raise InputError("interrupted; the same command goes on") from None
+        raise InputError("interrupted; the same command continues") from None
 
 
 def check_is_elsewhere(crate: Path) -> None:

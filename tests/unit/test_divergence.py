@@ -19,8 +19,8 @@ def test_the_first_non_finite_value_is_named_with_remedy(value):
     with pytest.raises(Diverged) as error:
         check_finite("pretrain", 3, value, 1e12)
     assert str(error.value) == (
-        f"pretrain: training diverged by step 3: the loss is {value}. The learning rate of 1e+12 is most likely too "
-        "high: set learning_rate of pretrain to a third of it or less"
+        f"pretrain: training diverged by step 3: the loss is {value}. The learning rate of 1e+12 is probably too "
+        "high; set learning_rate of pretrain to a third of it or less"
     )
     check_finite("pretrain", 3, 1e30, 1e12)
 

@@ -46,7 +46,7 @@ def test_content_decides_and_time_stamps_do_not(tmp_path, settled):
 def test_a_kept_digest_is_not_computed_again(tmp_path, settled, monkeypatch):
     (tmp_path / "a.txt").write_text("one")
     first = of_files(tmp_path, tmp_path / "a.txt")
-    monkeypatch.setattr(fingerprints, "_digest_of", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(fingerprints, "_digest_content", lambda *_: pytest.fail("read again"))
     assert of_files(tmp_path, tmp_path / "a.txt") == first
 
 

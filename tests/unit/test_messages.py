@@ -76,8 +76,8 @@ def test_a_log_that_another_attempt_began_again_is_read_anew(tmp_path):
     ],
     ids=["mistake", "diagnosis", "neither", "no log"],
 )
-def test_a_failed_stages_last_words_are_taken_from_its_log(tmp_path, text, words):
+def test_failure_reason_is_taken_from_the_log(tmp_path, text, words):
     path = tmp_path / "stage.log"
     if text is not None:
         path.write_text(text)
-    assert LogTail(path).last_words() == words
+    assert LogTail(path).failure_reason() == words

@@ -106,7 +106,7 @@ def test_pipes_hard_links_and_large_files_are_refused_without_opening_them(base,
     (base / "merges.txt").unlink()
     with open(base / "chat_template.jinja", "wb") as file:
         file.truncate(LARGEST_CONFIG + 1)
-    with pytest.raises(InputError, match=f"has {LARGEST_CONFIG + 1} bytes, more than the {LARGEST_CONFIG}"):
+    with pytest.raises(InputError, match=f"has {LARGEST_CONFIG + 1} bytes, but may have at most {LARGEST_CONFIG}"):
         check_model_folder(base)
 
 
@@ -156,7 +156,7 @@ def test_records_and_pushed_folders_hold_no_links(secret, tmp_path):
 
 
 def test_a_link_put_there_after_the_check_is_not_followed(base, secret, tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.plain_files.inside", lambda path, folder: path)
+    monkeypatch.setattr("dj2mgm.plain_files.resolve_inside", lambda path, folder: path)
     link(base / "vocab.txt", secret)
     with pytest.raises(InputError, match="vocab.txt cannot be read"):
         copy_plain(base / "vocab.txt", base, tmp_path / "copy")
@@ -189,7 +189,7 @@ def test_numbers_that_no_model_has_are_refused_with_file_and_key(base, file, pla
         owner = owner.setdefault(name, {})
     owner[key] = value
     path.write_text(json.dumps(values))
-    with pytest.raises(InputError, match=f"{file}: {place} is {value}; models have at most"):
+    with pytest.raises(InputError, match=f"{file}: {place} is {value}; at most"):
         load_family(base)
 
 

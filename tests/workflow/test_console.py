@@ -48,7 +48,7 @@ def test_a_mistake_in_the_input_is_said_once_before_its_log(fresh, tmp_path):
     (tmp_path / "captions.jsonl").write_text('{"id": "1"}\n')
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={tmp_path}",))
     assert printed.count("key 'text' is missing") == 1 and "CalledProcessError" not in printed
-    assert "Its whole log: results/datasets/" in printed.split("key 'text' is missing")[1]
+    assert "Its complete log: results/datasets/" in printed.split("key 'text' is missing")[1]
 
 
 def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):
@@ -68,7 +68,7 @@ def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     printed = process.communicate()[1]
-    assert "interrupted; the same command goes on\n[1/1] train_clip small: stopped after" in printed
+    assert "interrupted; the same command continues\n[1/1] train_clip small: stopped after" in printed
     assert process.returncode == 1 and not re.search("fail|error|log", printed.split("interrupted")[1], re.I)
 
 

@@ -1,4 +1,4 @@
-"""Which of the project's modules a script uses, so that a rule re-runs when one of them changes."""
+"""Finds the project's modules that a script imports, so that a rule re-runs if one of them changes."""
 
 import ast
 from functools import cache
@@ -9,7 +9,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 
 def find_modules(script: Path) -> list[Path]:
-    """The script and, of a Python one, every project module it imports, directly or through others; sorted."""
+    """Return the script and, for Python, all project modules that it imports directly or indirectly, sorted."""
     found: set[Path] = set()
     waiting = [Path(script).resolve()]
     while waiting:
@@ -31,24 +31,24 @@ def _imported_files(path: Path) -> list[Path]:
             module = ".".join(filter(None, [package, node.module]))
             names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
         elif path.name == "__init__.py" and isinstance(node, ast.Call) and ast.unparse(node.func) == BY_NAME:
-            files += sorted(path.parent.glob("*.py"))  # a package that imports its modules by name: any of them
+            files += sorted(path.parent.glob("*.py"))  # a package that imports any of its modules by name
             continue
         else:
             continue
         for name in names:
-            files += _files_of(name)
-        if "pkgutil" in names:  # a package that imports whatever modules its folder holds
+            files += _module_files(name)
+        if "pkgutil" in names:  # a package that imports all modules of its folder
             files += path.parent.rglob("*.py")
     return files
 
 
 def _package(path: Path, level: int) -> str:
-    """The package that a relative import with so many dots starts from; none for an absolute one."""
+    """Return the package that a relative import of `level` dots starts from; empty for an absolute import."""
     return ".".join(path.parents[level - 1].relative_to(SCRIPTS).parts) if level else ""
 
 
-def _files_of(name: str) -> list[Path]:
-    """The module's file and the `__init__.py` of each package on the way, where they are the project's own."""
+def _module_files(name: str) -> list[Path]:
+    """Return the files of a module and its parent packages if they belong to the project."""
     path, files = SCRIPTS, []
     for part in name.split("."):
         path = path / part

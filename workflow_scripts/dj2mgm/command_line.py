@@ -1,4 +1,4 @@
-"""What every entry point shares: its flags are paths, and a user's mistake is one line on stderr."""
+"""Shared command-line handling of the scripts: path flags, and a user's mistake as one line on stderr."""
 
 import argparse
 import functools
@@ -12,7 +12,7 @@ from dj2mgm.errors import InputError
 
 @contextmanager
 def project_imports() -> Iterator[None]:
-    """Around the imports of a script that people start: where a package is missing, one line says how to get it."""
+    """Turn a missing package in the imports of a script into one line with the remedy."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -28,11 +28,13 @@ def project_imports() -> Iterator[None]:
 
 
 def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: bool = False) -> argparse.Namespace:
-    """Parse flags that each take one path; all but the optional ones are required.
+    """Parse flags that each take one path; flags in `optional` may be missing.
 
     Args:
         doc: the script's docstring, shown by --help.
-        launched: whether the deepspeed launcher starts the script; it adds a flag of its own.
+        flags: required flags.
+        optional: optional flags.
+        launched: whether the deepspeed launcher starts the script; it adds a flag.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag in flags:
@@ -45,12 +47,12 @@ def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: b
 
 
 def escape_control(text: str) -> str:
-    """With escapes for what would move a terminal's cursor: ids and paths are somebody else's."""
+    """Escape control characters; ids and paths are untrusted input."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def command_line(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap an entry point: an `InputError` becomes one line on stderr and exit status 2."""
+    """Wrap an entry point; an `InputError` becomes one line on stderr and exit status 2."""
 
     @functools.wraps(main)
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Processor and random-number settings that every script with a model in it shares."""
+"""Threads, seeds, devices and precision of scripts with a model."""
 
 import os
 import random
@@ -8,10 +8,10 @@ import torch
 
 
 def use_cpu_threads(count: int | None) -> int:
-    """Let PyTorch use `count` threads; None means every core this process may run on.
+    """Set the number of PyTorch's threads; None: all cores available to this process.
 
-    Snakemake sets OMP_NUM_THREADS to a rule's `threads`, which `--cores 1` ("one job at a time") scales down to 1. The
-    cores a job may use are what its scheduler's affinity mask says, so that is the default.
+    Snakemake sets OMP_NUM_THREADS to a rule's `threads`, which `--cores 1` ("one job at a time") reduces to 1. The
+    scheduler's affinity mask gives the cores of a job, so it is the default.
     """
     count = count or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(count)
@@ -30,6 +30,6 @@ def default_device() -> torch.device:
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """bf16 autocast where the processor computes in bf16, otherwise float32 as written."""
+    """Return an autocast to bf16 if the processor computes in bf16; otherwise it stays in float32."""
     fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bool(fast))

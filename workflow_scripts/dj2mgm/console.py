@@ -1,12 +1,12 @@
-"""What a person sees while Snakemake runs: its stages, how far each is, and what to open at the end.
+"""Shows the stages of a Snakemake run, their progress, and the final report.
 
-The console is a handler of Snakemake's log and gets the events that logger plugins get. It is no plugin itself:
-Snakemake looks for plugins before it reads the Snakefile, only among installed packages, and refuses a profile that
-asks for one that is missing. So rules/runs.smk puts the console in the place of Snakemake's own handler. Snakemake's
-whole log stays in .snakemake/log/.
+The console is a handler of Snakemake's log and receives the events of logger plugins. It is not a plugin itself:
+Snakemake looks for plugins before it reads the Snakefile, only among installed packages, and rejects a profile that
+names a missing one. So rules/runs.smk replaces Snakemake's own handler by the console. Snakemake's complete log is in
+.snakemake/log/.
 
-What stages print goes to their logs, also where they run on another machine. The console reads the logs while they
-grow, and shows the lines that stages mark for it (messages.py).
+Stages print into their logs, also on other machines. The console reads the logs while they grow, and shows the marked
+lines (messages.py).
 """
 
 import logging
@@ -26,12 +26,11 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from dj2mgm.messages import NOTE, PROGRESS, WARNING, format_duration
 
 POLL_S = 1.0
-BETWEEN_LINES_S = 30.0  # where progress cannot be overwritten, in a pipe
+BETWEEN_LINES_S = 30.0  # if progress cannot be overwritten, as in a pipe
 LAST_LINES = 10
 DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
 INTERRUPTED = "Terminating processes on user request"  # by Snakemake, after Ctrl-C
-# What Snakemake says at each start, for each job and after a failure: the console says it in its own way, or nobody
-# needs it
+# Snakemake's messages at each start, for each job and after a failure, which the console replaces or omits
 ROUTINE = re.compile(
     r"Assuming unrestricted shared|Building DAG|Using shell|Provided (cores|resources|remote)|Rules claiming more"
     r"|Conda environments: ignored|Select jobs|Execute \d+ jobs|Elapsed time|Removing (output|temporary)|(None)?$"
@@ -40,20 +39,20 @@ ROUTINE = re.compile(
 
 
 class UserError(WorkflowError):
-    """A mistake in the input: Snakemake prints its sentence, and no traceback of the workflow's code."""
+    """Mistake in the input; Snakemake prints its sentence without a traceback."""
 
-    # Snakemake prints the frames that it finds here
+    # Snakemake would print these frames
     __traceback__ = property(lambda self: None, lambda self, _: None)
 
 
 def attach(settings, is_stage: Callable[[str], bool]) -> bool:
-    """Put the console in the place of Snakemake's own handler; return whether it was.
+    """Replace Snakemake's own handler by the console; return whether it was replaced.
 
-    Snakemake's handler stays in a dry run, with --verbose or --quiet, and beside a logger plugin for the terminal.
+    Snakemake's handler stays in a dry run, with --verbose or --quiet, and with a logger plugin for the terminal.
 
     Args:
         settings: the workflow's output settings.
-        is_stage: whether a rule, given by its name, is a stage.
+        is_stage: function that tells whether the rule of a name is a stage.
     """
     own = [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]
     if settings.dryrun or settings.verbose or settings.quiet or not own:
@@ -65,7 +64,7 @@ def attach(settings, is_stage: Callable[[str], bool]) -> bool:
 
 
 class LogTail:
-    """A stage's log, read while it grows. What an earlier run wrote there does not count."""
+    """Log of a stage, read while it grows; lines of earlier runs are skipped."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -73,12 +72,12 @@ class LogTail:
         self._offset = 0
 
     def new_lines(self) -> list[str]:
-        """The lines that were completed since the last call."""
+        """Return the lines completed since the last call."""
         state = self._state()
         if state is None or state == self._earlier:
             return []
         self._earlier = None
-        if state[1] < self._offset:  # another attempt began it again
+        if state[1] < self._offset:  # another attempt started the log again
             self._offset = 0
         with open(self.path, "rb") as file:
             file.seek(self._offset)
@@ -87,8 +86,8 @@ class LogTail:
         self._offset += len(complete)
         return complete.decode("utf-8", errors="replace").splitlines()
 
-    def last_words(self) -> str:
-        """Why the stage failed: its diagnosis, its sentence about a mistake in the input, or else its last lines."""
+    def failure_reason(self) -> str:
+        """Return the diagnosis, else the sentence about a mistake in the input, else the last lines."""
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -108,10 +107,10 @@ class LogTail:
 
 
 class Job:
-    """A job that runs. Only a stage has a number."""
+    """Running job; only a stage has a number."""
 
     def __init__(self, record: logging.LogRecord, number: str | None):
-        wildcards = dict(getattr(record, "wildcards", None) or {})  # an error has none
+        wildcards = dict(getattr(record, "wildcards", None) or {})  # missing in errors
         self.name = " ".join([record.rule_name, *map(str, wildcards.values())])
         self.number = number
         self.logs = [LogTail(Path(path)) for path in record.log]
@@ -119,7 +118,7 @@ class Job:
         self.is_target = not (record.output or record.log or record.shellcmd)
         self.started = time.monotonic()
         self.progress = ""
-        self.shown = self.started  # when a line about it was last printed
+        self.shown = self.started  # time of the last printed line
 
     @property
     def title(self) -> str:
@@ -131,7 +130,7 @@ class Job:
 
 
 class Console(logging.Handler):
-    """Snakemake's events as lines of a screen."""
+    """Handler that shows Snakemake's events as lines."""
 
     def __init__(self, is_stage: Callable[[str], bool], screen: "Lines"):
         super().__init__()
@@ -165,17 +164,17 @@ class Console(logging.Handler):
 
     def close(self) -> None:
         self._closed.set()
-        self._thread.join()  # else it may still run while Python ends, and print a traceback
+        self._thread.join()  # otherwise it may print a traceback while Python ends
         with self.lock:
             self.screen.close()
         super().close()
 
     def _poll(self) -> None:
         while not self._closed.wait(POLL_S):
-            if not self.lock.acquire(timeout=POLL_S):  # logging closes its handlers under their locks
+            if not self.lock.acquire(timeout=POLL_S):  # logging closes handlers while holding their locks
                 continue
             try:
-                with suppress(OSError):  # a log may vanish while it is read
+                with suppress(OSError):  # a log may be deleted while it is read
                     self._update()
             finally:
                 self.lock.release()
@@ -193,7 +192,7 @@ class Console(logging.Handler):
         number = None
         if self.is_stage(record.rule_name):
             self.stages_begun += 1
-            self.stages = max(self.stages, self.stages_begun)  # an attempt that failed counts once more
+            self.stages = max(self.stages, self.stages_begun)  # a failed attempt counts again
             number = f"[{self.stages_begun}/{self.stages}]"
         self.jobs[record.jobid] = job = Job(record, number)
         if number:
@@ -212,7 +211,7 @@ class Console(logging.Handler):
     def _job_error(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.jobid, None) or Job(record, None)
-        if self.interrupted:  # its log holds no reason
+        if self.interrupted:  # its log has no reason
             self.screen.say(f"{job.title}: stopped after {job.time}")
             return
         self.failed, self.last_message = True, ""
@@ -220,21 +219,21 @@ class Console(logging.Handler):
         for name, value in record.aux.items():
             self.screen.say(f"{name}: {value}")
         for path in record.log:
-            self.screen.say(f"\n{LogTail(Path(path)).last_words()}\n\nIts whole log: {path}")
+            self.screen.say(f"\n{LogTail(Path(path)).failure_reason()}\n\nIts complete log: {path}")
 
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if text.startswith(INTERRUPTED):
-            self.interrupted, text = True, "interrupted; the same command goes on"
+            self.interrupted, text = True, "interrupted; the same command continues"
         if text.startswith("Complete log") and not self.failed:
             return
         if record.levelno >= logging.INFO and text != self.last_message and not ROUTINE.match(text):
-            self.last_message = text  # some are repeated while Snakemake waits
+            self.last_message = text  # Snakemake repeats some while it waits
             self.screen.say(text)
 
 
 class Lines:
-    """Plain lines, for a pipe or the log of a continuous integration."""
+    """Plain lines, for a pipe or the log of a CI job."""
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -249,7 +248,7 @@ class Lines:
             self.say(f"{job.title}: {line}")
 
     def update(self, stages: list[Job]) -> None:
-        """Show the newest progress of the stages that run."""
+        """Show the latest progress of the running stages."""
         for job in stages:
             if job.progress and time.monotonic() - job.shown > BETWEEN_LINES_S:
                 self.say(f"{job.title}: {job.progress}")
@@ -260,7 +259,7 @@ class Lines:
 
 
 class LiveLines(Lines):
-    """A terminal, where the stages that run stand below the finished ones and are updated in place."""
+    """Terminal with the running stages below the finished ones, updated in place."""
 
     def __init__(self):
         from rich.console import Console as Terminal

@@ -1,4 +1,4 @@
-"""When a training has diverged: its loss or gradient is not finite, or its loss ends far above its start."""
+"""Detects diverged trainings: loss or gradient not finite, or a final loss far above the first one."""
 
 import math
 import statistics
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dj2mgm.errors import InputError
 
-END = 10  # the end of a training is its last tenth
-SAMPLES = 32  # samples that start and end cover at least each
+END = 10  # the end of a training is its last 1 / END
+SAMPLES = 32  # least number of samples at the start and at the end
 IMPOSSIBLE = 20.0  # nats: a guess among 256 000 tokens has 12.5
 SPREAD = 3.0  # nats: twice the spread of the loss from sample to sample
 
@@ -15,20 +15,20 @@ Losses = Sequence[tuple[int, float]]  # steps and mean losses in nats, as they w
 
 
 class Diverged(InputError):
-    """A training that cannot be used; the learning rate is the user's."""
+    """Error of a training that cannot be used; the user sets the learning rate."""
 
 
 def highest_loss(losses: Losses, samples: int) -> float:
-    """Return the loss above which a training is far above its start.
+    """Return the loss above which a training has diverged.
 
-    The start is the median over the first samples, which a single easy one does not move. A training that learns does
-    not exceed twice its start by 1 nat. `SPREAD` covers a start that is low by chance: the mean over n samples varies
-    by 1/√n of what a sample does. `IMPOSSIBLE` is the bound for a training of fewer than 2 * SAMPLES samples, and for
-    one of small batches that explodes within its first samples.
+    The start is the median over the first samples, which a single easy sample does not move. A training that learns
+    does not exceed twice its start plus 1 nat. `SPREAD` covers a start that is low by chance; the standard deviation of
+    a mean over n samples is 1/√n of a sample's. `IMPOSSIBLE` is the bound for a training of fewer than 2 * SAMPLES
+    samples, and for one of small batches that explodes within its first samples.
 
     Args:
-        losses: At least one.
-        samples: Number of samples in a step.
+        losses: at least one.
+        samples: number of samples per step.
     """
     highest = max(IMPOSSIBLE, 2 * losses[0][1] + 1)
     if len(losses) * samples < 2 * SAMPLES:
@@ -44,7 +44,7 @@ def loss_at_end(losses: Losses, samples: int) -> float:
 
 
 def last_healthy_step(losses: Losses, samples: int) -> int:
-    """Return the last logged step whose loss was not far above the training's start; 0 if there is none."""
+    """Return the last logged step with a loss below `highest_loss`; 0 if there is none."""
     highest = highest_loss(losses, samples) if losses else math.inf
     healthy = [step for step, loss in losses if loss <= highest]
     return healthy[-1] if healthy else 0
@@ -62,7 +62,7 @@ def check_end(stage: str, losses: Losses, samples: int, learning_rate: float) ->
 
 
 def check_finite(stage: str, step: int, value: float, learning_rate: float, name: str = "loss") -> None:
-    """Raise Diverged if a loss or another value that is called `name` is not a finite number."""
+    """Raise Diverged if a loss, or another value called `name`, is not finite."""
     if not math.isfinite(value):
         raise diverged(stage, step, f"the {name} is {value}", learning_rate)
 
@@ -70,6 +70,6 @@ def check_finite(stage: str, step: int, value: float, learning_rate: float, name
 def diverged(stage: str, step: int, problem: str, learning_rate: float) -> Diverged:
     """Return the error of a training that diverged."""
     return Diverged(
-        f"{stage}: training diverged by step {step}: {problem}. The learning rate of {learning_rate:g} is most likely "
-        f"too high: set learning_rate of {stage} to a third of it or less"
+        f"{stage}: training diverged by step {step}: {problem}. The learning rate of {learning_rate:g} is probably too "
+        f"high; set learning_rate of {stage} to a third of it or less"
     )

@@ -1,6 +1,5 @@
-"""The error that a user can fix. Any other exception is a defect of the workflow and keeps its traceback."""
+"""Error that a user can fix; any other exception is a defect of the workflow and keeps its traceback."""
 
 
 class InputError(Exception):
-    """The input, not the program, is at fault: one sentence that says what, where (file and row, or key), and the
-    remedy."""
+    """Mistake in the input: one sentence with the problem, its place (file and row, or key) and the remedy."""

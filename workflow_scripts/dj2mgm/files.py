@@ -1,7 +1,7 @@
-"""Writing files whole and reading the small structured ones.
+"""Writes complete files, and reads small structured ones.
 
-Every output of the workflow is written to a temporary file in the same folder and renamed, so that a killed stage
-never leaves half a file under the final name.
+Every output of the workflow is written to a temporary file in the same folder and renamed, so that a killed stage never
+leaves an incomplete file under the final name.
 """
 
 import fcntl
@@ -22,41 +22,42 @@ import yaml
 
 from dj2mgm.errors import InputError
 
-MAKE_AGAIN = "delete it and run the same command again, which makes it again"
-FIX = "fix the file"  # of the user's own
+MAKE_AGAIN = "delete it and run the same command again to make a new one"
+FIX = "fix the file"  # for a user's own file
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
-WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that bring their images with them
-MOST_DEPTHS = 2  # `**` in a pattern of files
-SOURCES = "sources.json"  # beside a dataset of several sources: their folders by name
+WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
+MOST_DEPTHS = 2  # most `**` in a file pattern
+SOURCES = "sources.json"  # file of a dataset of several sources: their folders by name
 
 
-UMASK = os.umask(0)  # which can only be read by setting it
+UMASK = os.umask(0)  # can only be read by setting it
 os.umask(UMASK)
 
 
 def _open_to_others(file: Path) -> None:
-    """As far as the user's umask lets new files be; safetensors writes files that only their owner can read."""
+    """Give a file the user's default permissions; safetensors creates files that only the owner can read."""
     file.chmod(0o666 & ~UMASK)
 
 
-# Temporary files and folders have names that nobody can guess, so that no link waits in their place. A lock says that
-# their process is alive; those without one were left by a killed process, and the next one to write in the folder
-# removes them.
+# Temporary files and folders have unpredictable names, so that no link can wait in their place. A lock shows that their
+# process is alive; unlocked ones were left by a killed process, and the next writer in the folder removes them.
 TEMPORARY, FOLDER = ".dj2mgm.tmp", ".d"
 
 
 @contextmanager
 def _temporary_neighbor(path: Path) -> Iterator[Path]:
-    """Create an empty, locked file beside `path` and yield its name. At the end there is no such name."""
+    """Create an empty, locked temporary file in the folder of `path`, yield its name, and remove it at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
     descriptor = None
     while descriptor is None:
         descriptor, name = tempfile.mkstemp(TEMPORARY, f".{path.name}.", path.parent)
-        if not _lock(descriptor, or_else=True) or os.fstat(descriptor).st_nlink == 0:  # taken for a leftover
+        if (
+            not _lock(descriptor, or_else=True) or os.fstat(descriptor).st_nlink == 0
+        ):  # another process removed it as a leftover
             os.close(descriptor)
             descriptor = None
     try:
@@ -68,12 +69,12 @@ def _temporary_neighbor(path: Path) -> Iterator[Path]:
 
 @cache
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of dead processes, and the folders that go with them, once in a process."""
+    """Remove temporary files and folders of dead processes, once per process."""
     for entry in list(os.scandir(folder)):
         if entry.name.startswith(".") and entry.name.endswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
             try:
                 descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-            except OSError:  # gone by now, or somebody else's
+            except OSError:  # already removed, or another user's
                 continue
             if _lock(descriptor, or_else=False):
                 shutil.rmtree(entry.path + FOLDER, ignore_errors=True)
@@ -82,7 +83,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _lock(descriptor: int, or_else: bool) -> bool:
-    """Lock a file; return whether it worked, and `or_else` where the file system has no locks."""
+    """Lock a file and return whether it worked, or `or_else` if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -94,7 +95,7 @@ def _lock(descriptor: int, or_else: bool) -> bool:
 
 @contextmanager
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
-    """Open a temporary neighbor of `path` for writing; rename it to `path` only if the block succeeds."""
+    """Open a temporary file for writing, and rename it to `path` only if the block succeeds."""
     path = Path(path)
     with _temporary_neighbor(path) as temporary:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -117,7 +118,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> int:
-    """Write one JSON object a line; return the number of rows."""
+    """Write one JSON object per line; return the number of rows."""
     count = 0
     with replace_file(path) as file:
         for row in rows:
@@ -127,7 +128,7 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> int:
 
 
 def write_json_list(path: str | Path, rows: Iterable[dict]) -> int:
-    """Write one JSON list, of which a line is a row; return the number of rows."""
+    """Write one JSON list with one row per line; return the number of rows."""
     count = 0
     with replace_file(path) as file:
         for row in rows:
@@ -143,17 +144,18 @@ def write_yaml(path: str | Path, value: Any) -> None:
 
 
 def format_yaml(value: Any) -> str:
-    """Return a value in YAML, as every file of settings is written."""
+    """Return a value as YAML, in the format of all settings files."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
 
 
 @contextmanager
 def readable(where: str | Path, *errors: type[Exception], remedy: str = MAKE_AGAIN) -> Iterator[None]:
-    """Around what reads a file of results: errors that only its content can cause become an `InputError`.
+    """Turn errors that only a damaged results file can cause into an `InputError`.
 
     Args:
-        where: the file, perhaps with a line, for the message.
-        errors: beside those that undecodable text and JSON cause.
+        where: the file, optionally with a line, for the message.
+        errors: further errors, in addition to those of undecodable text and JSON.
+        remedy: remedy for the message.
     """
     try:
         yield
@@ -163,42 +165,44 @@ def readable(where: str | Path, *errors: type[Exception], remedy: str = MAKE_AGA
 
 
 def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> Any:
-    """A JSON file with an object, or with what `kind` says.
+    """Read a JSON file with an object, or with a value of type `kind`.
 
     Raises:
-        InputError: the content is something else; `remedy` is what to do about it. Later, too, where somebody asks an
-            object for a key that it does not have.
+        InputError: the content is something else. A missing key of an object raises it later, on access.
     """
     with open(path, encoding="utf-8") as file, readable(path, remedy=remedy):
         return _of_kind(kind, json.load(file, object_hook=lambda values: _record(values, path, remedy)))
 
 
 def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
-    """Rows of a jsonl that this workflow wrote or has validated. What users hand in goes through `formats` first.
+    """Yield the rows of a jsonl file that this workflow wrote or validated; user files are read by `data.formats`.
 
     Raises:
-        InputError: a line is not one JSON object, or there is none where one must be; later, as `read_json` does.
+        InputError: a line is not one JSON object, the file is empty but must not be, or later as in `read_json`.
     """
     if not may_be_empty and Path(path).stat().st_size == 0:
         raise InputError(f"{path} is damaged (it is empty): {MAKE_AGAIN}")
-    with open(path, "rb") as file:  # as bytes: a line ends in \n only, and a byte order mark is no part of it
+    with open(path, "rb") as file:  # as bytes, because only \n ends a line, and a byte order mark must be removed
         for number, line in enumerate(file, start=1):
             with readable(f"{path}, line {number},"):
                 row = _of_kind(dict, json.loads(line.decode("utf-8-sig")))
-            yield _record(row, f"{path}, line {number},")  # outside: what the caller does with it may fail by itself
+            yield _record(
+                row, f"{path}, line {number},"
+            )  # outside of the block, because errors of the caller have other reasons
 
 
 def read_yaml(path: str | Path) -> dict:
-    """
+    """Read a YAML file of keys and values.
+
     Raises:
-        InputError: the content is not keys and values.
+        InputError: the content is something else.
     """
     with open(path, encoding="utf-8") as file, readable(path, yaml.YAMLError):
         return _of_kind(dict, yaml.safe_load(file))
 
 
 class _Record(dict):
-    """An object of a results file, which says so where it lacks a key."""
+    """Object of a results file; a missing key raises InputError."""
 
     where: str | Path
     remedy: str
@@ -216,12 +220,12 @@ def _record(values: dict, where: str | Path, remedy: str = MAKE_AGAIN) -> _Recor
 def _of_kind(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
         names = {dict: "an object", list: "a list"}
-        raise ValueError(f"it should hold {names[kind]}, and holds {json.dumps(value, default=str)[:40]}")
+        raise ValueError(f"expected {names[kind]}, found {json.dumps(value, default=str)[:40]}")
     return value
 
 
 def compute_sha256(*paths: str | Path) -> str:
-    """One digest over the contents of the files, in the order given."""
+    """Return the SHA-256 of the concatenated contents of the files."""
     digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
@@ -231,7 +235,7 @@ def compute_sha256(*paths: str | Path) -> str:
 
 
 def can_be_path(text: str) -> bool:
-    """Return whether file systems take a text as a path: UTF-8 without NUL, names of up to 255 bytes, 4095 in all."""
+    """Return whether a text is a valid path: UTF-8 without NUL, names of up to 255 bytes, at most 4095 bytes."""
     try:
         encoded = text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -240,11 +244,11 @@ def can_be_path(text: str) -> bool:
 
 
 def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
-    """Return a file itself; of a folder, the files below it with one of the suffixes; else the files of a pattern.
+    """Return the file, the files below the folder with one of the suffixes, or the files that match the pattern.
 
     Raises:
-        InputError: one of them is a link to nothing, a pipe or a device; the folder has a link to a folder outside; or
-            the pattern is one whose search may not end.
+        InputError: a file is a broken link, a pipe or a device, the folder has a link to a folder outside, or the
+            search of the pattern may not end.
     """
     path = Path(path)
     if path.is_dir():
@@ -253,19 +257,19 @@ def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
         found = [path]
     else:
         pattern = re.sub(r"(\*\*/)+", "**/", str(path))
-        if pattern.count("**") > MOST_DEPTHS:  # the number of visited folders is multiplied by each
-            raise InputError(f"{path}: a pattern may hold ** at most {MOST_DEPTHS} times; name a folder instead")
+        if pattern.count("**") > MOST_DEPTHS:  # each `**` multiplies the number of visited folders
+            raise InputError(f"{path}: a pattern may contain ** at most {MOST_DEPTHS} times; name a folder instead")
         matches = map(Path, glob(pattern, recursive=True))
         found = sorted(file for file in matches if not _is_in_a_circle(file.absolute().parent))
     if lost := next((file for file in found if not file.exists()), None):
-        raise InputError(f"{lost} is a link to nothing; delete it, or bring back what it leads to")
+        raise InputError(f"{lost} is a broken link; delete it, or restore its target")
     if odd := next((file for file in found if not file.is_file() and not file.is_dir()), None):
         raise InputError(f"{odd} is a pipe, a socket or a device; put a copy of its content there, or delete it")
     return found
 
 
 def list_files(folder: str | Path) -> list[Path]:
-    """Return all files below a folder, sorted. Links to folders inside it are left out: their files are there already.
+    """Return all files below a folder, sorted; links to folders inside are skipped, as their files are listed anyway.
 
     Raises:
         InputError: a link leads to a folder outside.
@@ -275,8 +279,8 @@ def list_files(folder: str | Path) -> list[Path]:
         for link in (os.path.join(place, name) for name in names):
             if os.path.islink(link) and os.path.commonpath([root, os.path.realpath(link)]) != root:
                 raise InputError(
-                    f"{link} is a link to a folder outside {folder}, which is not read; name the folder that it leads "
-                    "to, put a copy of it there, or delete the link"
+                    f"{link} is a link to a folder outside of {folder}, which is not read; name its target, replace "
+                    "the link by a copy, or delete it"
                 )
         found += [Path(place, name) for name in files]
     return sorted(found)
@@ -284,7 +288,7 @@ def list_files(folder: str | Path) -> list[Path]:
 
 @cache
 def _is_in_a_circle(folder: Path) -> bool:
-    """Return whether a link in the path leads back to a folder above it; all files then have other names, too."""
+    """Return whether a link in the path leads back to a parent folder, so that all its files have other names too."""
     above = folder.parents
     back = folder.is_symlink() and os.path.realpath(folder) in map(os.path.realpath, above)
     return back or (bool(above) and _is_in_a_circle(folder.parent))
@@ -292,7 +296,7 @@ def _is_in_a_circle(folder: Path) -> bool:
 
 @contextmanager
 def replace_folder(folder: str | Path) -> Iterator[Path]:
-    """Fill a temporary neighbor of `folder`; put it in the folder's place only if the block succeeds."""
+    """Fill a temporary folder, and move it to `folder` only if the block succeeds."""
     folder = Path(folder)
     with _temporary_neighbor(folder) as lock:
         temporary = Path(f"{lock}{FOLDER}")

@@ -1,7 +1,7 @@
-"""Fingerprints of the user's files, so that a changed file is noticed whatever its time stamp is.
+"""Fingerprints of the user's files, which detect a changed file independently of its time stamp.
 
-Snakemake compares time stamps: a file that `cp -p` or `rsync -t` puts in another's place is older than the results and
-goes unnoticed. A fingerprint is a parameter of the rules that read the file, and a changed parameter runs a rule again.
+Snakemake compares time stamps, so it does not notice a replaced file with an older time stamp (`cp -p`, `rsync -t`). A
+fingerprint is a parameter of the rules that read the file, and a changed parameter runs a rule again.
 """
 
 import hashlib
@@ -16,22 +16,22 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json, write_json
 
-WHOLE = 256 << 20  # bytes; a larger file counts by its size, time and blocks of its content
+WHOLE = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
 BLOCK, BLOCKS = 1 << 16, 64
-IMAGES = 20_000  # of a list of images, so many count by size and time
-CONTENTS = 64  # and so many by content
-NAMES_IN = 1 << 30  # bytes of a list of images that are searched for names
-SETTLED_S = 2.0  # a file that changed a moment ago may change again within the same time stamp
-# what may be a name in a list of images: a text of JSON, or a cell of a table
+IMAGES = 20_000  # images of a list that are represented by size and time
+CONTENTS = 64  # images of a list that are represented by content
+SEARCHED = 1 << 30  # bytes of a list of images that are searched for names
+SETTLED_S = 2.0  # a file that has just changed may change again within the same time stamp
+# possible names in a list of images: JSON strings or table cells
 IN_JSON, IN_TABLE = re.compile(rb'[^"\r\n]+'), re.compile(rb'[^"\t\r\n,]+')
 SUFFIXES = tuple(suffix.encode() for suffix in IMAGE_SUFFIXES)
 
 
 class Fingerprints:
-    """Fingerprints of files; digests are kept from one start of Snakemake to the next.
+    """Fingerprints of files; digests are stored between starts of Snakemake.
 
-    A kept digest counts while path, size, times of content and of inode, and inode are the same: whatever replaces a
-    file changes the time of its inode, which no tool sets.
+    A stored digest is valid while path, size, both time stamps and inode stay the same. Replacing a file changes the
+    time of its inode, which no tool can set.
     """
 
     def __init__(self, path: Path):
@@ -41,7 +41,7 @@ class Fingerprints:
         self._found: dict[tuple, str] = {}
 
     def of_files(self, files: Iterable[str]) -> str:
-        """Return the fingerprint of files: of images as `of_images`, of all others by content."""
+        """Return the fingerprint of files; images are represented as in `of_images`, other files by content."""
         files = tuple(files)
         if files not in self._found:
             images = [file for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
@@ -50,10 +50,10 @@ class Fingerprints:
         return self._found[files]
 
     def of_images(self, listed: Iterable[tuple[str, str]]) -> str:
-        """Return the fingerprint of images that files name.
+        """Return the fingerprint of the images that files name.
 
         Args:
-            listed: each file that names images, and the folder that the names are relative to.
+            listed: files that name images, each with the folder that the names are relative to.
         """
         listed = tuple(listed)
         if listed not in self._found:
@@ -62,7 +62,7 @@ class Fingerprints:
         return self._found[listed]
 
     def save(self) -> None:
-        """Keep the digests for the next start."""
+        """Store the digests for the next start."""
         if self._changed:
             write_json(self.path, self._kept)
             self._changed = False
@@ -74,14 +74,14 @@ class Fingerprints:
             yield [image, state and state[:2], self._content(image) if place < CONTENTS else None]
 
     def _content(self, file: str) -> str | None:
-        """The digest of a file's content; None if it is missing."""
+        """Return the digest of a file's content; None if it is missing."""
         state = _state(file)
-        return state and self._keep(f"content {os.path.abspath(file)}", state, lambda: _digest_of(file, state))
+        return state and self._keep(f"content {os.path.abspath(file)}", state, lambda: _digest_content(file, state))
 
     def _names_in(self, file: str) -> list[str]:
-        """The images that a file names, or a sample of them."""
+        """Return the images that a file names, or a sample of them."""
         state = _state(file)
-        return state and self._keep(f"names {os.path.abspath(file)}", state, lambda: _images_named_in(file)) or []
+        return state and self._keep(f"names {os.path.abspath(file)}", state, lambda: _find_image_names(file)) or []
 
     def _keep(self, key: str, state: list[int], compute):
         kept = self._kept.get(key)
@@ -100,20 +100,20 @@ class Fingerprints:
 
 
 def _state(file: str) -> list[int] | None:
-    """Size, times of content and inode in nanoseconds, and inode; None if there is no regular file of this name.
+    """Return size, times of content and inode in nanoseconds, and inode; None if there is no regular file.
 
-    A pipe or a device would be read forever.
+    Reading a pipe or a device would not end.
     """
     try:
         found = os.stat(file)
-    except (OSError, ValueError):  # ValueError: no file name has a null byte
+    except (OSError, ValueError):  # ValueError: a null byte
         return None
     if not stat.S_ISREG(found.st_mode):
         return None
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def _digest_of(file: str, state: list[int]) -> str | None:
+def _digest_content(file: str, state: list[int]) -> str | None:
     size, digest = state[0], hashlib.sha256()
     try:
         with open(file, "rb") as stream:
@@ -125,23 +125,23 @@ def _digest_of(file: str, state: list[int]) -> str | None:
                 for number in range(BLOCKS):
                     stream.seek(number * (size - BLOCK) // (BLOCKS - 1))
                     digest.update(stream.read(BLOCK))
-    except OSError:  # the stage that reads it says why
+    except OSError:  # the stage that reads it reports the reason
         return None
     return digest.hexdigest()
 
 
-def _images_named_in(file: str) -> list[str]:
+def _find_image_names(file: str) -> list[str]:
     words = IN_JSON if file.lower().endswith((".json", ".jsonl")) else IN_TABLE
     try:
         with open(file, "rb") as stream:
-            found = {word[0] for word in words.finditer(stream.read(NAMES_IN)) if word[0].lower().endswith(SUFFIXES)}
+            found = {word[0] for word in words.finditer(stream.read(SEARCHED)) if word[0].lower().endswith(SUFFIXES)}
     except OSError:
         return []
-    return _smallest(map(_text_of, found), IMAGES)
+    return _smallest(map(_decode_name, found), IMAGES)
 
 
-def _text_of(name: bytes) -> str:
-    """A name as JSON means it, if it is a JSON text."""
+def _decode_name(name: bytes) -> str:
+    """Decode the escapes of a name if it is a JSON string."""
     text = name.decode("utf-8", errors="replace").strip()
     try:
         return str(json.loads(f'"{text}"'))
@@ -150,7 +150,7 @@ def _text_of(name: bytes) -> str:
 
 
 def _smallest(names: Iterable[str], most: int) -> list[str]:
-    """The same sample of names whatever their order is: those with the smallest digests."""
+    """Return the names with the smallest digests, a sample that does not depend on their order."""
     return sorted(set(names), key=lambda name: hashlib.sha256(name.encode(errors="replace")).digest())[:most]
 
 

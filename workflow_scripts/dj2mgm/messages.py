@@ -1,7 +1,7 @@
-"""What a stage tells a person: notes, warnings and progress. Each is one line of its log, with a mark at its start.
+"""Prints notes, warnings and progress of a stage, each as one marked line of its log.
 
-The console (console.py) shows the marked lines while a stage runs. Everything else that a stage or a library prints is
-in the log only.
+The console (console.py) shows the marked lines while a stage runs. All other output of stages and libraries is only in
+the log.
 """
 
 import sys
@@ -16,25 +16,25 @@ T = TypeVar("T")
 
 
 def note(sentence: str) -> None:
-    """Something a person should know and need not act on, such as where a stage goes on after a kill."""
+    """Print a note that needs no action, such as the step at which a stage continues after a kill."""
     _print(f"{NOTE}{sentence}")
 
 
 def warn(sentence: str) -> None:
-    """Something a person may want to act on, although the stage goes on."""
+    """Print a warning that may need action, although the stage continues."""
     _print(f"{WARNING}{sentence}")
 
 
 def report_progress(what: str, done: int, total: int, detail: str, seconds_left: float) -> None:
-    """One line, such as `progress: steps: 20 of 135, loss 0.8039, 2 min 37 s left`."""
+    """Print a line such as `progress: steps: 20 of 135, loss 0.8039, 2 min 37 s left`."""
     _print(f"{PROGRESS}{what}: {done} of {total}, {detail}, {_time_left(seconds_left)} left")
 
 
 class Progress:
-    """Reports how many of `total` items a loop has done: every ten seconds, and when it is done.
+    """Progress of a loop, reported every ten seconds and at the end.
 
     Args:
-        what: the items, in the plural.
+        what: name of the items, in the plural.
     """
 
     def __init__(self, what: str, total: int):
@@ -44,7 +44,7 @@ class Progress:
         self.started = self.reported = monotonic()
 
     def add(self, count: int = 1, detail: str = "") -> None:
-        """Count items that are done. `detail` replaces the rate, which is that of the whole loop so far."""
+        """Count finished items; `detail` replaces the average rate of the loop."""
         self.done += count
         now = monotonic()
         if now - self.reported >= INTERVAL_S or self.done == self.total:
@@ -54,14 +54,14 @@ class Progress:
             report_progress(self.what, self.done, self.total, detail, (self.total - self.done) / rate)
 
     def follow(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items; each counts when the next one is asked for."""
+        """Yield the items; each is counted when the next one is requested."""
         for item in items:
             yield item
             self.add()
 
 
 def format_duration(seconds: float) -> str:
-    """3725 → "1 h 02 min"."""
+    """Format seconds, such as 3725 as "1 h 02 min"."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -69,7 +69,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _time_left(seconds: float) -> str:
-    """As `duration`, in whole seconds: an estimate has no tenths."""
+    """Format an estimate as `format_duration` does, but without tenths."""
     return f"{seconds:.0f} s" if seconds < 59.5 else format_duration(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Model folders, which are untrusted input: the files to read and copy, and limits of sizes and numbers."""
+"""Checks model folders, which are untrusted input, and copies their files of known names."""
 
 import re
 import stat
@@ -19,7 +19,7 @@ PROCESSOR = frozenset(
         "video_preprocessor_config.json",
     }
 )
-# the vocabularies that transformers' tokenizers name (`vocab_files_names`), and what stands beside them
+# files of transformers' tokenizers (`vocab_files_names`) and their settings
 TOKENIZER = frozenset(
     {
         "added_tokens.json",
@@ -39,15 +39,15 @@ TOKENIZER = frozenset(
         "vocab.txt",
     }
 )
-TERMS = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # under which others pass a model on
+TERMS = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # files with the terms of use
 FIX = "Correct the file, or download it again"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")  # by suffix
 MOST_FILES = 10_000
-LARGEST, LARGEST_CONFIG = 256 * MIB, 8 * MIB  # of vocabularies; of files that hold settings or a template
+LARGEST, LARGEST_CONFIG = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
 SETTINGS = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
 
-# Limits of the integers in a configuration, by key; the first pattern that matches counts. They are far above those of
-# published models, and below the numbers with which a machine runs out of time or memory before a library complains.
+# Limits of the integers in a configuration by key; the first matching pattern counts. They are far above those of
+# published models, and below the numbers at which a machine runs out of time or memory before a library complains.
 NUMBERS = (
     (re.compile(r".*(_ids?|_index|token|theta|base|seed|length|window\w*|scale\w*|factor|window_size)"), 1 << 31),
     (re.compile(r".*(layers?|blocks?|depths?|stages?|experts|heads?|groups)(_per_\w+)?"), 1 << 10),
@@ -56,10 +56,10 @@ NUMBERS = (
 )
 OTHERS = 1 << 20
 DEEPEST = 32
-SIDES = re.compile(r".*(edge|height|width|size)")  # of processors, in pixels
+SIDES = re.compile(r".*(edge|height|width|size)")  # keys of processors, in pixels
 AREAS = re.compile(r"(min|max)_pixels")
 LONGEST_SIDE, LARGEST_AREA = 1 << 13, 1 << 25
-OF_AREAS = "temporal_patch_size"  # a key of processors whose edges are areas: those of Qwen's models
+AREA_KEY = "temporal_patch_size"  # marks a processor whose edges are areas, as in Qwen's models
 PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -67,14 +67,14 @@ def check_model_folder(folder: Path) -> None:
     """Check a model folder before a library reads it.
 
     Raises:
-        InputError: a file is a link out of the folder, is not a regular file, or is larger than such files are; or a
-            number of a configuration is larger than a model has.
+        InputError: a file is a link out of the folder, not a regular file or too large, or a number in a configuration
+            is too large.
     """
     for number, path in enumerate(sorted(folder.iterdir())):
         if number == MOST_FILES:
-            raise InputError(f"{folder} holds more than {MOST_FILES} files; name the folder of one model")
+            raise InputError(f"{folder} has more than {MOST_FILES} files; name the folder of one model")
         _check_entry(path, folder)
-    templates = folder / "additional_chat_templates"  # which transformers reads
+    templates = folder / "additional_chat_templates"  # read by transformers
     if templates.is_dir():
         for path in templates.iterdir():
             check_plain(path, folder, LARGEST_CONFIG)
@@ -94,10 +94,10 @@ def size_limit(name: str) -> int:
 
 
 def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
-    """Copy the files of these names, and the model's terms, from one model folder to another.
+    """Copy the files with these names and the terms of use from one model folder to another.
 
     Raises:
-        InputError: one is not a regular file inside `source`, or is too large.
+        InputError: a file is not a regular file inside `source`, or is too large.
     """
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
@@ -106,38 +106,38 @@ def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
 
 
 def check_config(path: Path) -> None:
-    """Check the integers in the configuration of a model or a processor, at any depth.
+    """Check the integers in a configuration of a model or a processor, at any depth.
 
     Raises:
-        InputError: names the file and the key of one that is larger than models have it.
+        InputError: names the file and the key of an integer that is too large.
     """
     limit_of = _limit_of_processor if path.name in PROCESSOR_CONFIGS else _limit_of_model
     try:
-        for place, key, number, of_areas in _integers(read_json(path, remedy=FIX)):
-            if abs(number) > (limit := limit_of(key, of_areas)):
-                raise InputError(f"{path}: {place} is {str(number)[:40]}; models have at most {limit} there. {FIX}")
-    except (RecursionError, OverflowError, ValueError):  # of a number with thousands of digits
-        raise InputError(f"{path}: it is nested too deeply, or holds a number that is too large. {FIX}") from None
+        for place, key, number, has_areas in _integers(read_json(path, remedy=FIX)):
+            if abs(number) > (limit := limit_of(key, has_areas)):
+                raise InputError(f"{path}: {place} is {str(number)[:40]}; at most {limit} is allowed. {FIX}")
+    except (RecursionError, OverflowError, ValueError):  # ValueError: a number with thousands of digits
+        raise InputError(f"{path}: it is nested too deeply, or has a number that is too large. {FIX}") from None
 
 
 def _is_size(key: str) -> bool:
     return key.endswith("size") or any(pattern.fullmatch(key) for pattern, _ in NUMBERS)
 
 
-def _limit_of_model(key: str, of_areas: bool) -> int:
+def _limit_of_model(key: str, has_areas: bool) -> int:
     return next((limit for pattern, limit in NUMBERS if pattern.fullmatch(key)), OTHERS)
 
 
-def _limit_of_processor(key: str, of_areas: bool) -> int:
-    if AREAS.fullmatch(key) or (of_areas and key.endswith("edge")):
+def _limit_of_processor(key: str, has_areas: bool) -> int:
+    if AREAS.fullmatch(key) or (has_areas and key.endswith("edge")):
         return LARGEST_AREA
-    return LONGEST_SIDE if SIDES.fullmatch(key) else _limit_of_model(key, of_areas)
+    return LONGEST_SIDE if SIDES.fullmatch(key) else _limit_of_model(key, has_areas)
 
 
 def _integers(
-    value: object, place: str = "", key: str = "", of_areas: bool = False, depth: int = 0
+    value: object, place: str = "", key: str = "", has_areas: bool = False, depth: int = 0
 ) -> Iterator[tuple[str, str, float, bool]]:
-    """Yield place, key, number, and whether an object around it has the key `OF_AREAS`.
+    """Yield place, key and number, and whether an enclosing object has the key `AREA_KEY`.
 
     Raises:
         RecursionError: the value is nested more than `DEEPEST` levels deep.
@@ -147,10 +147,10 @@ def _integers(
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _integers(
-                item, f"{place}.{name}" if place else name, name, of_areas or OF_AREAS in value, depth + 1
+                item, f"{place}.{name}" if place else name, name, has_areas or AREA_KEY in value, depth + 1
             )
     elif isinstance(value, list):
         for item in value:
-            yield from _integers(item, place, key, of_areas, depth + 1)
+            yield from _integers(item, place, key, has_areas, depth + 1)
     elif isinstance(value, int) or (isinstance(value, float) and _is_size(key)):
-        yield place, key, value, of_areas
+        yield place, key, value, has_areas

@@ -1,7 +1,7 @@
-"""Untrusted files: opened and copied only if they are regular files of a bounded size inside their folder.
+"""Opens and copies untrusted files only if they are regular files of limited size inside their folder.
 
-A folder from somebody else may hold links to the user's own files, which a copy would publish, and pipes or devices, on
-which a reader waits forever.
+An untrusted folder may contain links to the user's own files, which a copy would publish, and pipes or devices, which
+block a reader forever.
 """
 
 import os
@@ -15,15 +15,15 @@ from typing import IO
 from dj2mgm.errors import InputError
 
 MIB = 1 << 20
-SNAPSHOTS, BLOBS = "snapshots", "blobs"  # folders of a repository in the cache of the Hugging Face hub
+SNAPSHOTS, BLOBS = "snapshots", "blobs"  # folders of a repository in the Hugging Face cache
 COPY = "put a copy of the file there"
 
 
 def check_tree(folder: Path) -> None:
-    """Check that a folder holds regular files and folders only.
+    """Check that a folder contains only regular files and folders.
 
     Raises:
-        InputError: it holds a link, a pipe, a socket or a device.
+        InputError: it contains a link, a pipe, a socket or a device.
     """
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
@@ -32,18 +32,18 @@ def check_tree(folder: Path) -> None:
 
 
 def resolve_inside(path: Path, folder: Path) -> Path:
-    """Return the file that `path` leads to, which must lie in `folder`.
+    """Resolve a path that must lead to a file in `folder`.
 
-    In a snapshot of the hub's cache, and in the folders in it, files are links to the blobs of the same repository.
+    In a snapshot of the Hugging Face cache, files may be links to the blobs of the same repository.
 
     Raises:
-        InputError: it is a link out of the folder, or to nothing.
+        InputError: it is a link out of the folder, or a broken link.
     """
     home = folder.resolve()
     homes = [home, *(place.parents[1] / BLOBS for place in (home, *home.parents) if place.parent.name == SNAPSHOTS)]
     try:
         found = path.resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+    except (OSError, RuntimeError) as error:  # RuntimeError: circular links
         raise InputError(f"{path} cannot be read ({error}); {COPY}, or delete it") from None
     if not any(found.is_relative_to(home) for home in homes):
         raise InputError(f"{path} is a link out of its folder, to {found}; {COPY}, or delete it")
@@ -54,7 +54,9 @@ def check_plain(path: Path, folder: Path, most_bytes: int | None) -> None:
     """Check a file of an untrusted folder without opening it.
 
     Args:
-        most_bytes: size limit of a text file, which must also have one name only; None for weights.
+        path: the file.
+        folder: the untrusted folder.
+        most_bytes: size limit of a text file, which must not be a hard link; None for weights.
 
     Raises:
         InputError: it is not a regular file inside `folder`, or too large.
@@ -64,8 +66,8 @@ def check_plain(path: Path, folder: Path, most_bytes: int | None) -> None:
 
 @contextmanager
 def open_plain(path: Path, folder: Path, most_bytes: int | None) -> Iterator[IO[bytes]]:
-    """Open a file of an untrusted folder for reading; arguments and errors are those of `check_plain`."""
-    # without waiting for the writer of a pipe, and without following a link that was put there after the check
+    """Open a file of an untrusted folder for reading; for arguments and errors see `check_plain`."""
+    # does not wait for the writer of a pipe, and does not follow a link created after the check
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(resolve_inside(path, folder), flags)
@@ -81,7 +83,7 @@ def open_plain(path: Path, folder: Path, most_bytes: int | None) -> Iterator[IO[
 
 
 def copy_plain(path: Path, folder: Path, target: Path, most_bytes: int | None = None) -> None:
-    """Copy a file of an untrusted folder to `target`; errors are those of `check_plain`."""
+    """Copy a file of an untrusted folder to `target`; for errors see `check_plain`."""
     with open_plain(path, folder, most_bytes) as file, open(target, "wb") as copy:
         shutil.copyfileobj(file, copy)
 
@@ -92,9 +94,9 @@ def _check_status(path: Path, status: os.stat_result, most_bytes: int | None) ->
     if most_bytes is None:
         return
     if status.st_nlink > 1:
-        raise InputError(f"{path} is a hard link, so it may be a file from elsewhere; {COPY}")
+        raise InputError(f"{path} is a hard link, so it may be a file outside of the folder; {COPY}")
     if status.st_size > most_bytes:
-        raise InputError(f"{path} has {status.st_size} bytes, more than the {most_bytes} of such a file; replace it")
+        raise InputError(f"{path} has {status.st_size} bytes, but may have at most {most_bytes}; replace it")
 
 
 def _kind(mode: int) -> str:

@@ -142,7 +142,7 @@ def test_a_projector_that_is_whole_still_loads(trained):
 
 def test_a_file_of_the_users_own_is_to_be_fixed_not_deleted(tmp_path):
     write_json(tmp_path / "a.json", [])
-    with pytest.raises(InputError, match="it should hold an object, and holds .*: fix the file$"):
+    with pytest.raises(InputError, match="expected an object, found .*: fix the file$"):
         read_json(tmp_path / "a.json", remedy="fix the file")
 
 
