@@ -1,6 +1,6 @@
 """Hostile values for every argument of a recipe, and a sandbox in which the accepted ones are run.
 
-python tests/support/recipe_fuzzing.py        # the full cross product; prints what was tried and what was found
+python tests/support/recipe_fuzzing.py        # the full cross product; prints attempts and findings
 """
 
 import json
@@ -216,7 +216,7 @@ def process_of(operator: str, argument: str, value: object) -> list[dict]:
 
 
 def is_accepted(process: list[dict], folders: tuple[str, ...] = ()) -> bool:
-    """Return whether the check that Snakemake makes accepts a recipe; an error that is no InputError is a defect."""
+    """Return whether Snakemake's check accepts a recipe; any error except InputError is a defect."""
     try:
         parse_recipe("recipe", {"process": process}, folders=folders)
     except InputError:
@@ -225,7 +225,7 @@ def is_accepted(process: list[dict], folders: tuple[str, ...] = ()) -> bool:
 
 
 def prepare(folder: Path, models: bool = True) -> None:
-    """Fill `work/` with two rows and tiny models, and `decoys/` with what nobody may touch."""
+    """Fill `work/` with two rows and tiny models, and `decoys/` with files that must not change."""
     work, decoys = folder / "work", folder / "decoys"
     for made in (folder, work, work / "tmp", work / "data"):
         made.mkdir(exist_ok=True)
@@ -251,7 +251,7 @@ def prepare(folder: Path, models: bool = True) -> None:
 
 
 def run_cases(folder: Path, cases: list[tuple[list[dict], bool]]) -> list[dict]:
-    """Run recipes in the sandbox, as the filter stage does, and return a finding of each.
+    """Run recipes in the sandbox like the filter stage, and return a finding for each.
 
     Args:
         folder: what `prepare` has made.

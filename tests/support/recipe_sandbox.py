@@ -1,4 +1,4 @@
-"""Runs operators of recipes as a user without rights, and records what they reach outside of their folder.
+"""Run operators of recipes as a user without rights, and record what they reach outside of their folder.
 
     python recipe_sandbox.py <folder> < cases.json > findings.jsonl
 
@@ -35,7 +35,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Recorder:
-    """An audit hook: what is tried outside of a folder, while `is_on`."""
+    """An audit hook that records attempts outside of a folder while `is_on`."""
 
     def __init__(self, work: Path, decoys: Path):
         self.work, self.decoys = str(work.resolve()), str(decoys.resolve())
@@ -73,7 +73,7 @@ class Recorder:
 
 
 def give_up_rights(*folders: Path) -> None:
-    """Become `nobody`, who owns the folders and may read everything; nothing to do for an ordinary user."""
+    """Become the user `nobody`, who owns the folders and may read everything; do nothing for an ordinary user."""
     if os.getuid() != 0:
         return
     for folder in folders:
@@ -92,7 +92,7 @@ def give_up_rights(*folders: Path) -> None:
 
 
 def state_of(folder: Path) -> dict[str, str]:
-    """Kind, time and digest of everything in a folder."""
+    """Return kind, time and digest of everything in a folder."""
     state = {}
     for path in sorted(folder.rglob("*")):
         content = path.read_bytes() if path.is_file() else b""

@@ -1,4 +1,4 @@
-"""A server of chat completions in this process, which does to each request what a test says, and remembers all.
+"""A server of chat completions in this process that answers each request as a test tells it, and records all.
 
 with ScriptedServer(lambda asked: caption("a red boat")) as server: ...
 """
@@ -22,8 +22,11 @@ MODEL = "tiny"
 
 @dataclass
 class Reply:
-    """What is sent; `action`: `reset` closes the connection instead, `truncate` after half of the body, `hang` never
-    answers, `flood` sends the body again and again, `drip` does so slowly, and `drip head` never ends the head."""
+    """An answer of the server.
+
+    `action` changes it: `reset` closes the connection instead, `truncate` closes it after half of the body, `hang`
+    never answers, `flood` repeats the body without end, `drip` does so slowly, and `drip head` never ends the head.
+    """
 
     status: int = 200
     body: str = ""
@@ -33,7 +36,7 @@ class Reply:
 
 @dataclass
 class Asked:
-    """A request for a caption: its number from 1, the same for its image, the image's, its body and headers."""
+    """A request for a caption: its number from 1, its number for the same image, the image's number, body, headers."""
 
     number: int
     time_of_image: int
@@ -51,10 +54,11 @@ def caption(text: str | None, finish: str = "stop", tokens: int | None = 10, **m
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """
+    """The server.
+
     Attributes:
-        answered: how often each image (its data URL) got a caption.
-        asked: how often each was asked about.
+        answered: number of captions for each image, by its data URL.
+        asked: number of requests for each image.
         most_in_flight: requests at the same time.
     """
 
@@ -90,7 +94,7 @@ class ScriptedServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request, client_address):
-        """A client that is gone."""
+        """Ignore the error of a client that has disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -164,4 +168,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"a")
 
     def log_message(self, *_):
-        """Nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""The synthesize stage on a project of `data/` and `clip/`: its settings, a run in this process, and its command."""
+"""Settings, runs and commands of the synthesize stage on a project of `data/` and `clip/`."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def synthesis_settings(project: Path, folder: Path, process: list[dict], caption
 
 
 def run_synthesis(project: Path, folder: Path, settings: dict, model: CaptionerModel | None = None) -> dict:
-    """The summary; the outputs are in the folder's `out/`."""
+    """Run the stage and return its summary; the outputs are in the folder's `out/`."""
     folder.mkdir(exist_ok=True)
     write_yaml(folder / "config.yaml", settings)
     read = read_synthesize_settings(folder / "config.yaml", folder / "out", model)
@@ -34,7 +34,7 @@ def run_synthesis(project: Path, folder: Path, settings: dict, model: CaptionerM
 
 
 def synthesis_command(project: Path, folder: Path, *flags: object) -> list[str]:
-    """On the `config.yaml` in the folder."""
+    """Return the stage's command for the `config.yaml` in the folder."""
     script = PROJECT / "workflow_scripts/synthesize_captions.py"
     data, output = project / "data/pairs.jsonl", folder / "out"
     words = [forked_python(), script, "--config", folder / "config.yaml", "--data", data, "--output-dir", output]

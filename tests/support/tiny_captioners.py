@@ -1,4 +1,4 @@
-"""Captioners on random weights and pictures, for tests of captions; nothing is downloaded."""
+"""Captioners with random weights, and random images, for tests of captions; nothing is downloaded."""
 
 from pathlib import Path
 
@@ -22,12 +22,12 @@ from dj2mgm.files import write_jsonl
 from dj2mgm.training.saved_weights import gather_weights, save_projector
 from tiny_models import tiny_mgm, tiny_processor
 
-BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into whatever model it has loaded
+BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into any model that it has loaded
 QUERY_TOKENS = 4
 
 
 def save_tiny_blip2(folder: Path) -> Path:
-    """A random BLIP-2 whose tokenizer has as many words as the real one, w0, w1, …"""
+    """Save a random BLIP-2 whose tokenizer has the real one's number of words (w0, w1, …)."""
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     words = special + [f"w{number}" for number in range(BLIP2_IMAGE_TOKEN - len(special))]
     fast = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
@@ -65,7 +65,7 @@ def save_tiny_blip2(folder: Path) -> Path:
 
 
 def write_pairs(folder: Path, captions: list[str]) -> Path:
-    """A Data-Juicer jsonl with a picture of noise for each caption; rows are r0, r1, …"""
+    """Write a Data-Juicer jsonl with an image of noise for each caption (rows r0, r1, …)."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     rows = []
@@ -77,7 +77,7 @@ def write_pairs(folder: Path, captions: list[str]) -> Path:
 
 
 def save_tiny_mgm(folder: Path) -> tuple[Path, Path]:
-    """A random MGM, and what stage 1 would have saved of it: folders `base` and `pretrain`."""
+    """Save a random MGM like stage 1 does, in the folders `base` and `pretrain`."""
     model = tiny_mgm()
     model.save_pretrained(folder / "base")
     tiny_processor().save_pretrained(folder / "base")

@@ -1,4 +1,4 @@
-"""The analysis measures every row, drops none, and suggests a recipe that does what it says."""
+"""Tests of the analysis: it measures every row, drops none, and suggests a recipe whose counts are right."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ RECIPE = [
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Captions of ten words or so, ten short ones, three rows that repeat an earlier one, two broken images."""
+    """Write captions of about ten words, ten short ones, three repeated rows, and two broken images."""
     folder = tmp_path_factory.mktemp("data with a space")
     (folder / "images").mkdir()
     rng = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
     similarity = found.statistics[-1]
     assert (similarity.name, similarity.of_images) == ("image_text_similarity", True)
     assert similarity.current == {} and len(similarity.finite) == found.rows
-    assert not similarity.drops(similarity.suggested).any(), "a default that nobody chose drops nothing"
+    assert not similarity.drops(similarity.suggested).any(), "a default limit drops nothing"
     assert "One hump" in similarity.remark and "90% → " in similarity.remark
     suggested = yaml.safe_load((tmp_path / "out/suggestions.yaml").read_text(encoding="utf-8"))["process"]
     parse_recipe("suggestions.yaml", {"process": suggested})

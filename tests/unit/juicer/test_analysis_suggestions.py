@@ -1,4 +1,4 @@
-"""A limit is suggested where the data show one, in the type that the operator takes; else the recipe stays as it is."""
+"""Tests of suggested limits: they follow from the data and have the operator's type; other limits do not change."""
 
 import numpy as np
 import pytest

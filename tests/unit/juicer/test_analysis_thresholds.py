@@ -1,4 +1,4 @@
-"""Thresholds are suggested where a distribution has a gap or a valley, and nowhere else."""
+"""Tests of suggested thresholds: only a gap or a valley of a distribution gives one."""
 
 import numpy as np
 import pytest

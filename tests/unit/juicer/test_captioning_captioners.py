@@ -1,4 +1,4 @@
-"""The captioners: the workflow's own model, Data-Juicer's operator with a BLIP-2; and how their captions are kept."""
+"""Tests of captioners (the workflow's own model, Data-Juicer's operator with a BLIP-2) and of their stored captions."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def images(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def mgm(tmp_path_factory) -> dict:
-    """The captioner mgm on a random model, as in a recipe."""
+    """Return the captioner mgm with a random model, as in a recipe."""
     folder = tmp_path_factory.mktemp("mgm")
     base, stage = save_tiny_mgm(folder)
     arguments = {"base_model": str(base), "stage": str(stage), "num_beams": 3, "batch_size": 4, "max_new_tokens": 5}
@@ -42,7 +42,7 @@ def mgm(tmp_path_factory) -> dict:
 
 @pytest.fixture(scope="module")
 def blip2(tmp_path_factory) -> dict:
-    """Data-Juicer's own operator on a random BLIP-2."""
+    """Return Data-Juicer's own operator with a random BLIP-2."""
     folder = save_tiny_blip2(tmp_path_factory.mktemp("blip2"))
     sizes = {"gpu_batch_size": 4, "batch_size": 4}
     return {"image_captioning_mapper": {"hf_img2seq": str(folder), "keep_original_sample": False} | sizes}
@@ -72,7 +72,7 @@ def test_the_mapper_says_what_the_model_says(mgm, images):
 
 
 def test_captions_do_not_depend_on_order_or_number_of_images(mgm, images):
-    """Byte for byte, though they come in other batches, the last of them not full."""
+    """Check equality byte for byte, although the batches differ and the last one is not full."""
     captioner = Captioner(mgm, seed=0)
     reference = dict(zip(images, caption_all(captioner, images), strict=True))
     assert len({captions.candidates[0] for captions in reference.values()}) > 1
@@ -91,7 +91,7 @@ def test_data_juicers_own_operator_is_seeded_by_seed_and_images(blip2, images, m
     first = captioner(images[:3], ["a", "b", "c"])
     assert [len(found.candidates) for found in first] == [1, 1, 1] and first[0].log_likelihoods is None
     assert all(text.startswith("w") and "<" not in text for found in first for text in found.candidates)
-    random.random()  # whatever happened in between
+    random.random()  # changes the state of the random generator
     assert captioner(images[:3], ["a", "b", "c"]) == first
     assert captioner(images[:3], ["a", "b", "d"]) != first
     assert Captioner(blip2, seed=1)(images[:3], ["a", "b", "c"]) != first
@@ -108,7 +108,7 @@ def test_data_juicers_own_operator_recaptions_rows(blip2, images, tmp_path):
 
 
 def moved(captioner: dict, folder: Path) -> dict:
-    """The same captioner with its folders somewhere else."""
+    """Return the same captioner with its folders moved."""
     [(name, arguments)] = captioner.items()
     copies = {}
     for key, value in arguments.items():
@@ -153,7 +153,7 @@ def test_writers_share_captions_and_write_their_own_files(tmp_path):
     second = CaptionStore(tmp_path, "f", "second")
     assert second.get(["x", "y"]) == {"x": one}
     second.add({"y": two})
-    again = CaptionStore(tmp_path, "f", "first")  # while the first is at it, as another process's would be
+    again = CaptionStore(tmp_path, "f", "first")  # while the first store is open, as in another process
     assert again.get(["x", "y"]) == {"x": one, "y": two}
     again.add({"z": one})
     assert CaptionStore(tmp_path, "g", "first").get(["x"]) == {}
@@ -216,7 +216,7 @@ def test_one_image_in_two_files_is_captioned_once(mgm, images, tmp_path):
 
 
 def test_data_juicer_loads_the_operators_by_their_path(mgm, images, tmp_path):
-    """As `dj-process --custom-operator-paths` does. The library is imported first because it blocks installs."""
+    """Load operators like `dj-process --custom-operator-paths`; the library comes first because it blocks installs."""
     clip = str(save_tiny_clip(tmp_path / "clip"))
     process = [
         mgm,

@@ -1,4 +1,4 @@
-"""The batched CLIP similarity filter against Data-Juicer's own, with a random CLIP that is built in a second."""
+"""Tests of the batched CLIP similarity filter against Data-Juicer's own, with a random CLIP."""
 
 import subprocess
 from pathlib import Path
@@ -27,13 +27,13 @@ IMAGE, END = "<__dj__image>", "<|__dj__eoc|>"
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory) -> str:
-    """A random CLIP, saved as `save_pretrained` leaves it, whose tokens are single characters."""
+    """Save a random CLIP, whose tokens are single characters, with `save_pretrained`."""
     return str(save_tiny_clip(tmp_path_factory.mktemp("clip")))
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> list[str]:
-    """Noise of different sizes, shapes and modes; the last one carries an orientation that turns it."""
+    """Write noise of different sizes, shapes and modes; the last image has an EXIF orientation."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     paths = []
@@ -51,7 +51,7 @@ def photos(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def rows(photos) -> list[tuple[str, list[str]]]:
-    """Text and images of rows of every kind."""
+    """Return text and images of rows of every kind."""
     a, b, c, d, e, f = photos
     return [
         (f"{IMAGE}\na red cat {END}", [a]),
@@ -68,7 +68,7 @@ def rows(photos) -> list[tuple[str, list[str]]]:
 
 
 def scores(name: str, rows: list[tuple[str, list[str]]], **arguments) -> list[list[float]]:
-    """Each row's scores, `batch_size` rows at a time."""
+    """Return each row's scores, computed on `batch_size` rows at a time."""
     [operator] = load_ops([{name: arguments}])
     found = []
     for start in range(0, len(rows), operator.batch_size):
@@ -91,12 +91,12 @@ def assert_equal_scores(left: list[list[float]], right: list[list[float]], toler
 def test_scores_equal_those_of_the_stock_operator(clip, rows, arguments):
     stock = scores(STOCK, rows, hf_clip=clip, **arguments)
     assert [len(row) for row in stock] == [1, 1, 0, 0, 1, 3, 1, 1, 1, 1]
-    assert len(set(np.concatenate(stock))) == 10  # every pair has a score of its own
+    assert len(set(np.concatenate(stock))) == 10  # every pair has its own score
     assert_equal_scores(scores(BATCHED, rows, hf_clip=clip, **arguments), stock, tolerance=1e-6)
 
 
 def test_the_scale_of_the_stock_operator_is_kept(clip, rows, tmp_path):
-    """Its score is the logit over 100, which is the cosine only for a logit scale of ln 100."""
+    """Compare with the logit over 100, which equals the cosine only for a logit scale of ln 100."""
     model = CLIPModel.from_pretrained(clip)
     model.logit_scale.data.fill_(1.0)
     model.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The filter stage as a command, and the baseline recipe against planted faults."""
+"""Tests of the filter stage as a command, and of the baseline recipe against planted faults."""
 
 import json
 import os
@@ -24,7 +24,7 @@ RECIPE = PROJECT / "config/recipes/baseline.yaml"
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> Path:
-    """300 pairs, a third of them faulty, in a folder whose name has spaces and non-ASCII letters."""
+    """Write 300 pairs, a third of them faulty, in a folder whose name has spaces and non-ASCII letters."""
     folder = tmp_path_factory.mktemp("data") / "Größe und 形"
     rates = {"mismatched": 0.1, "junk_text": 0.06, "short_text": 0.04, "duplicate": 0.04, "tiny_image": 0.04}
     rates |= {"extreme_aspect": 0.04, "truncated_image": 0.04, "not_an_image": 0.04}
@@ -53,7 +53,7 @@ def test_the_baseline_recipe_finds_the_planted_faults_only(shapes, tmp_path):
         assert dropped[fault] >= 0.95 * planted[fault] > 0, fault
     for fault in ("truncated_image", "not_an_image"):
         assert dropped[fault] == planted[fault] > 0, fault
-    good = ("clean", "mismatched")  # whether a caption fits its image is for another recipe
+    good = ("clean", "mismatched")  # another recipe checks whether a caption fits its image
     assert sum(dropped[kind] for kind in good) <= 0.02 * sum(planted[kind] for kind in good)
 
 

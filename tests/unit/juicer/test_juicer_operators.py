@@ -1,4 +1,4 @@
-"""The workflow's own Data-Juicer operators."""
+"""Tests of the workflow's own Data-Juicer operators."""
 
 import os
 import subprocess
@@ -59,11 +59,11 @@ def test_the_hash_is_equal_only_for_equal_images_and_text(photo):
 
 
 def test_data_juicer_loads_the_operators_by_their_path():
-    """As `dj-process --custom-operator-paths` does. The library is imported first because it blocks installs."""
+    """Load operators like `dj-process --custom-operator-paths`; the library comes first because it blocks installs."""
     code = (
         "import dj2mgm.juicer.data_juicer, sys\n"
         "dj2mgm.juicer.data_juicer.prepare_process()\n"
-        "assert sys.stdin.read() == '', 'nobody answers a question'\n"
+        "assert sys.stdin.read() == '', 'questions get no answer'\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.ops import load_ops\n"
         "assert 'dj2mgm.juicer.operators' not in sys.modules\n"

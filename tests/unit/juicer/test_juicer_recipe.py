@@ -1,4 +1,4 @@
-"""Recipes are checked before any row is read, and build real Data-Juicer operators."""
+"""Tests of recipes: they are checked before any row is read, and build Data-Juicer's operators."""
 
 import subprocess
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_value_that_an_operator_refuses_names_it(tmp_path):
 
 
 def test_the_same_operator_twice_keeps_each_ones_own_arguments(tmp_path):
-    """Data-Juicer's `init_configs` would hand the first one's `min_len` on to the second."""
+    """Check arguments, since Data-Juicer's `init_configs` would pass the first one's `min_len` to the second."""
     first, second = build([{"text_length_filter": {"min_len": 30}}, {"text_length_filter": {"max_len": 90}}], tmp_path)
     assert (first.min_len, second.min_len, second.max_len) == (30, 10, 90)
 
@@ -69,7 +69,7 @@ def test_operators_start_no_processes_and_never_skip_errors(tmp_path):
     assert process == [
         {"image_integrity_filter": None},
         {"words_num_filter": {"min_num": 2}},
-    ]  # the caller's is untouched
+    ]  # the caller's value does not change
 
 
 def test_arguments_of_the_stage_fill_gaps_of_the_recipe_only():
@@ -81,7 +81,7 @@ def test_arguments_of_the_stage_fill_gaps_of_the_recipe_only():
         {"image_integrity_filter": {"image_root": "/own", "more": 1}},
         {"other": {}},
     ]
-    assert process[0] == {"image_integrity_filter": None}  # the caller's is untouched
+    assert process[0] == {"image_integrity_filter": None}  # the caller's value does not change
 
 
 @pytest.mark.parametrize("process", ["x", [3], [{"a": 1, "b": 2}], [{"a": 3}]])

@@ -1,4 +1,4 @@
-"""The filter stage accounts for every row, whatever the operators do."""
+"""Tests of the engine: the filter stage accounts for every row with any operators."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_every_row_is_kept_or_listed_with_its_operator(tmp_path):
     ]
     assert dropped[0]["stats"] == {"image_integrity": "missing"}
     assert dropped[2]["stats"] == {"image_integrity": "ok", "text_len": len(build_dj_text("no"))}
-    assert rows_of(tmp_path / "out/filtered.jsonl") == rows_of(data)[:1]  # relative path and other keys as they were
+    assert rows_of(tmp_path / "out/filtered.jsonl") == rows_of(data)[:1]  # relative path and other keys do not change
     assert rows_of(tmp_path / "out/stats.jsonl") == [
         {"id": "r0", "image_integrity": "ok", "text_len": len(build_dj_text(CAPTIONS[0]))}
     ]
@@ -170,7 +170,7 @@ def outputs(folder: Path) -> list[Path]:
 
 
 def test_work_before_a_failing_operator_is_not_repeated(tmp_path, register, monkeypatch):
-    """A disk that was full for a moment costs one partition."""
+    """Check that a disk that is full for a moment costs one partition."""
     for size in ("PARTITION", "BATCH"):
         monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", 2)
     done = []
@@ -348,7 +348,7 @@ def test_nothing_is_written_outside_the_output_folder(tmp_path):
 
 
 def write_partitions(folder: Path, partitions: float) -> Path:
-    """So many partitions of rows, a few of them bad or repeated, about six images."""
+    """Write `partitions` partitions of rows about six images; a few rows are bad or repeated."""
     data = write_dataset(folder)
     rows = rows_of(data)
     numbered = (

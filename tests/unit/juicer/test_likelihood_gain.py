@@ -1,4 +1,4 @@
-"""What a caption gains by its image under a trained model, and which rows are kept by it."""
+"""Tests of the likelihood gain of captions under a trained model, and of the rows that it keeps."""
 
 import subprocess
 from pathlib import Path
@@ -29,7 +29,7 @@ NAME = "likelihood_gain_filter"
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """Twenty pairs in `data/`, a CLIP in `clip/`, a model in `base/` and `pretrain/`; all random."""
+    """Write twenty pairs in `data/`, a CLIP in `clip/`, and a model in `base/` and `pretrain/`, all random."""
     folder = tmp_path_factory.mktemp("project")
     write_pairs(folder / "data", CAPTIONS)
     save_tiny_clip(folder / "clip")
@@ -39,7 +39,7 @@ def project(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def tells(monkeypatch):
-    """Have a model tell known log-likelihoods, of a token each: of the caption, given the image's name."""
+    """Replace the model by known log-likelihoods of one token each, for a caption given the image's name."""
     calls: list[int] = []
 
     class Known:
@@ -67,7 +67,7 @@ def gains(images: list[list[str]], captions: list[str], **arguments) -> list[lis
 
 
 def test_the_gain_is_the_mutual_information_per_token():
-    """By hand: two tokens, with probabilities under the own image and two others."""
+    """Compute by hand: two tokens, with probabilities given the own image and two others."""
     own, others = np.array([0.5, 0.8]), np.array([[0.1, 0.8], [0.3, 0.8]])
     whole = (np.log(0.5 / 0.3) + np.log(0.8 / 0.8)) / 2
     assert likelihood_gain(np.log([own, *others]), 1.0) == pytest.approx(whole)
@@ -115,7 +115,7 @@ def test_a_caption_with_a_control_token_has_no_gain_and_is_kept(tells):
 
 
 def test_rows_without_a_comparable_gain_are_kept(tells):
-    """Beside fewer images, gains would be on another scale."""
+    """Check that gains are not computed with fewer images, which would change their scale."""
     tells({})
     assert gains([["a.png"], ["a.png"], [], ["b.png", "c.png"]], ["x"] * 4) == [[]] * 4
     assert gains([["a.png"], ["b.png"], ["c.png"]], ["x"] * 3, other_images=3) == [[]] * 3
@@ -134,7 +134,7 @@ def test_every_row_is_scored_beside_as_many_images(tells, batch_size, other_imag
 
 
 def test_other_images_are_evenly_spread_over_the_batch(tells):
-    """Of eight images each has its fellow four places on, which its caption fits as well."""
+    """Use eight images, each of which has a partner four places later that its caption fits as well."""
     tells({(str(number), caption): 0.0 for number in range(8) for caption in (str(number), str((number + 4) % 8))})
     found = gains([[f"{number}.png"] for number in range(8)], [str(number) for number in range(8)], other_images=1)
     assert found == [[0.0]] * 8

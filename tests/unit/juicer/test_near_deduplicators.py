@@ -1,4 +1,4 @@
-"""The deduplicators of similar images in a stage: which row is kept, what is said about it, and resuming."""
+"""Tests of near-deduplicators in a stage: the kept row, the trace, and resuming."""
 
 import json
 import subprocess
@@ -25,12 +25,12 @@ from tiny_clip import save_tiny_clip
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
 FILES = (FILTERED, "stats.jsonl", "dropped.jsonl")
-SMALL = 4  # rows of a batch, and of a partition
+SMALL = 4  # rows in a batch and in a partition
 
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Nine scenes, copies of three of them (one larger, two smaller), and a row without an image."""
+    """Write nine scenes, scaled copies of three of them (one larger, two smaller), and a row without an image."""
     folder = tmp_path / "images"
     folder.mkdir()
     scenes = {f"s{number}": render(draw_row_scene(3, "pretrain", number)) for number in range(9)}
@@ -162,7 +162,7 @@ def without_seconds(summary: dict) -> dict:
     return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
 
 
-@pytest.mark.slow  # without a CLIP, test_juicer_stage.py has it
+@pytest.mark.slow  # test_juicer_stage.py tests this without a CLIP
 def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_partitions):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     process = [{NEAR: {"max_bits": 0}}, {EMBEDDING: {"hf_clip": clip, "min_similarity": 0.999}}]

@@ -1,4 +1,4 @@
-"""A new operator is one file and one entry: docs/examples/operator.py in a copy of the code."""
+"""Tests of a new operator, which is one file and one entry: docs/examples/operator.py in a copy of the code."""
 
 import json
 import os
@@ -23,7 +23,7 @@ FREQUENCIES = {"a": -1.0, "and": -2.0, "cat": -3.0, "dog": -9.0}
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory) -> Path:
-    """A copy of workflow_scripts/ with one file more, and of config/schemas/ with its entry."""
+    """Copy workflow_scripts/ and add one file, and config/schemas/ with its entry."""
     copy = tmp_path_factory.mktemp("project") / "workflow_scripts"
     shutil.copytree(PROJECT / "config/schemas", copy.parent / "config/schemas")
     reviewed = copy.parent / "config/schemas/operators.yaml"
@@ -68,7 +68,7 @@ def test_a_new_operators_report_can_stop_the_stage(scripts, model, tmp_path):
 
 
 def test_a_new_operators_file_and_model_are_inputs_of_the_work(scripts, model, tmp_path):
-    """Also where Snakemake starts, and without importing Data-Juicer there."""
+    """Check this at Snakemake's start too, where Data-Juicer is not imported."""
     (tmp_path / "pairs.jsonl").touch()
     code = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""The captioner that asks a server, against one that misbehaves on command and counts what it is asked."""
+"""Tests of the captioner on a server, with a server that misbehaves on command and counts requests."""
 
 import html
 import json
@@ -34,7 +34,7 @@ def quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> list[str]:
-    """Of one gray each, by which the server tells them apart: 0, 10, 20, …"""
+    """Write images of one gray each (0, 10, 20, …), by which the server recognizes them."""
     folder = tmp_path_factory.mktemp("images")
     for number in range(24):
         Image.new("RGB", (40, 20), (10 * number,) * 3).save(folder / f"{number:02}.png")
@@ -68,7 +68,7 @@ def answers_of(operator, images: list[str]) -> dict[int, Captions]:
 
 
 def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments) -> tuple[dict[int, Captions], str]:
-    """What was answered before the error, and its sentence."""
+    """Return the answers before the error, and its message."""
     operator, found = mapper(server, **arguments), {}
     operator.connect(spent)
     with pytest.raises(InputError) as caught:
@@ -195,7 +195,7 @@ def test_retry_after_holds_for_all_requests(images, date):
 
 
 def test_a_server_with_one_request_at_a_time_answers_all(images):
-    """Although each image is refused more often than `retries`."""
+    """Check this although each image is refused more often than `retries`."""
     lock = Lock()
 
     def one_at_a_time(asked):
@@ -442,7 +442,7 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeyp
 
 
 def test_an_operator_has_the_variable_and_not_the_key(monkeypatch):
-    """Ray and Data-Juicer write an operator's values down, for other processes and for their records."""
+    """Check the operator's values, since Ray and Data-Juicer pass them to other processes and record them."""
     monkeypatch.setenv(VARIABLE, KEY)
     [operator] = load_ops([{"openai_captioning_mapper": {"model": "m", "key_variable": VARIABLE}}])
     written = repr(vars(operator))

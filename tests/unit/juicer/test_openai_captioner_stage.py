@@ -1,4 +1,4 @@
-"""The synthesize stage with captions of a server: nothing is paid for twice, and every row is accounted for."""
+"""Tests of the synthesize stage with a server: no caption is paid for twice, and rows add up."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """Twenty pairs in `data/`, a CLIP in `clip/`."""
+    """Write twenty pairs in `data/` and a CLIP in `clip/`."""
     folder = tmp_path_factory.mktemp("project")
     write_pairs(folder / "data", CAPTIONS)
     save_tiny_clip(folder / "clip")
@@ -46,7 +46,7 @@ def project(tmp_path_factory) -> Path:
 
 
 def of_its_image(asked: Asked) -> Reply:
-    """A caption that follows from the image, and from nothing else."""
+    """Return a caption that depends on the image only."""
     return caption(f"pixels {asked.image.getpixel((0, 0))}")
 
 
@@ -102,7 +102,7 @@ def test_captions_of_a_server_need_no_likelihoods(project, tmp_path):
 
 
 def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
-    """The server answers eight images and then hangs; the stage is killed, and started again."""
+    """Kill the stage while the server hangs after eight answers, and start it again."""
     with ScriptedServer(lambda asked: of_its_image(asked) if asked.number <= 8 else Reply(action="hang")) as server:
         write_settings(project, tmp_path, server.url)
         killed = subprocess.Popen(synthesis_command(project, tmp_path), stderr=subprocess.DEVNULL)
@@ -127,7 +127,7 @@ def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
 
 
 def test_two_stages_at_the_same_time_ask_about_each_image_once(project, tmp_path):
-    """As the seeds of an experiment do on a cluster."""
+    """Run stages at the same time, like the seeds of an experiment on a cluster."""
 
     def slow(asked):
         time.sleep(0.1)
@@ -237,7 +237,7 @@ def test_the_key_is_in_no_file_and_no_printed_line(project, tmp_path):
 
 
 def test_on_ray_a_server_is_asked_by_one_process_all_the_same(project, tmp_path, capfd):
-    """Without Ray running: the chain never gets there."""
+    """Check this without Ray, which the chain does not use."""
     with ScriptedServer(of_its_image) as server:
         write_settings(project, tmp_path, server.url, concurrency=2)
         settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)

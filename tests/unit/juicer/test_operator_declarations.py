@@ -1,4 +1,4 @@
-"""The interface between operators and the engine: a misspelt declaration is an error, and imports change nothing."""
+"""Tests of the interface of operators: a misspelt declaration is an error, and imports change nothing."""
 
 import os
 import subprocess

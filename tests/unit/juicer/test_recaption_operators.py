@@ -1,4 +1,4 @@
-"""Recaptioning rows of low similarity, with captioners whose captions are known."""
+"""Tests of recaptioning rows of low similarity, with captioners whose captions are known."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ from tiny_clip import save_tiny_clip
 
 RECAPTION, SIMILARITY = "low_similarity_recaption_mapper", "image_text_similarity_filter"
 CAPTIONS = ["a red cat", "two dogs", "the sea", "a long road at night", "snow", "no one"]
-EVERYTHING, NOTHING = 10.0, -10.0  # limits that all similarities are below, or above
+EVERYTHING, NOTHING = 10.0, -10.0  # limits above and below all similarities
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def clip(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> dict[str, list]:
-    """Six rows with a picture each, as Data-Juicer's columns."""
+    """Return six rows with an image each, as Data-Juicer's columns."""
     data = write_pairs(tmp_path_factory.mktemp("pairs"), CAPTIONS)
     read = list(read_jsonl(data))
     images = [[str(data.parent / image) for image in row["images"]] for row in read]
@@ -36,7 +36,7 @@ def rows(tmp_path_factory) -> dict[str, list]:
 
 @pytest.fixture
 def says(monkeypatch):
-    """Register a captioner that says the given candidates about each image, perhaps with log-likelihoods."""
+    """Register a captioner that returns given candidates for each image, optionally with log-likelihoods."""
 
     def register(by_name: dict[str, list], likelihoods: dict[str, list] | None = None) -> dict:
         class KnownCaptioningMapper(Mapper):
@@ -61,14 +61,14 @@ def says(monkeypatch):
 
 
 def recaption(rows: dict[str, list], **arguments) -> tuple[list[dict], dict]:
-    """The operator's rows, and its report."""
+    """Return the operator's rows and its report."""
     [operator] = load_ops([{RECAPTION: arguments}])
     found = operator.run(nested_dataset_class().from_dict(rows))
     return found.to_list(), operator.report
 
 
 def similarity(clip: str, caption: str, image: str) -> float:
-    """By Data-Juicer's own filter."""
+    """Return similarities of Data-Juicer's own filter."""
     [operator] = load_ops([{SIMILARITY: {"hf_clip": clip}}])
     sample = {"text": build_dj_text(caption), "images": [image], Fields.stats: {}}
     return float(operator.compute_stats_single(sample)[Fields.stats]["image_text_similarity"][0])
@@ -148,7 +148,7 @@ def test_random_captions_depend_on_seed_and_images_only(clip, rows, monkeypatch,
     asked = DrawingCaptioningMapper.asked
     assert drawn("shared", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked
     [file] = (tmp_path / "alone").rglob("*.jsonl")
-    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))  # as a kill within a batch leaves it
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))  # like after a kill within a batch
     assert drawn("alone", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked + 2
 
 

@@ -1,4 +1,4 @@
-"""Recipes of somebody else run no code, delete and make no file, and ask no host."""
+"""Tests of hostile recipes: they run no code, delete and write no files, and connect to no host."""
 
 import socket
 import subprocess
@@ -62,7 +62,7 @@ ATTACKS = {
 
 @pytest.fixture
 def decoys(tmp_path, monkeypatch) -> Path:
-    """Files that an attack would delete, read or add to; the current folder is a project's beside them."""
+    """Write files that an attack would delete, read or add to, next to a project that is the current folder."""
     folder = tmp_path / "decoys"
     (tmp_path / "project/results").mkdir(parents=True)
     folder.mkdir()
@@ -81,8 +81,8 @@ def test_an_attack_is_refused_before_anything_runs(decoys, attack):
     with pytest.raises(InputError, match="step 1"):
         parse_recipe("recipe", {"process": [step]}, folders=("results",))
     settings = {"image_root": str(decoys), "processes": 1, "recipe": {"process": [step]}}
-    write_yaml("config.yaml", settings)  # as a stage is handed it
-    if attack != "a model elsewhere" and attack != "a model behind a link":  # where it may lie, Snakemake has checked
+    write_yaml("config.yaml", settings)  # like the settings of a stage
+    if attack != "a model elsewhere" and attack != "a model behind a link":  # Snakemake has checked the folder before
         with pytest.raises(InputError, match="step 1"):
             read_filter_settings("config.yaml")
     assert {path: path.read_text() for path in decoys.iterdir()} == before
@@ -106,7 +106,7 @@ def test_a_recipe_names_no_ray_cluster_on_another_machine(project, address):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A folder of configuration in which the baseline has a recipe of somebody else."""
+    """Write a folder of configuration in which the baseline has a hostile recipe."""
     monkeypatch.chdir(tmp_path)
 
     def read(recipe: dict, experiment: dict | None = None, **command_line) -> Runs:
@@ -135,7 +135,7 @@ def test_only_the_users_own_configuration_trusts_recipes(project):
     assert runs.trusts_recipes and runs.first("baseline").settings["filter"]["trusted_recipes"] is True
     with pytest.raises(InputError, match="baseline.yaml: 'trusted_recipes' is about all experiments; set it in"):
         project(DANGEROUS, {"trusted_recipes": True})
-    for trusted in (False, True):  # which would run the stage again if it were in its settings
+    for trusted in (False, True):  # in the settings, this would run the stage again
         safe = project({"process": [{"text_length_filter": None}]}, trusted_recipes=trusted)
         assert safe.trusts_recipes is trusted
         assert "trusted_recipes" not in safe.first("baseline").settings["filter"]
@@ -156,14 +156,14 @@ def test_some_arguments_are_refused_in_trusted_recipes_too(project, refused):
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Path]:
-    """A folder that a user without rights can reach, which pytest's own is not."""
+    """Make a folder that a user without rights can reach, unlike pytest's own."""
     with TemporaryDirectory() as folder:
         prepare(Path(folder), models=False)
         yield Path(folder)
 
 
 def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypatch):
-    """Operators without a model; tests/support/recipe_fuzzing.py has the others, and every value."""
+    """Try operators without a model; tests/support/recipe_fuzzing.py has the others, and every value."""
     decoys, kept = sandbox / "decoys", {}
     monkeypatch.chdir(sandbox / "work")
     tried = 0
@@ -175,7 +175,7 @@ def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypat
             kept.setdefault((operator, type(value)), (process, False))
     assert tried > 20_000 and len(kept) > 40
     code = f"(lambda s: [s, __import__('os').system('touch {decoys}/ran')][:1])"
-    attacks = [  # without the check: a sandbox that hears nothing would prove nothing
+    attacks = [  # without the check, to prove that the sandbox notices attacks
         [{REPEATS: {"tokenizer": code}}],
         [{MINHASH: {"tokenization": "sentencepiece", "tokenizer_model": str(decoys / "model.pt")}}],
         [{"stopwords_filter": {"stopwords_dir": f"{decoys}/new"}}],
@@ -193,7 +193,7 @@ def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypat
 
 @pytest.mark.slow
 def test_all_hostile_values_change_nothing_outside():
-    """Some minutes; with the packages that `NEEDS_PACKAGES` need in PYTHONPATH, of those operators too."""
+    """Try everything in some minutes; operators of `NEEDS_PACKAGES` need their packages in PYTHONPATH."""
     done = subprocess.run([sys.executable, PROJECT / "tests/support/recipe_fuzzing.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

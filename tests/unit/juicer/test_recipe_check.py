@@ -1,4 +1,4 @@
-"""Recipes are checked when Snakemake starts, by what config/schemas/operators.yaml allows, and again by the stage."""
+"""Tests of the check of recipes by config/schemas/operators.yaml, at Snakemake's start and in the stage."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ SHIPPED = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (PROJE
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project's folder, in which `read` checks a recipe by its text."""
+    """Make a project's folder and return a function that checks a recipe there, given its text."""
     (tmp_path / "config/recipes").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
@@ -39,7 +39,7 @@ def project(tmp_path, monkeypatch):
 
 
 def configuration(recipe: str, without: tuple[str, ...] = (), trusted: bool = False, clip: str = "") -> dict:
-    """The part of a run's configuration that the check of its recipes reads."""
+    """Return the part of a run's configuration that the check of its recipes reads."""
     return {
         "recipe": recipe,
         "synthesize": {"recipe": None, "blip2": {"model": "x/y"}},
@@ -258,7 +258,7 @@ def test_any_recipe_is_accepted_by_both_checks_or_refused(project, tmp_path, rec
             assert "config/recipes/mine.yaml" in str(error)
             return
     values = {"image_root": str(tmp_path), "processes": 1, "recipe": accepted}
-    (tmp_path / "config.yaml").write_text(json.dumps(values))  # as the rules hand it over
+    (tmp_path / "config.yaml").write_text(json.dumps(values))  # like the rules
     stage = read_filter_settings(tmp_path / "config.yaml")
     assert [step.as_dict() for step in stage.steps] == accepted["process"]
     try:
@@ -291,12 +291,12 @@ def test_files_of_folders_that_arguments_name_are_found(tmp_path, monkeypatch):
         (tmp_path / "clip" / name).write_text("{}")
     similarity = {"batched_image_text_similarity_filter": {"hf_clip": "clip"}}
     assert find_recipe_files([similarity]) == find_recipe_files({"process": [similarity]}) == ["clip/model.safetensors"]
-    # text that happens to be the name of a file is no file
+    # text is not a file, even if there is a file of that name
     text = [{"clean_links_mapper": {"repl": "clip"}}, {"text_length_filter": None}]
     assert find_recipe_files(text) == find_model_files(text) == []
     assert find_model_files([similarity]) == [Path("clip/model.safetensors")]
     assert find_recipe_files(None) == []
-    # of a trusted recipe, any argument may name one
+    # any argument of a trusted recipe may name a file
     assert find_recipe_files([{"stopwords_filter": {"stopwords_dir": "clip//notes.md"}}]) == ["clip/notes.md"]
     nested = {"low_similarity_recaption_mapper": {"captioner": {"image_captioning_mapper": {"hf_img2seq": "clip"}}}}
     assert find_recipe_files([nested]) == ["clip/model.safetensors"]

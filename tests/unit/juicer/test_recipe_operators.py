@@ -1,4 +1,4 @@
-"""The reviewed list of operators: another Data-Juicer shows what is new, and each kind refuses the rest."""
+"""Tests of the catalogue of operators: it fits the installed Data-Juicer, and kinds reject other values."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from list_operators import format_listing, list_operators, unreviewed
 def test_the_installed_operators_are_the_reviewed_ones():
     listing = list_operators()
     assert unreviewed(listing) == []
-    # run workflow_scripts/list_operators.py and read what has changed
+    # if this fails, run workflow_scripts/list_operators.py and read the changes
     assert format_listing(listing) == INSTALLED.read_text(encoding="utf-8")
 
 
@@ -28,7 +28,7 @@ def test_rules_and_defaults_fit_their_operator():
         for name, kind in operator.arguments.items():
             if not {"model", "accelerator", "normalization"} & {kind, name} and "captioner" not in kind:
                 default = operator.defaults[name]
-                unlimited = isinstance(default, int) and default == 2**63 - 1  # Data-Juicer's word for no limit
+                unlimited = isinstance(default, int) and default == 2**63 - 1  # means no limit in Data-Juicer
                 required = any(name in group for group in operator.rules.get("at_least_one", ()))
                 assert unlimited or required or find_problem(kind, default) is None, (operator.name, name, default)
 

@@ -1,4 +1,4 @@
-"""Operators that select rows once all are measured: which rows they keep, held to their definitions."""
+"""Tests of operators that select rows once all are measured: the kept rows follow their definitions."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def clip(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def colored(tmp_path_factory) -> Path:
-    """Rows r0 to r12 about images of few colors."""
+    """Write rows r0 to r12 about images of few colors."""
     folder = tmp_path_factory.mktemp("colored")
     colors = [color for color, count in COLORS.items() for _ in range(count)]
     for color in COLORS:
@@ -55,7 +55,7 @@ def colored(tmp_path_factory) -> Path:
 
 
 def run(data: Path, output: Path, *process: dict) -> list[str]:
-    """Ids of the rows that a recipe keeps."""
+    """Return ids of the rows that a recipe keeps."""
     run_recipe(RecipeSettings(data.parent, 1, parse_steps("recipe", list(process))), data, output, FILTERED)
     return [row["id"] for row in read_jsonl(output / "filtered.jsonl")]
 
@@ -65,7 +65,7 @@ def texts(folder: Path, captions: list[str]) -> Path:
 
 
 def one_after_another(groups: list[int], draws: list[float], count: int) -> set[int]:
-    """Even sampling as one would do it by hand: round after round, a row of each group that has rows left."""
+    """Sample evenly by hand: in each round, take a row of each group that has rows left."""
     waiting = {
         group: sorted((draws[row], row) for row in range(len(groups)) if groups[row] == group) for group in set(groups)
     }
@@ -79,7 +79,7 @@ def one_after_another(groups: list[int], draws: list[float], count: int) -> set[
 @given(st.data())
 def test_even_sampling_takes_a_row_of_each_group_in_turn(data):
     groups = data.draw(st.lists(st.integers(0, 5), max_size=40))
-    draws = [data.draw(st.sampled_from([0.1, 0.2, 0.3])) for _ in groups]  # with ties, where the earlier row wins
+    draws = [data.draw(st.sampled_from([0.1, 0.2, 0.3])) for _ in groups]  # with ties, of which the earlier row wins
     count = data.draw(st.integers(0, len(groups)))
     kept = even_sample(np.array(groups, dtype=np.int64), np.array(draws), count)
     assert set(np.flatnonzero(kept).tolist()) == one_after_another(groups, draws, count)
@@ -133,7 +133,7 @@ def test_texts_can_be_what_is_clustered(clip, tmp_path):
     ("arguments", "count"),
     [
         ({"clusters": 50, "keep_rows": 5}, 5),  # fewer rows than clusters
-        ({"clusters": 3, "keep_rows": 99}, 13),  # fewer rows than wanted
+        ({"clusters": 3, "keep_rows": 99}, 13),  # fewer rows than requested
         ({"clusters": 3, "keep_fraction": 0.5}, 6),
         ({"clusters": 3, "keep_fraction": 0.01}, 1),
     ],
@@ -162,7 +162,7 @@ def test_lengths_give_as_many_rows_each_as_far_as_they_have_them(tmp_path):
 
 
 def test_a_second_filter_draws_anew(tmp_path):
-    """Else it would drop from the large group, whose rows are left with low draws only."""
+    """Check draws, since equal draws would drop more of the large group, whose kept rows have low draws."""
     data = texts(tmp_path, ["snow"] * 900 + ["a cat"] * 100)
     recipe = [{NGRAMS: {"words": 1, "keep_rows": 200}}, {LENGTHS: {"keep_fraction": 0.5}}]
     first, both = (run(data, tmp_path / str(len(steps)), *steps) for steps in (recipe[:1], recipe))
@@ -176,7 +176,7 @@ def test_ngrams_are_the_different_ones_of_a_caption():
 
 
 def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):
-    """MetaCLIP's balancing: with probability t/c for an n-gram of c captions, t being the limit that keeps so many."""
+    """Check MetaCLIP's balancing: probability t/c for an n-gram of c captions, where the limit t keeps that many."""
     captions = [f"a red {'cat' if number % 9 else 'cow'} {'sits' if number % 4 else 'runs'}" for number in range(80)]
     data = texts(tmp_path, captions)
     kept = run(data, tmp_path / "out", {NGRAMS: {"words": 2, "keep_fraction": 0.4, "seed": 5}})

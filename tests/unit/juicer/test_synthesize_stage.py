@@ -1,4 +1,4 @@
-"""The synthesize stage as a command: its outputs, what it says about bad input, and that a kill costs nothing."""
+"""Tests of the synthesize stage as a command: outputs, messages about bad input, and resuming after a kill."""
 
 import json
 import os
@@ -31,7 +31,7 @@ CAPTIONS = [f"picture {number} of a {word}" for number, word in enumerate(["cat"
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """Twenty pairs in `data/`, a CLIP in `clip/`, a captioner in `base/` and `pretrain/`; all random."""
+    """Write twenty pairs in `data/`, a CLIP in `clip/`, and a captioner in `base/` and `pretrain/`, all random."""
     folder = tmp_path_factory.mktemp("project")
     write_pairs(folder / "data", CAPTIONS)
     save_tiny_clip(folder / "clip")
@@ -41,7 +41,7 @@ def project(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def limit(project) -> float:
-    """A similarity that half of the pairs are below."""
+    """Return the median similarity of the pairs."""
     [operator] = load_ops([{"batched_image_text_similarity_filter": {"hf_clip": str(project / "clip")}}])
     rows = list(read_jsonl(project / "data/pairs.jsonl"))
     images = [[str(project / "data" / row["images"][0])] for row in rows]
@@ -197,7 +197,7 @@ def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
 
 
 def suggestion(message: str, place: int) -> tuple[int, float]:
-    """(share in percent, limit) of `min_score <limit> would keep <share>%`."""
+    """Return (share in percent, limit) of `min_score <limit> would keep <share>%`."""
     words = message[message.index("min_score") :].split(")")[0].split(", ")[place].split()
     return int(words[-1].rstrip("%")), float(words[1])
 
