@@ -1,4 +1,27 @@
 # Both training stages, started by workflow_scripts/launch.sh. Each resumes from the checkpoints in its folder.
+
+
+def training_records(stage):
+    """Outputs of a training stage besides its weights."""
+    files = {
+        "steps": "metrics.jsonl",
+        "scores": "scores.jsonl",
+        "scored": "scored.jsonl",
+        "metrics": "metrics.json",
+        "memory": "memory.csv",
+    }
+    return {key: f"results/{{run}}/{stage}/{name}" for key, name in files.items()}
+
+
+def adapter_files():
+    """Outputs of LoRA."""
+    return multiext(
+        "results/{run}/finetune/adapter/",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    )
+
+
 rule pretrain:
     input:
         model_files,
@@ -7,12 +30,8 @@ rule pretrain:
         held_out=held_out_files,
         code=code("pretrain.py", "launch.sh"),
     output:
+        **training_records("pretrain"),
         projector="results/{run}/pretrain/projector.safetensors",
-        steps="results/{run}/pretrain/metrics.jsonl",
-        scores="results/{run}/pretrain/scores.jsonl",
-        scored="results/{run}/pretrain/scored.jsonl",
-        metrics="results/{run}/pretrain/metrics.json",
-        memory="results/{run}/pretrain/memory.csv",
     log:
         "results/{run}/pretrain/pretrain.log",
     benchmark:
@@ -49,17 +68,9 @@ rule finetune:
         held_out=held_out_files,
         code=code("finetune.py", "launch.sh"),
     output:
-        adapter=multiext(
-            "results/{run}/finetune/adapter/",
-            "adapter_config.json",
-            "adapter_model.safetensors",
-        ),
+        **training_records("finetune"),
+        adapter=adapter_files(),
         projector="results/{run}/finetune/projector.safetensors",
-        steps="results/{run}/finetune/metrics.jsonl",
-        scores="results/{run}/finetune/scores.jsonl",
-        scored="results/{run}/finetune/scored.jsonl",
-        metrics="results/{run}/finetune/metrics.json",
-        memory="results/{run}/finetune/memory.csv",
     log:
         "results/{run}/finetune/finetune.log",
     benchmark:
@@ -92,28 +103,16 @@ rule finetune:
 
 use rule finetune as finetune_full with:
     output:
+        **training_records("finetune"),
         language_model="results/{run}/finetune/language_model.safetensors",
         projector="results/{run}/finetune/projector.safetensors",
-        steps="results/{run}/finetune/metrics.jsonl",
-        scores="results/{run}/finetune/scores.jsonl",
-        scored="results/{run}/finetune/scored.jsonl",
-        metrics="results/{run}/finetune/metrics.json",
-        memory="results/{run}/finetune/memory.csv",
     wildcard_constraints:
         run=runs_of(fine_tuned(lora=False)),
 
 
 use rule finetune as finetune_in_one_stage with:
     output:
-        adapter=multiext(
-            "results/{run}/finetune/adapter/",
-            "adapter_config.json",
-            "adapter_model.safetensors",
-        ),
-        steps="results/{run}/finetune/metrics.jsonl",
-        scores="results/{run}/finetune/scores.jsonl",
-        scored="results/{run}/finetune/scored.jsonl",
-        metrics="results/{run}/finetune/metrics.json",
-        memory="results/{run}/finetune/memory.csv",
+        **training_records("finetune"),
+        adapter=adapter_files(),
     wildcard_constraints:
         run=runs_of(fine_tuned(lora=True, stages=1)),
