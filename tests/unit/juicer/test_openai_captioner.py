@@ -63,7 +63,7 @@ def ask(server: ScriptedServer, images: list[str], spent: tuple[int, int] = (0, 
 
 def answers_of(operator, images: list[str]) -> dict[int, Captions]:
     found: dict[int, Captions] = {}
-    operator.captions_as_they_come(images, found.__setitem__)
+    operator.request_captions(images, found.__setitem__)
     return found
 
 
@@ -72,7 +72,7 @@ def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments
     operator, found = mapper(server, **arguments), {}
     operator.connect(spent)
     with pytest.raises(InputError) as caught:
-        operator.captions_as_they_come(images, found.__setitem__)
+        operator.request_captions(images, found.__setitem__)
     assert "\n" not in str(caught.value) and KEY not in str(caught.value)
     return found, str(caught.value)
 
@@ -315,7 +315,7 @@ def test_an_answer_that_cannot_be_kept_loses_no_other(images):
         operator = mapper(server)
         operator.connect()
         with pytest.raises(OSError, match="disk full"):
-            operator.captions_as_they_come(images, keep)
+            operator.request_captions(images, keep)
     assert 4 <= len(found) == server.requests < 24
 
 
