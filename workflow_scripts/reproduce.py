@@ -1,10 +1,10 @@
-"""Makes the run of a crate again, in a folder of its own, and shows the difference of every score.
+"""Reproduce the run of a crate in a folder of its own, and show the difference of every score.
 
     python workflow_scripts/reproduce.py --crate results/baseline/report/crate/run.crate.zip --cores 1
 
-Says first what differs here from where the crate was written. This clone's code runs, with the crate's configuration;
-nothing of the crate is executed. The results are in results/reproduced/<digest of the crate>/. After a kill, the same
-command goes on from there.
+Differences between this machine and that of the crate are printed first. This clone's code runs with the crate's
+configuration; nothing of the crate is executed. Results are in results/reproduced/<digest of the crate>/. After a kill,
+the same command continues.
 """
 
 import argparse
@@ -32,9 +32,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--crate", type=Path, required=True, help="zip file or folder")
     parser.add_argument("--cores", type=int, default=1)
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that has Snakemake")
-    parser.add_argument("--deployment", nargs="*", default=[], help="as Snakemake's --sdm, such as conda")
-    parser.add_argument("--folders", nargs="*", type=Path, default=[], help="others than this one that it may read")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter with Snakemake")
+    parser.add_argument("--deployment", nargs="*", default=[], help="values of Snakemake's --sdm, such as conda")
+    parser.add_argument(
+        "--folders", nargs="*", type=Path, default=[], help="folders that it may read, in addition to this one"
+    )
     args = parser.parse_args()
     snakemake = [args.python, "-m", "snakemake", "--cores", str(args.cores)]
     if args.deployment:
@@ -48,14 +50,14 @@ def main() -> None:
 
 
 def check_is_elsewhere(crate: Path) -> None:
-    """Refuse to write results into the crate itself, which would change it.
+    """Raise InputError if results would be written into the crate itself, which would change it.
 
     Raises:
-        InputError: the current folder lies in the crate's folder.
+        InputError: the current folder is inside of the crate's folder.
     """
     if Path.cwd().is_relative_to(os.path.realpath(crate)):
         raise InputError(
-            f"crate: the current folder lies in the crate {crate}, and results would change it; start this in "
+            f"crate: the current folder is inside of the crate {crate}, and results would change it; start this in "
             "another folder"
         )
 
@@ -64,7 +66,7 @@ def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
     table = f"results/{crate.record['page']}/comparison.csv"
     there = read_scores(crate.read(table), f"crate: {crate.path}: {table}")
     differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
-    for sentence in differences or ["no difference: the code, its packages and the machine are those of the crate"]:
+    for sentence in differences or ["no difference: code, packages and machine are those of the crate"]:
         print(escape_control(sentence), flush=True)
     check_inputs(crate.record["inputs"], places)
     folder = (RESULTS / crate.identity[:12]).absolute()
@@ -72,8 +74,8 @@ def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
         runs = make_project(crate, folder, places)
     except InputError as error:
         commit = crate.record["commit"].removesuffix("-dirty")
-        remedy = f" (git checkout {commit} has the code that the crate was made with)" if commit else ""
-        raise InputError(f"the crate cannot be made again here: {error}{remedy}") from None
+        remedy = f" (git checkout {commit} restores the crate's code)" if commit else ""
+        raise InputError(f"the crate cannot be reproduced here: {error}{remedy}") from None
     print(f"running in {folder}", flush=True)
     snakemake += [f"--snakefile={ROOT / SNAKEFILE}", f"--configfile={folder / COMMAND_LINE}", "--"]
     datasets = {run.dataset["name"]: run.dataset for run in runs}
@@ -98,9 +100,10 @@ def run_targets(snakemake: list[str], folder: Path, target: str) -> None:
 
 
 def check_images(images: dict, folder: Path, roots: dict[str, str]) -> None:
-    """
+    """Compare a dataset's images with those of the crate's run.
+
     Raises:
-        InputError: images of the user's are others than those of the crate's run.
+        InputError: the user's images differ.
     """
     name = images["dataset"]
     rooted = {split: str(folder / root) for split, root in roots.items()}
@@ -109,13 +112,13 @@ def check_images(images: dict, folder: Path, roots: dict[str, str]) -> None:
         print(escape_control(f"the {here['count']} images of {name} are those of the crate"), flush=True)
     elif images["drawn"]:
         print(
-            escape_control(f"differs: the images of {name} are drawn differently by this code or its packages"),
+            escape_control(f"differs: this code or its packages draw the images of {name} differently"),
             flush=True,
         )
     else:
         raise InputError(
-            f"the images of the dataset {name} are not those of the crate's run ({here['count']} here, "
-            f"{images['count']} there); put those in their place"
+            f"the images of the dataset {name} differ from those of the crate's run ({here['count']} here, "
+            f"{images['count']} there); replace them by those images"
         )
 
 

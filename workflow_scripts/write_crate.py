@@ -1,9 +1,9 @@
-"""Writes how the figures of a page came about, as a Workflow Run RO-Crate: code, configuration, inputs, jobs, results.
+r"""Write the provenance of a page as a Workflow Run RO-Crate: code, configuration, inputs, jobs, results.
 
     python workflow_scripts/write_crate.py --config results/baseline/report/crate/config.yaml \\
         --output results/baseline/report/crate/run.crate.zip
 
-Weights, images and large files are in it by their digests only.
+Of weights, images and large files it contains only the digests.
 """
 
 from dj2mgm.command_line import command_line, parse_paths

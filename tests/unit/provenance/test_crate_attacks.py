@@ -84,7 +84,7 @@ def test_a_record_holds_nothing_that_fills_the_terminal_or_reaches_a_command(cra
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "x", "ä" * 130])
 def test_a_name_that_no_file_system_takes_is_refused(crate, tmp_path, name):
     said = refused(forged(crate, tmp_path / "x.zip", {f"config/{name}.yaml": b"{}"}))
-    assert "is no name of a file in a crate" in said
+    assert "is not a valid file name in a crate" in said
 
 
 def test_a_configuration_of_too_many_files_or_bytes_is_refused(crate, tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_zip_file_whose_names_are_no_text_is_one_sentence(crate, tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("ä.txt", b"")
     path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xff"))
-    assert "is no zip file that can be read" in refused(path)
+    assert "is not a readable zip file" in refused(path)
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 5000])
@@ -149,7 +149,7 @@ def test_a_folder_that_changes_while_it_is_read_is_noticed(crate, tmp_path, monk
 def test_an_input_whose_path_cannot_be_is_refused(crate, key, text):
     given = {"given": "my phötos", "file": ""} | {key: text}
     assert not can_be_path(text)
-    with pytest.raises(InputError, match="is no path of a file|leads out of it"):
+    with pytest.raises(InputError, match="is not a path of a file|leads out of it"):
         check_inputs([record_of(crate)["inputs"][0] | given], Places(Path.cwd()))
 
 
@@ -169,7 +169,7 @@ def test_a_setting_whose_path_cannot_be_is_refused(crate, tmp_path, key):
     changes = {f"config/{name}": json.dumps(values).encode()}
     changes["run.json"] = json.dumps(record_of(crate) | {"command_line": {}}).encode()
     with open_crate(forged(crate, tmp_path / "x.zip", changes)) as opened:
-        with pytest.raises(InputError, match=r"names '.*…a*.*, which is no path of a file"):
+        with pytest.raises(InputError, match=r"names '.*…a*.*, which is not a path of a file"):
             make_project(opened, tmp_path / "made", Places(Path.cwd()))
     with pytest.raises(InputError, match="of names of up to 255 bytes"):
         Runs({"dataset": "a" * 300})  # the user's own
@@ -186,7 +186,7 @@ def test_a_pattern_whose_search_may_not_end_is_refused(tmp_path):
     deep.mkdir(parents=True)
     (deep / "x.jsonl").touch()
     assert find_files(f"{tmp_path}/**/**/**/**/**/*.jsonl", [".jsonl"]) == [deep / "x.jsonl"]
-    with pytest.raises(InputError, match=r"may hold \*\* at most 2 times"):
+    with pytest.raises(InputError, match=r"may contain \*\* at most 2 times"):
         find_files(f"{tmp_path}/**/a/**/b/**/*.jsonl", [".jsonl"])
 
 
@@ -258,7 +258,7 @@ def test_a_folder_that_cannot_be_filled_is_one_sentence(crate, tmp_path, name):
     else:
         made.write_text("a file")
     with open_crate(crate) as opened:
-        with pytest.raises(InputError, match="made cannot be filled: .*(Is a|Not a) directory; make room, or delete"):
+        with pytest.raises(InputError, match="made cannot be filled: .*(Is a|Not a) directory; free space, or delete"):
             make_project(opened, made, Places(Path.cwd()))
 
 
@@ -294,21 +294,21 @@ def test_a_crate_passes_on_nothing_that_a_link_in_the_results_leads_to(tmp_path,
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (TABLE.replace("0.5,", "nan,"), "nan is no score"),
-        (TABLE.replace("0.5,", "inf,"), "inf is no score"),
-        (TABLE.replace("0.6,", ","), "has one end of an interval only"),
-        (TABLE.replace("0.4,", ","), "has one end of an interval only"),
-        (TABLE + TABLE.splitlines()[1] + "\n", "it has baseline finetune/own clip_score twice"),
+        (TABLE.replace("0.5,", "nan,"), "nan is not a score"),
+        (TABLE.replace("0.5,", "inf,"), "inf is not a score"),
+        (TABLE.replace("0.6,", ","), "has only one end of an interval"),
+        (TABLE.replace("0.4,", ","), "has only one end of an interval"),
+        (TABLE + TABLE.splitlines()[1] + "\n", "baseline finetune/own clip_score is repeated"),
         (TABLE.splitlines()[0] + "\n", "has no scores"),
         ("", "has no scores"),
-        (TABLE + "baseline,1\n", "is no table of scores"),
-        (TABLE + '"baseline', "is no table of scores"),
+        (TABLE + "baseline,1\n", "is not a table of scores"),
+        (TABLE + '"baseline', "is not a table of scores"),
     ],
 )
 def test_a_table_that_does_not_add_up_is_refused(content, problem):
     with pytest.raises(InputError, match=problem):
         read_scores(content.encode(), "x")
-    with pytest.raises(InputError, match="is no table of scores"):
+    with pytest.raises(InputError, match="is not a table of scores"):
         read_scores(TABLE.encode("utf-16"), "x")
 
 
@@ -316,7 +316,7 @@ def test_a_crate_without_its_table_of_scores_is_refused_before_anything_runs(cra
     monkeypatch.setattr(reproduce, "run_targets", lambda *_: pytest.fail("it ran"))
     table = {"results/baseline/report/comparison.csv": TABLE.replace("0.5,", "nan,").encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", table)) as opened:
-        with pytest.raises(InputError, match="x.zip: results/baseline/report/comparison.csv is no table of scores"):
+        with pytest.raises(InputError, match="x.zip: results/baseline/report/comparison.csv is not a table of scores"):
             reproduce.reproduce(opened, [], Places(Path.cwd()))
 
 
@@ -324,6 +324,6 @@ def test_a_crate_is_not_made_again_in_its_own_folder(crate, tmp_path, monkeypatc
     (tmp_path / "crate/inside").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "crate/inside")
     for path in (Path(".."), tmp_path / "crate"):
-        with pytest.raises(InputError, match="the current folder lies in the crate"):
+        with pytest.raises(InputError, match="the current folder is inside of the crate"):
             reproduce.check_is_elsewhere(path)
     reproduce.check_is_elsewhere(tmp_path / "crate/inside/run.crate.zip")

@@ -1,1 +1,1 @@
-"""Provenance: a finished run as an RO-Crate that says how its figures came about, and that run made again from it."""
+"""Writes finished runs as RO-Crates, and reads, checks and reproduces crates."""

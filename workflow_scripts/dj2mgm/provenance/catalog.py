@@ -1,4 +1,4 @@
-"""The entities of an RO-Crate, each there once: files that the crate holds, files elsewhere, and what is no file."""
+"""Entities of an RO-Crate, each added once: files in the crate, files elsewhere, and other things."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from rocrate.rocrate import ROCrate
 
 from dj2mgm.files import compute_sha256
 
-HELD_BYTES = 1 << 20  # larger files are described, and not held
+LARGEST_INCLUDED = 1 << 20  # bytes; larger files are only described
 WEIGHTS = (".safetensors", ".bin", ".pt")
 TYPES = {
     ".csv": "text/csv",
@@ -29,31 +29,31 @@ TYPES = {
 
 
 class Catalog:
-    """A crate that is being filled."""
+    """RO-Crate under construction."""
 
     def __init__(self) -> None:
         self.crate = ROCrate(version="1.1")
         self.known: dict[Path, Any] = {}  # files of inputs and results
 
     def file(self, path: Path) -> Any:
-        """Of the results."""
+        """Add a file of the results."""
         if path not in self.known:
-            name, is_small = path.as_posix(), path.stat().st_size <= HELD_BYTES and path.suffix not in WEIGHTS
+            name, is_small = path.as_posix(), path.stat().st_size <= LARGEST_INCLUDED and path.suffix not in WEIGHTS
             large = {"name": name, **describe_size(path)}
             self.known[path] = self.hold(path, name) if is_small else self.outside(path, large)
         return self.known[path]
 
     def hold(self, path: Path, name: str, properties: dict | None = None) -> Any:
-        """A file that is in the crate under this name."""
+        """Add a file with its content under this name."""
         own = {"name": name, **describe_size(path), **describe_type(path)} | (properties or {})
         return self.crate.add_file(path, name, properties=own)
 
     def outside(self, path: Path, properties: dict) -> Any:
-        """A file that stays where it is."""
+        """Add a description of a file that stays in its place."""
         return self.crate.add_file(path.absolute().as_uri(), properties=properties | describe_type(path))
 
     def about(self, uri: str, kind: str, **values: object) -> Any:
-        """What is no file, once for each address; of a list with one item the item."""
+        """Add an entity that is not a file, once per address; a list of one item becomes the item."""
         if found := self.crate.dereference(uri):
             return found
         entity = self.crate.add(ContextEntity(self.crate, uri, properties={"@type": kind}))

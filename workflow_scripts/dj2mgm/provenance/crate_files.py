@@ -19,7 +19,7 @@ from dj2mgm.provenance.machine import ROOT
 from dj2mgm.streaming import DiskMap
 
 SNAKEFILE = "Snakefile"
-# of the clone: what runs, and what says how it is installed
+# parts of the clone: its code, and its installation
 CODE = (
     SNAKEFILE,
     "LICENSE",
@@ -31,27 +31,27 @@ CODE = (
     "profiles",
     "report",
     "config/schemas",
-    "config/deepspeed",  # DeepSpeed opens files and connections that these name, so they are no mere data
+    "config/deepspeed",  # DeepSpeed opens files and connections named in these, so they are not only data
 )
-FOUNDATION = "foundation"  # below config/; weights, and so an input
+FOUNDATION = "foundation"  # folder in config/ of weights, which are an input
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 MADE_HERE = "results/"
-DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # what an input is of
+DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # kinds of inputs
 
 
 def code_files() -> dict[str, Path]:
-    """The clone's code by name, which is its path in the repository."""
+    """Return the clone's code files by their paths in the repository."""
     named = [path for part in CODE for path in ([ROOT / part] if (ROOT / part).is_file() else (ROOT / part).rglob("*"))]
     kept = (path for path in named if path.is_file() and "__pycache__" not in path.parts)
     return {path.relative_to(ROOT).as_posix(): path for path in sorted(kept)}
 
 
 def config_files() -> dict[str, Path]:
-    """Return the configuration by name, `config/…`: the current folder's files, and the clone's that it lacks.
+    """Return the configuration files by name, `config/…`, from the current folder or else from the clone.
 
     Raises:
-        InputError: a file is a link out of its folder, which a crate would pass on.
+        InputError: a file is a link out of its folder, and a crate would publish its target.
     """
     found = {}
     for folder in (SHIPPED, CONFIG):
@@ -64,22 +64,22 @@ def config_files() -> dict[str, Path]:
 
 
 def is_config(name: str) -> bool:
-    """Whether a file of the repository is configuration that a crate may bring, not code or weights."""
+    """Return whether a file of the repository is configuration that a crate may contain, not code or weights."""
     kinds = ("schemas", "deepspeed", FOUNDATION)
     return name.startswith("config/") and not name.startswith(tuple(f"config/{kind}/" for kind in kinds))
 
 
 def describe_inputs(experiments: list[dict], datasets: dict[str, dict], foundations: dict[str, str]) -> list[dict]:
-    """The user's own files, and trained parts that come with the workflow, each once.
+    """Describe the user's files and the trained parts of the workflow, each once.
 
     Args:
-        experiments: as on a page (reporting/experiment.py).
+        experiments: experiments of a page (reporting/experiment.py).
         datasets: settings and image folders by name.
-        foundations: folders of the parts by model.
+        foundations: folders of the trained parts by model.
 
     Returns:
-        Of each file: `of` (dataset, model or recipe), `given` (as it is configured: a file; or a folder or hub id, in
-        which it is `file`), `found_at`, `sha256` and `bytes`.
+        For each file: `of` (dataset, model or recipe), `given` (the configured file, folder or hub id), `file` (name in
+        that folder), `found_at`, `sha256` and `bytes`.
     """
     named = [(DATASET, file, "") for dataset in datasets.values() for file in files_of(dataset["settings"])]
     for name, folder in foundations.items():
@@ -101,14 +101,14 @@ def _described(of: str, given: str, file: str) -> dict:
 
 
 def find_input(given: str, file: str) -> Path:
-    """Where an input is on this machine, or would be."""
+    """Return the path of an input on this machine, existing or not."""
     if given.startswith(f"config/{FOUNDATION}/") and not Path(given, file).exists():
         return ROOT / given / file
     return Path(find_model(given), file) if file else Path(given)
 
 
 def list_model_parts(model: dict) -> list[str]:
-    """Folders and hub ids that a model's file names."""
+    """Return the folders and hub ids in a model's configuration."""
     parts = (model.get(key) for key in PARTS)
     return [part for part in parts if isinstance(part, str) and not part.startswith(MADE_HERE)]
 
@@ -116,7 +116,7 @@ def list_model_parts(model: dict) -> list[str]:
 def _model_files(part: str) -> Iterator[tuple[str, str]]:
     folder = Path(find_model(part)).expanduser()
     if not folder.is_dir():
-        warn(f"{part} is not on this machine: the crate holds its name and no digest")
+        warn(f"{part} is not on this machine; the crate has its name but no digest")
         return
     for path in sorted(folder.iterdir()):
         if path.suffix in MODEL_SUFFIXES and path.is_file():
@@ -124,15 +124,15 @@ def _model_files(part: str) -> Iterator[tuple[str, str]]:
 
 
 def digest_images(folder: Path, roots: dict[str, str]) -> dict:
-    """How many images a dataset has, and one digest over them.
+    """Return the number of images of a dataset, and one digest of them.
 
     Args:
-        folder: of the dataset that `make_dataset` wrote.
-        roots: the folders of the images by split.
+        folder: folder of the dataset written by `make_dataset`.
+        roots: image folders by split.
 
     Returns:
-        `count`, and `sha256` over a line for each image, in the order in which they are first named: its own digest, or
-        why it cannot be read. Where they are makes no difference.
+        `count`, and `sha256` of a line for each image, in the order of first use: its own digest, or the reason why it
+        cannot be read. Paths do not matter.
     """
     digest, seen, progress = hashlib.sha256(), DiskMap(), Progress("images", _rows(folder))
     count = 0
@@ -153,7 +153,7 @@ def _images(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
 
 
 def _rows(folder: Path) -> int:
-    """How many images rows name, for the progress."""
+    """Return the number of images in all rows, for the progress."""
     return sum(1 for _, images in _images(folder) for _ in images)
 
 

@@ -1,7 +1,7 @@
-"""Reading a crate that somebody hands over: it is data, and nothing of it runs.
+"""Reads an untrusted crate as data; nothing in it runs.
 
-Its files are read one by one, from the zip or the folder, and none is unpacked. A name that leaves the crate, a link, a
-file that the metadata does not list, or whose digest is another, and sizes that no crate has are refused.
+Files are read one by one from the zip file or the folder, without unpacking. Names that leave the crate, links, files
+that the metadata does not list, wrong digests and excessive sizes are refused.
 """
 
 import hashlib
@@ -26,42 +26,48 @@ from dj2mgm.plain_files import open_plain
 from dj2mgm.provenance.crate_files import is_config
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
-PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # for people; tools may add it
-MOST_FILES, MOST_BYTES = 20_000, 1 << 30  # of a crate
-LARGEST = 64 << 20  # of its files
-LARGEST_JSON = 16 << 20  # of its metadata and its record, which are parsed
-LARGEST_CONFIG = 1 << 20  # of its files in config/, which are parsed
-MOST_CONFIGS, MOST_CONFIG_BYTES = 1000, 4 << 20  # of all files in config/
-LARGEST_DIRECTORY = 8 << 20  # of a zip file's list of members, which zipfile reads whole
+PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # preview for readers, which tools may add
+MOST_FILES, MOST_BYTES = 20_000, 1 << 30  # limits of a crate
+LARGEST = 64 << 20  # bytes of a file
+LARGEST_JSON = 16 << 20  # bytes of metadata and record, which are parsed
+LARGEST_CONFIG = 1 << 20  # bytes of a file in config/, which is parsed
+MOST_CONFIGS, MOST_CONFIG_BYTES = 1000, 4 << 20  # limits of all files in config/
+LARGEST_DIRECTORY = 8 << 20  # bytes of a zip file's directory, which zipfile reads at once
 LONGEST_NAME = 1000  # characters
-KINDS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that Python unpacks piece by piece, whatever a size says
+KINDS = (
+    zipfile.ZIP_STORED,
+    zipfile.ZIP_DEFLATED,
+)  # compression methods that Python unpacks in pieces, independently of the stated size
 PIECE = 1 << 20  # bytes
-AGAIN = "take a copy that nobody has changed"
+AGAIN = "use an unchanged copy"
 Read = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
 class Crate:
+    """Checked crate."""
+
     path: Path
     record: dict  # config/settings/crates.py
-    digests: dict[str, str]  # of the files that it holds, by name; each has been checked
-    identity: str  # digest of its metadata, which has those of all its files
-    content: Read  # of a file, as it is now
+    digests: dict[str, str]  # digests of its files by name, which have been checked
+    identity: str  # digest of its metadata, which includes the digests of all files
+    content: Read  # function that reads a file's current content
 
     def read(self, name: str) -> bytes:
-        """
+        """Return the content of a file.
+
         Raises:
-            InputError: the crate has no such file, or another than its metadata says.
+            InputError: the crate has no such file, or the file differs from the metadata.
         """
         if name not in self.digests:
             raise InputError(f"crate: {self.path} holds no {name}; {AGAIN}")
         content = self.content(name)
         if hashlib.sha256(content).hexdigest() != self.digests[name]:
-            raise InputError(f"crate: {self.path}: {name!r} is not what it was when the crate was written; {AGAIN}")
+            raise InputError(f"crate: {self.path}: {name!r} has changed since the crate was written; {AGAIN}")
         return content
 
     def files(self, *folders: str) -> dict[str, str]:
-        """Digests of the files that these folders or names stand for."""
+        """Return the digests of the files with these names or in these folders."""
         return {
             name: digest
             for name, digest in self.digests.items()
@@ -71,20 +77,23 @@ class Crate:
 
 @contextmanager
 def open_crate(path: Path) -> Iterator[Crate]:
-    """
+    """Open and check a crate.
+
     Args:
         path: a zip file, or a folder with the same files.
 
     Raises:
-        InputError: it is no crate of this workflow, was changed, or holds what none holds.
+        InputError: it is not a crate of this workflow, was changed, or has unexpected contents.
     """
     with ExitStack() as stack:
         with _readable(path):
             is_folder = path.is_dir()
             if not is_folder and not path.is_file():
-                raise InputError(f"crate: there is no zip file or folder {path}; name one that `snakemake crate` wrote")
+                raise InputError(
+                    f"crate: {path} is neither a zip file nor a folder; name one that `snakemake crate` wrote"
+                )
             sizes, content = _open_folder(path) if is_folder else _open_zip(path, stack)
-        yield _checked(path, sizes, content)
+        yield _check(path, sizes, content)
 
 
 @contextmanager
@@ -95,14 +104,14 @@ def _readable(path: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"crate: {shown(str(path))} cannot be read ({error.strerror or error}); {AGAIN}") from None
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
-        raise InputError(f"crate: {path} is no zip file that can be read ({error}); {AGAIN}") from None
+        raise InputError(f"crate: {path} is not a readable zip file ({error}); {AGAIN}") from None
 
 
 def _open_zip(path: Path, stack: ExitStack) -> tuple[dict[str, int], Read]:
     archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(_ZipBytes(path))))
 
     def read(name: str) -> bytes:
-        """Return a file, of which never more is in memory than the size that was checked, and a piece."""
+        """Return a file without holding more in memory than the checked size and one piece."""
         with _readable(path), archive.open(name) as file:
             return b"".join(iter(lambda: file.read(PIECE), b""))
 
@@ -114,13 +123,13 @@ def _open_folder(path: Path) -> tuple[dict[str, int], Read]:
 
     def read(name: str) -> bytes:
         with _readable(path), open_plain(path / name, path, None) as file:
-            return file.read(sizes[name] + 1)  # a file that grows has another digest then
+            return file.read(sizes[name] + 1)  # a growing file then has another digest
 
     return sizes, read
 
 
 class _ZipBytes(io.FileIO):
-    """The bytes of a zip file, of which no more are read at once than a list of members may have."""
+    """Bytes of a zip file; a read is limited to the largest directory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         most = LARGEST_DIRECTORY + 1
@@ -137,9 +146,9 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
             continue
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG) or info.flag_bits & 1 or info.filename in sizes:
-            raise InputError(f"crate: {path}: {shown(info.filename)} is a link, locked, or there twice; {AGAIN}")
+            raise InputError(f"crate: {path}: {shown(info.filename)} is a link, encrypted or repeated; {AGAIN}")
         if info.compress_type not in KINDS:
-            raise InputError(f"crate: {path}: {shown(info.filename)} is packed as no crate's files are; {AGAIN}")
+            raise InputError(f"crate: {path}: {shown(info.filename)} has an unknown compression; {AGAIN}")
         sizes[info.filename] = info.file_size
     return sizes
 
@@ -152,16 +161,16 @@ def _listed(path: Path) -> dict[str, int]:
             status = found.lstat()
             if not stat.S_ISDIR(status.st_mode):
                 if not stat.S_ISREG(status.st_mode):
-                    raise InputError(f"crate: {found} is a link or no file; {AGAIN}")
+                    raise InputError(f"crate: {found} is a link or not a file; {AGAIN}")
                 sizes[found.relative_to(path).as_posix()] = status.st_size
         if len(sizes) > MOST_FILES:
             break
     return sizes
 
 
-def _checked(path: Path, sizes: dict[str, int], read: Read) -> Crate:
+def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
     if METADATA not in sizes:
-        raise InputError(f"crate: {path} holds no {METADATA}; name a crate that `snakemake crate` wrote")
+        raise InputError(f"crate: {path} has no {METADATA}; name a crate that `snakemake crate` wrote")
     if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES or max(sizes.values()) > LARGEST:
         raise InputError(f"crate: {path} holds more or larger files than a crate of this workflow; {AGAIN}")
     for name, size in sizes.items():
@@ -179,11 +188,11 @@ def _checked(path: Path, sizes: dict[str, int], read: Read) -> Crate:
     digests = _digests_in(path, metadata)
     for name in sorted(sizes.keys() - digests.keys() - {METADATA}):
         if not name.startswith(PREVIEW):
-            raise InputError(f"crate: {path} holds {name!r}, which its metadata does not list; {AGAIN}")
+            raise InputError(f"crate: {path} contains {name!r}, which its metadata does not list; {AGAIN}")
     if missing := sorted(digests.keys() - sizes.keys()):
         raise InputError(f"crate: {path} lacks {shown(missing[0])}, which its metadata lists; {AGAIN}")
     if RECORD not in digests:
-        raise InputError(f"crate: {path} holds no {RECORD}; name a crate that `snakemake crate` wrote")
+        raise InputError(f"crate: {path} has no {RECORD}; name a crate that `snakemake crate` wrote")
     record = _parse(path, RECORD, read(RECORD))
     crate = Crate(path, record, digests, hashlib.sha256(metadata).hexdigest(), read)
     for name in digests:
@@ -193,15 +202,15 @@ def _checked(path: Path, sizes: dict[str, int], read: Read) -> Crate:
 
 
 def _check_name(path: Path, name: str) -> None:
-    """Refuse what would lie outside of the folder that it is unpacked to, on any system."""
+    """Raise InputError for a name that would be outside of an unpacked folder on any system."""
     parts = name.split("/")
     is_plain = len(name) <= LONGEST_NAME and name.isprintable() and can_be_path(name)
     if not is_plain or "\\" in name or ":" in parts[0] or {"", ".", ".."} & set(parts):
-        raise InputError(f"crate: {path}: {shown(name)} is no name of a file in a crate; {AGAIN}")
+        raise InputError(f"crate: {path}: {shown(name)} is not a valid file name in a crate; {AGAIN}")
 
 
 def _digests_in(path: Path, content: bytes) -> dict[str, str]:
-    """Of the files that a crate holds; those elsewhere are named by an address."""
+    """Return the digests of the crate's files; files elsewhere have an address as name."""
     digests: dict[str, str] = {}
     graph = _parse(path, METADATA, content).get("@graph")
     for entity in graph if isinstance(graph, list) else ():
@@ -219,7 +228,7 @@ def _parse(path: Path, name: str, content: bytes) -> dict:
     try:
         values = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"crate: {path}: {name} is no JSON ({type(error).__name__}); {AGAIN}") from None
+        raise InputError(f"crate: {path}: {name} is not JSON ({type(error).__name__}); {AGAIN}") from None
     if not isinstance(values, dict):
-        raise InputError(f"crate: {path}: {name} must hold an object; {AGAIN}")
+        raise InputError(f"crate: {path}: {name} must be an object; {AGAIN}")
     return values

@@ -1,4 +1,4 @@
-"""Writes what is known of a finished run: its record (run.json), and the RO-Crate that holds it."""
+"""Writes the record of a finished run (run.json) and its RO-Crate."""
 
 import tempfile
 from pathlib import Path
@@ -12,10 +12,10 @@ from dj2mgm.provenance.run_crate import RunCrate
 
 
 def write_crate(settings: dict, target: Path) -> int:
-    """Write the crate of a page's experiments as a zip file; return how many jobs it describes.
+    """Write the crate of a page's experiments as a zip file; return the number of its jobs.
 
     Args:
-        settings: `Runs.crate_settings`.
+        settings: see `Runs.crate_settings`.
     """
     jobs = find_jobs(settings)
     record = {
@@ -32,9 +32,9 @@ def write_crate(settings: dict, target: Path) -> int:
     }
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder, RECORD), record)
-        book = RunCrate(record, Path(folder, RECORD), jobs)
+        crate = RunCrate(record, Path(folder, RECORD), jobs)
         with replace_file(target, "wb") as file:
-            for chunk in book.crate.stream_zip():
+            for chunk in crate.crate.stream_zip():
                 file.write(chunk)
     return len(jobs)
 
@@ -45,7 +45,7 @@ def _images(name: str, dataset: dict) -> dict:
 
 
 def _versions(jobs: list[FinishedJob]) -> dict[str, list[str]]:
-    """By package; several where jobs differ in it."""
+    """Return the versions of each package; jobs may differ in them."""
     found: dict[str, set[str]] = {}
     for job in jobs:
         for name, version in job.versions.items():

@@ -1,4 +1,4 @@
-"""What differs on this machine from where a crate's run was made: code, packages, processor and GPUs, inputs."""
+"""Compares this machine with the one of a crate's run: code, packages, processor and GPUs, inputs."""
 
 import importlib.metadata
 import platform
@@ -13,11 +13,11 @@ from dj2mgm.provenance.crate_reader import Crate
 from dj2mgm.provenance.machine import describe_machine, find_commit
 from dj2mgm.provenance.places import Places
 
-NAMED = 5  # files in a sentence
+NAMED = 5  # files listed in a sentence
 
 
 def describe_differences(crate: Crate) -> Iterator[str]:
-    """A sentence for each kind of difference; none of them forbids the run."""
+    """Yield a sentence for each kind of difference; none of them prevents the run."""
     yield from _compare_code(crate)
     yield from _compare_versions(crate.record["versions"])
     there, here = crate.record["machine"], describe_machine()
@@ -64,13 +64,15 @@ def _shown(value: object) -> str:
 
 
 def check_recorded(record: dict, datasets: dict[str, dict], places: Places) -> None:
-    """Check that the crate has a digest of whatever its run reads of each dataset; without one, nothing is compared.
+    """Check that the crate has a digest of every input of its datasets; without one, nothing can be compared.
 
     Args:
+        record: the crate's record.
         datasets: name, settings and images of each dataset of the run (config/datasets.py).
+        places: the folders that the crate may read.
 
     Raises:
-        InputError: names the dataset, or its file, that the record lacks.
+        InputError: names the dataset or file without a digest.
     """
     images = {entry["dataset"] for entry in record["images"]}
     files = {str(places.path(entry["given"])) for entry in record["inputs"] if entry["of"] == DATASET}
@@ -79,16 +81,16 @@ def check_recorded(record: dict, datasets: dict[str, dict], places: Places) -> N
         lacking += [file for file in files_of(dataset["settings"]) if file not in files]
         if lacking:
             raise InputError(
-                f"the crate has no digest of {lacking[0]}, so nothing says whether it is what the crate's run read; "
+                f"the crate has no digest of {lacking[0]}, so it cannot be compared with the input of the crate's run; "
                 "take another crate"
             )
 
 
 def check_inputs(inputs: list[dict], places: Places) -> None:
-    """Compare the user's files on this machine with those of the crate's run, which they must equal.
+    """Check that the user's files on this machine equal those of the crate's run.
 
     Raises:
-        InputError: one is there twice, is outside of `places`, is not here, with where it was, or is another.
+        InputError: a file is listed twice, outside of `places`, missing or different.
     """
     seen = set()
     for entry in inputs:
@@ -101,11 +103,11 @@ def check_inputs(inputs: list[dict], places: Places) -> None:
         path = find_input(entry["given"], entry["file"])
         if not path.is_file():
             raise InputError(
-                f"{path} is not here, which the crate's run read ({entry['bytes']} bytes, then {entry['found_at']}); "
-                "put it there, or run this in the folder that the path is relative to"
+                f"{path} is missing; the crate's run read it ({entry['bytes']} bytes, then {entry['found_at']}). Put "
+                "it there, or run this in the folder that the path is relative to"
             )
         if path.stat().st_size != entry["bytes"] or compute_sha256(path) != entry["sha256"]:
             raise InputError(
-                f"{path} is not the file that the crate's run read (then {entry['found_at']}, SHA-256 "
-                f"{entry['sha256'][:12]}…); put that one in its place"
+                f"{path} differs from the file that the crate's run read (then {entry['found_at']}, SHA-256 "
+                f"{entry['sha256'][:12]}…); replace it by that file"
             )

@@ -1,7 +1,7 @@
-"""What ran: each job of a finished run, by the log that its rule left beside its results.
+"""Jobs of a finished run, found by the logs that their rules left in the folders of results.
 
-A rule's log is named after its script, as is Snakemake's `benchmark:` file. That is written when the job ends, and says
-how long it took and what it used.
+A rule's log is named after its script, as is Snakemake's `benchmark:` file, which is written at the end of the job with
+its time and resources.
 """
 
 import csv
@@ -17,7 +17,7 @@ from dj2mgm.files import IMAGE_SUFFIXES, read_json
 from dj2mgm.plain_files import check_plain
 from dj2mgm.provenance.crate_files import DATASET, MODEL, RECIPE
 
-# what stages read beside the results of those before them
+# inputs of stages in addition to the results of earlier stages
 READS = {
     "filter": (DATASET, RECIPE),
     "synthesize": (MODEL, RECIPE),
@@ -29,19 +29,21 @@ READS = {
     "evaluate_vqa": (DATASET,),
 }
 NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
-# scripts whose results lie in folders of one that they share
+# scripts that share a folder, with their subfolders of results
 SHARE = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}
 
 
 @dataclass(frozen=True)
 class FinishedJob:
-    script: str  # its name without .py, which is its rule's
+    """Finished job of a rule."""
+
+    script: str  # name without .py, which is the rule's name
     folder: Path
-    started: datetime | None  # None: its rule measures no time
+    started: datetime | None  # None: the rule measures no time
     ended: datetime
     used: dict[str, float]
     reads: tuple[Path, ...]  # folders of other jobs
-    inputs: tuple[str, ...] = ()  # of what it reads the user's own files
+    inputs: tuple[str, ...] = ()  # kinds of the user's files that it reads
 
     @property
     def label(self) -> str:
@@ -57,21 +59,21 @@ class FinishedJob:
 
     @property
     def results(self) -> list[Path]:
-        """Its files, without images, whose number is that of the data.
+        """Files of the job without images, of which there may be very many.
 
         Raises:
-            InputError: one is a link out of the job's folder.
+            InputError: a file is a link out of the job's folder.
         """
         folders = [self.folder / name for name in SHARE.get(self.script, (".",))]
         files = (path for folder in folders for path in _files_below(folder))
         found = [path for path in files if not path.name.endswith(NOT_RESULTS)]
         for path in found:
-            check_plain(path, self.folder, None)  # a crate would pass on what a link leads to
+            check_plain(path, self.folder, None)  # a crate would publish the target of a link
         return found
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of packages, as the job recorded them."""
+        """Versions of packages that the job recorded."""
         records = [read_json(path) for path in self.results if path.name in ("metrics.json", "summary.json")]
         found: dict[str, str] = {}
         for record in records:
@@ -81,7 +83,7 @@ class FinishedJob:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Without those of folders that are another job's."""
+    """Yield the files below a folder, without folders of other jobs."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name != "images" and not any(path.glob("*.log")):
             yield from _files_below(path)
@@ -90,13 +92,13 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def find_jobs(settings: dict) -> list[FinishedJob]:
-    """The jobs behind a page, in the order in which data flows.
+    """Return the jobs of a page, in the order of data flow.
 
     Args:
-        settings: what the crate is made from (`Runs.crate_settings`).
+        settings: see `Runs.crate_settings`.
 
     Raises:
-        InputError: a stage of it left no log.
+        InputError: a stage has no log.
     """
     models = [Path(folder) for folder in settings["models"] if Path(folder).is_dir()]
     datasets = [Path(experiment["dataset"], part) for experiment in settings["experiments"] for part in ("", "leaks")]
@@ -113,14 +115,14 @@ def find_jobs(settings: dict) -> list[FinishedJob]:
                 made_here = [root for kind in kinds for root in roots.get(kind, ())]
                 found = _jobs_in(Path(folder), [*before, *made_here], [kind for kind in kinds if not roots.get(kind)])
                 if not found:
-                    raise InputError(f"{folder} holds no log of its stage; delete the folder and run it again")
+                    raise InputError(f"{folder} has no log of its stage; delete the folder and run it again")
                 stages[Path(folder)] = found[0]
     page = Path("results", settings["page"])
     return [*jobs, *stages.values(), *_jobs_in(page, stages, ())]
 
 
 def _runs(settings: dict) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Of each run, and of what made the models that write captions: the dataset, and the folders of the stages."""
+    """Yield dataset and stage folders of each run, and of the runs that trained captioning models."""
     for captioner in settings["captioners"]:
         yield Path(captioner["dataset"]), captioner["stages"]
     for experiment in settings["experiments"]:
@@ -143,7 +145,7 @@ def _job(log: Path, reads: tuple[Path, ...], inputs: tuple[str, ...]) -> Finishe
     for name in ("max_rss", "cpu_time"):
         try:
             used[name] = float(row[name])
-        except (KeyError, TypeError, ValueError):  # `-`, or NA, of a job that was too short
+        except (KeyError, TypeError, ValueError):  # `-` or NA, if the job was too short
             pass
     return FinishedJob(
         log.stem, log.parent, ended - timedelta(seconds=round(float(row["s"]))), ended, used, reads, inputs

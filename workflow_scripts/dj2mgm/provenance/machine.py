@@ -1,4 +1,4 @@
-"""What computes here: processor, memory, GPUs; and the state of this clone's code."""
+"""Describes this machine (processor, memory, GPUs) and the commit of this clone."""
 
 import os
 import platform
@@ -12,11 +12,11 @@ import pynvml
 
 from dj2mgm.code import SCRIPTS
 
-ROOT = SCRIPTS.parent  # of the clone
+ROOT = SCRIPTS.parent  # root of the clone
 
 
 def describe_machine() -> dict:
-    """Its facts by name; memory in GiB."""
+    """Return the machine's properties by name; memory in GiB."""
     return {
         "system": platform.platform(),
         "architecture": platform.machine(),
@@ -29,10 +29,10 @@ def describe_machine() -> dict:
 
 
 def find_commit() -> str:
-    """The commit of this clone, with `-dirty` where files differ from it; empty where it is no clone of git's."""
+    """Return the commit of this clone, with `-dirty` if files differ from it; empty if it is not a Git clone."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return ""
-    # what else Git is told about a folder may start programs
+    # Git's configuration of a folder can start programs
     command = ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -47,7 +47,7 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of NVIDIA's."""
+    """Return the names of NVIDIA GPUs."""
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]

@@ -1,4 +1,4 @@
-"""The places that a crate of somebody else may name: files in the user's folders, and models on this machine."""
+"""Checks paths in an untrusted crate: files in the user's folders, and models on this machine."""
 
 import os
 import re
@@ -11,24 +11,24 @@ from dj2mgm.files import can_be_path
 from dj2mgm.provenance.crate_files import MADE_HERE
 from dj2mgm.provenance.machine import ROOT
 
-SYSTEM = ("/proc", "/sys", "/dev", "/run")  # not files of data, even if a user's folder contains them
+SYSTEM = ("/proc", "/sys", "/dev", "/run")  # never data, even inside a user's folder
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-PATTERN = re.compile(r"[*?[]")  # a text with one of these may name several files
+PATTERN = re.compile(r"[*?[]")  # a text with one of these characters may match several files
 KEY = "crate_folders"
 
 
 class OutsideError(InputError):
-    """A crate names a place outside of the user's folders."""
+    """Error of a crate that names a place outside of the user's folders."""
 
 
 class Places:
-    """The folders whose files a crate's run may read.
+    """Folders that a crate's run may read.
 
-    Links in them are the user's own, since nothing of a crate is a link, and are followed.
+    Links in them are the user's own, because crates contain no links, and are followed.
 
     Args:
-        here: the folder that a crate's relative paths are relative to.
-        folders: others that the user names.
+        here: the folder that relative paths of the crate refer to.
+        folders: further folders of the user.
     """
 
     def __init__(self, here: Path, folders: Sequence[Path] = ()):
@@ -36,13 +36,13 @@ class Places:
         self._allowed = [self._here, ROOT, *(Path(os.path.abspath(folder.expanduser())) for folder in folders)]
 
     def path(self, text: str) -> Path:
-        """Return the absolute path, without `..`, that a text of the crate stands for.
+        """Return the absolute path, without `..`, of a path in the crate.
 
         Raises:
-            OutsideError: it is outside of the folders, or a file of the system.
+            OutsideError: it is outside of the folders, or a system file.
         """
         if not can_be_path(text):
-            raise OutsideError(f"the crate names {shown(text)}, which is no path of a file; take another crate")
+            raise OutsideError(f"the crate names {shown(text)}, which is not a path of a file; take another crate")
         found = Path(os.path.normpath(self._here / os.path.expanduser(text)))
         if any(place.is_relative_to(folder) for place in (found, found.resolve()) for folder in SYSTEM):
             raise OutsideError(f"the crate names {found}, a file of the system; a crate may not read it")
@@ -54,12 +54,12 @@ class Places:
         return found
 
     def make_absolute(self, text: str) -> str:
-        """Return the absolute path of a file, folder or pattern; a hub id or a name without a file stays as it is.
+        """Return the absolute path of a file, folder or pattern; hub ids and names without a file stay unchanged.
 
-        What the run itself makes is relative to the project of the run, and stays so, too.
+        Paths of the run's own results stay relative to the project of the run.
 
         Raises:
-            OutsideError: as `path` does.
+            OutsideError: see `path`.
         """
         if text.startswith(MADE_HERE) and os.path.normpath(text).startswith(MADE_HERE):
             return text
@@ -67,13 +67,13 @@ class Places:
         return str(path) if path.exists() or PATTERN.search(text) else text
 
     def check_model(self, name: str) -> None:
-        """Check that the model that a crate's run loads is on this machine.
+        """Check that a model of the crate's run is on this machine.
 
         Args:
-            name: a hub id; or a folder, which `make_absolute` has checked.
+            name: a hub id, or a folder that `make_absolute` has checked.
 
         Raises:
-            InputError: it would be fetched.
+            InputError: the model would have to be downloaded.
         """
         is_folder = names_folder(name) or not HUB_ID.fullmatch(name) or os.path.isdir(name)
         if not is_folder and cached_snapshot(name, "models") is None:
@@ -83,13 +83,14 @@ class Places:
             )
 
     def check_input(self, given: str, file: str) -> None:
-        """Check where an input of a crate's record would be read.
+        """Check the path of an input in a crate's record.
 
         Args:
-            given: a file; or a folder or hub id, in which it is `file`.
+            given: a file, a folder or a hub id.
+            file: name in the folder or repository; empty for a file.
 
         Raises:
-            InputError: it is outside of the folders, or of the folder or hub id.
+            InputError: it is outside of the allowed folders, or leads out of the folder or repository.
         """
         if file and ({"..", ""} & set(file.split("/")) or not can_be_path(f"{given}/{file}")):
             raise OutsideError(f"the crate names {shown(file)} in {given}, which leads out of it; take another crate")

@@ -1,8 +1,8 @@
-"""The folder in which a crate's run is made again: the crate's configuration, with this clone's code.
+"""Prepares the folder in which a crate's run is reproduced, with the crate's configuration and this clone's code.
 
-Nothing else of the crate gets there. Its configuration is checked as any other, and may not name a server: what one
-answers cannot be made again, and whoever wrote the crate would be sent images and keys. It names files in the user's
-folders only, and nothing that would be fetched. It switches on no tracker that sends something.
+Nothing else of the crate is used. Its configuration is validated, and may not name a server: a server's answers cannot
+be reproduced, and the crate's author would receive images and keys. It may name only files in the user's folders, and
+nothing that would be downloaded. It enables no tracker that sends data.
 """
 
 import json
@@ -25,20 +25,20 @@ from dj2mgm.provenance.places import KEY, OutsideError, Places
 
 COMMAND_LINE = "command_line.json"
 SERVERS = ("base_url", "ray_address", "key_variable")
-TRACKERS = ["tensorboard"]  # which writes files only
+TRACKERS = ["tensorboard"]  # writes only files
 SCHEMAS = {"experiments": "config", "config.yaml": "config"}  # by folder or file in config/
 
 
-NOT_USED = ("crate", KEY)  # of a crate's own configuration
+NOT_USED = ("crate", KEY)  # keys of a crate's configuration that are ignored
 
 
 def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
-    """Write the crate's configuration to `folder`; return its runs.
+    """Write the crate's configuration to `folder` and return its runs.
 
-    Paths that are relative to the current folder become absolute, so that they lead to the same files.
+    Paths relative to the current folder become absolute, so that they lead to the same files.
 
     Raises:
-        InputError: the configuration is not whole, or not valid with this clone's code, or names a server, a file
+        InputError: the configuration is incomplete or not valid with this clone's code, or it names a server, a file
             outside of `places`, or a model that is not on this machine.
     """
     _check_whole(crate)
@@ -58,7 +58,7 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
         command_line = _make_absolute(layer, schema_of(configuration_model()), places, datasets) | {
             "trackers": TRACKERS
         }
-        command_line |= {"trusted_recipes": False}  # the crate's recipes are somebody else's, whatever it says
+        command_line |= {"trusted_recipes": False}  # the crate's recipes are untrusted, even if it states otherwise
         with writing_to(folder):
             write_json(COMMAND_LINE, command_line)
         try:
@@ -70,24 +70,25 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
             for name in _list_models(run.config):
                 places.check_model(name)
             if (captioner := find_captioner(run.config)) and names_folder(captioner):
-                places.path(captioner)  # which is not made absolute above
+                places.path(captioner)  # not made absolute above
     return runs
 
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Turn what keeps a file from being written below a folder into an `InputError`."""
+    """Turn errors of writing below a folder into an `InputError`."""
     try:
         yield
     except OSError as error:
         where = error.filename2 or error.filename or folder
         raise InputError(
-            f"{folder} cannot be filled: {shown(str(where))}: {error.strerror}; make room, or delete what is in the way"
+            f"{folder} cannot be filled: {shown(str(where))}: {error.strerror}; free space, or delete the files in "
+            "the way"
         ) from None
 
 
 def _check_whole(crate: Crate) -> None:
-    """Refuse a crate in whose place this clone's own configuration would be taken."""
+    """Raise InputError if a file of the configuration is missing, because the clone's own would replace it."""
     experiments = [f"config/experiments/{name}.yaml" for name in crate.record["experiments"]]
     for name in ("config/config.yaml", *experiments):
         if name not in crate.digests:
@@ -95,7 +96,7 @@ def _check_whole(crate: Crate) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Delete what an earlier start left there; of a link, the link only."""
+    """Delete the folder of an earlier start; of a link, only the link."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
     else:
@@ -112,13 +113,13 @@ def _resolve_runs(crate: Crate, command_line: dict) -> Runs:
 
 
 def find_captioner(config: dict) -> str | None:
-    """Return the folder or hub id of the BLIP-2 that an experiment captions with, if it does."""
-    asked = config["synthesize"]
-    return asked["blip2"]["model"] if asked["recipe"] and asked["captioner"] == "blip2" else None
+    """Return the folder or hub id of the BLIP-2 model that an experiment captions with, or None."""
+    settings = config["synthesize"]
+    return settings["blip2"]["model"] if settings["recipe"] and settings["captioner"] == "blip2" else None
 
 
 def _list_models(config: dict) -> Iterator[str]:
-    """Yield the models that an experiment loads, as folders or hub ids."""
+    """Yield the folders or hub ids of an experiment's models."""
     yield from list_model_parts(config["model"])
     yield from filter(None, (config["evaluate"][key] for key in ("judge_clip", "second_judge")))
     if captioner := find_captioner(config):
@@ -126,12 +127,12 @@ def _list_models(config: dict) -> Iterator[str]:
 
 
 def _make_file_absolute(path: Path, places: Places, datasets: set[str]) -> list[str]:
-    """Make the paths in a file of the configuration absolute.
+    """Make the paths in a configuration file absolute.
 
-    A file that names places outside is left out, unless the clone's own file of the same name would take its place.
+    A file that names outside places is removed, unless the clone's own file of the same name would replace it.
 
     Returns:
-        Why it was left out, or nothing.
+        The reason for the removal, or nothing.
     """
     try:
         _make_paths_absolute(path, places, datasets)
@@ -164,7 +165,7 @@ def _make_paths_absolute(path: Path, places: Places, datasets: set[str]) -> None
 
 
 def _make_absolute(value: object, schema: dict, places: Places, datasets: set[str], key: str = "") -> object:
-    """Return the value with the paths of the schema made absolute; a dataset's name stays one."""
+    """Return the value with the paths of the schema made absolute; names of datasets stay unchanged."""
     if isinstance(value, dict):
         known, others = schema.get("properties", {}), schema.get("additionalProperties")
         others = others if isinstance(others, dict) else {}
@@ -181,7 +182,7 @@ def _make_absolute(value: object, schema: dict, places: Places, datasets: set[st
 
 
 def _make_keys_absolute(value: object, places: Places, keys: tuple[str, ...], key: str = "") -> object:
-    """Return the value with the texts under these keys made absolute, at any depth."""
+    """Return the value with the strings under these keys made absolute, at any depth."""
     if isinstance(value, dict):
         return {name: _make_keys_absolute(item, places, keys, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -194,8 +195,8 @@ def _check_no_server(experiment: str, value: object) -> None:
         for key, item in value.items():
             if key in SERVERS and item is not None:
                 raise InputError(
-                    f"experiment {experiment}: {key}: {json.dumps(item)[:100]}: what a server answers cannot be made "
-                    "again, and a crate's is asked nothing; run the experiment yourself if you trust it"
+                    f"experiment {experiment}: {key}: {json.dumps(item)[:100]}: a server's answers cannot be "
+                    "reproduced, and a crate's server is never contacted; run the experiment yourself if you trust it"
                 )
             _check_no_server(experiment, item)
     elif isinstance(value, list):

@@ -1,7 +1,7 @@
-"""A finished run in the terms of the Workflow Run RO-Crate: https://w3id.org/ro/wfrun/provenance/0.5.
+"""RO-Crate of a finished run by the Workflow Run RO-Crate profile: https://w3id.org/ro/wfrun/provenance/0.5.
 
-The crate holds the code, the configuration and the small results. Weights, images and large files are named by where
-they were, their size and their digest.
+The crate contains code, configuration and small results. Weights, images and large files are described by path, size
+and digest.
 """
 
 from itertools import chain
@@ -31,12 +31,12 @@ USED = {
 
 
 class RunCrate(Catalog):
-    """The crate of a run.
+    """RO-Crate of a run.
 
     Args:
-        record: what `reproduce` reads (config/settings/crates.py).
-        record_file: the same as a file.
-        jobs: all that ran, in the order in which data flows; the last one wrote the page.
+        record: the record that `reproduce` reads (config/settings/crates.py).
+        record_file: the record as a file.
+        jobs: all finished jobs in the order of data flow; the last one wrote the page.
     """
 
     def __init__(self, record: dict, record_file: Path, jobs: list[FinishedJob]):
@@ -154,7 +154,7 @@ class RunCrate(Catalog):
         )
 
     def _script(self, name: str) -> dict:
-        """What makes a file of the code a tool of the workflow, if it is a script."""
+        """Return the properties of a code file that is a tool of the workflow; {} for other files."""
         path = Path(name)
         is_script = name in {f"workflow_scripts/{job.script}.py" for job in self.jobs}
         return {"@type": TOOL, "name": path.stem, "version": self.version} if is_script else {}
@@ -177,7 +177,7 @@ class RunCrate(Catalog):
         return self.about(uri, "SoftwareApplication", name=name, softwareVersion=version, url=url)
 
     def _parameters(self, page: list) -> None:
-        """What goes into the workflow and what comes out of it, as formal parameters with the files of this run."""
+        """Add inputs and outputs of the workflow as formal parameters with the files of this run."""
         self.workflow["input"] = [self._parameter("record", self.noted)]
         self.workflow["output"] = [self._parameter(Path(entity.id).name, entity) for entity in page]
 
@@ -194,7 +194,7 @@ class RunCrate(Catalog):
         return parameter
 
     def _input(self, entry: dict) -> Any:
-        """A file of the user's, which stays where it is."""
+        """Describe a file of the user, which stays in its place."""
         path = find_input(entry["given"], entry["file"])
         if path not in self.known:
             known = {"sha256": entry["sha256"], "contentSize": str(entry["bytes"])}

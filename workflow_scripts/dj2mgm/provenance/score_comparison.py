@@ -1,4 +1,4 @@
-"""Scores of a crate's run beside those of the run made again."""
+"""Compares the scores of a crate's run with those of its reproduction."""
 
 import csv
 import math
@@ -17,11 +17,13 @@ Scores = dict[tuple[str, ...], dict[str, float | None]]  # value, low and high b
 
 @dataclass(frozen=True)
 class Comparison:
+    """Score of a crate's run and of its reproduction."""
+
     experiment: str
     group: str
     metric: str
     there: float
-    low: float | None  # the 95 % interval there; None: it has none
+    low: float | None  # the crate's 95 % interval; None: it has none
     high: float | None
     here: float
 
@@ -31,20 +33,20 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """To three digits after the point."""
+        """Agreement of both scores to three decimals."""
         return round(abs(self.difference), 6) < 0.5 * 10**-DIGITS
 
     @property
     def is_outside(self) -> bool:
-        """Whether the score here lies outside the interval there."""
+        """True if the reproduced score is outside of the crate's interval."""
         return self.low is not None and self.high is not None and not self.low <= self.here <= self.high
 
 
 def compare_scores(there: Scores, here: Scores) -> list[Comparison]:
-    """Compare the scores of the crate's run with those of the run made again.
+    """Compare the scores of the crate's run with those of the reproduction.
 
     Raises:
-        InputError: they have not the same scores.
+        InputError: they do not have the same scores.
     """
     if missing := there.keys() ^ here.keys():
         raise InputError(f"only one of the two runs has the score {' '.join(min(missing))}; use the crate's code")
@@ -55,28 +57,28 @@ def read_scores(content: bytes, where: str) -> Scores:
     """Return the scores in the content of a comparison.csv.
 
     Raises:
-        InputError: it is no such table, or has no scores, one twice, or one that is not a finite number.
+        InputError: the table is invalid, has no scores, a repeated one, or one that is not finite.
     """
     scores: Scores = {}
     try:
         for row in csv.DictReader(StringIO(content.decode()), strict=True):
             key = tuple(row[name] for name in KEY)
             if key in scores:
-                raise ValueError(f"it has {' '.join(key)} twice")
+                raise ValueError(f"{' '.join(key)} is repeated")
             scores[key] = {"value": _figure(row["value"])}
             scores[key] |= {name: _figure(row[name]) if row[name] else None for name in ("low", "high")}
             if (scores[key]["low"] is None) != (scores[key]["high"] is None):
-                raise ValueError(f"{' '.join(key)} has one end of an interval only")
+                raise ValueError(f"{' '.join(key)} has only one end of an interval")
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise InputError(f"{where} is no table of scores ({error}); take a copy that nobody has changed") from None
+        raise InputError(f"{where} is not a table of scores ({error}); use an unchanged copy") from None
     if not scores:
-        raise InputError(f"{where} has no scores; take a copy that nobody has changed")
+        raise InputError(f"{where} has no scores; use an unchanged copy")
     return scores
 
 
 def _figure(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is no score")
+        raise ValueError(f"{text} is not a score")
     return number
 
 
@@ -90,7 +92,7 @@ def write_comparisons(rows: Iterable[Comparison], path: Path) -> None:
 
 
 def format_comparisons(rows: list[Comparison]) -> str:
-    """A table for a terminal, and a sentence."""
+    """Return a table for a terminal and a closing sentence."""
     lines = [["experiment", "group", "metric", "crate", "95 % interval", "here", "difference"]]
     for row in rows:
         interval = "–" if row.low is None else f"{row.low:.3f} to {row.high:.3f}"
