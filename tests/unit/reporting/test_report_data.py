@@ -180,7 +180,7 @@ def test_a_row_is_counted_where_it_was_dropped(experiments):
     found = {histogram.title: histogram for histogram in statistic_histograms(folder, recipe)}
     length = found["text len"]
     assert length.counts == {"kept": LEFT, "here": TOO_SHORT, "elsewhere": TOO_SIMILAR}
-    assert length.limits_text == "38 to 528" and [limit.side for limit in length.limits] == [
+    assert length.limits_text == "38 to 528" and [limit.kind for limit in length.limits] == [
         "min"
     ]  # 528 is off the axis
     assert found["image integrity"].words == f"ok {PAIRS}" and not found["image integrity"].bars

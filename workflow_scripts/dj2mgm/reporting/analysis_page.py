@@ -14,7 +14,7 @@ from dj2mgm.files import write_text
 from dj2mgm.juicer.analysis import Analysis, suggested_recipe
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import show
-from dj2mgm.reporting.charts import Bars, Scale, Tick, bin_edges, stacked_bars
+from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, bin_edges, stacked_bars
 from dj2mgm.reporting.rendering import data_uri, format_integer, list_counts, template_environment
 
 EXAMPLES = 4
@@ -60,14 +60,6 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A limit in a histogram."""
-
-    at: float  # per cent of the axis
-    kind: str  # suggested or current
-
-
-@dataclass(frozen=True)
 class StatisticPanel:
     """The section of one statistic."""
 
@@ -83,7 +75,7 @@ class StatisticPanel:
     suggested: str
     suggested_drops: int
     bars: list[Bars] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    limits: list[LimitMark] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
     log: bool = False
     groups: list[Group] = field(default_factory=list)
@@ -138,8 +130,10 @@ def panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
     return StatisticPanel(
         **common,
         bars=_bars(statistic, edges),
-        lines=[
-            Line(scale.at(limit.value), kind) for limit, kind in _lines(statistic) if edges[0] < limit.value < edges[-1]
+        limits=[
+            LimitMark(scale.at(limit.value), kind)
+            for limit, kind in _lines(statistic)
+            if edges[0] < limit.value < edges[-1]
         ],
         ticks=scale.ticks(5),
         log=log,

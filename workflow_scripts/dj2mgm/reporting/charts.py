@@ -74,6 +74,14 @@ def log_values(low: float, high: float, count: int) -> list[float]:
 
 
 @dataclass(frozen=True)
+class LimitMark:
+    """A limit in a histogram."""
+
+    at: float  # per cent of the axis
+    kind: str  # min or max; in an analysis, suggested or current
+
+
+@dataclass(frozen=True)
 class Bars:
     """The bars of one series of a histogram, as an SVG path."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.charts import BINS, Bars, Scale, Tick, bin_edges, stacked_bars
+from dj2mgm.reporting.charts import BINS, Bars, LimitMark, Scale, Tick, bin_edges, stacked_bars
 from dj2mgm.reporting.experiment import RunResults
 from dj2mgm.reporting.gallery import RecaptionedRow
 from dj2mgm.reporting.rendering import list_counts
@@ -47,14 +47,6 @@ LIMITS = {
 }
 BYTES = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
 SERIES = ("kept", "here", "elsewhere")  # from the bottom: kept, dropped by this operator, dropped by another one
-
-
-@dataclass(frozen=True)
-class LimitMark:
-    """A limit in a histogram."""
-
-    at: float  # per cent of the axis
-    side: str  # min or max
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dj2mgm.data.formats import extract_caption
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, readable
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, numbers_column, words_column
-from dj2mgm.reporting.explorer.steps import DISTANCE, Step, apply_limits, build_steps, column_key
+from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_steps, column_key
 from dj2mgm.streaming import DiskMap
 
 CAPTION_STATES = {True: "rewritten", False: "original"}
@@ -208,7 +208,7 @@ def _lines(row: dict, extra: str | None) -> list[list[str]]:
 
 def _steps(
     stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first: int, copies: "_Clusters"
-) -> list[Step]:
+) -> list[ExplorerStep]:
     numbers = statistics.numbers
     if copies.found:
         numbers[DISTANCE] = copies.distance

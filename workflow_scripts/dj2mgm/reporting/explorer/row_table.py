@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from dj2mgm.reporting.explorer.steps import Step
+from dj2mgm.reporting.explorer.steps import ExplorerStep
 
 MOST_WORDS = 200  # a statistic with more different words is not offered as a filter
 
@@ -75,7 +75,7 @@ class Table:
     image_root: Path
     texts: TextFile
     columns: dict[str, Column]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ExplorerStep] = field(default_factory=list)
     fate: np.ndarray | None = None
     shown: dict[str, str] = field(default_factory=dict)
 

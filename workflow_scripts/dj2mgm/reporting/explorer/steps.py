@@ -63,7 +63,7 @@ class StepLimit:
 
 
 @dataclass(frozen=True)
-class Step:
+class ExplorerStep:
     """An operator that drops rows or rewrites captions.
 
     Args:
@@ -93,7 +93,7 @@ class Step:
 
 def build_steps(
     stage: str, recipe: dict, summary: dict, numbers: dict[str, np.ndarray], fate: np.ndarray, first: int
-) -> list[Step]:
+) -> list[ExplorerStep]:
     """Return the steps of a stage.
 
     Args:
@@ -119,16 +119,16 @@ def build_steps(
             limits = _build_limits(stage, operator["operator"], arguments or {}, numbers)
         if not _limits_reproduce_run(limits, stage, numbers, fate, place):
             limits = []
-        step = Step(stage, operator["step"], operator["operator"], operator["dropped"], limits)
+        step = ExplorerStep(stage, operator["step"], operator["operator"], operator["dropped"], limits)
         steps.append(step)
     return steps
 
 
 def _build_recaption_step(
     stage: str, operator: dict, arguments: dict, numbers: dict[str, np.ndarray], arrived: np.ndarray
-) -> Step:
+) -> ExplorerStep:
     """Return a step that rewrites captions, with its limit if the limit reproduces the number of rewritten ones."""
-    step = Step(stage, operator["step"], operator["operator"], operator["dropped"], [])
+    step = ExplorerStep(stage, operator["step"], operator["operator"], operator["dropped"], [])
     below = operator.get("recaption", {}).get("below")
     if below is None or ORIGINAL not in numbers:
         return step
@@ -140,17 +140,17 @@ def _build_recaption_step(
     return replace(step, limits=[limit], rewritten=below)
 
 
-def apply_limits(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tuple[list[Step], np.ndarray]:
+def apply_limits(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tuple[list[ExplorerStep], np.ndarray]:
     """Return the steps of a recipe that was not run, and the place of the step that would drop each row, (N,)."""
     by_key = {column_key(stage, name): values for name, values in numbers.items()}
     fate = np.zeros(len(next(iter(numbers.values()), ())))
-    steps: list[Step] = []
+    steps: list[ExplorerStep] = []
     for number, spec in enumerate(recipe["process"], start=1):
         [(operator, arguments)] = spec.items()
         if limits := _build_limits(stage, operator, arguments or {}, numbers):
             dropped = (fate == 0) & _find_dropped(limits, by_key, arrived=fate == 0)
             fate[dropped] = len(steps) + 1
-            steps.append(Step(stage, number, operator, int(dropped.sum()), limits))
+            steps.append(ExplorerStep(stage, number, operator, int(dropped.sum()), limits))
     return steps, fate
 
 
