@@ -16,11 +16,15 @@ FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished r
 LONG = ("test_several_processes", "test_training_resume", "test_juicer_stage", "test_doctor", "test_formats_fuzz")
 
 
-@pytest.fixture(autouse=True)
-def changed_data_juicer() -> None:
-    """Change Data-Juicer as the entry points do, in tests that import the engine."""
+def change_data_juicer() -> None:
+    """Change Data-Juicer as the entry points do, if the engine is imported."""
     if module := sys.modules.get("dj2mgm.juicer.data_juicer"):
         module.change_data_juicer()
+
+
+# twice: before the fixtures of a module, and again for engines that a test imports
+module_changes = pytest.fixture(change_data_juicer, autouse=True, scope="module")
+function_changes = pytest.fixture(change_data_juicer, autouse=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
