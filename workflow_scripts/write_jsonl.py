@@ -19,6 +19,7 @@ Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 
 import argparse
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_trainin
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_json, read_jsonl, read_yaml, write_json
 from dj2mgm.messages import note
+from dj2mgm.streaming import DiskMap
 
 FEW = 10  # rows of a source; a smaller integer may be meant as a weight
 
@@ -47,6 +49,7 @@ def main() -> None:
     leaked, leaked_rows = _read_leaks(args.leaks)
     held_out = HeldOutImages(read_evaluation(args.evaluation), settings["evaluation_images"])
     summary: dict = {}
+    checked: defaultdict[str, DiskMap] = defaultdict(DiskMap)  # by image folder; both files may have the same images
     for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions).items():
         output = args.output_dir / f"{name}.jsonl"
         budget = budgets and budgets[name]["rows_out"]
@@ -54,7 +57,7 @@ def main() -> None:
         model_limits = {key: settings.get(key, False) for key in ("several_images", "one_question")}
         model_limits |= {"leaked_rows": leaked_rows} if name == "finetune" else {}
         rules = SampleRules(*limits, settings["sources"], leaked, tuple(settings["control_tokens"]), **model_limits)
-        counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes)
+        counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checked[root])
         more = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""
         note_amounts(name, counts.get("sources", {}), settings["sources"])
         print(f"{name}: {counts['rows_out']} samples{more} from {counts['rows_in']} rows, in {output}", flush=True)

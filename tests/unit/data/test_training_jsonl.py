@@ -202,6 +202,16 @@ def test_the_script_writes_as_many_samples_of_each_as_another_experiment_trains_
     assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
 
 
+def test_images_of_both_files_are_verified_once(run, monkeypatch):
+    opened = []
+    monkeypatch.setattr("dj2mgm.data.training_jsonl.load_image", opened.append)
+    pairs = [{"id": name, "text": build_dj_text("a circle"), "images": [f"{name}.png"]} for name in "ab"]
+    out = run([], pairs=pairs)  # without instructions, stage 2 trains on the captions of the same images
+    assert [path.name for path in opened] == ["a.png", "b.png"]
+    summary = read_json(out / "summary.json")
+    assert summary["pretrain"]["rows_out"] == summary["finetune"]["rows_out"] == 2
+
+
 def test_rows_about_leaked_images_are_left_out_and_counted_whatever_bad_rows_do(run, tmp_path):
     path = str((tmp_path / "Bilder von heute é/b.png").resolve())
     leak = {"image": "b.png", "path": path, "of": "textvqa", "ids": ["7"], "bits": 0}

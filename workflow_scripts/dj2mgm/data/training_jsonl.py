@@ -67,7 +67,13 @@ class SampleRules:
 
 
 def write_training_jsonl(
-    rows: Iterable[dict], root: str | Path, held_out: HeldOutImages, output: Path, rules: SampleRules, processes: int
+    rows: Iterable[dict],
+    root: str | Path,
+    held_out: HeldOutImages,
+    output: Path,
+    rules: SampleRules,
+    processes: int,
+    checked: DiskMap | None = None,
 ) -> dict:
     """Verify every row and image and write LLaVA rows with absolute paths; return counts that add up.
 
@@ -81,13 +87,17 @@ def write_training_jsonl(
         output: the file to write.
         rules: rules for bad rows and for the number of samples.
         processes: number of processes.
+        checked: results of images below `root` that are verified already, for another file with the same images; new
+            results are added.
 
     Raises:
         InputError: names rows, paths and reasons.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
-        usable, bad, leaked = _write_good(_checked_rows(rows, root, held_out, rules, processes), good, rules)
+        images = DiskMap() if checked is None else checked
+        found = _checked_rows(rows, root, held_out, rules, processes, images)
+        usable, bad, leaked = _write_good(found, good, rules)
         rows_in = usable.total() + bad.count + leaked.total()
         if bad.count and rules.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
@@ -255,14 +265,21 @@ def _sample(
 
 
 def _checked_rows(
-    rows: Iterable[dict], root: str | Path, held_out: HeldOutImages, rules: SampleRules, processes: int
+    rows: Iterable[dict],
+    root: str | Path,
+    held_out: HeldOutImages,
+    rules: SampleRules,
+    processes: int,
+    images: DiskMap,
 ) -> Iterator[tuple[str, dict | BadRow | str]]:
     """Yield each row's id, and the row with absolute image paths, its problem, or its kind of leak.
 
     A row leaks by an image (`leaked`) or by its text (`leaked_text`). Every image is opened once, however many rows it
     has.
+
+    Args:
+        images: result of each image as JSON, empty while a process checks it; it is filled here.
     """
-    images = DiskMap()  # result of each image as JSON; empty while a process checks it
 
     def jobs() -> Iterator[tuple[list[dict], list[str]]]:
         iterator = iter(rows)
