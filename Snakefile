@@ -10,7 +10,10 @@ report: "report/workflow.rst"
 include: "rules/runs.smk"
 include: "rules/resources.smk"
 include: "rules/common.smk"
-include: "rules/published.smk"
+include: "rules/inputs/data.smk"
+include: "rules/inputs/training.smk"
+include: "rules/inputs/evaluation.smk"
+include: "rules/inputs/sharing.smk"
 include: "rules/settings.smk"
 include: "rules/dataset.smk"
 include: "rules/foundation.smk"
@@ -45,7 +48,7 @@ for name in EXPERIMENTS:
 
 rule analyze:
     input:
-        f"results/datasets/{RUNS.first(REFERENCE).dataset['name']}/analyze/analysis.html",
+        f"results/datasets/{RUNS.first_seed(REFERENCE).dataset['name']}/analyze/analysis.html",
     localrule: True
 
 
@@ -76,8 +79,8 @@ rule attention_benchmark:
 rule export:
     input:
         wanted(
-            RUNS.export["experiment"],
-            f"results/{PLACE}{RUNS.export['experiment']}/export/{RUNS.export['format']}/README.md",
+            RUNS.shared.export.experiment,
+            f"results/{PLACE}{RUNS.shared.export.experiment}/export/{RUNS.shared.format}/README.md",
         ),
     localrule: True
 
@@ -91,8 +94,8 @@ rule publish:
 rule crate:
     input:
         wanted(
-            RUNS.recorded,
-            f"results/{pages.page_of(RUNS, RUNS.recorded)}/crate/run.crate.zip",
+            RUNS.shared.provenance.experiment,
+            f"results/{pages.page_of(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
         ),
     localrule: True
 
@@ -119,8 +122,8 @@ rule challenge:
     localrule: True
 
 
-# a mistake in an experiment's file is reported only when that experiment is requested
-for name in RUNS.refused:
+# a mistake in an experiment's file is reported when that experiment is requested
+for name in RUNS.experiments.errors:
     if name.lower() not in reserved_names():  # those are rules
 
         rule:

@@ -140,7 +140,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.chdir(PROJECT)
     rates = read_yaml(PROJECT / "config/datasets/shapes.yaml")["fault_rates"]
-    settings = Runs({}).first("baseline").settings
+    settings = Runs({}).first_seed("baseline").settings
     with TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(temporary)
         write_shapes(ShapesSpec(0, DRAWN, 30, 1, rates), folder / "drawn")

@@ -50,7 +50,7 @@ UNSEEN = 987_654_321  # seed of scenes that no training uses
 
 def settings() -> dict:
     """Return `foundation` of config/models/tiny.yaml."""
-    return merge_experiment("baseline", {"model": "tiny"})["model"]["foundation"]
+    return merge_experiment("baseline", {"model": "tiny"}).model.foundation.model_dump()
 
 
 @torch.inference_mode()

@@ -32,7 +32,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, write_conversations  # noqa: E402
 
-from dj2mgm.config.runs import REFERENCE, Run, Runs  # noqa: E402
+from dj2mgm.config.experiments import REFERENCE  # noqa: E402
+from dj2mgm.config.runs import Run, Runs  # noqa: E402
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
 
 COUNTS = {  # number of rows or questions of each kind
@@ -87,7 +88,7 @@ def make_inputs(shape: str, folder: Path) -> Run:
 def run_in(folder: Path) -> Run:
     """Change to the folder, to which its configuration's paths are relative, and return its run."""
     os.chdir(folder)
-    return Runs({"model": "random", "dataset": "random"} | read_yaml("command_line.yaml")).first(REFERENCE)
+    return Runs({"model": "random", "dataset": "random"} | read_yaml("command_line.yaml")).first_seed(REFERENCE)
 
 
 def write_textvqa(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:

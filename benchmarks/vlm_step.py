@@ -37,7 +37,8 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from random_mgm import instruction_lengths, write_conversations  # noqa: E402
 from random_vlm import SHAPES  # noqa: E402
 
-from dj2mgm.config.runs import REFERENCE, Runs  # noqa: E402
+from dj2mgm.config.experiments import REFERENCE  # noqa: E402
+from dj2mgm.config.runs import Runs  # noqa: E402
 from dj2mgm.families import load_family  # noqa: E402
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_yaml  # noqa: E402
 from dj2mgm.training.batches import StepBatches  # noqa: E402
@@ -61,7 +62,7 @@ def make_inputs(shape: str, folder: Path, steps: int) -> None:
 def settings_in(folder: Path) -> dict:
     os.chdir(folder)
     try:
-        return Runs({"model": "random", "dataset": "random"}).first(REFERENCE).settings["finetune"] | {"epochs": 1}
+        return Runs({"model": "random", "dataset": "random"}).first_seed(REFERENCE).settings["finetune"] | {"epochs": 1}
     finally:
         os.chdir(PROJECT)
 

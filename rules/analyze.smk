@@ -1,4 +1,6 @@
 # Measure a whole dataset with Data-Juicer's statistics, and suggest limits.
+
+
 rule analyze_data:
     input:
         analyzed_files,

@@ -30,7 +30,7 @@ rule benchmark_attention:
         runtime=60,
     params:
         content=own_content(reference_model_files),
-        model=lambda w: folder_of(RUNS.first(REFERENCE).config["model"]),
+        model=lambda w: RUNS.first_seed(REFERENCE).config.model.folder,
     shell:
         stage_command(
             "benchmark_attention.py",

@@ -1,4 +1,6 @@
 # Published benchmarks, from the user's files, and the challenge's score.
+
+
 WITH_SUBMISSION = [
     name for name, declared in declarations().items() if declared.has_submission
 ]

@@ -1,4 +1,6 @@
 # Writes the provenance of a page's figures as an RO-Crate, and reproduces the run of a crate.
+
+
 rule write_crate:
     input:
         lambda w: page_files(pages.experiments_on(RUNS, w.page)),
@@ -31,7 +33,7 @@ rule reproduce:
     threads: workflow.resource_settings.cores or 1
     params:
         crate=crate_to_reproduce,
-        folders=RUNS.crate_folders,
+        folders=RUNS.shared.crate_folders,
         python=sys.executable,
         deployment=sorted(map(str, workflow.deployment_settings.deployment_method)),
     shell:

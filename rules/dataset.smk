@@ -1,4 +1,6 @@
 # Makes the dataset: generated (config/datasets/shapes.yaml) or the user's, in the workflow's formats.
+
+
 rule make_dataset:
     input:
         source_files,

@@ -1,4 +1,7 @@
 # Checks whether this machine can run the workflow, in the environment that trains. It prints, and runs at every request.
+import json
+
+
 rule doctor:
     log:
         "results/doctor/doctor.log",

@@ -1,4 +1,6 @@
 # Captions and answers of the model about held-out images, and their scores with controls.
+
+
 rule generate_answers:
     input:
         model_files,

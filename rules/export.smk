@@ -1,4 +1,6 @@
 # Exports the pairs that an experiment trains on as a dataset: `snakemake export --config format=webdataset`.
+
+
 rule export_data:
     input:
         pairs=pairs,

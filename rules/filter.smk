@@ -1,4 +1,6 @@
 # Filter the pairs with the recipe; list every dropped row with the operator that dropped it.
+
+
 rule filter_data:
     input:
         clip_files("filter"),

@@ -1,4 +1,6 @@
 # Base models: tiny ones, shipped or trained here, or folders and hub ids, assembled into one folder.
+
+
 rule unpack_foundation:
     input:
         lambda w: shipped_foundation_files(w.model),

@@ -1,4 +1,4 @@
-# Checks of a command's jobs, before the first of them starts. Included last: it knows all rules.
+# Checks of a command's jobs before the first one starts. Included last, when all rules are known.
 import difflib
 
 from snakemake.exceptions import MissingRuleException
@@ -7,7 +7,7 @@ from dj2mgm.config.finished import Job, check_jobs
 
 
 def job_to_check(job):
-    """What `check_jobs` reads of a job of Snakemake's."""
+    """Return a job of Snakemake as `check_jobs` reads it."""
     wildcards = job.wildcards_dict or {}
     return Job(
         tuple(map(str, job.output or job.input)),
@@ -18,18 +18,20 @@ def job_to_check(job):
 
 
 def user_error_in(error):
-    """The mistake in the input that made Snakemake fail; None for any other failure."""
+    """Return the error in the user's input that made Snakemake fail, or None for another failure."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def unknown_target(name):
-    """The sentence about a target that nothing makes."""
+    """Return the message about a target that nothing makes."""
     known = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
     near = difflib.get_close_matches(name, known, n=1)
     if "/" in name:
-        folders = [f"results/{path}" for path in (*RUNS.configs, *RUNS.datasets)]
+        folders = [
+            f"results/{path}" for path in (*RUNS.experiments.configs, *RUNS.datasets)
+        ]
         top = str(Path(*Path(name).parts[:2]))
         near = difflib.get_close_matches(top, folders, n=1)
     hint = (
@@ -44,7 +46,7 @@ build_graph = workflow._build_dag
 
 
 def build_and_check_graph():
-    """Snakemake's own step, with sentences about mistakes, and refusals of jobs that nobody may want."""
+    """Build the graph as Snakemake does, with messages about mistakes, and refuse jobs that must not run."""
     for name in workflow.dag_settings.targets:
         if workflow.is_rule(name) and workflow.get_rule(name).has_wildcards():
             raise UserError(
@@ -63,12 +65,12 @@ def build_and_check_graph():
         raise
     FINGERPRINTS.save()
     graph = workflow.dag
-    # --until takes other jobs for targets; those behind them are still in the graph
+    # with --until, other jobs are the targets; the graph still holds the jobs after them
     jobs = filter(graph.needrun, graph.bfs(graph.dependencies, *graph.targetjobs))
     with user_errors():
         check_jobs(RUNS, map(job_to_check, jobs), map(job_to_check, graph.targetjobs))
 
 
 if workflow.is_main_process:
-    # Snakemake has no hook between its graph and the first job that dry runs pass, too
+    # Snakemake has no hook between its graph and the first job that dry runs reach, too
     workflow._build_dag = build_and_check_graph

@@ -1,4 +1,6 @@
 # Writes the training files: LLaVA conversations with absolute image paths, every image opened and verified.
+
+
 rule write_jsonl:
     input:
         config="results/{run}/jsonl/config.yaml",

@@ -1,5 +1,7 @@
 # Search for copies of evaluation images in the training data; not for the embedded dataset, whose held-out scenes are
 # drawn in the same way as its training scenes.
+
+
 rule find_leaks:
     input:
         reference_files,

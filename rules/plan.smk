@@ -1,6 +1,6 @@
 # The memory plan for this machine, and DeepSpeed configurations for other numbers of GPUs, both for the reference's
 # model.
-PLANNED = RUNS.configs[REFERENCE]["model"]["name"]
+PLANNED = RUNS.experiments.configs[REFERENCE].model.name
 
 
 rule deepspeed_configs:
@@ -40,6 +40,6 @@ rule plan:
     conda:
         "../envs/train.yaml"
     params:
-        flags=lambda w: RUNS.plan_flags(),
+        flags=plan_flags,
     shell:
         f"python {script_path('plan_memory.py')} {{params.flags:q}} 2> {{log:q}}"

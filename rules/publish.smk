@@ -1,4 +1,6 @@
 # Publishes a model and its pairs, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
+
+
 rule publish_model:
     input:
         model_files,
@@ -72,8 +74,8 @@ rule push_model:
     conda:
         "../envs/evaluate.yaml"
     params:
-        repository=RUNS.publish["repository"],
-        private=["--private"] if RUNS.publish["private"] else [],
+        repository=RUNS.shared.publish.repository,
+        private=["--private"] if RUNS.shared.publish.private else [],
         kind="model",
     shell:
         stage_command(
@@ -98,6 +100,6 @@ use rule push_model as push_dataset with:
     log:
         "results/published/{run}/dataset.push.log",
     params:
-        repository=RUNS.publish["dataset_repository"],
-        private=["--private"] if RUNS.publish["private"] else [],
+        repository=RUNS.shared.publish.dataset_repository,
+        private=["--private"] if RUNS.shared.publish.private else [],
         kind="dataset",

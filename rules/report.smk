@@ -33,7 +33,7 @@ rule compare_experiments:
 
 rule tabulate_ablation:
     input:
-        lambda w: page_files(RUNS.experiments_by_page["ablation"]),
+        lambda w: page_files(pages.experiments_by_page(RUNS)["ablation"]),
         config=f"results/{PLACE}ablation/config.yaml",
         templates=templates("variants*.j2"),
         code=code("tabulate_ablation.py"),
@@ -63,7 +63,7 @@ rule tabulate_ablation:
 
 rule compare_tunings:
     input:
-        lambda w: page_files(RUNS.experiments_by_page[w.variants]),
+        lambda w: page_files(pages.experiments_by_page(RUNS)[w.variants]),
         config=f"results/{PLACE}{{variants}}/config.yaml",
         templates=templates("variants*.j2"),
         code=code("compare_tunings.py"),

@@ -1,28 +1,20 @@
-# What jobs ask for, and how they run a script.
+# Resources of jobs, and their shell commands.
 import shlex
 
 from dj2mgm.config.stages import gpus_on_one_node
 
-# A stage takes this machine's first GPUs, so it claims all cores: one such stage at a time, however many --cores. On a
-# cluster each job has its own GPUs, and cpus_per_task in the profile says how many cores.
+# A stage uses this machine's first GPUs, so it claims all cores: one such stage runs at a time, whatever --cores is. On a
+# cluster each job has its own GPUs, and cpus_per_task in the profile sets its cores.
 GPU_STAGE_THREADS = max(8, workflow.resource_settings.cores or 1)
 with user_errors():
     NODES = RUNS.nodes
 
 
-def several_nodes():
-    """What Snakemake's Slurm plugin wants in order to start a command once and leave the nodes to its srun."""
-    return (
-        {}
-        if NODES == 1
-        else {"nodes": NODES, "tasks": NODES, "tasks_per_gpu": -1, "mpi": "srun"}
-    )
-
-
 def mem_with_retries(mem_mb):
     """Resource function: half as much memory again at each further attempt, for jobs that ran out of it.
 
-    `mem_mb` is a number, or a function of the wildcards that returns one.
+    Args:
+        mem_mb: a number, or a function of the wildcards that returns one.
     """
 
     def mem(wildcards, attempt):
@@ -32,32 +24,26 @@ def mem_with_retries(mem_mb):
     return mem
 
 
-def gpus(wildcards):
-    return RUNS.at(wildcards.run).config["gpus"]
-
-
 def gpus_of_a_node(wildcards):
-    return gpus_on_one_node(RUNS.at(wildcards.run).config)
-
-
-def filter_gpus(wildcards):
-    """One where the filter's recipe judges by a CLIP, else none."""
-    return int("clip" in RUNS.at(wildcards.run).settings["filter"])
+    """Resource function: the GPUs of a stage that runs on one node."""
+    return gpus_on_one_node(RUNS.by_folder(wildcards.run).config)
 
 
 def script_path(name):
-    """A script, as a word of a shell line that Snakemake formats."""
+    """Return the path of a script, quoted for a shell command that Snakemake formats."""
     path = os.path.relpath(SCRIPTS / name)
     return shlex.quote(path).replace("{", "{{").replace("}", "}}")
 
 
 def stage_command(name, arguments, launcher=""):
-    """A stage's shell command. Its log keeps what it prints; when it fails, a diagnosis ends the log.
+    """Return a stage's shell command, which writes its output to its log, and a diagnosis if it fails.
 
-    The console shows what it takes from the log. Without a console, everything is shown: STAGE_OUTPUT is then the
-    descriptor to print to.
+    The console shows a part of the log. Without a console everything is printed, to the descriptor STAGE_OUTPUT.
 
-    `launcher` starts the script in several processes: the arguments of launch.sh.
+    Args:
+        name: of the script.
+        arguments: of the script.
+        launcher: arguments of launch.sh, which starts the script in several processes.
     """
     starts = f"bash {script_path('launch.sh')} {launcher}" if launcher else "python"
     shown = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'

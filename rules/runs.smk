@@ -1,4 +1,4 @@
-# Which runs there are: the merged configuration of every experiment; and what happens before and after Snakemake's work.
+# The runs: the merged configuration of every experiment. Also steps before and after Snakemake's jobs.
 import os
 import re
 import sys
@@ -15,8 +15,10 @@ from dj2mgm.console import UserError
 from dj2mgm.command_line import escape_control
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.layers import without_defaults
+from dj2mgm.config.pages import experiments_by_page
 from dj2mgm.config.reading import check_stated_once
-from dj2mgm.config.runs import REFERENCE, Runs, reserved_names
+from dj2mgm.config.experiments import REFERENCE, reserved_names
+from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import SWITCHES
 from dj2mgm.takeover import end_run, restart_snakemake, start_run
@@ -25,7 +27,7 @@ from dj2mgm.training.checkpoints import discard_finished
 
 @contextmanager
 def user_errors():
-    """Wraps code that may raise InputError: Snakemake prints its sentence."""
+    """Run code that may raise InputError, and let Snakemake print its message."""
     try:
         yield
     except InputError as error:
@@ -33,8 +35,11 @@ def user_errors():
 
 
 def given_settings(config):
-    """What is set besides the defaults. As a module, `config` may be the whole of another workflow's config.yaml: what
-    it repeats of the defaults would win over experiments."""
+    """Return the settings that differ from the defaults.
+
+    As a module, `config` may be the whole config.yaml of another workflow. If it repeats defaults, these would replace
+    the settings of experiments.
+    """
     if workflow.modifier.parent_modifier is None:
         return config
     paths = workflow.modifier.path_modifier
@@ -50,29 +55,32 @@ def given_settings(config):
 with user_errors():
     check_stated_once(workflow.config_settings.config_args or [])
     RUNS = Runs(given_settings(config))
-EXPERIMENTS = RUNS.names
+EXPERIMENTS = RUNS.experiments.names
 PLACE = RUNS.place  # of runs and pages, below results/
 MODELS = RUNS.models
 if workflow.is_main_process:
-    if RUNS.trusts_recipes:
+    if RUNS.shared.trusted_recipes:
         print(
             "warning: trusted_recipes is true: recipes may run code, ask servers, and write or delete files; run only "
             "recipes that you have read",
             file=sys.stderr,
         )
-    for name in RUNS.files & RUNS.refused.keys():
-        print(f"warning: {escape_control(str(RUNS.refused[name]))}", file=sys.stderr)
+    for name in RUNS.experiments.files & RUNS.experiments.errors.keys():
+        print(
+            f"warning: {escape_control(str(RUNS.experiments.errors[name]))}",
+            file=sys.stderr,
+        )
 
 
 def is_stage(rule):
-    """Whether a rule's jobs take long enough to be measured, and shown in the console."""
+    """Return whether a rule's jobs are measured, and shown in the console."""
     return workflow.is_rule(rule) and workflow.get_rule(rule).benchmark is not None
 
 
-# what Snakemake prints from here on
+# messages of libraries in Snakemake's own process
 for switch, value in SWITCHES.items():
     os.environ.setdefault(switch, value)
-# a job on a cluster prints everything: its scheduler keeps that for each attempt
+# a job on a cluster prints everything, which its scheduler keeps for each attempt
 if workflow.remote_exec or (
     workflow.is_main_process and not console.attach(workflow.output_settings, is_stage)
 ):
@@ -89,33 +97,33 @@ onstart:
 onsuccess:
     end_run(on_cluster=workflow.non_local_exec)
     discard_finished(
-        Path(RUNS.stage(run, stage)) for run in RUNS for stage in run.trains
+        Path(RUNS.stage_folder(run, stage)) for run in RUNS for stage in run.trains
     )
-    RUNS.note_shared_stages()
+    RUNS.reuse.write_notes()
 
 
 onerror:
     end_run(on_cluster=workflow.non_local_exec)
-    RUNS.note_shared_stages()
+    RUNS.reuse.write_notes()
 
 
 def any_of(names):
-    """A regular expression: one of these names, and nothing else."""
+    """Return a regular expression for one of these names."""
     return f"({'|'.join(map(re.escape, names)) or '(?!)'})"
 
 
 def runs_of(experiments):
-    """A regular expression: the folders of these experiments' runs."""
+    """Return a regular expression for the folders of these experiments' runs."""
     return f"{re.escape(PLACE)}{any_of(experiments)}(/seed-[0-9]+)?"
 
 
 wildcard_constraints:
-    run=runs_of(RUNS.configs),
+    run=runs_of(RUNS.experiments.configs),
     page=f"{re.escape(PLACE)}(report|{any_of(EXPERIMENTS)}/report)",
     dataset="[^/]+",
     model="[^/]+",
     stage=any_of(RUNS.stages),
     benchmark=any_of(declarations()),
-    task=any_of(RUNS.tasks),
+    task=any_of(RUNS.shared.evaluations),
     part="clip|language_model",
-    variants=any_of(RUNS.experiments_by_page),
+    variants=any_of(experiments_by_page(RUNS)),

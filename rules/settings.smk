@@ -1,12 +1,21 @@
 # Every stage receives its settings as one file, from which it can also be run by hand.
+from snakemake import __version__ as SNAKEMAKE
+
 from dj2mgm.config.leaks import leak_settings
-from dj2mgm.config.stages import foundation_settings, model_settings
+from dj2mgm.config.publishing import publish_settings
+from dj2mgm.config.stages import analysis_settings
 from dj2mgm.files import format_yaml
+
+
+def crate_settings(page):
+    """Return the settings of a page's crate."""
+    with user_errors():
+        return pages.crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
 
 
 def stage_settings(wildcards):
     """Return the settings of a stage of a run."""
-    run = RUNS.at(wildcards.run)
+    run = RUNS.by_folder(wildcards.run)
     # runs with other labels share a stage: its output does not depend on them
     labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
     return run.settings[wildcards.stage] | labels
@@ -14,14 +23,20 @@ def stage_settings(wildcards):
 
 def attention_settings(wildcards):
     """Return the settings of `attention_benchmark`."""
-    threads = RUNS.first(REFERENCE).config["cpu_threads"]
-    return RUNS.attention_benchmark | {"cpu_threads": threads}
+    threads = RUNS.first_seed(REFERENCE).config.cpu_threads
+    return RUNS.shared.attention_benchmark.model_dump() | {"cpu_threads": threads}
+
+
+def analyzed_settings(wildcards):
+    """Return the settings of a dataset's analysis."""
+    run = pages.find_analyzed(RUNS, wildcards.dataset)
+    return analysis_settings(run.config, run.dataset["images"])
 
 
 def publishing_settings(wildcards):
     """Return the settings of what is published of a run."""
     with user_errors():
-        return publish_settings(RUNS, RUNS.at(wildcards.run))
+        return publish_settings(RUNS, RUNS.by_folder(wildcards.run))
 
 
 # by rule: the file, and the function that returns its content
@@ -30,19 +45,19 @@ SETTINGS = {
     "configure_dataset": ("results/datasets/{dataset}/config.yaml", dataset_settings),
     "configure_foundation": (
         "results/foundation/{model}/{part}.yaml",
-        lambda w: foundation_settings(MODELS[w.model], w.part),
+        lambda w: getattr(MODELS[w.model].foundation, w.part).model_dump(),
     ),
     "configure_model": (
         "results/models/{model}/config.yaml",
-        lambda w: model_settings(MODELS[w.model]),
+        lambda w: MODELS[w.model].assembly(),
     ),
     "configure_page": (
         "results/{page}/config.yaml",
-        lambda w: page(pages.experiments_on(RUNS, w.page)),
+        lambda w: page_settings(pages.experiments_on(RUNS, w.page)),
     ),
     "configure_variants": (
         f"results/{PLACE}{{variants}}/config.yaml",
-        lambda w: page(RUNS.experiments_by_page[w.variants]),
+        lambda w: page_settings(pages.experiments_by_page(RUNS)[w.variants]),
     ),
     "configure_attention_benchmark": (
         f"results/{PLACE}attention_benchmark/config.yaml",
@@ -54,11 +69,11 @@ SETTINGS = {
     ),
     "configure_analysis": (
         "results/datasets/{dataset}/analyze/config.yaml",
-        lambda w: RUNS.analysis_settings(w.dataset),
+        analyzed_settings,
     ),
     "configure_export": (
         "results/{run}/export/config.yaml",
-        lambda w: RUNS.export_settings(RUNS.at(w.run)),
+        lambda w: pages.export_settings(RUNS.by_folder(w.run)),
     ),
     "configure_publishing": (
         "results/published/{run}/config.yaml",

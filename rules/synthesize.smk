@@ -1,4 +1,6 @@
 # Rewrite captions that do not fit their image. New captions are also kept in results/captions.
+
+
 rule synthesize_captions:
     input:
         clip_files("synthesize"),

@@ -1,25 +1,11 @@
 # Both training stages, started by workflow_scripts/launch.sh. Each resumes from the checkpoints in its folder.
 
 
-def training_records(stage):
-    """Outputs of a training stage besides its weights."""
-    files = {
-        "steps": "metrics.jsonl",
-        "scores": "scores.jsonl",
-        "scored": "scored.jsonl",
-        "metrics": "metrics.json",
-        "memory": "memory.csv",
-    }
-    return {key: f"results/{{run}}/{stage}/{name}" for key, name in files.items()}
-
-
-def adapter_files():
-    """Outputs of LoRA."""
-    return multiext(
-        "results/{run}/finetune/adapter/",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    )
+ADAPTER = multiext(
+    "results/{run}/finetune/adapter/",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+)
 
 
 rule pretrain:
@@ -69,7 +55,7 @@ rule finetune:
         code=code("finetune.py", "launch.sh"),
     output:
         **training_records("finetune"),
-        adapter=adapter_files(),
+        adapter=ADAPTER,
         projector="results/{run}/finetune/projector.safetensors",
     log:
         "results/{run}/finetune/finetune.log",
@@ -113,6 +99,6 @@ use rule finetune as finetune_full with:
 use rule finetune as finetune_in_one_stage with:
     output:
         **training_records("finetune"),
-        adapter=adapter_files(),
+        adapter=ADAPTER,
     wildcard_constraints:
         run=runs_of(fine_tuned(lora=True, stages=1)),

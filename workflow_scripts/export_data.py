@@ -1,7 +1,7 @@
 r"""Export the pairs that an experiment trains on, with their images, scores and a dataset card.
 
-    python workflow_scripts/export_data.py --config results/dj_synth/export/config.yaml --format parquet \\
-        --pairs results/dj_synth/synthesize/synthesized.jsonl --dataset results/datasets/shapes/summary.json \\
+    python workflow_scripts/export_data.py --config results/dj_synth/export/config.yaml --format parquet \
+        --pairs results/dj_synth/synthesize/synthesized.jsonl --dataset results/datasets/shapes/summary.json \
         --stages results/baseline/filter results/dj_synth/synthesize --output-dir results/dj_synth/export/parquet
 
 The folder is complete or missing.

@@ -1,6 +1,6 @@
 r"""Generate the embedded dataset, or validate and complete a user's own dataset of one or several sources.
 
-    python workflow_scripts/make_dataset.py --config results/datasets/shapes/config.yaml \\
+    python workflow_scripts/make_dataset.py --config results/datasets/shapes/config.yaml \
         --output-dir results/datasets/shapes
 
 Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and summary.json.

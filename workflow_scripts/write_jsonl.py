@@ -1,7 +1,7 @@
 r"""Convert pairs and instructions to the trainer's files, with absolute and verified image paths.
 
-    python workflow_scripts/write_jsonl.py --config results/baseline/jsonl/config.yaml \\
-        --pairs results/baseline/filter/filtered.jsonl --instructions results/datasets/shapes/finetune.json \\
+    python workflow_scripts/write_jsonl.py --config results/baseline/jsonl/config.yaml \
+        --pairs results/baseline/filter/filtered.jsonl --instructions results/datasets/shapes/finetune.json \
         --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/jsonl
 
 Without instructions (an empty list), stage 2 trains on the pairs, with a question for captions. A row about an image of

@@ -1,4 +1,4 @@
-"""Prints, as JSON, the rules of the workflow in the current folder and the shell commands that Snakemake would run.
+"""Prints, as JSON, the rules of the workflow in the current folder, the shell commands and files of settings of a run.
 
 python shell_commands.py CONFIG TARGET...
 
@@ -25,7 +25,8 @@ def main(config: dict, targets: list[str]) -> None:
         inner = workflow._workflow  # Snakemake's interface hands out no jobs
         jobs = [[job.rule.name, job.shellcmd] for job in inner.dag.jobs if job.shellcmd]
         rules = [rule.name for rule in inner.rules if rule.shellcmd]
-    print("\n" + json.dumps({"rules": rules, "jobs": jobs}))
+        settings = [job.params.yaml for job in inner.dag.jobs if job.is_template_engine]
+    print("\n" + json.dumps({"rules": rules, "jobs": jobs, "settings": settings}))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,10 @@ def publish(project: Project, hub: HubServer, **more: str) -> tuple[int, str]:
 
 def test_without_a_license_nothing_is_published_and_nothing_runs(fresh):
     printed = fresh.run("publish", ok=False, config=(f"publish={PUBLISH}",))
-    assert "small has none; state license in config/datasets/small.yaml" in " ".join(printed.split())
+    assert (
+        "small has no license, and nothing is published without one; state license in config/datasets/small.yaml"
+        in " ".join(printed.split())
+    )
     assert not (fresh.folder / "results").exists()
 
 

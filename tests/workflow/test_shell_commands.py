@@ -223,6 +223,11 @@ def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
     return [call.read_text(encoding="utf-8").split("\0")[:-1] for call in folder.glob("*.call")]
 
 
+def texts_in_settings(document: str) -> list[str]:
+    """The strings in a file of settings."""
+    return texts_in(json.dumps(yaml.safe_load(document)))
+
+
 def texts_in(argument: str) -> list[str]:
     """The argument, or all texts in it where it is JSON."""
     if not argument.startswith("{"):
@@ -247,14 +252,14 @@ def test_hostile_values_and_names_arrive_whole_and_run_nothing(hostile, commands
     seen = set()
     calls = recorded(tmp_path, [command for _, command in commands["jobs"]])
     assert len(calls) > len(commands["jobs"])
-    for program, *arguments in calls:
-        assert program in ("python", "bash", "tee"), (program, arguments)
-        for text in (text for argument in arguments for text in texts_in(argument)):
-            marks = re.findall(r"h\d+h", text)
-            for mark in set(marks):
-                whole = text.count(hostile.hostile.values[mark])
-                assert marks.count(mark) == 2 * whole, (arguments, mark)
-            seen |= set(marks)
+    assert {program for program, *_ in calls} <= {"python", "bash", "tee"}
+    texts = [text for _, *arguments in calls for argument in arguments for text in texts_in(argument)]
+    texts += [text for document in commands["settings"] for text in texts_in_settings(document)]
+    for text in texts:
+        marks = re.findall(r"h\d+h", text)
+        for mark in set(marks):
+            assert marks.count(mark) == 2 * text.count(hostile.hostile.values[mark]), (text, mark)
+        seen |= set(marks)
     assert len(seen) > 25, "hostile values are used"
 
 

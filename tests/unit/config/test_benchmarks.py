@@ -17,7 +17,7 @@ from benchmark_files import circular_rows, mmbench_row, write_mmbench, write_row
 from dj2mgm.code import find_modules
 from dj2mgm.config import benchmarks as declared
 from dj2mgm.config.layers import merge_experiment, merge_shared_settings
-from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.configuration import configuration_model, experiment_model
 from dj2mgm.config.stages import benchmark_settings
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation import benchmarks
@@ -229,6 +229,7 @@ def yes_no(tmp_path, monkeypatch) -> dict[str, str]:
 def forget_schemas() -> None:
     """What was read before the folder of benchmarks changed."""
     configuration_model.cache_clear()
+    experiment_model.cache_clear()
 
 
 def write_yes_no(folder: Path) -> dict[str, str]:

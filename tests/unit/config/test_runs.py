@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from dj2mgm.config import layers
+from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.layers import Layer
-from dj2mgm.config.pages import challenge_settings, page_files, page_settings
-from dj2mgm.config.runs import Runs, reserved_names
+from dj2mgm.config.pages import challenge_settings, experiments_by_page, page_files, page_settings
+from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml
@@ -34,15 +35,15 @@ def write(tmp_path, monkeypatch):
 
 
 def owners(runs: Runs, folder: str) -> dict[str, str]:
-    run = runs.at(folder)
-    return {stage: runs.owner(run, stage).folder for stage in run.settings}
+    run = runs.by_folder(folder)
+    return {stage: runs.reuse.owner(run, stage).folder for stage in run.settings}
 
 
 def test_the_first_seed_has_the_experiments_folder_and_the_others_their_own(write):
     runs = Runs({"seeds": [3, 5]})
     assert [run.folder for run in runs if run.experiment == "baseline"] == ["baseline", "baseline/seed-5"]
-    assert (runs.at("baseline").seed, runs.at("baseline/seed-5").seed) == (3, 5)
-    assert runs.at("baseline/seed-5").settings["pretrain"]["seed"] == 5
+    assert (runs.by_folder("baseline").seed, runs.by_folder("baseline/seed-5").seed) == (3, 5)
+    assert runs.by_folder("baseline/seed-5").settings["pretrain"]["seed"] == 5
 
 
 def test_an_experiment_that_changes_nothing_is_the_baseline(write):
@@ -94,18 +95,18 @@ def test_filtering_is_shared_between_seeds_and_training_is_not(write):
 
 def test_the_captioner_is_the_baseline_of_the_same_seed_and_its_training_is_part_of_the_captions_identity(write):
     runs = Runs({"seeds": [0, 1]})
-    run = runs.at("dj_synth/seed-1")
-    assert (run.captioner, runs.stage(runs.of(run.captioner, run.seed), "pretrain")) == (
+    run = runs.by_folder("dj_synth/seed-1")
+    assert (run.captioner, runs.stage_folder(runs.get(run.captioner, run.seed), "pretrain")) == (
         "baseline",
         "results/baseline/seed-1/pretrain",
     )
     write("other", synthesize={"recipe": "dj_synth", "captioner": "blip2"})
-    assert Runs({}).at("other").captioner is None
+    assert Runs({}).by_folder("other").captioner is None
 
 
 def test_captions_of_a_server_wait_for_no_training(write):
     write(synthesize={"recipe": "dj_synth", "captioner": "openai", "openai": {"model": "some/model"}})
-    run = Runs({}).at("mine")
+    run = Runs({}).by_folder("mine")
     assert (run.captioner, run.settings["synthesize"]["captioner"]["model"]) == (None, "some/model")
 
 
@@ -119,13 +120,13 @@ def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
     (tmp_path / "config/recipes/own.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     write(synthesize={"recipe": "own"})
     runs = Runs({})
-    run = runs.at("mine")
-    assert (run.settings["synthesize"]["captioner"], runs.captioner_stage(run)) == (None, None)
+    run = runs.by_folder("mine")
+    assert (run.settings["synthesize"]["captioner"], runs.captioner_folder(run)) == (None, None)
 
 
 def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
     write(synthesize={"recipe": "dj_synth"}, without=["low_similarity_recaption_mapper"])
-    assert Runs({}).at("mine").captioner is None
+    assert Runs({}).by_folder("mine").captioner is None
 
 
 def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
@@ -141,12 +142,12 @@ def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
 
 def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_before(write):
     runs = Runs({"ablation": {"experiment": "baseline", "operators": ["words_num_filter", "text_length_filter"]}})
-    assert runs.experiments_by_page["ablation"] == [
+    assert experiments_by_page(runs)["ablation"] == [
         "baseline",
         "baseline-without-words_num_filter",
         "baseline-without-text_length_filter",
     ]
-    run = runs.at("baseline-without-words_num_filter")
+    run = runs.by_folder("baseline-without-words_num_filter")
     operators = [next(iter(step)) for step in run.settings["filter"]["recipe"]["process"]]
     assert "words_num_filter" not in operators and "text_length_filter" in operators
 
@@ -154,8 +155,8 @@ def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_be
 def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experiment_has(write):
     write(finetune={"lora": {"r": 16, "alpha": 24}})
     runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8, 16]}})
-    assert runs.experiments_by_page["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
-    loras = [runs.at(name).settings["finetune"]["lora"] for name in runs.experiments_by_page["lora_sweep"]]
+    assert experiments_by_page(runs)["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
+    loras = [runs.by_folder(name).settings["finetune"]["lora"] for name in experiments_by_page(runs)["lora_sweep"]]
     assert [(lora["r"], lora["alpha"]) for lora in loras] == [(8, 12), (16, 24)]
     assert set(owners(runs, "mine-lora-r16").values()) == {"baseline", "mine"}
     assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
@@ -165,8 +166,8 @@ def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experi
 def test_lora_is_compared_with_the_same_experiment_that_trains_the_whole_language_model(write):
     write()
     runs = Runs({"lora_vs_full": {"experiment": "mine", "learning_rate": 2e-5, "deepspeed": "zero2"}})
-    assert runs.experiments_by_page["lora_vs_full"] == ["mine-full", "mine"]
-    full, lora = (runs.at(name).settings["finetune"] for name in runs.experiments_by_page["lora_vs_full"])
+    assert experiments_by_page(runs)["lora_vs_full"] == ["mine-full", "mine"]
+    full, lora = (runs.by_folder(name).settings["finetune"] for name in experiments_by_page(runs)["lora_vs_full"])
     assert full["lora"] is None and lora["lora"]["r"] == 16 and full["learning_rate"] == 2e-5
     assert full["deepspeed"]["zero_optimization"]["stage"] == 2
     assert {key for key in full if full[key] != lora[key]} == {"lora", "learning_rate", "deepspeed"}
@@ -181,30 +182,31 @@ def test_what_makes_a_variant_comes_after_the_command_line(write):
         "ablation": {"experiment": "baseline", "operators": ["image_integrity_filter", "words_num_filter"]},
     }
     runs = Runs(given)
-    swept = {name: runs.at(name).settings["finetune"]["lora"] for name in runs.variants["lora_sweep"]}
+    names = runs.experiments.variants["lora_sweep"]
+    swept = {name: runs.by_folder(name).settings["finetune"]["lora"] for name in names}
     assert [name for name, found in swept.items() if f"r{found['r']}" != name.rpartition("-")[2]] == []
     assert {found["alpha"] / found["r"] for found in swept.values()} == {2.0}
-    assert runs.at("baseline-full").settings["finetune"]["lora"] is None
-    assert runs.at("finetune_minimal").settings["finetune"]["max_steps"] == 10
-    assert runs.at("baseline").settings["finetune"]["max_steps"] == 100
-    left_out = [runs.configs[name]["without"] for name in runs.variants["ablation"]]
+    assert runs.by_folder("baseline-full").settings["finetune"]["lora"] is None
+    assert runs.by_folder("finetune_minimal").settings["finetune"]["max_steps"] == 10
+    assert runs.by_folder("baseline").settings["finetune"]["max_steps"] == 100
+    left_out = [runs.experiments.configs[name].without for name in runs.experiments.variants["ablation"]]
     assert left_out == [["image_integrity_filter"], ["image_integrity_filter", "words_num_filter"]]
 
 
 def test_a_part_of_lora_on_the_command_line_is_enough_for_experiments_without_lora(write):
     write(finetune={"lora": None})
     runs = Runs({"finetune": {"lora": {"r": "8"}}})
-    loras = [runs.at(name).settings["finetune"]["lora"] for name in ("mine", "baseline")]
+    loras = [runs.by_folder(name).settings["finetune"]["lora"] for name in ("mine", "baseline")]
     assert loras[0] == loras[1] and loras[0]["r"] == 8
-    assert Runs({}).at("mine").settings["finetune"]["lora"] is None
+    assert Runs({}).by_folder("mine").settings["finetune"]["lora"] is None
 
 
 def test_ranks_are_swept_only_where_lora_is_trained(write):
     write(finetune={"lora": None})
     runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8]}})
     for ask in (
-        lambda: runs.require("lora_sweep"),
-        lambda: page_settings(runs, runs.experiments_by_page["lora_sweep"]),
+        lambda: runs.experiments.require("lora_sweep"),
+        lambda: page_settings(runs, experiments_by_page(runs)["lora_sweep"]),
     ):
         with pytest.raises(InputError, match="lora_sweep.experiment: mine does not train LoRA"):
             ask()
@@ -213,11 +215,11 @@ def test_ranks_are_swept_only_where_lora_is_trained(write):
 
 def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
     runs = Runs({"seeds": [3, 4]})
-    run = runs.at("finetune_minimal")
+    run = runs.by_folder("finetune_minimal")
     pretrain, finetune = run.settings["pretrain"], run.settings["finetune"]
     assert run.seed == 3
     assert [(stage["max_steps"], stage["save_steps"]) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
-    assert finetune["global_batch_size"] == runs.first("baseline").settings["finetune"]["global_batch_size"]
+    assert finetune["global_batch_size"] == runs.first_seed("baseline").settings["finetune"]["global_batch_size"]
     assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
 
 
@@ -225,8 +227,8 @@ def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
     write("baseline-full", description="mine")
     runs = Runs({})
     with pytest.raises(InputError, match="config/experiments/baseline-full.yaml: lora_vs_full uses this name"):
-        page_settings(runs, runs.experiments_by_page["lora_vs_full"])
-    assert runs.at("baseline-full").config["description"] == "mine"
+        page_settings(runs, experiments_by_page(runs)["lora_vs_full"])
+    assert runs.by_folder("baseline-full").config.description == "mine"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
 )
 def test_a_mistake_names_the_experiment_and_the_key(write, values, message):
     write(**values)
-    assert message in str(Runs({}).refused["mine"])
+    assert message in str(Runs({}).experiments.errors["mine"])
 
 
 FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"}, "mmbench": {"questions": "q.tsv"}}
@@ -287,7 +289,7 @@ def test_every_seed_of_the_compared_experiments_is_in_the_challenge_and_equal_mo
 
 
 def test_a_benchmark_is_no_stage_before_its_files_are_set(write):
-    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).at("baseline").settings
+    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).by_folder("baseline").settings
     assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages
 
 
@@ -311,11 +313,11 @@ def write_text(name: str, text: str) -> Path:
 def test_a_bad_experiment_file_fails_its_own_target_and_the_pages_that_name_it(write, text):
     write_text("bad", text)
     runs = Runs({"report": {"experiments": ["baseline", "bad"]}})
-    assert "bad" not in runs.names and {run.experiment for run in runs}.isdisjoint({"bad"})
+    assert "bad" not in runs.experiments.names and {run.experiment for run in runs}.isdisjoint({"bad"})
     page_settings(runs, ["baseline", "dj_synth"])
     for ask in (
-        lambda: runs.require("bad"),
-        lambda: page_settings(runs, runs.compared),
+        lambda: runs.experiments.require("bad"),
+        lambda: page_settings(runs, runs.shared.report.experiments),
         lambda: challenge_settings(runs),
     ):
         with pytest.raises(InputError, match="bad|mine"):
@@ -328,7 +330,7 @@ def test_what_rests_on_a_bad_experiment_is_refused_with_its_sentence(write):
     runs = Runs({"ablation": {"experiment": "bad"}})
     for target in ("mine", "ablation"):
         with pytest.raises(InputError, match="config/experiments/bad.yaml: nonsense: unknown key"):
-            runs.require(target)
+            runs.experiments.require(target)
 
 
 @pytest.mark.parametrize("spoil", ["config/config.yaml", "config/experiments/baseline.yaml"])
@@ -345,7 +347,7 @@ def test_a_mistake_that_concerns_every_experiment_is_told_at_once(write, spoil):
 @pytest.mark.parametrize("name", ["my exp", "-x", "x-", "x..", "ä", "a'b", "{x}", "x" * 101, "$(date)"])
 def test_a_file_whose_name_is_no_name_is_refused(write, name):
     path = write_text(name, "description: mine")
-    assert str(Runs({}).refused[name]).startswith(f"{path}: an experiment's file must be a name")
+    assert str(Runs({}).experiments.errors[name]).startswith(f"{path}: an experiment's file must be a name")
 
 
 @pytest.mark.parametrize(
@@ -353,19 +355,19 @@ def test_a_file_whose_name_is_no_name_is_refused(write, name):
 )
 def test_an_experiment_may_not_be_called_like_a_rule_or_a_folder_of_results(write, name):
     write_text(name, "description: mine")
-    assert f"config/experiments/{name}.yaml: {name} is a rule, or a folder" in str(Runs({}).refused[name])
+    assert f"config/experiments/{name}.yaml: {name} is a rule, or a folder" in str(Runs({}).experiments.errors[name])
 
 
 def test_experiments_that_differ_in_case_only_are_refused(write):
     write_text("Baseline", "description: mine")
-    assert "cannot tell Baseline and baseline apart" in str(Runs({}).refused["Baseline"])
+    assert "cannot tell Baseline and baseline apart" in str(Runs({}).experiments.errors["Baseline"])
 
 
 @pytest.mark.parametrize("name", ["123", "a.b", "seed-3", "x_y-z", "A"])
 def test_other_names_are_experiments(write, name):
     write_text(name, "description: mine")
     runs = Runs({})
-    assert not runs.refused and runs.at(name).config["description"] == "mine"
+    assert not runs.experiments.errors and runs.by_folder(name).config.description == "mine"
 
 
 def test_every_rule_and_folder_of_results_is_reserved():
@@ -380,7 +382,7 @@ def test_every_rule_and_folder_of_results_is_reserved():
 def test_files_that_editors_hide_are_no_experiments(write):
     Path("config/experiments/.#baseline.yaml").symlink_to("nowhere")
     write_text(".mine", "x: [")
-    assert not Runs({}).refused
+    assert not Runs({}).experiments.errors
 
 
 def test_two_datasets_of_one_name_fail_the_later_experiment_only(write, tmp_path):
@@ -390,8 +392,8 @@ def test_two_datasets_of_one_name_fail_the_later_experiment_only(write, tmp_path
     write("one", dataset="a/fotos")
     write("two", dataset="b/fotos")
     runs = Runs({})
-    assert list(runs.refused) == ["two"]
-    assert "one uses another dataset that is named fotos; rename the folder" in str(runs.refused["two"])
+    assert list(runs.experiments.errors) == ["two"]
+    assert "one uses another dataset that is named fotos; rename the folder" in str(runs.experiments.errors["two"])
 
 
 def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
@@ -400,8 +402,8 @@ def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
     (tmp_path / "456").mkdir()
     (tmp_path / "456/pairs.jsonl").touch()
     write_text("7", "{recipe: 123, description: 5}")
-    run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).at("7")
-    assert (run.config["model"]["name"], run.dataset["name"], run.config["description"]) == ("123", "456", "5")
+    run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).by_folder("7")
+    assert (run.config.model.name, run.dataset["name"], run.config.description) == ("123", "456", "5")
 
 
 HOSTILE = ["../models/tiny", "a b", "{x}", "$(touch x)'", "x" * 5000, "010", "-rf"]
@@ -452,9 +454,14 @@ def text_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 def test_every_stage_of_the_table_has_a_rule_that_makes_its_outputs():
     texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "rules").glob("*.smk")]
     rules = {block.split(":", 1)[0]: block for text in texts for block in re.split(r"^rule ", text, flags=re.M)[1:]}
+    inputs = (PROJECT / "rules/inputs/training.smk").read_text(encoding="utf-8")
+    records = inputs.split("def training_records")[1].split("\n\n\n")[0]
     for name, stage in STAGES.items():
+        made = rules[stage.rule]
+        if f'training_records("{name}")' in made:
+            made += "".join(f'"results/{{run}}/{name}/{file}"' for file in re.findall(r'": "([\w.]+)"', records))
         for output in set(stage.outputs) - {"config.yaml"}:
-            assert f'"results/{{run}}/{name}/{output}"' in rules[stage.rule], (name, output)
+            assert f'"results/{{run}}/{name}/{output}"' in made, (name, output)
 
 
 def test_a_run_notes_whose_stages_it_shares(write, tmp_path):
@@ -462,9 +469,9 @@ def test_a_run_notes_whose_stages_it_shares(write, tmp_path):
     runs = Runs({})
     for folder in ("baseline", "mine"):
         (tmp_path / "results" / folder).mkdir(parents=True)
-    runs.note_shared_stages()
+    runs.reuse.write_notes()
     notes = {path.parent.name: read_yaml(path)["same_as"] for path in (tmp_path / "results").rglob("stage.yaml")}
     assert notes == {name: f"results/baseline/{name}" for name in ("filter", "jsonl", "pretrain")}
     write(finetune={"lora": {"r": 4}}, pretrain={"epochs": 2})
-    Runs({}).note_shared_stages()
+    Runs({}).reuse.write_notes()
     assert not (tmp_path / "results/mine/pretrain/stage.yaml").exists()

@@ -15,7 +15,7 @@ from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import MgmModel
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.validation import validated
-from dj2mgm.config.stages import STAGES, model_settings
+from dj2mgm.config.stages import STAGES
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.errors import InputError
 from places import PROJECT
@@ -35,19 +35,19 @@ def write_experiment(project, text):
 
 def test_every_experiment_in_the_repository_is_valid_and_resolves_for_every_stage(project):
     for name in experiment_names():
-        config = merge_experiment(name, {}) | {"seed": 0}
-        images = resolve_dataset(config["dataset"])["images"]
+        config = merge_experiment(name, {})
+        images = resolve_dataset(config.dataset)["images"]
         for stage in STAGES.values():
             json.dumps(stage.settings(config, images))
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (PROJECT / "config/models").glob("*.yaml")))
 def test_every_model_in_the_repository_is_valid_and_resolves_for_every_stage(project, model):
-    config = merge_experiment("dj_synth", {"model": model}) | {"seed": 0}
-    images = resolve_dataset(config["dataset"])["images"]
+    config = merge_experiment("dj_synth", {"model": model})
+    images = resolve_dataset(config.dataset)["images"]
     for stage in STAGES.values():
         json.dumps(stage.settings(config, images))
-    json.dumps(model_settings(config["model"]))
+    json.dumps(config.model.assembly())
 
 
 def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):
@@ -60,15 +60,15 @@ def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):
         "epochs": 1,
         "max_length": 2048,
     }
-    assert fixed.items() <= config["pretrain"].items() and fixed.items() <= config["finetune"].items()
-    assert (config["pretrain"]["global_batch_size"], config["finetune"]["global_batch_size"]) == (256, 128)
-    assert (config["pretrain"]["learning_rate"], config["jsonl"]["max_samples"]) == (1.0e-3, 200_000)
+    assert fixed.items() <= dict(config.pretrain).items() and fixed.items() <= dict(config.finetune).items()
+    assert (config.pretrain.global_batch_size, config.finetune.global_batch_size) == (256, 128)
+    assert (config.pretrain.learning_rate, config.jsonl.max_samples) == (1.0e-3, 200_000)
 
 
 def test_a_caption_is_asked_for_as_stage_one_was_trained(project):
     def settings(model: str, **evaluate) -> dict:
-        config = merge_experiment("dj_synth", {"model": model, "evaluate": evaluate}) | {"seed": 0}
-        images = resolve_dataset(config["dataset"])["images"]
+        config = merge_experiment("dj_synth", {"model": model, "evaluate": evaluate})
+        images = resolve_dataset(config.dataset)["images"]
         return {name: stage.settings(config, images) for name, stage in STAGES.items()}
 
     for model, template, question in (("tiny", "plain", ""), ("mgm-2b", "gemma", "What is this?")):
@@ -92,17 +92,17 @@ def test_a_model_names_its_parts_or_is_a_whole_folder_but_not_both(project):
 
 
 def test_layers_win_in_the_order_defaults_model_experiment_command_line(project):
-    assert merge_experiment("baseline", {})["pretrain"]["learning_rate"] == 3.0e-3  # the tiny model's, not the default
+    assert merge_experiment("baseline", {}).pretrain.learning_rate == 3.0e-3  # the tiny model's, not the default
     write_experiment(project, "pretrain: {learning_rate: 0.25, epochs: 2}")
     merged = merge_experiment("mine", {"pretrain": {"epochs": 3}})
-    assert (merged["pretrain"]["learning_rate"], merged["pretrain"]["epochs"]) == (0.25, 3)
-    assert merged["pretrain"]["lr_scheduler"] == "cosine"
+    assert (merged.pretrain.learning_rate, merged.pretrain.epochs) == (0.25, 3)
+    assert merged.pretrain.lr_scheduler == "cosine"
 
 
 def test_a_new_experiment_is_a_file_and_no_code(project):
     write_experiment(project, "recipe: baseline\n")
     assert "mine" in experiment_names()
-    assert merge_experiment("mine", {})["recipe"] == "baseline"
+    assert merge_experiment("mine", {}).recipe == "baseline"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_mistake_on_the_command_line_names_the_command_line(project):
 
 def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
-    config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}}) | {"seed": 0}
+    config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}})
     with pytest.raises(InputError, match="recipe: there is no .*nosuch.yaml; known are .*baseline"):
         STAGES["filter"].settings(config, images)
     with pytest.raises(
@@ -195,7 +195,7 @@ def test_dataset_files_are_checked_too(project):
 
 
 def test_the_training_files_settings_change_when_the_project_is_moved(project, tmp_path, monkeypatch):
-    config = merge_experiment("baseline", {}) | {"seed": 0}
+    config = merge_experiment("baseline", {})
     images = resolve_dataset("shapes")["images"]
     here = STAGES["jsonl"].settings(config, images)
     (tmp_path / "elsewhere").mkdir()
@@ -274,13 +274,13 @@ def test_command_line_values_inside_braces_are_read_as_yaml(project):
     # as Snakemake hands them over: {finetune: {epochs: '2', lora: {targets: ['q_proj']}}}
     given = {"finetune": {"epochs": "2", "lora": {"targets": ["q_proj"], "dropout": "0.5"}}, "cpu_threads": "null"}
     merged = merge_experiment("baseline", given)
-    assert (merged["finetune"]["epochs"], merged["finetune"]["lora"]["dropout"]) == (2, 0.5)
-    assert merged["finetune"]["lora"]["targets"] == ["q_proj"] and merged["cpu_threads"] is None
+    assert (merged.finetune.epochs, merged.finetune.lora.dropout) == (2, 0.5)
+    assert merged.finetune.lora.targets == ["q_proj"] and merged.cpu_threads is None
 
 
 def test_texts_on_the_command_line_stay_as_they_are(project):
     texts = {"clip_prompt": "A photo shows ", "question_prompt": "In a word. {question} #1", "caption_question": ""}
-    assert merge_experiment("baseline", {"evaluate": texts})["evaluate"].items() >= texts.items()
+    assert dict(merge_experiment("baseline", {"evaluate": texts}).evaluate).items() >= texts.items()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_models_settings_hold_what_a_model_needs_only(project, key):
     path = project / "config/models/mine.yaml"
     text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
     path.write_text(text + "settings: {gpus: 2, pretrain: {epochs: 2}}\n", encoding="utf-8")
-    assert merge_experiment("baseline", {"model": "mine"})["gpus"] == 2
+    assert merge_experiment("baseline", {"model": "mine"}).gpus == 2
     path.write_text(text + f"settings: {{{key}: x}}\n", encoding="utf-8")
     with pytest.raises(
         InputError, match=f"mine.yaml, settings: '{key}' is not a model's; set it in config/config.yaml"
@@ -302,9 +302,7 @@ def test_a_models_settings_hold_what_a_model_needs_only(project, key):
 def test_an_unknown_lora_target_is_refused_with_the_known_ones(project, model):
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
     for targets, refused in ((["q_proj", "down_proj"], None), (["q_proj", "q_porj"], "q_porj"), ([".*"], r"\.\*")):
-        config = merge_experiment("baseline", {"model": model, "finetune": {"lora": {"targets": targets}}}) | {
-            "seed": 0
-        }
+        config = merge_experiment("baseline", {"model": model, "finetune": {"lora": {"targets": targets}}})
         if refused is None:
             STAGES["finetune"].settings(config, images)
         else:
@@ -317,7 +315,7 @@ def test_the_targets_of_a_model_that_is_not_here_are_left_to_the_stage(project):
     path = project / "config/models/mine.yaml"
     path.write_text(text.replace("model_zoo/gemma-2b-it ", "somebody/else "), encoding="utf-8")
     lora = {"targets": ["odd_proj"]}
-    config = merge_experiment("baseline", {"model": "mine", "finetune": {"lora": lora}}) | {"seed": 0}
+    config = merge_experiment("baseline", {"model": "mine", "finetune": {"lora": lora}})
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
     assert STAGES["finetune"].settings(config, images)["lora"]["targets"] == ["odd_proj"]
 

@@ -125,7 +125,7 @@ MERGE_BOMB = "a0: &a0 {k: 1}\n" + "".join(
         ('a: "\\UFFFFFFFF"', "too large"),
         ('a: "\\ud800"', "a character that is not allowed"),
         ('a: "x\\0"', "a character that is not allowed"),
-        ("? [a]\n: b", "a key must be a text"),
+        ("? [a]\n: b", "a key must be a string"),
         ("a: {<<: 1}", "<< must bring a mapping"),
         ("- a", "expected keys and values, found a list"),
         ("just text", "expected keys and values, found a str"),

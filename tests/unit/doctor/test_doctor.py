@@ -355,7 +355,7 @@ def test_shell_reads_environment_file(tmp_path):
 def mgm_2b(monkeypatch):
     monkeypatch.chdir(PROJECT)
     runs, _ = project_checks.read_runs({"model": "mgm-2b"})
-    return runs.first("baseline")
+    return runs.first_seed("baseline")
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_untrained_model_has_no_plan(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(PROJECT / "config", "config")
     runs, _ = project_checks.read_runs({})
-    assert plan_checks.check_plan(runs.first("baseline"), "pretrain", Machine(1, 23.63, 62.6)).status == "skip"
+    assert plan_checks.check_plan(runs.first_seed("baseline"), "pretrain", Machine(1, 23.63, 62.6)).status == "skip"
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import make_tiny_vlm
 from dj2mgm.config.layers import Layer, merge_experiment
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
-from dj2mgm.config.stages import STAGES, model_settings
+from dj2mgm.config.settings.models import TransformersModel
+from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.files import write_yaml
@@ -61,13 +62,13 @@ def test_an_image_takes_as_many_tokens_as_words_were_read_for_one(made, tmp_path
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_their_model_files_give_every_stage_its_settings(kind):
-    config = merge_experiment("dj_synth", {"model": f"tiny-{kind}"}) | {"seed": 0}
+    config = merge_experiment("dj_synth", {"model": f"tiny-{kind}"})
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), "images")
     settings = {name: stage.settings(config, images) for name, stage in STAGES.items()}
     assert settings["pretrain"]["template"]["name"] == settings["finetune"]["template"]["name"] == "tokenizer"
     assert settings["jsonl"]["question"] == settings["synthesize"]["captioner"]["question"] == "Describe the image."
     parts = {"language_model": "results/foundation/tiny/language_model", "vision_tower": "results/foundation/tiny/clip"}
-    assert model_settings(config["model"]) == {"tiny": kind} | parts
+    assert config.model.assembly() == {"tiny": kind} | parts
 
 
 @pytest.mark.parametrize("name", ["mgm-2b", "tiny-llava"])
@@ -83,9 +84,9 @@ def test_parts_of_a_model_that_is_not_trained_here_are_refused(name, monkeypatch
 
 def test_special_tokens_of_a_models_own_tokenizer_may_not_stand_in_a_text(tmp_path, monkeypatch):
     save_tiny_family("smolvlm", tmp_path / "vlm")
-    model = {"transformers": str(tmp_path / "vlm"), "clip_score": "clip"}
-    monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model | {"name": name}, Layer("", {})))
-    config = merge_experiment("baseline", {"model": "mine"}) | {"seed": 0}
+    model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
+    monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model.named(name), Layer("", {})))
+    config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
     assert {"<end_of_utterance>", "<fake_token_around_image>", "<row_1_col_2>"} <= set(settings["control_tokens"])
 
@@ -93,16 +94,16 @@ def test_special_tokens_of_a_models_own_tokenizer_may_not_stand_in_a_text(tmp_pa
 @pytest.mark.parametrize(("family", "takes"), [("paligemma", "one_question"), ("qwen3_vl", "several_images")])
 def test_a_model_says_which_conversations_it_takes(family, takes, tmp_path, monkeypatch):
     save_tiny_family(family, tmp_path / "vlm")
-    model = {"transformers": str(tmp_path / "vlm"), "clip_score": "clip"}
-    monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model | {"name": name}, Layer("", {})))
-    config = merge_experiment("baseline", {"model": "mine"}) | {"seed": 0}
+    model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
+    monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model.named(name), Layer("", {})))
+    config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
     assert {"several_images", "one_question"} & settings.keys() == {takes}
 
 
 def test_all_targets_of_variants_can_be_asked_for():
     runs = Runs({"model": "tiny-llava"})
-    assert not runs.refused
-    full = runs.first("baseline-full").settings["finetune"]
+    assert not runs.experiments.errors
+    full = runs.first_seed("baseline-full").settings["finetune"]
     assert full["lora"] is None and full["deepspeed_choices"]
     assert set(runs.models) == {"tiny-llava", "tiny"}

@@ -182,12 +182,13 @@ def test_the_recipes_run_with_what_the_stage_fills_in(project, tmp_path, name, k
 
 
 def test_a_stage_without_a_trained_model_is_an_error_at_once():
-    images, config = {"pretrain": "."}, merge_experiment("baseline", {})
-    recipes = config | {"recipe": "likelihood_gain"}
-    with pytest.raises(InputError, match="likelihood_gain_filter asks a trained model, which the filter stage has not"):
+    images, recipes = {"pretrain": "."}, merge_experiment("baseline", {"recipe": "likelihood_gain"})
+    with pytest.raises(
+        InputError, match="likelihood_gain_filter asks a trained model, which the filter stage does not have"
+    ):
         filter_settings(recipes, images)
-    synthesize = config["synthesize"] | {"recipe": "likelihood_gain", "captioner": "blip2"}
-    recipes = config | {"synthesize": synthesize}
+    synthesize = {"recipe": "likelihood_gain", "captioner": "blip2"}
+    recipes = merge_experiment("baseline", {"synthesize": synthesize})
     with pytest.raises(InputError, match="synthesize.captioner: blip2 does not tell how likely captions are"):
         synthesize_settings(recipes, images)
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from dj2mgm.config.recipe_parsing import find_recipe_files, parse_recipe
 from dj2mgm.config.recipes import read_recipes
+from dj2mgm.config.settings.configuration import Experiment
+from dj2mgm.config.settings.models import AssembledModel
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import find_model_files
@@ -38,16 +40,15 @@ def project(tmp_path, monkeypatch):
     return read
 
 
-def configuration(recipe: str, without: tuple[str, ...] = (), trusted: bool = False, clip: str = "") -> dict:
-    """Return the part of a run's configuration that the check of its recipes reads."""
-    return {
-        "recipe": recipe,
-        "synthesize": {"recipe": None, "blip2": {"model": "x/y"}},
-        "without": list(without),
-        "trusted_recipes": trusted,
-        "model": {"clip_score": clip},
-        "evaluate": {"judge_clip": None, "second_judge": None},
-    }
+def configuration(recipe: str, without: tuple[str, ...] = (), trusted: bool = False, clip: str = "") -> Experiment:
+    """Return a configuration with a recipe and few folders of models."""
+    return Experiment(
+        recipe=recipe,
+        synthesize={"blip2": {"model": "x/y"}},
+        without=list(without),
+        trusted_recipes=trusted,
+        model=AssembledModel.model_construct(assembled="", clip_score=clip),
+    )
 
 
 def step(**arguments) -> dict:
@@ -205,9 +206,7 @@ def test_arguments_of_every_operator_and_every_filter_are_known(project):
 def test_a_recipe_is_judged_without_importing_data_juicer():
     code = (
         "import sys; from dj2mgm.config.recipes import read_recipes\n"
-        "config = {'synthesize': {'recipe': 'dj_synth', 'blip2': {'model': ''}}, 'without': [], 'model': {},\n"
-        "  'recipe': 'baseline', 'trusted_recipes': False, 'evaluate': {'judge_clip': None, 'second_judge': None}}\n"
-        "read_recipes(config)\n"
+        "from dj2mgm.config.layers import merge_experiment; read_recipes(merge_experiment('dj_synth', {}))\n"
         "assert not {'data_juicer', 'torch', 'PIL', 'numpy'} & set(sys.modules)"
     )
     done = subprocess.run(

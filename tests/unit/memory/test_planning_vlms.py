@@ -137,7 +137,7 @@ def test_a_stage_is_planned_with_its_largest_images(folders, tmp_path):
 def test_the_doctor_says_that_an_image_leaves_no_room(folders, monkeypatch):
     architecture = load_architecture("tiny", folders["qwen3_vl"])
     monkeypatch.setattr("dj2mgm.doctor.plan_checks.find_architecture", lambda name: architecture)
-    run = Runs({}).first("baseline")
+    run = Runs({}).first_seed("baseline")
     settings = TrainingSettings(**run.settings["finetune"] | {"max_length": architecture.image_tokens})
     with pytest.raises(
         InputError, match="leaves no room for text after the .* tokens of an image of 640×480 pixels; raise it"

@@ -281,7 +281,7 @@ def test_the_crates_configuration_leads_to_the_same_files_from_another_folder(cr
         runs = make_project(opened, tmp_path, Places(Path.cwd()))
     [dataset] = {run.dataset["name"] for run in runs}
     assert dataset == "my phötos"
-    assert runs.first("baseline").config["dataset"] == str(crate.parent / "my phötos")
+    assert runs.first_seed("baseline").config.dataset == str(crate.parent / "my phötos")
     kinds = {path.relative_to(tmp_path).parts[1] for path in tmp_path.rglob("config/*/*")}
     assert not kinds & {"schemas", "deepspeed", "foundation"}
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".yaml", ".json", ".jinja"}
@@ -372,7 +372,7 @@ def test_folders_that_the_user_names_may_be_read(crate, tmp_path, monkeypatch):
         with pytest.raises(InputError, match=OUTSIDE):
             make_project(opened, tmp_path / "refused", Places(Path.cwd()))
         runs = make_project(opened, tmp_path / "made", Places(Path.cwd(), [crate.parent]))
-    assert runs.first("baseline").config["dataset"] == str(photos)
+    assert runs.first_seed("baseline").config.dataset == str(photos)
 
 
 def test_a_file_that_no_run_uses_may_name_a_place_outside_and_is_left_out(crate, tmp_path):
@@ -445,8 +445,8 @@ def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, mo
         runs = make_project(opened, tmp_path / "made", Places(Path.cwd()))
     monkeypatch.chdir(tmp_path / "made")
     again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # what Snakemake is handed
-    for run in (*runs, again.first("baseline")):
-        assert run.config["trackers"] == ["tensorboard"]
+    for run in (*runs, again.first_seed("baseline")):
+        assert run.config.trackers == ["tensorboard"]
         assert all(run.settings[stage]["trackers"] == ["tensorboard"] for stage in ("pretrain", "finetune"))
 
 

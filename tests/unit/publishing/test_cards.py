@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from datasets import load_dataset
@@ -44,7 +45,7 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("results")
     page = write_results(root)
     write_table(compare(load_experiments(page)), root / "comparison.csv")
-    settings = publish_settings(runs := Runs({}), runs.first("dj_synth"))
+    settings = publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
     [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
     records = {"dataset/summary.json": f"{entry['dataset']}/summary.json", "comparison.csv": f"{root}/comparison.csv"}
     for name in settings["records"].keys() - records.keys():
@@ -197,10 +198,13 @@ def describe(tmp_path, monkeypatch):
 
 def test_source_without_license_is_named_with_its_key(describe):
     one, two = ({"format": "data_juicer", "path": "a.jsonl"} for _ in "12")
-    with pytest.raises(InputError, match=r"and two has none; state sources\.two\.license"):
+    with pytest.raises(
+        InputError, match=r"two has no license, and nothing is published without one; state sources\.two\.license"
+    ):
         check_licenses(describe(sources={"one": one | {"license": "mit"}, "two": two}))
     split = {"file": "a.jsonl", "images": "."}
-    with pytest.raises(InputError, match=r"pretrain has none; state pretrain\.license in config/datasets/mine\.yaml"):
+    said = r"pretrain has no license, and .*; state pretrain\.license in config/datasets/mine\.yaml"
+    with pytest.raises(InputError, match=said):
         check_licenses(describe(pretrain=split))
     check_licenses(describe(pretrain=split | {"license": "CC-BY-4.0"}))
 
@@ -211,7 +215,8 @@ def test_source_without_license_is_named_with_its_key(describe):
 def test_remedy_for_folder_without_license_works(describe, tmp_path, folder, name):
     (tmp_path / folder).mkdir()
     (tmp_path / "a.jsonl").rename(tmp_path / folder / "a.jsonl")
-    said = rf"pretrain has none; describe the folder in config/datasets/{name}\.yaml with pretrain\.license .*: {name}$"
+    remedy = rf"describe the folder in config/datasets/{name}\.yaml with pretrain\.license .*: {name}$"
+    said = f"pretrain has no license, and nothing is published without one; {remedy}"
     with pytest.raises(InputError, match=said):
         check_licenses(resolve_dataset(str(tmp_path / folder)))
     split = {"file": f"{folder}/a.jsonl", "images": folder, "license": "mit"}
@@ -238,14 +243,19 @@ def test_card_uses_license_identifiers_of_the_hub():
 @pytest.mark.parametrize(
     ("model", "publish", "said"),
     [
-        ({"license": None}, {}, "tiny has none; state license in config/models/tiny.yaml"),
-        ({}, {"weights": "adapter"}, "publish.weights: nobody can load an adapter without its base model"),
+        (
+            {"license": ""},
+            {},
+            "tiny has no license, and nothing is published without one; state license in config/models/tiny.yaml",
+        ),
+        ({}, {"weights": "adapter"}, "publish.weights: an adapter needs its base model"),
     ],
 )
 def test_unpublishable_run_is_refused_early(model, publish, said):
     runs = Runs({"publish": publish})
-    run = runs.first("dj_synth")
-    run.config["model"] |= model
+    run = runs.first_seed("dj_synth")
+    changed = run.config.model.model_copy(update=model)
+    run = replace(run, config=run.config.model_copy(update={"model": changed}))
     with pytest.raises(InputError, match=said):
         publish_settings(runs, run)
 

@@ -3,7 +3,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dj2mgm.config.training import check_flash_attention
+from dj2mgm.config.settings.configuration import Configuration
+from dj2mgm.config.training_checks import check_flash_attention
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.training.model import choose_attention
@@ -36,14 +37,14 @@ def test_flash_attention_that_cannot_run_is_refused(monkeypatch):
 
 
 def test_flash_attention_needs_its_package_at_parse_time(monkeypatch):
-    asked = {"pretrain": None, "finetune": {"attn_implementation": "flash_attention_2"}}
-    monkeypatch.setattr("dj2mgm.config.training.find_spec", lambda name: None)
+    asked = Configuration(finetune={"attn_implementation": "flash_attention_2"})
+    monkeypatch.setattr("dj2mgm.config.training_checks.find_spec", lambda name: None)
     with pytest.raises(
         InputError, match="finetune.attn_implementation: flash_attention_2 needs the package flash-attn"
     ):
         check_flash_attention(asked)
-    check_flash_attention({"pretrain": "connector", "finetune": {"attn_implementation": "sdpa"}})
-    monkeypatch.setattr("dj2mgm.config.training.find_spec", lambda name: "there")
+    check_flash_attention(Configuration(finetune={"attn_implementation": "sdpa"}))
+    monkeypatch.setattr("dj2mgm.config.training_checks.find_spec", lambda name: "there")
     check_flash_attention(asked)
 
 

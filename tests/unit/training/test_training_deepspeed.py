@@ -7,7 +7,6 @@ from deepspeed.runtime.activation_checkpointing.config import DeepSpeedActivatio
 from deepspeed.runtime.config import DeepSpeedConfig
 
 import write_deepspeed_configs
-from dj2mgm.config.stages import model_settings
 from dj2mgm.files import read_json, write_yaml
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from in_process import run_main
@@ -46,7 +45,7 @@ def written(tmp_path_factory):
 def test_an_assembled_model_is_sized_by_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     mgm_config().save_pretrained("mgm")
-    write_yaml("config.yaml", model_settings({"assembled": "mgm", "clip_score": "clip"}))
+    write_yaml("config.yaml", {"assembled": "mgm"})
     done = run_main(write_deepspeed_configs, "--config", "config.yaml", "--output-dir", "out", capture=capsys)
     assert done.status == 0, done.stderr
     assert read_json("out/zero3.json")["zero_optimization"]["reduce_bucket_size"] == 32**2

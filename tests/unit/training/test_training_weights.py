@@ -2,7 +2,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dj2mgm.config.training import PROJECTIONS
+from dj2mgm.config.training_checks import PROJECTIONS
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.lora import find_projections, wrap_with_lora
 from dj2mgm.mgm.mgm_family import MGMFamily

@@ -1,7 +1,7 @@
-"""Which benchmarks there are, one a file in evaluation/benchmarks, and what each file declares.
+"""Declarations of benchmarks, one for each module in evaluation/benchmarks.
 
-The declarations are read from the files' text: the configuration stands below the benchmarks, and Snakemake, which
-checks it at every start, imports none of what they need.
+They are read from the modules' source: Snakemake checks the configuration at every start, and does not import what the
+benchmarks need.
 """
 
 import ast
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "evaluation" / "benchmarks"
 
 @dataclass(frozen=True)
 class Declaration:
-    """What evaluation/benchmarks/__init__.py asks of a file."""
+    """Constants and functions of a benchmark's module (evaluation/benchmarks/__init__.py)."""
 
     files: dict[str, str]  # keys of `benchmarks.<name>`, with their descriptions
     variants: tuple[str, ...]  # of its prompts
@@ -22,7 +22,7 @@ class Declaration:
 
 
 def declarations() -> dict[str, Declaration]:
-    """By the benchmark's name, which is its file's."""
+    """Return the declarations by benchmark, which has the name of its module."""
     return {path.stem: _declaration(path) for path in sorted(FOLDER.glob("[!_.]*.py"))}
 
 

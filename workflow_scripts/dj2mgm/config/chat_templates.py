@@ -1,11 +1,11 @@
 """Chat formats by name: the files in config/chat_templates, and `tokenizer` for the model's own.
 
-    asks_question: false             # whether the format has a place for a question; stage 2 needs one that has
-    chat_template: "{{- '<image>' …" # Jinja, as transformers renders it; `{% generation %}` marks what the model says
-    stop_tokens: ["\\n"]             # that end an answer, beside the tokenizer's end-of-sequence token
-    control_tokens: []               # that no question and no answer may contain
+    asks_question: false             # whether the format has a place for a question, as stage 2 needs
+    chat_template: "{{- '<image>' …" # Jinja, as transformers renders it; `{% generation %}` marks the answer
+    stop_tokens: ["\\n"]             # end an answer, in addition to the tokenizer's end-of-sequence token
+    control_tokens: []               # no question and no answer may contain one
 
-A stage is handed the content of such a file, so that a change of it re-runs the stage and a comment in it does not.
+A stage receives the content of the file, so that a change re-runs the stage, and a comment does not.
 """
 
 from functools import cache
@@ -16,19 +16,21 @@ from dj2mgm.config.recipe_parsing import check_keys
 from dj2mgm.errors import InputError
 
 OF_THE_TOKENIZER = "tokenizer"
-WITHOUT_CHAT = ("paligemma",)  # types of models that take one question about one image, in no chat format
+WITHOUT_CHAT = ("paligemma",)  # types of models that take one question about one image, without a chat format
 TYPES = {"asks_question": bool, "chat_template": str, "stop_tokens": list, "control_tokens": list}
-# so that a stop token such as `0` is a text
+# so that a stop token such as `0` is a string
 SCHEMA = {"properties": {key: {"items": {"type": "string"}} for key in ("stop_tokens", "control_tokens")}}
 
 
 def chat_template_names() -> list[str]:
-    """Every name that `template` and `pretrain_template` may have."""
+    """Return all valid names of chat formats."""
     return sorted([OF_THE_TOKENIZER, *names_in("chat_templates")])
 
 
 def read_chat_template(name: str) -> dict:
-    """{name, asks_question, chat_template, stop_tokens, control_tokens}; the tokenizer's are filled in with the model.
+    """Return a chat format: {name, asks_question, chat_template, stop_tokens, control_tokens}.
+
+    The tokenizer's own format is empty here; the stage fills it in.
 
     Raises:
         InputError: the name is unknown, or its file has a wrong key or value.
@@ -41,13 +43,13 @@ def read_chat_template(name: str) -> dict:
 
 
 def check_chat_templates(source: str, model: dict) -> None:
-    """Check the two formats that a model file names.
+    """Check the two chat formats that a model file names.
 
     Raises:
-        InputError: a name is unknown, or stage 2 would ask nothing.
+        InputError: a name is unknown, or the format of stage 2 has no place for a question.
     """
     for key, needs_question in (("pretrain_template", False), ("template", True)):
-        if key not in model:  # it has its own
+        if key not in model:  # the model has its own
             continue
         names = chat_template_names()
         if model[key] in names and (not needs_question or read_chat_template(model[key])["asks_question"]):
@@ -59,7 +61,7 @@ def check_chat_templates(source: str, model: dict) -> None:
         )
 
 
-@cache  # every stage of every run asks for it
+@cache  # every stage of every run needs it
 def _content(path: Path) -> dict:
     content = read_config(path, SCHEMA)
     check_keys(path, content, set(TYPES))
@@ -67,6 +69,6 @@ def _content(path: Path) -> dict:
         value = content.get(key)
         texts = isinstance(value, list) and all(isinstance(item, str) and item for item in value)
         if not isinstance(value, kind) or (kind is list and not texts) or value == "":
-            wanted = {bool: "true or false", str: "a Jinja template", list: "a list of texts"}[kind]
+            wanted = {bool: "true or false", str: "a Jinja template", list: "a list of strings"}[kind]
             raise InputError(f"{path}: {key!r} must be {wanted}, found {shown(value)}")
     return content

@@ -1,4 +1,4 @@
-"""The CLIPs and SigLIPs that a configuration names: those that select data, and those that judge captions."""
+"""CLIPs and SigLIPs that a configuration names, to select data or to judge captions."""
 
 import os
 import re
@@ -9,8 +9,8 @@ from dj2mgm.config.reading import cached_snapshot, names_folder, read_json_confi
 from dj2mgm.errors import InputError
 from dj2mgm.model_folders import check_model_folder
 
-KINDS = {"clip": "CLIP", "siglip": "SigLIP"}  # of judges: transformers' `model_type`, and what people call it
-# each part of a model's folder: the files of which it needs all, the usual ones first
+KINDS = {"clip": "CLIP", "siglip": "SigLIP"}  # of judges: transformers' `model_type`, and its usual name
+# by part of a model's folder: alternatives of files that it needs, the usual ones first
 PARTS = {
     "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
     "config": (("config.json",),),
@@ -20,12 +20,12 @@ PARTS = {
 HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 MADE_HERE = re.compile(r"results/foundation/(?P<model>[^/]+)/clip/?")
 FILES = (".json", ".safetensors", ".model", ".txt")
-# parts of the names of the operators by which a CLIP says which captions fit; a stage fills in the model's `clip_score`
+# parts of the names of operators that select captions with a CLIP; by default it is the model's `clip_score`
 CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
 
 
 def missing_parts(folder: Path) -> list[str]:
-    """What a `save_pretrained` folder of a CLIP or SigLIP lacks, each with the files that it is usually in."""
+    """Return the missing parts of a CLIP's or SigLIP's folder, with the files that they are usually in."""
     return [
         f"{part} ({' and '.join(alternatives[0])})"
         for part, alternatives in PARTS.items()
@@ -34,7 +34,7 @@ def missing_parts(folder: Path) -> list[str]:
 
 
 def folder_of(name: str) -> Path | None:
-    """Where a model is on this machine; None for a hub id that has not been fetched."""
+    """Return the folder of a model on this machine, or None for a hub id that is not in the cache."""
     return Path(name) if names_folder(name) or Path(name).is_dir() else cached_snapshot(name, "models")
 
 
@@ -42,7 +42,7 @@ def check_local_model(name: str) -> None:
     """Check the folder of a model before a library reads it, if it is on this machine.
 
     Raises:
-        InputError: it holds links out of itself, special files, or sizes that no model has.
+        InputError: the folder has links to the outside, special files, or a config.json with impossible sizes.
     """
     if (folder := folder_of(name)) and folder.is_dir():
         check_model_folder(folder)
@@ -59,7 +59,7 @@ def check_named_models(value: object) -> None:
 
 
 def clip_files(name: str) -> list[str]:
-    """The files of a CLIP, as inputs of the stages that use it; none of a hub id, or of a folder that is not there."""
+    """Return the files of a CLIP, as inputs of stages; none of a hub id or a missing folder."""
     if MADE_HERE.fullmatch(name):
         return [f"{name.rstrip('/')}/model.safetensors"]
     folder = Path(name)
@@ -67,12 +67,15 @@ def clip_files(name: str) -> list[str]:
 
 
 def check_made(name: str, key: str, models: Collection[str]) -> None:
-    """
+    """Check that a CLIP in results/foundation is a part of a model that the workflow makes.
+
     Args:
-        models: those whose parts the workflow makes.
+        name: folder or hub id of the CLIP.
+        key: the setting that names it, for the message.
+        models: names of the models whose parts the workflow makes.
 
     Raises:
-        InputError: the CLIP would be a part of another one.
+        InputError: it is a part of another model.
     """
     made = MADE_HERE.fullmatch(name)
     if made and made["model"] not in models:
@@ -81,9 +84,10 @@ def check_made(name: str, key: str, models: Collection[str]) -> None:
 
 
 def check_judge(name: str, key: str) -> None:
-    """
+    """Check a judge of captions.
+
     Raises:
-        InputError: it is neither a CLIP nor a SigLIP, or its folder is not whole. Begins with `key`, which names it.
+        InputError: it is neither a CLIP nor a SigLIP, or its folder is incomplete. The message begins with `key`.
     """
     if MADE_HERE.fullmatch(name):
         return
@@ -102,10 +106,7 @@ def check_judge(name: str, key: str) -> None:
 
 
 def check_kind(name: str, model_type: object, key: str) -> None:
-    """
-    Raises:
-        InputError: the model's type is not one of `KINDS`.
-    """
+    """Raise InputError unless a model's type is one of `KINDS`."""
     if model_type not in KINDS:
         raise InputError(
             f"{key}: {name} is a model of type {model_type!r}, and only a {' or a '.join(KINDS.values())} can judge "
@@ -114,11 +115,11 @@ def check_kind(name: str, model_type: object, key: str) -> None:
 
 
 def selecting_clips(recipes: dict[str, dict | None], clip: str) -> list[str]:
-    """The CLIPs by which recipes choose captions.
+    """Return the CLIPs that recipes select captions with.
 
     Args:
         recipes: by stage.
-        clip: what an operator is given that names none.
+        clip: the default of operators.
     """
     steps = [step for recipe in recipes.values() if recipe for step in recipe["process"]]
     named = {

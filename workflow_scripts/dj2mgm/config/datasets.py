@@ -1,4 +1,4 @@
-"""Which data an experiment uses: a file in config/datasets, or a folder that someone brought."""
+"""The dataset of an experiment: a file in config/datasets, or a folder of the user's."""
 
 import difflib
 import os
@@ -27,8 +27,10 @@ SUFFIXES = {  # what a format's files end with, by its reader in data/sources
 
 
 def resolve_dataset(value: str) -> dict:
-    """`{name, settings, images: {pretrain, finetune, evaluation}, licenses}`; image paths are relative to the folders
-    `images`. What licenses are stated for (config/licenses.py) is no part of the settings: it makes nothing again.
+    """Return `{name, settings, images: {pretrain, finetune, evaluation}, licenses}` of a dataset.
+
+    Image paths are relative to the folders `images`. Licenses are separate from the settings, so that a change of them
+    re-runs nothing.
 
     Raises:
         InputError: neither a known dataset nor a folder that holds one Data-Juicer jsonl.
@@ -65,7 +67,7 @@ def _folders_beside(path: str) -> list[str]:
 
 
 def files_of(dataset: dict) -> list[str]:
-    """The user's own files that a dataset is made of; the embedded one has none.
+    """Return the user's own files that a dataset is made of; the embedded dataset has none.
 
     Raises:
         InputError: a source without files.
@@ -80,7 +82,10 @@ def files_of(dataset: dict) -> list[str]:
 
 
 def image_lists(dataset: dict) -> list[tuple[str, str]]:
-    """The user's own files that name images, each with the folder of its images; none of formats that hold images."""
+    """Return the user's files that name images, each with the folder of its images.
+
+    Formats that contain the images themselves have none.
+    """
     splits = [
         dataset[split] for split in ("pretrain", "finetune", "evaluation") if isinstance(dataset.get(split), dict)
     ]
@@ -107,10 +112,7 @@ def check_files(dataset: dict) -> None:
 
 
 def check_folder(where: str, folder: str) -> None:
-    """
-    Raises:
-        InputError: the folder is missing. Begins with `where`, which names its key.
-    """
+    """Raise InputError if a folder is missing; the message begins with `where`, which names its key."""
     if not os.path.isdir(folder):
         raise InputError(f"{where}: there is no folder {folder}; correct the path, or create the folder")
 
@@ -129,7 +131,7 @@ def _read_dataset(path: Path) -> dict:
 
 
 def _source(where: str, name: str, values: dict) -> dict:
-    """A source with its place on this machine, and the folder that its image paths are relative to."""
+    """Return a source with its path on this machine, and the folder that its image paths are relative to."""
     check_format(where, "name", name)
     path, suffixes, folder = Path(values["path"]), SUFFIXES[values["format"]], None
     if not path.exists() and (cached := cached_snapshot(values["path"], "datasets")):
@@ -155,10 +157,10 @@ def _source(where: str, name: str, values: dict) -> dict:
 
 
 def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
-    """How much of each source is trained on.
+    """Return the amount of each source to train on.
 
     Args:
-        asked: by an experiment, which wins over the dataset's own amounts.
+        asked: the experiment's amounts, which replace those of the dataset.
 
     Raises:
         InputError: the dataset has no such source.
@@ -172,14 +174,14 @@ def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
 
 
 def _name_of(folder: Path) -> str:
-    """What the folder is called, also where it is stated as `.`; spaces and umlauts are welcome."""
+    """Return the name of a folder, also of `.`; it may have spaces and umlauts."""
     name = folder.resolve().name
     check_format(f"dataset: the folder {name!r}", "folder", name)
     return name
 
 
 def _describe_folder(folder: Path) -> dict:
-    """A folder as users bring it: one Data-Juicer .jsonl, perhaps a LLaVA .json and an evaluation.jsonl."""
+    """Describe a folder with one Data-Juicer .jsonl, and optionally a LLaVA .json and an evaluation.jsonl."""
     captions = sorted(p for p in folder.glob("*.jsonl") if p.name != "evaluation.jsonl")
     instructions = sorted(folder.glob("*.json"))
     if len(captions) != 1 or len(instructions) > 1:

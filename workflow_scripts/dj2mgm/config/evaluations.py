@@ -1,4 +1,4 @@
-"""Evaluations: tasks of lmms-eval. Where the data of each is, and where lmms-eval itself is."""
+"""Evaluations: tasks of lmms-eval, the folders of their data, and the installation of lmms-eval."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -6,15 +6,23 @@ from pathlib import Path
 from dj2mgm.code import SCRIPTS
 from dj2mgm.errors import InputError
 
-TABLES = (".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv", ".md")  # files of a task's data that are watched
-BESIDE = SCRIPTS.parent / ".lmms_eval"  # packages that `make lmms_eval` puts there, and nothing that .venv has
+TABLES = (
+    ".parquet",
+    ".arrow",
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".tsv",
+    ".md",
+)  # suffixes of data files that are inputs of rules
+BESIDE = SCRIPTS.parent / ".lmms_eval"  # packages that `make lmms_eval` installs in addition to .venv
 
 
 def data_of(task: str, folder: str | None) -> Path:
-    """The folder of a task's data, which is called as the task is.
+    """Return the folder of a task's data, which has the name of the task.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such folder.
     """
     if folder is None:
         raise InputError(
@@ -30,9 +38,6 @@ def data_of(task: str, folder: str | None) -> Path:
 
 
 def check_lmms_eval() -> None:
-    """
-    Raises:
-        InputError: it is not installed where this runs.
-    """
+    """Raise InputError unless lmms-eval is installed here."""
     if not (BESIDE / "lmms_eval").is_dir() and find_spec("lmms_eval") is None:
         raise InputError("evaluations: lmms-eval is not installed: run `make lmms_eval`, or Snakemake with --sdm conda")

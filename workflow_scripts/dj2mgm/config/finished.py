@@ -1,8 +1,8 @@
 """Sources of finished results, and the check of jobs that would replace them.
 
 Snakemake repeats every stage whose settings changed. That is right for a learning rate, but a forgotten
-`--config dataset=…` would replace the results of one dataset by those of another. `check_jobs` looks at the jobs of a
-command before any of them starts.
+`--config dataset=…` would replace the results of one dataset by those of another. `check_jobs` checks the jobs of a
+command before the first one starts.
 """
 
 import re
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.config.datasets import RESULTS as DATASETS
-from dj2mgm.config.missing_models import check_model_folders
+from dj2mgm.config.experiments import reserved_names
+from dj2mgm.config.missing_models import check_clip_folder, check_model_folders
 from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import names_in
-from dj2mgm.config.runs import Run, Runs, reserved_names
+from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_yaml
 
-CLIP = "clip_score"
 CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
 OVERWRITE = "`--config overwrite=true` replaces them"
 
@@ -44,15 +44,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Origin:
-    """The dataset and the model that a folder of results was made with; None for what it does not say."""
+    """Dataset and model of a folder of results; None if it does not state them."""
 
     dataset: str | None
     model: str | None
 
 
 def check_jobs(runs: Runs, jobs: Iterable[Job], targets: Iterable[Job]) -> None:
-    """Refuse jobs that would replace the results of another dataset or model, that a target may not start, or that lack
-    a model.
+    """Refuse jobs that must not run.
+
+    They would replace the results of another dataset or model, a target may not start them, or their model is missing.
 
     Args:
         jobs: those that would run.
@@ -64,9 +65,9 @@ def check_jobs(runs: Runs, jobs: Iterable[Job], targets: Iterable[Job]) -> None:
     jobs, targets = list(jobs), list(targets)
     kinds = [kind and kind[0] for kind in map(_kind_of, targets)]
     may_start_stages = not kinds or None in kinds or EXPORT in kinds
-    if not runs.overwrite:
+    if not runs.shared.overwrite:
         for folder in sorted({job.run for job in jobs if job.run}):
-            _check_run(runs, runs.at(folder), may_start_stages)
+            _check_run(runs, runs.by_folder(folder), may_start_stages)
         for name in sorted({job.dataset for job in jobs if job.dataset}):
             _check_dataset(runs, name)
     _check_starts_no_training(runs, jobs, targets)
@@ -74,7 +75,7 @@ def check_jobs(runs: Runs, jobs: Iterable[Job], targets: Iterable[Job]) -> None:
         check_model_folders(runs.models[name])
     for job in jobs:
         for folder in _stages_made_by(runs, job):
-            _check_clip(runs.at(job.run), Path(folder).name)
+            _check_clip(runs.by_folder(job.run), Path(folder).name)
 
 
 def origin_of(folder: Path) -> Origin | None:
@@ -98,7 +99,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
         may_start_stages: whether the command may make results in another folder.
     """
     folder = Path("results", run.folder)
-    found, asked = origin_of(folder), Origin(run.dataset["name"], run.config["model"]["name"])
+    found, asked = origin_of(folder), Origin(run.dataset["name"], run.config.model.name)
     if found is None:
         return
     changed = {
@@ -126,7 +127,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
 
 
 def _check_dataset(runs: Runs, name: str) -> None:
-    """Two folders of the same name are two datasets, unless the first one is gone: then it was moved."""
+    """Refuse another folder with the name of a dataset, unless the first folder is gone, so that it was moved."""
     old, new = _folder_of(_read(Path(DATASETS, name, "config.yaml"))), _folder_of(runs.datasets.get(name, {}))
     if name in names_in("datasets") or not (old and new and old.is_dir()) or old.resolve() == new.resolve():
         return
@@ -138,14 +139,13 @@ def _check_dataset(runs: Runs, name: str) -> None:
 
 
 def _check_clip(run: Run, stage: str) -> None:
-    """The CLIP by which a stage selects data or judges captions, if the model's file names it."""
-    model = run.config["model"]
-    if run.settings.get(stage, {}).get("clip") == model[CLIP]:
-        check_model_folders({"name": model["name"], "hub_ids": model.get("hub_ids", [])} | {CLIP: model[CLIP]}, CLIP)
+    """Check the folder of the CLIP that a stage uses, if the model's file names it."""
+    if run.settings.get(stage, {}).get("clip") == run.config.model.clip_score:
+        check_clip_folder(run.config.model)
 
 
 def _check_starts_no_training(runs: Runs, jobs: list[Job], targets: list[Job]) -> None:
-    """`crate` and `publish` describe finished results and run no stage; `export` may filter, but not train."""
+    """Refuse stages of `crate` and `publish`, which describe finished results, and training of `export`."""
     kinds = [_kind_of(target) for target in targets]
     if not kinds or None in kinds:
         return
@@ -154,7 +154,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[Job], targets: list[Job]) -
     if not stages:
         return
     kind, experiment = next(filter(None, kinds))
-    same = " with the same --config" if runs.command_line.keys() - {kind, "overwrite"} else ""
+    same = " with the same --config" if runs.experiments.command_line.keys() - {kind, "overwrite"} else ""
     raise InputError(
         f"{kind}: {min(stages)} is missing or out of date, and {kind} starts no training. Run `snakemake --cores 1 "
         f"{_target_of(runs, experiment)}`{same} first"
@@ -176,12 +176,12 @@ def _kind_of(target: Job) -> tuple[str, str] | None:
 
 
 def _target_of(runs: Runs, folder: str) -> str:
-    """The target of `snakemake` that makes what is in the folder of a run or of a page."""
+    """Return the target of `snakemake` that makes a folder of a run or of a page."""
     on_page = Path(folder).name == "report"
-    experiment = experiments_on(runs, folder)[-1] if on_page else runs.at(folder).experiment
-    if experiment in runs.names:
+    experiment = experiments_on(runs, folder)[-1] if on_page else runs.by_folder(folder).experiment
+    if experiment in runs.experiments.names:
         return experiment
-    return next((target for target, names in runs.variants.items() if experiment in names), experiment)
+    return next((target for target, names in runs.experiments.variants.items() if experiment in names), experiment)
 
 
 def _stages_made_by(runs: Runs, job: Job) -> Iterator[str]:
@@ -192,7 +192,7 @@ def _stages_made_by(runs: Runs, job: Job) -> Iterator[str]:
 
 
 def _shared_with(stage: Path) -> Path:
-    """The folder of a stage, or of the run whose stage it shares."""
+    """Return the folder of a stage's owner."""
     return Path(_read(stage / STAGE_NOTE).get("same_as", stage))
 
 
@@ -203,22 +203,25 @@ def _given_as(dataset: str) -> str:
 
 
 def _folder_of(settings: dict) -> Path | None:
-    """The folder of a dataset that a folder describes."""
+    """Return the folder of a dataset, if it is a folder."""
     pairs = settings.get("pretrain")
     images = pairs.get("images") if isinstance(pairs, dict) else None
     return Path(images) if isinstance(images, str) else None
 
 
 def _free_place(runs: Runs, name: str) -> str:
-    """A value for `results` that keeps the results of a dataset or model apart."""
-    taken = {*reserved_names(), *(known.lower() for known in (*runs.files, *runs.configs, runs.place))}
+    """Return an unused value of `results` for the results of a dataset or model."""
+    taken = {
+        *reserved_names(),
+        *(known.lower() for known in (*runs.experiments.files, *runs.experiments.configs, runs.place)),
+    }
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
     names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(taken) + 3)))
     return next(one for one in names if has_format("name", one) and one.lower() not in taken)
 
 
 def _read(path: Path) -> dict:
-    """The file's content; nothing if it is missing or damaged, as its own stage will say."""
+    """Read a file; it is empty if it is missing or damaged, which its own stage reports."""
     try:
         return read_json(path) if path.suffix == ".json" else read_yaml(path)
     except (OSError, InputError):

@@ -1,20 +1,20 @@
-"""The tiny models of the embedded default: trained ones come with the workflow, in config/foundation/<model>/."""
+"""Trained parts of the tiny models that come with the workflow, in config/foundation/<model>/."""
 
 from pathlib import Path
 
 from dj2mgm.config.reading import config_file, read_json_config
+from dj2mgm.config.settings.models import ModelFile
 
 PARTS = ("clip", "convnext", "language_model")  # a folder each
 SETTINGS = "settings.json"  # what they were trained with
 
 
-def shipped_foundation(model: dict) -> Path | None:
-    """The folder of the trained parts that come with the workflow; None where they are not of this model's settings.
+def shipped_foundation(model: ModelFile) -> Path | None:
+    """Return the folder of the trained parts that come with the workflow.
 
-    Args:
-        model: keys of its file, with its name.
+    None if there are none, or if they were trained with other settings than the model's.
     """
-    folder = config_file("foundation", model["name"])
-    if not (folder / SETTINGS).is_file() or read_json_config(folder / SETTINGS) != model.get("foundation"):
+    folder = config_file("foundation", model.name)
+    if model.trained_parts is not model or not (folder / SETTINGS).is_file():
         return None
-    return folder
+    return folder if read_json_config(folder / SETTINGS) == model.foundation.model_dump() else None

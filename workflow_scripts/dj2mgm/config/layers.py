@@ -18,8 +18,15 @@ from dj2mgm.config.reading import (
     read_config,
     suggestion,
 )
-from dj2mgm.config.settings.configuration import OwnKeys, SharedKeys, configuration_model
-from dj2mgm.config.settings.models import TinyModel, model_kind
+from dj2mgm.config.settings.configuration import (
+    Configuration,
+    Experiment,
+    OwnKeys,
+    SharedKeys,
+    configuration_model,
+    experiment_model,
+)
+from dj2mgm.config.settings.models import MgmModel, ModelFile, TinyModel, model_kind
 from dj2mgm.config.settings.presets import PresetFile
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.strings import has_format
@@ -27,8 +34,9 @@ from dj2mgm.config.settings.training import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
 from dj2mgm.errors import InputError
 
+WHOLE = ("assembled", "transformers")  # keys of a model file that name a whole model
 # keys of a model file that name folders or hub ids
-PARTS = ("assembled", "transformers", "language_model", "vision_tower", "vision_tower_aux", "clip_score")
+PARTS = (*WHOLE, "language_model", "vision_tower", "vision_tower_aux", "clip_score")
 
 
 def experiment_names() -> list[str]:
@@ -41,8 +49,8 @@ def experiment_file(name: str) -> Path:
     return config_file("experiments", f"{name}.yaml")
 
 
-def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
-    """Return the complete, validated configuration of one experiment, with its model file as `model`.
+def merge_experiment(name: str, command_line: dict, *more: Layer) -> Experiment:
+    """Return the complete, validated configuration of one experiment.
 
     Args:
         name: the experiment.
@@ -56,23 +64,24 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> dict:
     _refuse_keys(file, SharedKeys.model_fields, "is about all experiments; set it in config/config.yaml")
     own = [file, command_line_layer(command_line), *more]
     model_name = merge([defaults, *own]).get("model", OwnKeys.model_fields["model"].default)
-    is_name = isinstance(model_name, str) and has_format("name", model_name)
-    model, model_settings = _read_model(model_name) if is_name else ({}, Layer("model", {}))
+    if not (isinstance(model_name, str) and has_format("name", model_name)):
+        validated(configuration_model(), merge([defaults, *own]), f"experiment {name}", [defaults, *own])
+    model, model_settings = _read_model(model_name)
     layers = [defaults, model_settings, *own]
-    config = validated(configuration_model(), merge(layers), f"experiment {name}", layers)
-    return config.model_dump() | {"model": model}
+    return validated(experiment_model(), merge(layers) | {"model": model}, f"experiment {name}", layers)
 
 
-def merge_shared_settings(command_line: dict) -> dict:
-    """Return the keys for several experiments: which ones the page compares, the challenge's reference, and others."""
+def merge_shared_settings(command_line: dict) -> Configuration:
+    """Return the configuration without an experiment, for the keys of several experiments."""
     layers = [default_layer(), command_line_layer(command_line)]
-    merged = validated(configuration_model(), merge(layers), layers[1].source, layers).model_dump()
-    for name in merged["challenge"]["scores"]:
-        if name not in merged["benchmarks"]:
+    config = validated(configuration_model(), merge(layers), layers[1].source, layers)
+    files = config.benchmarks.model_dump()
+    for name in config.challenge.scores.model_dump():
+        if name not in files:
             raise InputError(
                 f"challenge.scores.{name}: the key 'benchmarks.{name}' is missing; name its files, or null"
             )
-    return {key: merged[key] for key in SharedKeys.model_fields}
+    return config
 
 
 def default_layer() -> Layer:
@@ -149,23 +158,23 @@ def _read_layer(path: Path) -> Layer:
     return Layer(str(path), read_config(path, schema_of(configuration_model())))
 
 
-def _read_model(name: str) -> tuple[dict, Layer]:
-    """Return a model file's own keys, and its `settings`."""
+def _read_model(name: str) -> tuple[ModelFile, Layer]:
+    """Return a model, and its file's `settings`."""
     path = named_file("models", name, "model")
     kind = model_kind(read_config(path))
-    keys = read_config(path, schema_of(kind))
-    model = validated(kind, keys, str(path)).model_dump(exclude_unset=True)
-    check_chat_templates(str(path), model)
-    settings = Layer(f"{path}, settings", model.pop("settings", {}))
-    for key in {"assembled", "transformers"} & model.keys():
-        model[key] = os.path.normpath(find_model(model[key]))
-    for part in (model[key] for key in PARTS if key in model):
-        check_local_model(part)
-    if kind is TinyModel:
-        model |= _read_parts(model["foundation"], path)
+    model = validated(kind, read_config(path, schema_of(kind)), str(path))
+    check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
+    settings = Layer(f"{path}, settings", model.settings)
+    folders = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE if hasattr(model, key)}
+    model = model.model_copy(update=folders).named(name)
+    for part in (model.given, *model.parts.values(), model.clip_score):
+        if part:
+            check_local_model(part)
+    if isinstance(model, TinyModel):
+        model = model.with_parts(_read_parts(model.foundation, path))
     forbidden = (*SharedKeys.model_fields, *OwnKeys.model_fields)
     _refuse_keys(settings, forbidden, "is not a model's; set it in config/config.yaml")
-    return model | {"name": name}, settings
+    return model, settings
 
 
 def find_model(part: str) -> str:
@@ -175,18 +184,18 @@ def find_model(part: str) -> str:
     return str(cached_snapshot(part, "models") or part)
 
 
-def _read_parts(name: str, user: Path) -> dict:
-    """Return the model file that a tiny model is made from, and its parts.
+def _read_parts(name: str, user: Path) -> MgmModel:
+    """Return the model that a tiny model is made from.
 
     Args:
-        name: of the model file.
+        name: of its file.
         user: the tiny model's file, for the message.
     """
     keys = read_config(named_file("models", name, f"{user}: foundation"))
     if not isinstance(keys.get("foundation"), dict):
         raise InputError(f"{user}: foundation: {name} is not trained here; name a model file that has a foundation")
-    foundation, _ = _read_model(name)
-    return {"foundation": foundation} | {part: foundation[part] for part in ("language_model", "vision_tower")}
+    model, _ = _read_model(name)
+    return model
 
 
 def _refuse_keys(layer: Layer, keys: tuple[str, ...] | dict, remedy: str) -> None:

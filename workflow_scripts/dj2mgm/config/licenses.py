@@ -1,6 +1,6 @@
-"""Which licenses the parts of a dataset and of a model have, as far as their files state them.
+"""Licenses of datasets and models, as their files state them.
 
-A license changes no result, so it is no part of what a stage is handed.
+A license changes no result, so it is not in the settings of stages.
 """
 
 import re
@@ -22,7 +22,7 @@ OF_THE_HUB = frozenset(
 
 
 def take_licenses(settings: dict) -> tuple[dict, dict[str, str | None]]:
-    """A dataset's settings without licenses; and these by the key beside which each is stated, or should be."""
+    """Return a dataset's settings without licenses, and the licenses by part of the dataset."""
     if "generator" in settings:
         return {key: value for key, value in settings.items() if key != "license"}, {"": settings.get("license")}
     group = settings.get("sources", settings)
@@ -33,12 +33,13 @@ def take_licenses(settings: dict) -> tuple[dict, dict[str, str | None]]:
 
 
 def check_licenses(dataset: dict) -> None:
-    """
+    """Check that every part of a dataset states a license.
+
     Args:
         dataset: name, settings and licenses (config/datasets.py).
 
     Raises:
-        InputError: a part of it states no license.
+        InputError: names the part without a license, and where to state it.
     """
     name = dataset["name"]
     for part, text in dataset["licenses"].items():
@@ -53,12 +54,15 @@ def check_licenses(dataset: dict) -> None:
                     f"dataset: {name}"
                 )
             raise InputError(
-                f"publish: nothing is published without a license, and {part or dataset['name']} has none; {remedy}"
+                f"publish: {part or dataset['name']} has no license, and nothing is published without one; {remedy}"
             )
 
 
 def card_license(*licenses: str) -> dict[str, str]:
-    """The keys of a card: the hub's word for a license, or `other` and its name; of several, all their names."""
+    """Return the keys of a card for licenses.
+
+    One license with a name of the hub has this name. Others and several have `other`, and their names.
+    """
     names = sorted({" ".join(text.split()) for text in licenses}, key=str.lower)
     if len(names) == 1 and names[0].lower() in OF_THE_HUB:
         return {"license": names[0].lower()}

@@ -1,8 +1,8 @@
 """Configuration as plain JSON values: YAML and JSON files, and the command line's values.
 
-A scalar without quotes is a text where the schema says so. Elsewhere it is what the core schema of YAML 1.2 makes of
-it: `1e-4` is a number. What YAML 1.1 reads differently (`010`, `1_000`, `no`) is refused. So is what JSON cannot hold
-(NaN, infinity). Keys are always texts.
+A scalar without quotes is a string if the key's type is a string. Otherwise the core schema of YAML 1.2 applies: `1e-4`
+is a number. Scalars that YAML 1.1 reads differently (`010`, `1_000`, `no`) are refused, and so are values that JSON
+cannot represent (NaN, infinity). Keys are always strings.
 """
 
 import difflib
@@ -21,22 +21,22 @@ import yaml
 from dj2mgm.code import SCRIPTS
 from dj2mgm.errors import InputError
 
-CONFIG = Path("config")  # of the current folder; what it lacks comes from the workflow's own
+CONFIG = Path("config")  # in the current folder; missing files come from SHIPPED
 SHIPPED = SCRIPTS.parent / "config"
 NULL = re.compile("null|Null|NULL|~")
 TRUE, FALSE = re.compile("true|True|TRUE"), re.compile("false|False|FALSE")
 INTEGER = re.compile("[-+]?(0|[1-9][0-9]*)")
 FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
 NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.I)
-# numbers and booleans of YAML 1.1 that are none, or others, in 1.2
+# numbers and booleans of YAML 1.1 that have another meaning in 1.2
 AMBIGUOUS = re.compile(r"[-+]?(0x[0-9a-f_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_:]*(\.[0-9_]*)?)|yes|no|on|off", re.I)
-# control characters but tab and line break; separators that YAML's writers lose; halves of surrogate pairs
+# control characters except tab and line break; separators that YAML's writers lose; halves of surrogate pairs
 FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\\ud800-\\udfff]")
 LARGEST = 2**63 - 1
 LONGEST = len(str(LARGEST)) + 1  # digits and sign of an integer
 DEEPEST = 32
 TWICE = "is stated twice"
-MOST = 100_000  # values of one file or command line, repetitions by aliases counted
+MOST = 100_000  # values of one file or command line, with repetitions by aliases
 
 
 class Plain(str):
@@ -44,7 +44,7 @@ class Plain(str):
 
 
 class _Loader(yaml.BaseLoader):
-    """Composes nodes; what scalars mean is not its business."""
+    """Composes nodes, and leaves scalars as they are written."""
 
     depth = seen = 0
 
@@ -64,17 +64,18 @@ class _Loader(yaml.BaseLoader):
 
 
 def names_folder(part: str) -> bool:
-    """Whether a part of a model is named by a folder rather than by a hub id, `owner/name` or `name`."""
+    """Return whether a part of a model is named by a folder, not by a hub id (`owner/name` or `name`)."""
     return part.startswith((".", "/", "~", "model_zoo/")) or part.count("/") > 1
 
 
 def cached_snapshot(hub_id: str, kind: str) -> Path | None:
-    """The folder of a repository in the hub's cache on this machine; None where it is not there.
+    """Return the folder of a repository in the hub's cache on this machine, or None if it is not there.
 
-    The cache's layout is documented (https://huggingface.co/docs/huggingface_hub/guides/manage-cache); the hub's
-    library is not in every environment that reads configurations.
+    The cache's layout is documented (https://huggingface.co/docs/huggingface_hub/guides/manage-cache). Not every
+    environment that reads configurations has the hub's library.
 
     Args:
+        hub_id: of the repository.
         kind: `models` or `datasets`.
     """
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
@@ -86,19 +87,19 @@ def cached_snapshot(hub_id: str, kind: str) -> Path | None:
 
 
 def config_file(*parts: str) -> Path:
-    """A file of config/, whether or not it exists: the current folder's, or else the workflow's own."""
+    """Return the path of a file in the current folder's config/, or in the workflow's own if only that exists."""
     here, shipped = CONFIG.joinpath(*parts), SHIPPED.joinpath(*parts)
     return shipped if shipped.exists() and not here.exists() else here
 
 
 def names_in(folder: str, suffix: str = ".yaml") -> list[str]:
-    """What the files of a folder of config/ are called, without those that editors hide beside them."""
+    """Return the names of the files in a folder of config/, without hidden files of editors."""
     paths = chain.from_iterable((place / folder).glob(f"*{suffix}") for place in (CONFIG, SHIPPED))
     return sorted({path.stem for path in paths if not path.name.startswith(".")})
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about a name that is not known: the nearest known name, and all of them."""
+    """Return the end of a message about an unknown name: the nearest known name, and all known names."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     listed = f"known are {', '.join(names)}"
@@ -106,10 +107,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def check_stated_once(arguments: Iterable[str]) -> None:
-    """Check the raw texts of `--config`, of which Snakemake takes the last where one states a key twice.
+    """Check the arguments of `--config`, of which Snakemake silently takes the last if a key is stated twice.
 
     Args:
-        arguments: `key=value` each.
+        arguments: strings of the form `key=value`.
 
     Raises:
         InputError: a key is stated twice, in braces or by two arguments.
@@ -119,7 +120,7 @@ def check_stated_once(arguments: Iterable[str]) -> None:
         key, _, value = argument.partition("=")
         try:
             is_mapping = isinstance(_parse_yaml(value), dict) and value.lstrip().startswith("{")
-        except yaml.YAMLError as error:  # Snakemake takes what is no YAML as a text
+        except yaml.YAMLError as error:  # Snakemake takes it as a string
             if (problem := getattr(error, "problem", None)) and TWICE in problem:
                 raise InputError(f"the command line's --config {key}: {problem}") from None
             is_mapping = False
@@ -129,38 +130,40 @@ def check_stated_once(arguments: Iterable[str]) -> None:
 
 
 def read_config(path: Path, schema: dict | None = None) -> dict:
-    """The keys and values of a YAML file; an empty one has none.
+    """Read the keys and values of a YAML file.
 
     Args:
-        schema: a JSON schema that says where texts belong. Nothing is validated (config/schema.py does).
+        path: of the file.
+        schema: a JSON schema that says which values are strings. The values are not validated.
 
     Raises:
-        InputError: it cannot be read, is no YAML, states a key twice, or holds what JSON cannot.
+        InputError: the file cannot be read, is not YAML, states a key twice, or has values that JSON cannot represent.
     """
     return _read(path, _parse_yaml, schema or {})
 
 
 def read_json_config(path: Path) -> dict:
-    """The keys and values of a JSON file; raises as `read_config` does."""
+    """Read the keys and values of a JSON file; raises as `read_config` does."""
     return _read(path, lambda text: json.loads(text, object_pairs_hook=_once), {})
 
 
 def plain_values(value: Any, schema: dict, unquoted: type = str) -> Any:
-    """`value` with its scalars' types, as a tree that JSON can hold.
+    """Return `value` with typed scalars, as JSON can represent it.
 
     Args:
-        schema: a JSON schema that says where texts belong.
-        unquoted: the type of texts that may mean something else. Snakemake leaves values in braces on its command line
-            as `str`, quoted or not.
+        value: a tree of mappings, lists and scalars.
+        schema: a JSON schema that says which values are strings.
+        unquoted: the type of strings that may stand for another type. Snakemake leaves values in braces on its command
+            line as `str`, quoted or not.
 
     Raises:
-        InputError: names the key and what it holds.
+        InputError: names the key and its value.
     """
     return _Typing(unquoted).value(value, schema, ())
 
 
 class _Typing:
-    """One walk over a tree; it counts what it has seen."""
+    """One walk over a tree, which counts its values."""
 
     def __init__(self, unquoted: type):
         self.unquoted, self.seen = unquoted, 0
@@ -182,7 +185,7 @@ class _Typing:
 
     def key(self, key: Any, path: tuple[str, ...]) -> str:
         if not isinstance(key, str):
-            raise InputError(f"{_at(path)}the key {key!r} must be a text; put it in quotes")
+            raise InputError(f"{_at(path)}the key {key!r} must be a string; put it in quotes")
         return str(_text(key, path))
 
 
@@ -192,18 +195,20 @@ def _scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> 
     if isinstance(value, str):
         found = _meaning(value, text_belongs, path) if isinstance(value, unquoted) else _text(value, path)
         is_path = isinstance(found, str) and schema.get("format") == "path"
-        return os.path.expanduser(found) if is_path else found  # here only: every path in the configuration comes by
+        return (
+            os.path.expanduser(found) if is_path else found
+        )  # only here: every path of the configuration passes this line
     if isinstance(value, int | float) and text_belongs:  # `--config dataset=123`
         return str(value).lower()
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
         return _number(value, path)
-    raise InputError(f"{_at(path)}found a {type(value).__name__}; put it in quotes if it is a text")
+    raise InputError(f"{_at(path)}found a {type(value).__name__}; put it in quotes if it is a string")
 
 
 def _meaning(plain: str, text_belongs: bool, path: tuple[str, ...]) -> Any:
-    """What a scalar without quotes is."""
+    """Return the value that a scalar without quotes stands for."""
     if NULL.fullmatch(plain):
         return None
     if text_belongs:
@@ -219,7 +224,7 @@ def _meaning(plain: str, text_belongs: bool, path: tuple[str, ...]) -> Any:
     if NOT_FINITE.fullmatch(plain):
         return _number(math.inf, path)
     if AMBIGUOUS.fullmatch(plain):
-        remedy = "write a decimal number, true or false, or put a text in quotes"
+        remedy = "write a decimal number, true or false, or put a string in quotes"
         raise InputError(f"{_at(path)}YAML's versions disagree about {plain}; {remedy}")
     return _text(plain, path)
 
@@ -241,7 +246,7 @@ def _at(path: tuple[str, ...]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a sentence: short, and in the words of YAML."""
+    """Return a value for a message: short, and written as in YAML."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 100 else f"{text[:70]}…{text[-20:]}"
 
@@ -259,7 +264,10 @@ def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
         raise InputError(f"{path}, {where}: the character {chr(error.character)!r} is not allowed") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
-    except (ValueError, OverflowError):  # Python's own, of an escape such as "\\UFFFFFFFF" or of thousands of digits
+    except (
+        ValueError,
+        OverflowError,
+    ):  # raised by Python for an escape such as "\\UFFFFFFFF" or of thousands of digits
         raise InputError(f"{path}: it holds a number or an escape that is too large; correct it") from None
     except RecursionError:
         raise InputError(f"{path}: nested more than {DEEPEST} levels deep; write it flat") from None
@@ -282,7 +290,7 @@ def _text_of(path: Path) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-@lru_cache(maxsize=64)  # every experiment and variant reads the same few files; what is returned is never changed
+@lru_cache(maxsize=64)  # experiments and variants read the same few files; the result is never changed
 def _parse_yaml(text: str) -> Any:
     node = _Loader(text).get_single_node()
     tree = {} if node is None else _Tree().value(node)
@@ -290,7 +298,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 class _Tree:
-    """Lists, mappings and texts, made from the nodes of one YAML document."""
+    """Lists, mappings and strings, made from the nodes of one YAML document."""
 
     def __init__(self) -> None:
         self.known: dict[int, Any] = {}  # by a node's identity; what aliases repeat is the same object
@@ -313,7 +321,7 @@ class _Tree:
         brought: list[Any] = []
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise _problem(key_node, "a key must be a text")
+                raise _problem(key_node, "a key must be a string")
             if key_node.value == "<<" and key_node.style is None:  # of several, all bring theirs
                 value = self.value(value_node)
                 brought += value if isinstance(value, list) else [value]

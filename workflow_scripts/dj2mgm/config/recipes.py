@@ -5,13 +5,11 @@ from pathlib import Path
 from dj2mgm.config.layers import named_file
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.recipe_parsing import WITH_CAPTIONER, WITH_CLIP, parse_recipe
+from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.errors import InputError
 
-# keys of a model's file that name folders of models
-MODEL_PARTS = ("assembled", "transformers", "language_model", "vision_tower", "vision_tower_aux", "clip_score")
 
-
-def read_recipes(config: dict) -> dict[str, dict | None]:
+def read_recipes(config: Experiment) -> dict[str, dict | None]:
     """Return the checked contents of config/recipes/<name>.yaml for each stage, without the operators in `without`.
 
     Raises:
@@ -19,18 +17,18 @@ def read_recipes(config: dict) -> dict[str, dict | None]:
             that neither recipe has, or all operators of a recipe.
     """
     names = {
-        "filter": ("recipe", config["recipe"]),
-        "synthesize": ("synthesize.recipe", config["synthesize"]["recipe"]),
+        "filter": ("recipe", config.recipe),
+        "synthesize": ("synthesize.recipe", config.synthesize.recipe),
     }
     recipes = {
         stage: _read(named_file("recipes", name, key), config) if name is not None else None
         for stage, (key, name) in names.items()
     }
     known = [operator for recipe in recipes.values() if recipe for operator in _names(recipe)]
-    for operator in config["without"]:
+    for operator in config.without:
         if operator not in known:
             raise InputError(f"without: no recipe of this experiment has the operator {operator!r}; {', '.join(known)}")
-    return {stage: recipe and _remove(recipe, config["without"]) for stage, recipe in recipes.items()}
+    return {stage: recipe and _remove(recipe, config.without) for stage, recipe in recipes.items()}
 
 
 def needs_clip(recipe: dict) -> bool:
@@ -52,17 +50,17 @@ def needs_trust(recipe: dict) -> bool:
     return False
 
 
-def model_folders(config: dict) -> list[str]:
+def model_folders(config: Experiment) -> list[str]:
     """Return the folders that may contain a recipe's models: the results, and the run's own models."""
-    model, evaluate = config["model"], config["evaluate"]
-    named = [model.get(key) for key in MODEL_PARTS] + [evaluate["judge_clip"], evaluate["second_judge"]]
-    named.append(config["synthesize"]["blip2"]["model"])
+    model, evaluate = config.model, config.evaluate
+    named = [model.given, *model.parts.values(), model.clip_score, evaluate.judge_clip, evaluate.second_judge]
+    named.append(config.synthesize.blip2.model)
     return ["results", *(part for part in named if isinstance(part, str) and part)]
 
 
-def _read(path: Path, config: dict) -> dict:
+def _read(path: Path, config: Experiment) -> dict:
     recipe = read_config(path)
-    parsed = parse_recipe(path, recipe, folders=model_folders(config), trusted=config["trusted_recipes"])
+    parsed = parse_recipe(path, recipe, folders=model_folders(config), trusted=config.trusted_recipes)
     return recipe | {"process": [step.as_dict() for step in parsed.steps]}
 
 

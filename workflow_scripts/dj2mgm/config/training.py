@@ -1,26 +1,27 @@
-"""What training keys mean before a model is there: batch sizes, DeepSpeed files, LoRA targets."""
+"""Training settings without a model: the arithmetic of batch sizes, DeepSpeed files, frozen precisions."""
 
 import math
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
-from pathlib import Path
 
 from dj2mgm.config.reading import config_file, names_in, read_json_config, suggestion
 from dj2mgm.errors import InputError
 
-# The arithmetic of batch sizes: global = micro × accumulation × GPUs, exactly.
-
-FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")
-AUTO = "auto"  # for the memory plan to decide
+FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")  # their product is global_batch_size
+AUTO = "auto"  # the memory plan decides
+FLASH_ATTENTION = "flash_attention_2"  # value of `attn_implementation`
 
 
 def solve_batch(where: str, settings: Mapping) -> dict[str, int | str]:
-    """`global_batch_size` and its three factors, the one that is left open (None) filled in; in samples a step.
+    """Return `global_batch_size`, in samples per step, and its three factors, with the null one computed.
 
-    Where the micro batch is "auto" and the accumulation is open, too, both are "auto": the memory plan chooses.
+    If the micro batch is "auto" and the accumulation is "auto" or null, both are "auto": the memory plan chooses them.
+
+    Args:
+        where: begins the message.
+        settings: has the four keys.
 
     Raises:
-        InputError: more than one is open, or the sizes do not multiply; with the nearest ones that do.
+        InputError: more than one is null, or the product is wrong; the message names the nearest possible sizes.
     """
     sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
     for_the_plan = {"micro_batch_size": AUTO, "gradient_accumulation_steps": AUTO}
@@ -55,18 +56,17 @@ def _product(sizes: Mapping[str, int], keys: Iterable[str]) -> int:
     return math.prod(sizes[key] for key in keys)
 
 
-# The DeepSpeed configurations in config/deepspeed, by name.
-
-
 def deepspeed_names() -> list[str]:
+    """Return the names of the files in config/deepspeed."""
     return names_in("deepspeed", ".json")
 
 
 def read_deepspeed(name: str, key: str) -> dict:
-    """The content of config/deepspeed/<name>.json.
+    """Read config/deepspeed/<name>.json.
 
     Args:
-        key: where the name was stated, for the error message.
+        name: of the file.
+        key: the setting that names it, for the message.
     """
     path = config_file("deepspeed", f"{name}.json")
     if name not in (known := deepspeed_names()):
@@ -74,36 +74,22 @@ def read_deepspeed(name: str, key: str) -> dict:
     return read_json_config(path)
 
 
-FLASH_ATTENTION = "flash_attention_2"
-
-
-def check_flash_attention(config: Mapping) -> None:
-    """Raise InputError if a stage needs FlashAttention and its package is not installed here."""
-    for stage in ("pretrain", "finetune"):
-        settings = config[stage]
-        asks = isinstance(settings, Mapping) and settings.get("attn_implementation") == FLASH_ATTENTION
-        if asks and find_spec("flash_attn") is None:
-            raise InputError(
-                f"{stage}.attn_implementation: {FLASH_ATTENTION} needs the package flash-attn, which is not installed; "
-                "install it, or set auto, which takes it where it is"
-            )
-
-
-FROZEN = ("fp8", "nf4")  # values of `precision` that are of frozen layers only
-FP8_CAPABILITY = (8, 9)  # of a GPU, as CUDA counts: Ada
-NF4_BYTES = 0.5 + 1 / 64  # of a weight: its code, and its share of a scale
-NF4_SCALES = 64 * 256  # weights of 64 have a scale, and 256 of these have one
+FROZEN = ("fp8", "nf4")  # values of `precision` for frozen layers only
+FP8_CAPABILITY = (8, 9)  # minimal compute capability of the GPU: Ada
+NF4_BYTES = 0.5 + 1 / 64  # per weight: its code, and its share of a scale
+NF4_SCALES = 64 * 256  # 64 weights share a scale, and 256 scales share one
 
 
 def takes_nf4(elements: int) -> bool:
+    """Return whether a weight with this number of elements can be stored in NF4."""
     return elements % NF4_SCALES == 0
 
 
 def choices_of_whole_weights(stage: str, settings: Mapping, choices: dict[str, dict]) -> dict[str, dict]:
-    """Those of the DeepSpeed configurations that leave frozen weights whole; in fewer bits they cannot be divided.
+    """Return the DeepSpeed configurations that do not partition weights: quantized weights cannot be partitioned.
 
     Raises:
-        InputError: none of them does, or the stage freezes no layer of the language model.
+        InputError: there is none, or the stage freezes no layer of the language model.
     """
     precision = settings["precision"]
     if settings.get("lora", True) is None:
@@ -120,45 +106,10 @@ def choices_of_whole_weights(stage: str, settings: Mapping, choices: dict[str, d
     return whole
 
 
-# Which projections LoRA can adapt, known before a model is loaded or even there.
-
-GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# by model type, as transformers names it; of another type the stage looks at the model itself (mgm/lora.py)
-PROJECTIONS = dict.fromkeys(("gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"), GATED)
-TRAINED_HERE, TINY = "gemma", "llama"  # what foundation/language_model.py makes, and foundation/tiny_vlms.py of it
-
-
-def check_lora_targets(config: dict) -> None:
-    """
-    Raises:
-        InputError: the language model has no projection of such a name.
-    """
-    lora, known = config["finetune"]["lora"], PROJECTIONS.get(_language_model_type(config["model"]))
-    if lora and known:
-        refuse_unknown_targets(lora["targets"], known)
-
-
 def refuse_unknown_targets(targets: list[str], known: tuple[str, ...]) -> None:
+    """Raise InputError if a LoRA target is not among the known projections."""
     for target in targets:
         if target not in known:
             raise InputError(
                 f"finetune.lora.targets: the language model has no projection {target!r}; known are {', '.join(known)}"
             )
-
-
-def _language_model_type(model: dict) -> str | None:
-    """None where no file says it."""
-    if "tiny" in model:
-        return TINY
-    if "foundation" in model:
-        return TRAINED_HERE
-    whole = model.get("assembled") or model.get("transformers")
-    folder = Path(whole or model["language_model"])
-    for file in (folder / "config.json", config_file("architectures", f"{folder.name.lower()}.json")):
-        try:
-            values = read_json_config(file)
-        except InputError:  # what is wrong with a model's own file, the stages say
-            continue
-        described = values.get("text_config") if whole else values
-        return described.get("model_type") if isinstance(described, dict) else None
-    return None

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.config.runs import REFERENCE, Run, Runs
+from dj2mgm.config.experiments import REFERENCE
+from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.doctor.probes import Finding
 from dj2mgm.errors import InputError
@@ -24,7 +25,7 @@ REMEDY = (
 
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
     """Yield a finding for each training stage of the reference, at the longest conversations that it accepts."""
-    run = runs.first(REFERENCE)
+    run = runs.first_seed(REFERENCE)
     for stage in run.trains:
         yield check_plan(run, stage, machine)
 
@@ -56,7 +57,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
 
     The global batch size stays. Yield a sentence about each file written, or the reason why none was.
     """
-    run = runs.first(REFERENCE)
+    run = runs.first_seed(REFERENCE)
     for stage in run.trains:
         settings = TrainingSettings(**run.settings[stage])
         try:
@@ -94,7 +95,7 @@ def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Worklo
     Raises:
         PlanningError: the model's architecture is not known yet, or `max_length` leaves no room for text.
     """
-    architecture = find_architecture(run.config["model"]["name"])
+    architecture = find_architecture(run.config.model.name)
     tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
     length = settings.max_length
     answers = length - architecture.image_tokens

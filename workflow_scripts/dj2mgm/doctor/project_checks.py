@@ -27,9 +27,10 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
         runs = Runs(command_line)
     except InputError as error:
         return None, Finding(name, "fail", str(error), "correct that file or key")
-    if runs.refused:
-        return runs, Finding(name, "warn", "; ".join(map(str, runs.refused.values())), "correct these files")
-    return runs, Finding(name, "pass", f"{len(runs.names)} experiments: {', '.join(runs.names)}")
+    names, errors = runs.experiments.names, runs.experiments.errors
+    if errors:
+        return runs, Finding(name, "warn", "; ".join(map(str, errors.values())), "correct these files")
+    return runs, Finding(name, "pass", f"{len(names)} experiments: {', '.join(names)}")
 
 
 def stages_in_fp8(runs: Runs | None) -> set[str]:
@@ -83,18 +84,19 @@ def check_dataset(name: str, splits: dict[str, dict]) -> Finding:
 
 def check_models(runs: Runs) -> Iterator[Finding]:
     """Yield a finding for each model: its folders exist, or the workflow fetches or trains them."""
-    for model in {run.config["model"]["name"]: run.config["model"] for run in runs}.values():
-        name = f"model {model['name']}"
-        if "foundation" in model:
+    for model in {run.config.model.name: run.config.model for run in runs}.values():
+        name = f"model {model.name}"
+        if model.made_here:
             yield Finding(name, "skip", "the workflow trains it")
             continue
-        parts = {model[part] for part in MODEL_PARTS if part in model}
-        whole = {model.get("assembled"), model.get("transformers")}  # never fetched by the workflow
-        missing = sorted(part for part in parts if (names_folder(part) or part in whole) and not Path(part).is_dir())
+        parts = {part for part in (*model.parts.values(), model.given, model.clip_score) if part}
+        missing = sorted(
+            part for part in parts if (names_folder(part) or part == model.given) and not Path(part).is_dir()
+        )
         if missing:
             reason = f"missing folders: {', '.join(missing)}"
             yield Finding(
-                name, "fail", reason, f"see docs/models.md, or change the folders in config/models/{model['name']}.yaml"
+                name, "fail", reason, f"see docs/models.md, or change the folders in config/models/{model.name}.yaml"
             )
         else:
             fetched = sorted(part for part in parts if not Path(part).is_dir())

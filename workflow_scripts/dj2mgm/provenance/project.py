@@ -67,9 +67,10 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
             raise InputError("; ".join([str(error), *left_out[:1]])) from None
         for run in runs:
             _check_no_server(run.experiment, run.settings)
-            for name in _list_models(run.config):
+            config = run.config.model_dump()
+            for name in _list_models(config):
                 places.check_model(name)
-            if (captioner := find_captioner(run.config)) and names_folder(captioner):
+            if (captioner := find_captioner(config)) and names_folder(captioner):
                 places.path(captioner)  # not made absolute above
     return runs
 
@@ -105,10 +106,10 @@ def _clear(folder: Path) -> None:
 
 def _resolve_runs(crate: Crate, command_line: dict) -> Runs:
     runs = Runs(command_line)
-    known = [name for name in crate.record["experiments"] if name in runs.files]
+    known = [name for name in crate.record["experiments"] if name in runs.experiments.files]
     if known != experiments_on(runs, crate.record["page"]):
         raise InputError(f"the configuration compares other experiments than {crate.record['experiments']}")
-    runs.require(*known)
+    runs.experiments.require(*known)
     return runs
 
 

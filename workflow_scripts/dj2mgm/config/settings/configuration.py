@@ -3,13 +3,23 @@
 from functools import cache
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, create_model, model_serializer, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    InstanceOf,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.settings.base import Number, Section, Seed, Unique, section, setting
 from dj2mgm.config.settings.data import FilterSection, JsonlSection, SynthesizeSection
 from dj2mgm.config.settings.evaluation import EvaluateSection
+from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.settings.shared import (
     AblationSection,
     AttentionBenchmarkSection,
@@ -162,8 +172,15 @@ class Configuration(SharedKeys, StageKeys, OwnKeys):
     """All keys of config/config.yaml. `configuration_model` adds the keys of each benchmark."""
 
 
+class Experiment(Configuration):
+    """Merged keys of an experiment, with its model and one of its seeds."""
+
+    model: SerializeAsAny[InstanceOf[ModelFile]]
+    seed: Seed = 0
+
+
 class _ByBenchmark(Section):
-    """Entries by benchmark; those that nobody states are absent."""
+    """Entries by benchmark, without those that are not stated."""
 
     @model_serializer(mode="wrap")
     def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
@@ -183,6 +200,16 @@ class _Scores(_ByBenchmark):
 @cache
 def configuration_model() -> type[Configuration]:
     """Return `Configuration` with the files and prompt variants that the benchmarks' modules declare."""
+    return create_model("Configuration", __base__=Configuration, **_benchmark_fields())
+
+
+@cache
+def experiment_model() -> type[Experiment]:
+    """Return `Experiment` with the keys of each benchmark."""
+    return create_model("Experiment", __base__=Experiment, **_benchmark_fields())
+
+
+def _benchmark_fields() -> dict[str, tuple]:
     files, scores = {}, {}
     known, first = declarations(), Configuration.model_fields["benchmarks"].default
     for name in dict.fromkeys([*first, *known]):
@@ -196,11 +223,8 @@ def configuration_model() -> type[Configuration]:
     challenge = create_model(
         "Challenge", __base__=ChallengeSection, scores=_typed(ChallengeSection, "scores", by_score)
     )
-    benchmarks = _typed(Configuration, "benchmarks", by_file)
     described = section(challenge, Configuration.model_fields["challenge"].description)
-    return create_model(
-        "Configuration", __base__=Configuration, benchmarks=benchmarks, challenge=(challenge, described)
-    )
+    return {"benchmarks": _typed(Configuration, "benchmarks", by_file), "challenge": (challenge, described)}
 
 
 def _typed(model: type[Section], key: str, kind: type[Section]) -> tuple:

@@ -1,4 +1,4 @@
-"""run.json of a crate: what a run was made from, and by which software. `snakemake reproduce` reads it."""
+"""The record of a crate, run.json: inputs, software and machine of a run. `snakemake reproduce` reads it."""
 
 from typing import Annotated, Literal
 
@@ -49,7 +49,7 @@ class CrateImages(Section):
 
 
 class CrateRecord(Section):
-    """What the crate's run was made from."""
+    """Inputs, software and machine of a run."""
 
     format: Literal[1]
     page: str = setting(..., "below results/", max_length=300, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/){0,2}report$")

@@ -1,9 +1,10 @@
 """Model files, config/models/<name>.yaml: one class for each kind of model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
+from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.config.settings.base import Number, Section, Seed, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
 from dj2mgm.config.settings.strings import FilePath, Name, Repository
@@ -15,12 +16,66 @@ Pixels = Annotated[int, Field(ge=1, le=8192)]
 
 
 class ModelFile(Section):
-    """Keys of every model file."""
+    """Keys of every model file.
+
+    Attributes:
+        is_mgm: whether it is an MGM, whose stage 1 trains a new projector.
+        has_stage_1: whether the connection of towers and language model is trained first.
+        made_here: whether the workflow trains its parts itself.
+        made_type: transformers' type of a language model that the workflow trains itself.
+    """
+
+    is_mgm: ClassVar[bool] = False
+    made_here: ClassVar[bool] = False
+    made_type: ClassVar[str | None] = None
+    has_stage_1: ClassVar[bool] = True
+    _name: str = PrivateAttr("")
 
     clip_score: FilePath = setting(..., "CLIP that selects data and, by default, judges captions")
-    license: str = setting("", "of what is trained from it, for `snakemake publish`")
+    license: str = setting("", "license of models that are trained from it, for `snakemake publish`")
     hub_ids: Annotated[list[Repository], Unique()] = setting([], "of its base models")
     settings: dict = setting({}, "keys of config.yaml that the model needs; an experiment may change them")
+
+    @property
+    def name(self) -> str:
+        """Name of the model file."""
+        return self._name
+
+    def named(self, name: str) -> Self:
+        """Return the model with the name of its file, and without the settings of experiments."""
+        model = type(self).model_validate(self.model_dump(exclude={"settings"}))
+        model._name = name
+        return model
+
+    @property
+    def given(self) -> str | None:
+        """Folder or hub id of a whole model that is used as it comes."""
+        return None
+
+    @property
+    def folder(self) -> str:
+        """Folder of the whole model, given or made by the workflow."""
+        return self.given or f"results/models/{self.name}/{'mgm' if self.is_mgm else 'vlm'}"
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Folders and hub ids of its parts, by key."""
+        keys = ("language_model", "vision_tower", "vision_tower_aux")
+        return {key: getattr(self, key) for key in keys if hasattr(self, key)}
+
+    @property
+    def trained_parts(self) -> "MgmModel | None":
+        """The model whose parts the workflow trains for this one: itself, another one, or none."""
+        return None
+
+    def assembly(self) -> dict:
+        """Return what the whole model is made from."""
+        raise NotImplementedError
+
+    @model_serializer(mode="wrap")
+    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
+        stated = {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+        return stated | ({"name": self.name} if self.name else {})
 
 
 class ClipRecipe(Section):
@@ -71,6 +126,22 @@ class MgmModel(ModelFile):
     template: str = setting()
     dtype: Literal["bfloat16", "float16", "float32"] = setting()
     foundation: Foundation = setting(None, "how the workflow trains the parts")
+    is_mgm: ClassVar[bool] = True
+
+    @property
+    def made_here(self) -> bool:  # noqa: D102  (as in ModelFile)
+        return self.foundation is not None
+
+    @property
+    def made_type(self) -> str | None:  # noqa: D102
+        return "gemma" if self.made_here else None  # foundation/language_model.py
+
+    @property
+    def trained_parts(self) -> "MgmModel | None":  # noqa: D102
+        return self if self.made_here else None
+
+    def assembly(self) -> dict:  # noqa: D102
+        return self.parts | {key: getattr(self, key) for key in ("image_size_aux", "image_token", "dtype")}
 
 
 class AssembledModel(ModelFile):
@@ -79,21 +150,79 @@ class AssembledModel(ModelFile):
     assembled: FilePath = setting()
     pretrain_template: str = setting(..., "a name in config/chat_templates, as `template`")
     template: str = setting()
+    is_mgm: ClassVar[bool] = True
+
+    @property
+    def given(self) -> str:  # noqa: D102
+        return self.assembled
+
+    def assembly(self) -> dict:  # noqa: D102
+        return {"assembled": self.assembled}
 
 
-class TransformersModel(ModelFile):
-    """A vision-language model of transformers, with its own configuration and processor."""
+class VlmModel(ModelFile):
+    """A vision-language model of transformers: its processor has the chat format."""
+
+    pretrain: Literal["connector"] = setting(None, "what stage 1 trains; without the key there is none")
+    template: ClassVar[str] = OF_THE_TOKENIZER
+    pretrain_template: ClassVar[str] = OF_THE_TOKENIZER
+
+    @property
+    def has_stage_1(self) -> bool:
+        """Whether stage 1 trains the connection of towers and language model."""
+        return self.pretrain is not None
+
+
+class TransformersModel(VlmModel):
+    """A model with its own configuration and processor."""
 
     transformers: FilePath = setting()
-    pretrain: Literal["connector"] = setting(None, "what stage 1 trains; without the key there is none")
+
+    @property
+    def given(self) -> str:  # noqa: D102
+        return self.transformers
+
+    def assembly(self) -> dict:  # noqa: D102
+        return {"transformers": self.transformers}
 
 
-class TinyModel(ModelFile):
+class TinyModel(VlmModel):
     """A tiny vision-language model that the workflow makes from the parts of another model file."""
 
     tiny: Literal["llava", "qwen2.5-vl", "smolvlm"] = setting(..., "foundation/tiny_vlms.py")
     foundation: Name = setting(..., "a model file with a foundation of its own")
-    pretrain: Literal["connector"] = setting(None, "what stage 1 trains; without the key there is none")
+    made_here: ClassVar[bool] = True
+    made_type: ClassVar[str] = "llama"  # foundation/tiny_vlms.py
+    _trained_parts: MgmModel | None = PrivateAttr(None)
+
+    def with_parts(self, model: MgmModel) -> Self:
+        """Return the model with the one that it is made from."""
+        made = self.model_copy()
+        made._trained_parts = model
+        return made
+
+    @property
+    def trained_parts(self) -> MgmModel | None:  # noqa: D102
+        return self._trained_parts
+
+    @property
+    def language_model(self) -> str:
+        """Folder of the language model."""
+        return self._trained_parts.language_model
+
+    @property
+    def vision_tower(self) -> str:
+        """Folder of the vision tower."""
+        return self._trained_parts.vision_tower
+
+    def assembly(self) -> dict:  # noqa: D102
+        return {"tiny": self.tiny} | self.parts
+
+    @model_serializer(mode="wrap")
+    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
+        stated = {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+        parts = {"foundation": self._trained_parts.model_dump()} | self.parts if self._trained_parts else {}
+        return stated | parts | ({"name": self.name} if self.name else {})
 
 
 KINDS = {

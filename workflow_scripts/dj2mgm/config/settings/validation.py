@@ -62,7 +62,7 @@ def key_name(path: Sequence[str | int]) -> str:
 
 
 def _importance(problem: tuple[tuple, str]) -> tuple:
-    """Sort by key, those that are missing last: a misspelt key is also missing."""
+    """Return a key to sort problems by: missing keys come last, since a misspelt key causes one, too."""
     path, sentence = problem
     return MISSING in sentence, [str(part) for part in path]
 

@@ -1,0 +1,99 @@
+# Input functions of the rules that make data: dataset, filters, captions, training files, exports.
+from dj2mgm.config.datasets import files_of, image_lists
+from dj2mgm.config.missing_models import part_files
+from dj2mgm.config.leaks import reference_files as compared_files
+
+
+def dataset_images(wildcards):
+    """Params function: a digest of the user's own images in a dataset."""
+    return FINGERPRINTS.of_images(image_lists(dataset_settings(wildcards)))
+
+
+def source_files(wildcards):
+    """Input function: the user's own files of a dataset; none of the embedded one."""
+    with user_errors():
+        return own_files(files_of(dataset_settings(wildcards)))
+
+
+def shipped_foundation_files(model):
+    """Return the trained parts of a tiny model that come with the workflow."""
+    folder = os.path.relpath(RUNS.shipped_foundations[model])
+    return sorted(glob(f"{escape(folder)}/*/*"))
+
+
+def assembled_files(wildcards):
+    """Input function: the files of the folders that an MGM is assembled from."""
+    return own_files(part_files(MODELS[wildcards.model]))
+
+
+def filter_gpus(wildcards):
+    """Resource function: 1 if the filter's recipe uses a CLIP, else 0."""
+    return int("clip" in RUNS.by_folder(wildcards.run).settings["filter"])
+
+
+def analyzed_files(wildcards):
+    """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
+    run = pages.find_analyzed(RUNS, wildcards.dataset)
+    named = find_recipe_files(run.settings["filter"]["recipe"])
+    return own_files(files_of_clip(run.config.model.clip_score) + named)
+
+
+def captioner_files(wildcards):
+    """Input function: the model that writes captions, if it is one of this workflow or a folder."""
+    run = RUNS.by_folder(wildcards.run)
+    folder = RUNS.captioner_folder(run)
+    if not folder:
+        captioner = run.settings["synthesize"]["captioner"] or {}
+        return own_files(files_in_model(captioner.get("model") or ""))
+    finetuned = os.path.basename(folder) == "finetune"
+    weights = "adapter/adapter_model" if finetuned else "projector"
+    return [f"{folder}/{weights}.safetensors", *model_files(wildcards)]
+
+
+def captioner_flags(wildcards):
+    """Params function: the flags for the trained model that writes captions."""
+    folder = RUNS.captioner_folder(RUNS.by_folder(wildcards.run))
+    model = model_folder(wildcards)
+    return (
+        [f"--captioner-model={model}", f"--captioner-stage={folder}"] if folder else []
+    )
+
+
+def reference_files(wildcards):
+    """Input function: the user's own files that training images are compared with."""
+    with user_errors():
+        return own_files(compared_files(RUNS))
+
+
+def dropped_leaks(wildcards):
+    """Input function: near-duplicates of evaluation images, if their rows are left out."""
+    drops = RUNS.by_folder(wildcards.run).config.jsonl.leaks == "drop"
+    return leaks(wildcards) if drops else []
+
+
+def budget(wildcards):
+    """Input function: the reference's number of samples; none for the reference itself."""
+    run = RUNS.by_folder(wildcards.run)
+    reference = RUNS.get(REFERENCE, run.seed)
+    return (
+        []
+        if run.experiment == REFERENCE
+        else f"{RUNS.stage_folder(reference, 'jsonl')}/summary.json"
+    )
+
+
+def filter_folders(wildcards):
+    """Params function: the folders of the filters' and the synthesis' output, in this order."""
+    run = RUNS.by_folder(wildcards.run)
+    stages = [stage for stage in ("filter", "synthesize") if stage in run.settings]
+    return [RUNS.stage_folder(run, stage) for stage in stages]
+
+
+def export_folder(wildcards):
+    """Params function: the folder of an export; fails if it cannot be written."""
+    folder = f"results/{wildcards.run}/export"
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK):
+        raise UserError(
+            f"{folder} cannot be written; allow it, or make {folder} a link to a folder on another disk"
+        )
+    return f"{folder}/{wildcards.format}"

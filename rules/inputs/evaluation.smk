@@ -1,0 +1,76 @@
+# Input functions of the rules that evaluate models.
+from dj2mgm.config.evaluations import TABLES, check_lmms_eval
+from dj2mgm.files import find_files
+
+
+def pretrained_flags(wildcards):
+    """Params function: the flag for stage 1's folder, if there is one."""
+    projector = first_stage(wildcards)
+    return [f"--pretrained={os.path.dirname(projector)}"] if projector else []
+
+
+def benchmark_files(wildcards):
+    """Input function: the user's own files of a benchmark, without the folder of its images."""
+    settings = RUNS.by_folder(wildcards.run).settings.get(
+        f"benchmarks/{wildcards.benchmark}"
+    )
+    if settings is None:
+        raise UserError(
+            f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
+        )
+    files = settings["files"]
+    return own_files(file for kind, file in files.items() if kind != "images")
+
+
+def benchmark_images(wildcards):
+    """Params function: a digest of the images that a benchmark's files name."""
+    settings = RUNS.by_folder(wildcards.run).settings.get(
+        f"benchmarks/{wildcards.benchmark}"
+    )
+    files = settings["files"] if settings else {}
+    folder = files.get("images")
+    return FINGERPRINTS.of_images(
+        (file, folder) for kind, file in files.items() if folder and kind != "images"
+    )
+
+
+def benchmark_outputs(benchmark, name):
+    """Return a file of a benchmark, for every run in the challenge's table."""
+    return sorted(
+        {
+            f"{run['benchmarks'][benchmark]}/{name}"
+            for run in challenge_settings()["runs"]
+        }
+    )
+
+
+def challenge_files(names, file):
+    """Return a file of each of these benchmarks that the challenge scores, for every run in its table."""
+    scored = [name for name in challenge_settings()["scores"] if name in names]
+    return [path for name in scored for path in benchmark_outputs(name, file)]
+
+
+def evaluation_data(wildcards):
+    """Input function: the files of a task's data, without those that a download leaves next to them."""
+    with user_errors():
+        if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+            check_lmms_eval()
+        files = find_files(evaluation_settings(wildcards.task)["data"], TABLES)
+    return own_files(map(str, files))
+
+
+def evaluated(wildcards):
+    """Input function: the report of all compared experiments, with the scores of tasks."""
+    if not RUNS.shared.evaluations:
+        raise UserError(
+            "evaluations is empty: name tasks of lmms-eval in config/config.yaml, or with "
+            "--config 'evaluations=[pope]' (docs/evaluation.md)"
+        )
+    for task in RUNS.shared.evaluations:
+        evaluation_settings(task)
+    return wanted("evaluate", f"results/{PLACE}report/report.html")(wildcards)
+
+
+def reference_model_files(wildcards):
+    """Input function: the reference's model."""
+    return whole_model_files(RUNS.first_seed(REFERENCE).config.model)

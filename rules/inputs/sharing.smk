@@ -1,0 +1,53 @@
+# Input functions of the rules that publish, and that write and read crates.
+from dj2mgm.config.publishing import records_of
+
+
+def records(*names):
+    """Input function: the files whose figures a card states, in all folders or the named ones."""
+
+    def files(wildcards):
+        found = records_of(RUNS, RUNS.by_folder(wildcards.run))
+        return [
+            path
+            for name, path in found.items()
+            if not names or name.split("/")[0] in names
+        ]
+
+    return files
+
+
+def published(wildcards):
+    """Input function: the files of `snakemake publish`, with a push to each named repository.
+
+    Settings that may not be published are refused before anything runs.
+    """
+    experiment = RUNS.shared.publish.experiment
+    keys = {"model": "repository", "dataset": "dataset_repository"}
+    files = [
+        (
+            f"{part}.pushed.json"
+            if getattr(RUNS.shared.publish, key)
+            else f"{part}/README.md"
+        )
+        for part, key in keys.items()
+    ]
+    found = wanted(
+        experiment, *(f"results/published/{PLACE}{experiment}/{file}" for file in files)
+    )(wildcards)
+    with user_errors():
+        publish_settings(RUNS, RUNS.first_seed(experiment))
+    return found
+
+
+def stage_folder(wildcards):
+    """Params function: the folder of stage 2."""
+    return RUNS.stage_folder(RUNS.by_folder(wildcards.run), "finetune")
+
+
+def crate_to_reproduce(wildcards):
+    """Params function: the crate that the command line names."""
+    if RUNS.shared.crate is None:
+        raise UserError(
+            "crate is not set: `snakemake --cores 1 reproduce --config crate=path/to/run.crate.zip`"
+        )
+    return RUNS.shared.crate

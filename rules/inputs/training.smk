@@ -1,0 +1,86 @@
+# Input functions of the training rules.
+
+
+def training_records(stage):
+    """Return the outputs of a training stage, other than its weights."""
+    files = {
+        "steps": "metrics.jsonl",
+        "scores": "scores.jsonl",
+        "scored": "scored.jsonl",
+        "metrics": "metrics.json",
+        "memory": "memory.csv",
+    }
+    return {key: f"results/{{run}}/{stage}/{name}" for key, name in files.items()}
+
+
+def several_nodes():
+    """Return resources for which Snakemake's Slurm plugin starts a command once, and leaves the nodes to its srun."""
+    return (
+        {}
+        if NODES == 1
+        else {"nodes": NODES, "tasks": NODES, "tasks_per_gpu": -1, "mpi": "srun"}
+    )
+
+
+def gpus(wildcards):
+    """Resource function: the GPUs of training."""
+    return RUNS.by_folder(wildcards.run).config.gpus
+
+
+def fine_tuned(lora, stages=None):
+    """Return the experiments that train with LoRA or without, in this number of stages."""
+    return [
+        name
+        for name, config in RUNS.experiments.configs.items()
+        if stages in (None, 2 if config.model.has_stage_1 else 1)
+        and bool(config.finetune.lora) == lora
+    ]
+
+
+def held_out_files(wildcards):
+    """Input function: held-out questions to a model while it is trained, and the settings of the prompts.
+
+    They are `ancient`: the weights do not depend on them, so a change does not train again.
+    """
+    run = RUNS.by_folder(wildcards.run)
+    if not run.config.score_while_training.questions:
+        return []
+    config = f"results/{wildcards.run}/generate/config.yaml"
+    return [ancient(dataset_file("evaluation.jsonl")(wildcards)), ancient(config)]
+
+
+def held_out_flags(wildcards, input):
+    """Params function: the flags for held-out questions."""
+    if not input.held_out:
+        return []
+    evaluation, asking = input.held_out
+    return ["--evaluation", evaluation, "--asking", asking]
+
+
+def before_fine_tuning(wildcards):
+    """Input function: the projector of stage 1, or the pairs if there is no stage 1."""
+    return first_stage(wildcards) or output_of("jsonl", "pretrain.jsonl")(wildcards)
+
+
+def before_flags(wildcards, input):
+    """Params function: the flag for the projector or the pairs."""
+    return ["--projector" if first_stage(wildcards) else "--pairs", input.before]
+
+
+def plan_flags(wildcards):
+    """Params function: the reference's settings of stage 2 that decide about memory; sequences of the greatest length."""
+    config = RUNS.first_seed(REFERENCE).config
+    finetune, lora = config.finetune, config.finetune.lora
+    flags = [f"--model={config.model.name}", f"--sequence={finetune.max_length}"]
+    if lora:
+        flags += [f"--lora-target={target}" for target in lora.targets]
+        flags.append(f"--lora-rank={lora.r}")
+    else:
+        flags.append("--tuning=full")
+    if config.gpus > 1:
+        flags += [f"--gpus={config.gpus}", f"--nodes={config.nodes}"]
+    if finetune.compile:
+        flags.append("--fused")
+    if finetune.global_batch_size:
+        flags.append(f"--global-batch={finetune.global_batch_size}")
+    return flags

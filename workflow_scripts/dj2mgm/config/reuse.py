@@ -1,0 +1,63 @@
+"""Reuse: equal stages of different runs are run once, in the folder of one of them."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dj2mgm.config.experiments import REFERENCE
+from dj2mgm.config.stages import STAGE_NOTE
+from dj2mgm.files import write_yaml
+
+if TYPE_CHECKING:
+    from dj2mgm.config.runs import Run, Runs
+
+
+class Reuse:
+    """Finds the run that owns a stage's output."""
+
+    def __init__(self, runs: "Runs"):
+        """Find owners among `runs`."""
+        self._runs = runs
+        self._signatures: dict[tuple[str, int, str], str] = {}
+
+    def owner(self, run: "Run", stage: str) -> "Run":
+        """Return the first of a run and its relatives whose output of a stage would be the same."""
+        experiments = self._runs.experiments
+        wanted = self._signature(run, stage)
+        for name in (REFERENCE, experiments.parents.get(run.experiment), run.experiment):
+            if name in experiments.configs:
+                for seed in (experiments.configs[name].seeds[0], run.seed):
+                    relative = self._runs.get(name, seed)
+                    if stage in relative.settings and self._signature(relative, stage) == wanted:
+                        return relative
+        return run
+
+    def write_notes(self) -> None:
+        """Write a stage.yaml for each stage that a run with results shares, which names the owner's folder."""
+        for run in self._runs:
+            folder = Path("results", run.folder)
+            for stage in run.settings if folder.is_dir() else ():
+                note, owner = folder / stage / STAGE_NOTE, self.owner(run, stage)
+                if owner.folder == run.folder:
+                    note.unlink(missing_ok=True)
+                else:
+                    write_yaml(note, {"same_as": f"results/{owner.folder}/{stage}"})
+
+    def _signature(self, run: "Run", stage: str) -> str:
+        """Return the same string for two runs if everything that a stage's output depends on is the same."""
+        key = run.experiment, run.seed, stage
+        if key not in self._signatures:
+            self._signatures[key] = self._sign(run, stage)
+        return self._signatures[key]
+
+    def _sign(self, run: "Run", stage: str) -> str:
+        parts: dict = {"dataset": run.dataset, "settings": run.settings.get(stage)}
+        if stage != "filter" or "clip" in run.settings["filter"]:
+            parts["model"] = run.config.model.model_dump()
+        if stage == "synthesize" and run.captioner:
+            captioner = self._runs.get(run.captioner, run.seed)
+            parts["captioner"] = self._signature(captioner, captioner.trains[0])
+        for before in self._runs.stages[stage].upstream:
+            if before in run.settings:
+                parts[before] = self._signature(run, before)
+        return json.dumps(parts, sort_keys=True)
