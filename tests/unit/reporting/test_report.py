@@ -102,7 +102,7 @@ def test_page_shows_the_figures_of_the_files(monkeypatch, root):
         "9.8.7",
         "1 min 15 s",
         "of 20 captions of other images were replaced or dropped",
-        "of 32 captions that were right were replaced or dropped",
+        "of 32 correct captions were replaced or dropped",
     ):
         assert expected in text
 

@@ -220,7 +220,7 @@ def synthesis_quality(run: RunResults, recaptions: list[RecaptionedRow], truth: 
     left = {row["id"] for row in read_jsonl(run.stages["synthesize"] / "stats.jsonl")}
     touched = {recaption.id for recaption in recaptions} | (pairs - left)
     figures = []
-    for fault, wish in (("mismatched", "captions of other images"), ("clean", "captions that were right")):
+    for fault, wish in (("mismatched", "captions of other images"), ("clean", "correct captions")):
         planted = {identifier for identifier in pairs if truth[identifier]["fault"] == fault}
         if planted:
             share = f"{100 * len(planted & touched) / len(planted):.1f} %"
@@ -230,7 +230,7 @@ def synthesis_quality(run: RunResults, recaptions: list[RecaptionedRow], truth: 
         right = sum(is_true(recaption.caption, truth[recaption.id]["caption"]) for recaption in accepted)
         share = f"{100 * right / len(accepted):.1f} %"
         figures.append(
-            QualityFigure(share, f"of {format_integer(len(accepted))} accepted recaptions state nothing that is false")
+            QualityFigure(share, f"of {format_integer(len(accepted))} accepted new captions state nothing false")
         )
     return figures
 
