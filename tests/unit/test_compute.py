@@ -39,7 +39,7 @@ def test_threads_default_to_the_cores_the_process_may_use(monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_mixed_precision_computes_in_bf16_exactly_where_the_processor_does():
+def test_mixed_precision_uses_bf16_if_supported():
     with mixed_precision(torch.device("cpu")):
         product = torch.ones(2, 2) @ torch.ones(2, 2)
     fast = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
@@ -47,7 +47,7 @@ def test_mixed_precision_computes_in_bf16_exactly_where_the_processor_does():
 
 
 def imported_packages(script: Path) -> list[str]:
-    """What a script imports at its top, in order, without submodules."""
+    """Return the top-level imports of a script in order, without submodules."""
     names: list[str] = []
     for node in ast.parse(script.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):

@@ -37,12 +37,12 @@ def test_no_ordinary_training_counts_as_diverged(samples, steps):
 
 
 @pytest.mark.parametrize("losses", [[0.05, 6.0, 7.0], [0.05, *[5.0] * 100]])
-def test_one_easy_sample_at_the_start_is_no_start_to_compare_with(losses):
+def test_one_easy_sample_does_not_define_the_start(losses):
     check_end("finetune", list(enumerate(losses, start=1)), 1, 1e-3)
 
 
 @pytest.mark.parametrize(("samples", "end"), [(2, 60.0), (2, 1e4), (128, 20.0), (128, 1e4)])
-def test_a_loss_that_stays_far_above_its_start_counts_as_diverged(samples, end):
+def test_loss_far_above_its_start_is_diverged(samples, end):
     rows = [(1, 2.5), (2, 2.4), *((step, 1e5) for step in range(3, 60)), *((step, end) for step in range(60, 101))]
     with pytest.raises(Diverged, match=r"by step 100: the loss ended at \S+, far above the 2\.5 of step 1"):
         check_end("finetune", rows, samples, 1.0)

@@ -56,7 +56,7 @@ def test_the_final_name_appears_only_after_the_block(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_row_that_fails_while_rows_are_written_leaves_the_old_jsonl(tmp_path):
+def test_failing_row_leaves_the_old_jsonl(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_jsonl(path, [{"id": "old"}])
 
@@ -120,7 +120,7 @@ def writing(tmp_path):
         process.communicate()
 
 
-def test_the_next_process_removes_what_a_killed_one_left_and_nothing_of_a_living_one(tmp_path, writing):
+def test_leftovers_of_killed_processes_are_removed(tmp_path, writing):
     killed = writing()
     killed.kill()
     killed.wait()
@@ -137,7 +137,7 @@ def test_the_next_process_removes_what_a_killed_one_left_and_nothing_of_a_living
     assert (tmp_path / "file").read_text() == (tmp_path / "folder/weights").read_text() == "whole"
 
 
-def test_names_of_temporary_files_cannot_be_guessed_and_links_and_pipes_are_left_alone(tmp_path):
+def test_temporary_files_have_unpredictable_names(tmp_path):
     names, decoy = set(), tmp_path / "decoy"
     decoy.write_text("whole")
     for number in range(20):
@@ -215,7 +215,7 @@ def test_the_base_library_needs_no_model_library():
 
 
 def test_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
-    """safetensors writes files that only their owner can read."""
+    """Safetensors writes files that only their owner can read."""
     with replace_file(tmp_path / "a.safetensors", "wb") as file:
         save_file({"a": torch.zeros(1)}, file.name)
     with replace_folder(tmp_path / "folder") as folder:

@@ -50,7 +50,7 @@ def test_a_kept_digest_is_not_computed_again(tmp_path, settled, monkeypatch):
     assert of_files(tmp_path, tmp_path / "a.txt") == first
 
 
-def test_a_file_that_may_still_change_within_its_time_stamp_is_read_again(tmp_path):
+def test_recently_changed_file_is_read_again(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     of_files(tmp_path, tmp_path / "a.txt")
     assert not (tmp_path / "kept.json").exists()

@@ -33,7 +33,7 @@ def test_changing_one_word_costs_exactly_that_attribute():
     assert judge_caption(caption.replace("star", "cross"), RED_AND_BLUE).tolist() == [[1, 1, 1], [1, 0, 1]]
 
 
-def test_a_misplaced_object_is_wrong_in_all_three_and_counts_as_extra():
+def test_misplaced_object_is_wrong_and_counts_as_extra():
     caption = "a red circle at the top left and a blue star at the bottom left"
     assert judge_caption(caption, RED_AND_BLUE).tolist() == [[1, 1, 1], [0, 0, 0]]
     assert count_extra(caption, RED_AND_BLUE) == 1
@@ -98,7 +98,7 @@ def test_accuracy_is_the_mean_of_its_three_kinds():
         ("", False),
     ],
 )
-def test_a_true_caption_states_something_and_nothing_else_than_what_is_there(caption, expected):
+def test_true_caption_states_only_what_is_in_the_image(caption, expected):
     assert is_true(caption, "a red circle at the top left and a blue star at the bottom right") is expected
 
 

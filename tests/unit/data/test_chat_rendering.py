@@ -54,7 +54,7 @@ def test_templates_are_rendered_as_transformers_renders_them(source, asks):
 
 
 @pytest.mark.parametrize("name", sorted(set(chat_template_names()) - {"tokenizer"}))
-def test_the_shipped_templates_are_rendered_as_transformers_renders_them(name):
+def test_shipped_templates_render_as_in_transformers(name):
     source = read_chat_template(name)["chat_template"]
     for count in (1, 2, 4):
         variables = {"add_generation_prompt": count == 1, "eos_token": "<eos>"}
@@ -126,14 +126,14 @@ def test_a_template_that_writes_without_end_is_one_sentence(short_limits):
 
 @pytest.fixture
 def short_limits(monkeypatch, tmp_path):
-    """A second instead of five; the process reads its own file."""
+    """Use a limit of one second instead of five, in a copy that the process reads."""
     source = open(chat_template_process.__file__, encoding="utf-8").read()
     (tmp_path / "process.py").write_text(source.replace("CPU_S = 5.0", "CPU_S = 0.3"))
     monkeypatch.setattr(chat_template_process, "__file__", str(tmp_path / "process.py"))
     monkeypatch.setattr(chat_rendering, "_renderer", None)
 
 
-def test_a_hostile_template_of_a_model_is_refused_with_its_folder(tmp_path, short_limits):
+def test_hostile_template_of_a_model_is_refused(tmp_path, short_limits):
     save_tiny_family("qwen3_vl", tmp_path / "model")
     (tmp_path / "model/chat_template.jinja").write_text(LOOPS)
     with pytest.raises(InputError, match="model: its chat template cannot be rendered .it takes more than"):
@@ -168,7 +168,7 @@ def test_a_renderer_that_was_killed_is_started_again():
     assert render("x", []) == ("x", [])
 
 
-def test_a_killed_renderer_that_left_a_request_unread_is_started_again():
+def test_killed_renderer_with_unread_request_is_restarted():
     render("x", [])
     renderer = chat_rendering._renderer
     os.kill(renderer.process.pid, signal.SIGKILL)

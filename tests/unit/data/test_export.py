@@ -75,7 +75,7 @@ def test_an_export_is_a_source_of_the_same_captions_and_images(export, tmp_path,
         assert read_file(locate_image(splits["pretrain"]["images"], row["images"][0])) == png(number)
 
 
-def test_huggingface_datasets_loads_the_folder_with_images_scores_and_new_captions(export, tmp_path):
+def test_huggingface_datasets_loads_the_export(export, tmp_path):
     rows = load_dataset("parquet", data_files=f"{export('parquet')}/data/*.parquet", split="train", cache_dir=tmp_path)
     assert [row["image"].size for row in rows] == [(9, 9 + number) for number in range(5)]
     assert rows["score"] == [2.0, 1.5, 2.5, 3.5, 4.5] and rows["words"] == [0, 1, 2, 3, 4]
@@ -83,7 +83,7 @@ def test_huggingface_datasets_loads_the_folder_with_images_scores_and_new_captio
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_the_card_says_where_rows_come_from_and_what_became_of_them(export, kind):
+def test_card_lists_sources_and_processing(export, kind):
     card = (export(kind) / "README.md").read_text(encoding="utf-8")
     _, head, text = card.split("---\n", 2)
     assert yaml.safe_load(head)["license"] == "cc-by-4.0" and yaml.safe_load(head)["size_categories"] == ["n<1K"]
@@ -93,7 +93,7 @@ def test_the_card_says_where_rows_come_from_and_what_became_of_them(export, kind
     assert "5 image–caption pairs" in text and "min_num: 3" in text and "`score`, `words`" in text
 
 
-def test_images_are_called_as_their_format_is_whatever_they_were_called(export, tmp_path):
+def test_suffixes_of_images_follow_their_formats(export, tmp_path):
     for number, name in enumerate(("0.txt", "1", "2.json", "3.jfif", "4.PNG")):
         (tmp_path / f"images/{number}.PNG").rename(tmp_path / "images" / name)
     text = (tmp_path / "pairs.jsonl").read_text(encoding="utf-8")
@@ -104,7 +104,7 @@ def test_images_are_called_as_their_format_is_whatever_they_were_called(export, 
     assert names == {f"{number:09d}.png" for number in range(5)}
 
 
-def test_statistics_that_are_called_as_a_column_or_are_no_number_spoil_nothing(export, tmp_path):
+def test_statistics_with_names_of_columns_or_without_numbers(export, tmp_path):
     odd = [{"id": f"web/{number}", "caption": 0.5, "nan": float("nan")} for number in range(5)]
     (tmp_path / "synthesize/stats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
     row = json.loads((export("dj") / "data.jsonl").read_text(encoding="utf-8").splitlines()[0])

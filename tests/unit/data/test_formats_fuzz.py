@@ -1,4 +1,4 @@
-"""Whatever is in a file that somebody brings: its rows as they are, or one sentence that names the file."""
+"""Arbitrary content in a user's file: its rows as they are, or one sentence that names the file."""
 
 import json
 from collections.abc import Callable
@@ -43,7 +43,7 @@ turns = st.lists(texts, min_size=2, max_size=4).map(good_turns) | st.lists(turn 
 
 
 def rows_with(**keys: st.SearchStrategy) -> st.SearchStrategy[list]:
-    """A few rows with most of the keys, perhaps with others, perhaps none of these."""
+    """Draw a few rows with most of the keys, maybe with others, maybe with none of these."""
     return st.lists(
         st.fixed_dictionaries(keys) | st.fixed_dictionaries({}, optional=keys | {"extra": values}) | values, max_size=3
     )
@@ -67,12 +67,12 @@ ends = st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b"\n\n", b""])
 
 
 def lines_of(rows: list, encoding: str, end: bytes, ascii_only: bool) -> bytes:
-    """A jsonl as somebody may have written it, in an encoding that may not fit."""
+    """Draw a jsonl file in an encoding that may be wrong."""
     return b"".join(json.dumps(row, ensure_ascii=ascii_only).encode(encoding, "replace") + end for row in rows)
 
 
 def outcome(reader: Callable, path: Path) -> list[dict] | None:
-    """The rows; None where the file is refused by name. Any other exception is a defect."""
+    """Return the rows; None if the file is refused by name. Any other exception is a defect."""
     try:
         return list(reader(path))
     except InputError as error:
@@ -86,7 +86,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def as_written(rows: list[dict], content: bytes) -> bool:
-    """Whether these are the lines' objects, as json reads them; `questions` and `objects` may be filled in."""
+    """Return whether rows equal the lines' objects as json reads them; `questions` and `objects` may be filled in."""
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     expected = [json.loads(line.decode()) for line in lines if line.strip()]
     filled = [{"objects": [], "questions": []} | row if "captions" in row else row for row in expected]
@@ -94,7 +94,7 @@ def as_written(rows: list[dict], content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_that_are_nearly_right_are_read_as_they_are_or_refused_by_name(name, folder):
+def test_nearly_valid_rows_are_read_or_refused_by_name(name, folder):
     reader, rows = FORMATS[name]
     path = folder / f"{name}.jsonl"
 
@@ -184,7 +184,7 @@ def chain(tmp_path_factory) -> Path:
     budget=st.sampled_from([None, 1, 9]),
     brought=st.booleans(),
 )
-def test_what_make_dataset_accepts_write_jsonl_accepts_with_bad_rows_dropped(chain, captions, said, budget, brought):
+def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, said, budget, brought):
     """And every row is written, dropped with a reason, or left out."""
     names = [f"{number}.png" for number in range(6)]
     pairs = [{"id": n, "text": build_dj_text(text), "images": [n]} for n, text in zip(names, captions, strict=True)]

@@ -23,7 +23,7 @@ def root(tmp_path):
 
 
 def noise(path, **options):
-    """An image that compresses badly, so that half of its file is far from all of its pixels."""
+    """Return an image that compresses badly, so that half of its file has far from all of its pixels."""
     rng = random.Random(0)
     Image.frombytes("RGB", (64, 48), rng.randbytes(64 * 48 * 3)).save(path, **options)
     return path
@@ -54,7 +54,7 @@ def test_a_folder_whose_name_only_begins_alike_is_outside(root):
     assert reason(locate_image, root, "../images2/b.png") == "outside"
 
 
-def test_links_are_outside_when_they_leave_the_folder_and_fine_when_they_stay(root, tmp_path):
+def test_links_may_not_leave_the_image_folder(root, tmp_path):
     (root / "leaves.png").symlink_to(tmp_path / "secret.png")
     (root / "stays.png").symlink_to(root / "a.png")
     (root / "up").symlink_to(tmp_path)
@@ -115,7 +115,7 @@ def test_a_decompression_bomb_is_undecodable(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.tif", "a.gif"])
-def test_damaged_bytes_load_or_are_undecodable_and_raise_nothing_else(tmp_path, name):
+def test_damaged_bytes_load_or_are_undecodable(tmp_path, name):
     path, rng = noise(tmp_path / name), random.Random(1)
     whole = path.read_bytes()
     for _ in range(60):

@@ -66,7 +66,7 @@ class TestEveryJsonl:
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
         assert "line 2" in error and "fix or delete the line" in error
 
-    def test_blank_lines_hold_nothing_and_a_mistake_has_one_line_number(self, reader, row, tmp_path):
+    def test_blank_lines_are_skipped_and_lines_are_numbered(self, reader, row, tmp_path):
         path = write_lines(tmp_path / "a.jsonl", row, "", "  ")
         assert len(list(reader(path))) == 1
         error = message(reader, write_lines(path, row, "", '{"id": "x", '))
@@ -282,7 +282,7 @@ def test_a_bad_json_file_is_named_with_its_fault(tmp_path, content, says):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
-def test_a_list_in_another_encoding_is_named_and_one_with_a_byte_order_mark_is_read(tmp_path, encoding):
+def test_json_list_in_other_encodings(tmp_path, encoding):
     path, rows = tmp_path / "a.json", [TALK | {"id": "é"}]
     path.write_text(json.dumps(rows, ensure_ascii=False), encoding=encoding)
     assert "not " in message(read_llava, path)
@@ -355,7 +355,7 @@ def test_a_bad_held_out_row_is_named_with_its_fault(tmp_path, row, says):
 
 
 @pytest.mark.parametrize("token", ["<image>", "<start_of_turn>", "<|im_end|>", "</s>", "<unused0>", "<|image_pad|>"])
-def test_a_question_that_would_be_read_as_control_is_refused_before_it_is_asked(tmp_path, token):
+def test_question_with_control_token_is_refused(tmp_path, token):
     asked = {"type": "n", "question": f"What is {token} here?", "answer": token}
     held_out = HELD_OUT | {"captions": [f"a {token}"], "questions": [asked]}
     error = message(read_evaluation, write_lines(tmp_path / "a.jsonl", held_out))
@@ -387,7 +387,7 @@ def peak_and_message(reader, path) -> tuple[int, str]:
         tracemalloc.stop()
 
 
-def test_a_line_of_300_megabytes_is_refused_with_its_size_and_not_held(tmp_path):
+def test_line_of_300_megabytes_is_refused_with_its_size(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", PAIR)
     with open(path, "a") as file:
         file.write('{"id": "2", "text": "')

@@ -59,7 +59,7 @@ def png(values: np.ndarray) -> bytes:
 def tiff(
     size: tuple[int, int], data: bytes, bits: list[int], photometric: int, kind: int = 1, order: str = "<"
 ) -> bytes:
-    """An uncompressed TIFF of one strip; `kind` is its SampleFormat: 1 unsigned, 2 signed, 3 floating point."""
+    """Write an uncompressed TIFF of one strip; `kind` is its SampleFormat: 1 unsigned, 2 signed, 3 floating point."""
     width, height = size
     several = struct.pack(f"{order}{len(bits)}H", *bits) if len(bits) > 2 else b""
     offset = 8 + len(data) + len(data) % 2
@@ -119,7 +119,7 @@ def rgb_of(mode: str, pixels: np.ndarray, palette: np.ndarray) -> np.ndarray:
 
 
 def image_of(mode: str, seed: int, size: tuple[int, int]) -> tuple[Image.Image, np.ndarray, np.ndarray]:
-    """An image, its numbers, and (256, 3) its palette if it has one."""
+    """Return an image, its values, and (256, 3) its palette if it has one."""
     palette = numbers(seed, (256, 1), 3)[0]
     if mode == "1":
         values = numbers(seed, size, below=2)
@@ -139,7 +139,7 @@ def image_of(mode: str, seed: int, size: tuple[int, int]) -> tuple[Image.Image, 
 
 
 def saved(mode: str, kind: str, seed: int, size: tuple[int, int]) -> tuple[bytes, np.ndarray] | None:
-    """The file and what it must load as; None where the format has no such mode."""
+    """Return the file and its expected pixels; None if the format has no such mode."""
     image, values, palette = image_of(mode, seed, size)
     try:
         data = encode(image, kind, **LOSSLESS[kind])
@@ -169,7 +169,7 @@ def refusal(data: bytes) -> str:
     return str(error.value)
 
 
-def test_the_pairs_of_mode_and_format_are_those_that_pillow_can_save():
+def test_pairs_of_mode_and_format_match_pillow():
     assert len(PAIRS) >= 30 and REFUSED < set(PAIRS)
     assert {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", *SAME} <= {mode for mode, _ in PAIRS}
 
@@ -189,7 +189,7 @@ def test_every_mode_loads_as_levels_of_its_whole_range(mode, kind, seed, size):
 
 @settings(max_examples=300, **ANY)
 @given(seed=st.integers(0, 10**9), size=SIZES, order=st.sampled_from("<>"))
-def test_files_of_16_and_12_bits_that_pillow_cannot_save_load_in_their_whole_range(seed, size, order):
+def test_files_of_16_and_12_bits_load_in_their_full_range(seed, size, order):
     wide = numbers(seed, size, below=2**16)
     colors = numbers(seed, size, 4, below=2**16)
     raw = {True: wide, False: colors}
@@ -224,7 +224,7 @@ def test_a_pnm_loads_in_the_range_that_it_states(seed, size, greatest, kind):
 
 
 @pytest.mark.parametrize(("bits", "kind", "type_"), [(16, 2, "<i2"), (32, 1, "<u4"), (32, 2, "<i4"), (32, 3, "<f4")])
-def test_numbers_without_a_known_range_are_refused_with_the_remedy(bits, kind, type_):
+def test_values_of_unknown_range_are_refused(bits, kind, type_):
     data = tiff((2, 2), np.arange(4).astype(type_).tobytes(), [bits], 1, kind)
     assert "no known range; convert the image to 8 bits" in refusal(data)
 
@@ -250,7 +250,7 @@ def test_a_jpeg_is_decoded_no_larger_than_needed(kind, longest_side, size):
 
 @pytest.fixture
 def ghostscript(tmp_path, monkeypatch) -> Path:
-    """A `gs` first on the path that leaves a file where this says; Pillow looks for it again."""
+    """Put a `gs` first on the path that writes a marker file; Pillow searches for it again."""
     marker, program = tmp_path / "started", tmp_path / "bin/gs"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ntouch '{marker}'\n\n")
@@ -365,7 +365,7 @@ EDIT = st.tuples(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_files_load_in_the_headers_size_or_are_undecodable_and_do_nothing_else(tmp_path, monkeypatch):
+def test_damaged_files_load_in_the_headers_size_or_fail(tmp_path, monkeypatch):
     """Whatever the bytes: no other error, no program, no file, no more memory than the largest image takes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -397,7 +397,7 @@ def test_damaged_files_load_in_the_headers_size_or_are_undecodable_and_do_nothin
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_image_of_too_many_pixels_is_undecodable_before_it_is_decoded():
+def test_image_of_too_many_pixels_is_not_decoded():
     def header(width: int, height: int) -> bytes:
         chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
         size, check = struct.pack(">I", 13), struct.pack(">I", zlib.crc32(chunk))

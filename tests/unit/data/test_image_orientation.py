@@ -68,7 +68,7 @@ def encode(kind: str, orientation: int, image: Image.Image = COLORS) -> bytes:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_orientation_of_every_format_is_turned_as_transformers_does(tmp_path, kind):
+def test_orientations_are_turned_as_in_transformers(tmp_path, kind):
     shown = set()
     for orientation in range(1, 9):
         path = tmp_path / f"{orientation}.image"
@@ -83,7 +83,7 @@ def test_every_orientation_of_every_format_is_turned_as_transformers_does(tmp_pa
     assert len(shown) == 8
 
 
-def test_pixels_of_an_image_without_orientation_or_with_damaged_exif_stay(tmp_path):
+def test_pixels_stay_without_orientation_or_with_damaged_exif(tmp_path):
     for kind in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF"):
         file = io.BytesIO()
         COLORS.save(file, kind)
@@ -97,7 +97,7 @@ def test_pixels_of_an_image_without_orientation_or_with_damaged_exif_stay(tmp_pa
             assert image_size(file.getvalue()) == COLORS.size
 
 
-def test_a_text_behind_a_pngs_pixels_does_not_make_the_size_cost_a_decoding(monkeypatch):
+def test_text_after_png_pixels_needs_no_decoding_for_the_size(monkeypatch):
     end = chunk(b"IEND", b"")
     content = encode("PNG", 1).removesuffix(end) + chunk(b"tEXt", b"date:create\x002026-11-24") + end
     monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("decoded"))
@@ -143,7 +143,7 @@ def save_as(path: Path, content: bytes) -> str:
 
 
 def exported(path: Path) -> tuple[bool, list]:
-    """The bytes stay, and `datasets` turns them."""
+    """Bytes stay unchanged, and `datasets` turns the image."""
     from datasets import load_dataset
 
     sample = Sample("1", path, "red", "", "", "", {})

@@ -88,7 +88,7 @@ def test_a_radius_that_the_bands_cannot_promise_is_refused():
     pairs=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11)).filter(lambda pair: pair[0] < pair[1])),
     order=st.permutations(range(12)),
 )
-def test_each_copy_is_near_a_better_kept_one_and_no_two_kept_are_near(pairs, order):
+def test_duplicates_are_near_a_kept_row_and_kept_rows_are_not(pairs, order):
     first, second = np.array(sorted(pairs), dtype=int).reshape(-1, 2).T
     rank = np.array(order)
     either = np.append(first, second), np.append(second, first)

@@ -37,7 +37,7 @@ def answers(segments) -> list[str]:
 
 
 def readable_mask(segments, processor=None) -> str:
-    """The conversation as the model reads it: one image token stands for all, supervised tokens are in *stars*."""
+    """Return the conversation as the model reads it, with one image token, and supervised tokens in *stars*."""
     processor = processor or tiny_processor()
     encoded = processor.encode(segments)
     parts = []
@@ -80,7 +80,7 @@ def test_loss_is_taken_on_the_answers_tokens_only():
     )
 
 
-def test_loss_is_taken_on_the_answers_tokens_only_in_qwens_format():
+def test_loss_covers_only_answers_in_qwens_format():
     mask = readable_mask(qwen_template("chatml").segments(TURNS + MORE), tiny_qwen_processor())
     assert mask == (
         "<|im_start|>user\\n<image>\\nHow many?<|im_end|>\\n<|im_start|>assistant\\n*two<|im_end|>\\n*"
@@ -89,7 +89,7 @@ def test_loss_is_taken_on_the_answers_tokens_only_in_qwens_format():
 
 
 def test_stage_one_of_a_gemma_asks_the_pairs_own_question():
-    """As the published MGM-2B was pretrained: `--version gemma` in both stages, questions restored."""
+    """Published MGM-2B was pretrained like this: `--version gemma` in both stages, questions restored."""
     turns = [{"from": "human", "value": "Give a brief description.\n<image>"}, {"from": "gpt", "value": "two"}]
     mask = readable_mask(gemma_template("gemma").segments(turns))
     assert mask == (
@@ -122,7 +122,7 @@ def test_a_prompt_is_the_training_text_up_to_the_answer(template, question):
     ("name", "processor"),
     [("plain", tiny_processor), ("gemma", tiny_processor), ("chatml", tiny_qwen_processor)],
 )
-def test_generation_stops_at_a_token_that_ends_answers_in_training(name, processor):
+def test_generation_stops_at_end_tokens_of_training(name, processor):
     template = ChatTemplate.load(name, processor().tokenizer)
     answer = "".join(answers(template.segments(TURNS)))
     (stop,) = template.stop_tokens
@@ -139,7 +139,7 @@ def named(source: str) -> dict:
     return read_chat_template("gemma") | {"name": "mine", "chat_template": source, "stop_tokens": []}
 
 
-def test_an_answer_begins_where_its_prompt_ends_whatever_a_template_marks():
+def test_answer_begins_at_the_end_of_its_prompt():
     """The blank is not in the prompt, so the model has to say it, as upstream LLaVA labels it."""
     tokenizer = tiny_processor().tokenizer
     prompts_end = "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
@@ -152,14 +152,14 @@ def test_an_answer_begins_where_its_prompt_ends_whatever_a_template_marks():
     assert answers(ChatTemplate.load(named(early + prompts_end), tokenizer).segments(TURNS)) == ["two<eos>"]
 
 
-def test_a_template_that_asks_in_another_way_than_it_trains_is_refused():
+def test_template_with_different_prompt_in_training_is_refused():
     source = ASKED + "{% if add_generation_prompt %}{{ 'Answer:' }}{% endif %}"
     with pytest.raises(InputError, match="template mine: its prompts and its marked answers do not match: .*'Q: .*A: "):
         ChatTemplate.load(named(source), tiny_processor().tokenizer)
 
 
 @pytest.mark.parametrize("end", ["", "{% if loop.last %}{{ eos_token }}{% endif %}"])
-def test_a_template_that_ends_no_answer_or_only_the_last_one_is_refused(end):
+def test_template_without_end_of_every_answer_is_refused(end):
     source = read_chat_template("gemma")["chat_template"].replace(" + '<end_of_turn>\\n' + eos_token }}", f" }}}}{end}")
     assert source.count("eos_token") == end.count("eos_token")
     with pytest.raises(InputError, match="template mine: no token ends the answer 'answer'; write `eos_token` or one"):
@@ -231,7 +231,7 @@ def phi3_processor() -> MGMProcessor:
 
 @pytest.fixture
 def phi3(tmp_path, monkeypatch) -> str:
-    """The documented example as a file of the current folder's config/."""
+    """Write the documented example as a file of the current folder's config/."""
     folder = tmp_path / "config/chat_templates"
     folder.mkdir(parents=True)
     shutil.copy(PROJECT / "docs/examples/chat_template.yaml", folder / "phi3.yaml")
@@ -263,7 +263,7 @@ def test_a_stage_may_be_handed_the_content_in_place_of_the_name(phi3):
     assert ChatTemplate.load(read_chat_template(phi3), tokenizer) == ChatTemplate.load(phi3, tokenizer)
 
 
-def test_control_tokens_of_a_format_are_refused_in_data_and_questions(tmp_path):
+def test_control_tokens_are_refused_in_data_and_questions(tmp_path):
     template = read_chat_template("chatml") | {"control_tokens": ["[INST]"]}
     write_jsonl(tmp_path / "data.jsonl", [build_conversation("1", "a.png", "Q [INST]", "A")])
     with pytest.raises(InputError, match=r"row 1: its text contains the control token \[INST\]; fix or delete"):

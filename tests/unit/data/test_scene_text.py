@@ -17,7 +17,7 @@ def examples(count=60):
         )
 
 
-def test_every_example_shows_the_whole_board_once_and_before_any_answer():
+def test_every_example_shows_the_board_once_before_answers():
     words = scene_words()
     for _, segments in examples():
         first, *rest = segments
@@ -32,7 +32,7 @@ def test_answers_are_words_about_the_scene_and_hold_no_board():
         assert not any(CONTROL.sub("", text).count("[") for text, is_answer in segments if is_answer)
 
 
-def test_a_board_without_confusion_names_exactly_the_scenes_objects_in_their_quadrants():
+def test_board_without_confusion_names_the_scenes_objects():
     for index in range(50):
         scene = draw_row_scene(0, "test", index)
         board = draw_board(scene, 4, random.Random(0), confusion=0.0)

@@ -46,7 +46,7 @@ def objects_in(caption: str) -> list[tuple[str, str, str]]:
 
 
 def seen_in(image: Image.Image) -> dict[str, str]:
-    """The colour of each quadrant that is not background, read off the pixels."""
+    """Return the color of each quadrant that is not background, read from the pixels."""
     half, found = IMAGE_SIZE // 2, {}
     for index, position in enumerate(POSITIONS):
         row, column = divmod(index, 2)
@@ -89,7 +89,7 @@ def opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
-def test_writing_twice_gives_the_same_bytes_and_another_seed_gives_others(shapes, tmp_path):
+def test_dataset_bytes_depend_on_the_seed_only(shapes, tmp_path):
     write_shapes(SPEC, tmp_path / "again")
     assert tree_hash(tmp_path / "again") == tree_hash(shapes)
     write_shapes(ShapesSpec(6, 20, 3, 1, {}), tmp_path / "other")
@@ -126,19 +126,19 @@ def test_the_files_hold_what_was_asked_for(shapes, pairs):
     assert len(list((shapes / "images").rglob("*.png"))) == SPEC.pretrain_pairs + 60 // 3 + SPEC.evaluation_images
 
 
-def test_ground_truth_describes_the_image_of_every_pair_that_has_one(pairs):
+def test_ground_truth_describes_every_image(pairs):
     for _, truth, data in of_fault(pairs, "clean", "mismatched", "junk_text", "short_text", "duplicate"):
         told = {position: color for color, _, position in objects_in(truth["caption"])}
         assert told == seen_in(opened(data)), truth
 
 
-def test_captions_are_true_exactly_where_only_the_image_is_damaged(pairs):
+def test_captions_are_true_if_only_the_image_is_damaged(pairs):
     for row, truth, _ in pairs:
         is_true = extract_caption(row["text"]) == truth["caption"]
         assert is_true == (truth["fault"] not in ("mismatched", "junk_text", "short_text")), truth
 
 
-def test_mismatched_captions_never_describe_their_image_not_even_in_part(pairs):
+def test_mismatched_captions_never_describe_their_image(pairs):
     for row, truth, data in of_fault(pairs, "mismatched"):
         named, there = objects_in(extract_caption(row["text"])), objects_in(truth["caption"])
         assert named and there and not set(named) <= set(there)
@@ -161,7 +161,7 @@ def test_a_duplicate_equals_an_earlier_clean_pair_byte_for_byte(pairs):
             earlier.add((row["text"], data))
 
 
-def test_truncated_and_replaced_files_do_not_decode_and_all_others_do(shapes, pairs):
+def test_only_truncated_and_replaced_files_do_not_decode(shapes, pairs):
     for row, truth, data in pairs:
         path = locate_image(shapes, row["images"][0])
         if truth["fault"] in ("truncated_image", "not_an_image"):
@@ -205,7 +205,7 @@ def right_answers(question: str, objects: list[tuple[str, str, str]]) -> set[str
     return {"yes" if any((color, shape) == match.groups() for color, shape, _ in objects) else "no"}
 
 
-def test_every_held_out_question_has_one_right_answer_and_it_is_given(shapes):
+def test_every_held_out_question_has_one_correct_answer(shapes):
     for row in read_evaluation(shapes / "evaluation.jsonl"):
         objects = [(item["color"], item["shape"], item["position"]) for item in row["objects"]]
         assert objects_in(row["captions"][0]) == objects
@@ -215,7 +215,7 @@ def test_every_held_out_question_has_one_right_answer_and_it_is_given(shapes):
             assert right_answers(question["question"], objects) == {question["answer"]}
 
 
-def test_every_instruction_has_the_one_right_answer_for_its_image(shapes):
+def test_every_instruction_has_the_correct_answer(shapes):
     kinds = Counter()
     for row in read_llava(shapes / "finetune.json"):
         question = row["conversations"][0]["value"].removeprefix("<image>\n")
@@ -240,7 +240,7 @@ def many_scenes() -> list:
     return [draw_scene(random.Random(seed)) for seed in range(2000)]
 
 
-def test_scenes_keep_their_objects_apart_and_use_everything_there_is():
+def test_scenes_separate_objects_and_use_all_attributes():
     for scene in many_scenes():
         for values in zip(*((o.color, o.shape, o.position) for o in scene.objects), strict=True):
             assert len(set(values)) == len(scene.objects)

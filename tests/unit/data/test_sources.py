@@ -1,4 +1,4 @@
-"""Datasets of several sources, in any format: the same rows and the same images whatever they come as."""
+"""Datasets of several sources: the same rows and images in every format."""
 
 import csv
 import errno
@@ -144,7 +144,7 @@ def make(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_every_format_gives_the_same_captions_and_the_same_bytes_of_images(make, kind):
+def test_every_format_gives_the_same_captions_and_images(make, kind):
     output = make(one={"format": kind, "license": "CC-BY-4.0"})
     rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
     held_out = {row["image"] for row in map(json.loads, open(output / "evaluation.jsonl", encoding="utf-8"))}
@@ -160,7 +160,7 @@ def test_every_format_gives_the_same_captions_and_the_same_bytes_of_images(make,
     assert read == {"split": "pretrain", "rows": len(CAPTIONS), "format": kind}
 
 
-def test_sources_of_two_splits_stand_beside_each_other_and_say_whose_each_row_is(make):
+def test_rows_of_two_splits_name_their_sources(make):
     output = make(a={"format": "table"}, b={"format": "webdataset"}, c={"format": "llava", "split": "finetune"})
     pairs = list(read_dj_jsonl(output / "pretrain.jsonl"))
     assert {row["source"] for row in pairs} == {"a", "b"} and len({row["id"] for row in pairs}) == len(pairs)
@@ -170,7 +170,7 @@ def test_sources_of_two_splits_stand_beside_each_other_and_say_whose_each_row_is
     assert len(instructions) < len(CAPTIONS), "images that are held out from the pairs are so under every name"
 
 
-def test_a_conversation_of_a_shard_keeps_its_turns_and_its_images(make, tmp_path):
+def test_conversation_of_a_shard_keeps_turns_and_images(make, tmp_path):
     shard = tmp_path / "web.tar"
     said = {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Same?"}]}
     said["messages"].append({"role": "assistant", "content": "No."})
@@ -195,7 +195,7 @@ STRAY = {  # what a row of the other format would be read by
 
 @pytest.mark.parametrize("split", ["pretrain", "finetune"])
 @pytest.mark.parametrize("kind", STRAY)
-def test_the_format_of_a_source_says_what_its_rows_are_whatever_other_keys_they_have(make, tmp_path, kind, split):
+def test_format_of_a_source_decides_about_its_rows(make, tmp_path, kind, split):
     written, captions = {}, str(table(tmp_path / "data/captions"))
     for stray in ({}, STRAY[kind]):
         path = WRITERS[kind](tmp_path / f"data/{len(stray)}")
@@ -284,7 +284,7 @@ def write_tar(file: Path, members: list[tuple[str, bytes]], **more) -> Path:
     return file
 
 
-def test_a_source_that_is_read_in_place_now_leaves_nothing_of_what_was_copied(make, tmp_path):
+def test_source_read_in_place_leaves_no_earlier_copies(make, tmp_path):
     make(one={"format": "parquet"}, two={"format": "parquet"})
     shards = webdataset(tmp_path / "shards")
     output = make(one={"format": "webdataset", "path": str(shards)}, two={"format": "parquet", "path": "data/two"})
@@ -326,7 +326,7 @@ def test_settings_do_not_grow_with_the_number_of_files(make):
     assert len(json.dumps(resolve_dataset("mixed")["settings"])) < 1000
 
 
-def test_a_json_beside_a_caption_gives_its_question_and_wins_where_its_text_is_named(make, tmp_path):
+def test_json_of_a_sample_gives_question_and_named_text(make, tmp_path):
     described = json.dumps({"question": "What?", "better": "a better text"}).encode()
     members = [
         part for key in "ab" for part in ((f"{key}.png", IMAGES["000"] + key.encode()), (f"{key}.txt", b"a text"))
@@ -341,7 +341,7 @@ def test_a_json_beside_a_caption_gives_its_question_and_wins_where_its_text_is_n
 
 
 def base(folder: Path) -> dict:
-    """A source of pairs, where another is what matters."""
+    """Return a source of pairs, for tests of another source."""
     if not (folder / "base").exists():
         table(folder / "base")
     return {"path": str(folder / "base/rows.csv")}
@@ -391,7 +391,7 @@ def test_a_name_that_is_not_utf_8_is_a_sentence(make, tmp_path, name):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
-def test_a_column_of_ones_own_is_named_and_a_missing_one_lists_what_there_is(make, tmp_path):
+def test_own_column_name_is_used_and_missing_column_is_named(make, tmp_path):
     path = tmp_path / "part.parquet"
     pq.write_table(pa.table({"picture": list(IMAGES.values()), "words": list(CAPTIONS.values())}), path)
     columns = {"image": "picture", "text": "words"}
@@ -427,7 +427,7 @@ def test_no_reference_leaves_the_sources_folders(tmp_path, reference, reason):
         raise AssertionError(found)
 
 
-def test_an_archive_that_has_changed_is_not_read_as_if_it_had_not(tmp_path):
+def test_changed_archive_is_noticed(tmp_path):
     webdataset(tmp_path / "data")
     shard = tmp_path / "data/00000.tar"
     with tarfile.open(shard) as tar:
@@ -451,7 +451,7 @@ def test_an_archive_that_has_changed_is_not_read_as_if_it_had_not(tmp_path):
         ({"a b": {"format": "table", "path": "x.csv"}}, "sources.a b must be a name"),
     ],
 )
-def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path, monkeypatch, sources, sentence):
+def test_impossible_source_is_refused_early(tmp_path, monkeypatch, sources, sentence):
     monkeypatch.chdir(tmp_path)
     Path("x.csv").write_text("image,text\n")
     write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
@@ -459,7 +459,7 @@ def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path, mo
         resolve_dataset("mixed")
 
 
-def test_null_is_as_empty_as_nothing_and_its_row_is_there_to_be_dropped_and_counted(make, tmp_path):
+def test_null_is_an_empty_value(make, tmp_path):
     (tmp_path / "data").mkdir()
     images = [{"bytes": content, "path": None} for content in IMAGES.values()]
     texts = list(CAPTIONS.values())
@@ -483,7 +483,7 @@ def test_null_is_as_empty_as_nothing_and_its_row_is_there_to_be_dropped_and_coun
 
 def test_a_caption_that_is_a_link_to_elsewhere_is_refused(make, tmp_path):
     images = folder(tmp_path / "data/one")
-    (tmp_path / "secret.txt").write_text("somebody else's")
+    (tmp_path / "secret.txt").write_text("another user's")
     (images / "000.txt").unlink()
     (images / "000.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(InputError, match="000.txt is a link to a file outside of .*; replace it by a copy"):
@@ -525,7 +525,7 @@ def test_an_image_that_is_stored_as_a_path_only_is_named(make, tmp_path):
         make(one={"format": "parquet", "path": "data/part.parquet"})
 
 
-def test_a_cell_may_be_as_long_as_any_text_and_rows_may_end_in_carriage_returns(make, tmp_path):
+def test_cells_may_be_long_and_rows_may_end_in_carriage_returns(make, tmp_path):
     path = WRITERS["table"](tmp_path / "data/one")
     long = "word " * 50_000
     path.write_text(path.read_text(encoding="utf-8").replace("\n", "\r") + f'"{long}",000.png\r', encoding="utf-8")
@@ -581,7 +581,7 @@ def test_rows_behind_the_end_of_concatenated_archives_are_read(make, tmp_path):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
-def test_files_that_a_source_does_not_read_are_counted_and_named_with_the_remedy(make, tmp_path, capsys):
+def test_unread_files_of_a_source_are_counted(make, tmp_path, capsys):
     photos = folder(tmp_path / "data/photos")
     (photos / "deep").mkdir()
     for name in ("deep/phone.HEIC", "b.heic", "notes.txt", ".hidden"):
@@ -604,7 +604,7 @@ def test_the_console_names_what_is_not_read(make, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "webdataset"])
-def test_a_linked_folder_outside_is_refused_and_one_inside_is_read_once(make, tmp_path, kind):
+def test_linked_folder_is_refused_outside_and_read_once_inside(make, tmp_path, kind):
     path = WRITERS[kind](tmp_path / "data/here" / kind).resolve()
     (path / "again").symlink_to(path)
     (path / "deep").mkdir()
@@ -654,7 +654,7 @@ OTHER_IDS = [1.5, True, [1], {"a": 1}]
 
 
 @pytest.mark.parametrize("kind", ["llava", "sharegpt"])
-def test_ids_are_strings_or_whole_numbers_and_equal_ones_are_numbered(make, tmp_path, kind):
+def test_ids_are_strings_or_integers_and_repeats_are_numbered(make, tmp_path, kind):
     path = WRITERS[kind](tmp_path / "data/one")
     rows = read_json(path, list) if kind == "llava" else list(read_jsonl(path))
     given = dict(list(IDS.items())[: 3 if kind == "llava" else 4])
@@ -757,7 +757,7 @@ def test_a_row_of_a_table_is_limited_on_one_line_or_many(tmp_path):
     assert peak_of(lambda: list(read_table(source)), InputError, r"rows.csv, line 3\d: the row has more") < 2 * 10**8
 
 
-def test_a_row_of_parquet_is_limited_and_a_repeated_value_is_not_held_often(tmp_path):
+def test_size_of_parquet_rows_is_limited(tmp_path):
     texts = pa.DictionaryArray.from_arrays([0] * 24, ["x" * (2**25 + 1)])
     pq.write_table(pa.table({"image": [png(1)] * 24, "caption": texts}), tmp_path / "x.parquet", store_schema=False)
     source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")

@@ -65,7 +65,7 @@ def test_text_only_rows_pass_as_they_are(root, tmp_path):
     assert list(read_jsonl(tmp_path / "out.jsonl")) == [TEXT_ONLY]
 
 
-def test_refusing_names_rows_paths_and_reasons_and_writes_nothing(root, tmp_path):
+def test_refusing_names_rows_and_writes_nothing(root, tmp_path):
     with pytest.raises(InputError) as error:
         write(rows_about("a.png", *FAULTS), root, tmp_path / "out.jsonl")
     assert "4 of 5 rows of out cannot" in str(error.value) and "jsonl.on_bad_row: drop" in str(error.value)
@@ -97,7 +97,7 @@ def test_dropping_counts_every_reason_and_the_counts_add_up(root, tmp_path):
     assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["r0", "r6", "text"]
 
 
-def test_more_rows_than_max_samples_are_sampled_by_the_seed_in_the_order_of_the_input(root, tmp_path):
+def test_max_samples_draws_by_seed_in_input_order(root, tmp_path):
     rows = rows_about(*["a.png"] * 50)
 
     def chosen(seed: int) -> list[str]:
@@ -120,7 +120,7 @@ def test_sampling_happens_after_bad_rows_were_dropped(root, tmp_path):
 
 
 @pytest.mark.parametrize("budget", [1, 7, 10, 13, 20, 25, 47])
-def test_a_budget_is_met_exactly_with_every_row_used_about_equally_often(root, tmp_path, budget):
+def test_budget_is_met_with_rows_used_equally_often(root, tmp_path, budget):
     summary = write(rows_about(*["a.png"] * 10), root, tmp_path / "out.jsonl", budget=budget)
     ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]  # refuses ids that occur twice
     assert summary["rows_out"] == len(ids) == budget and adds_up(summary)
@@ -128,7 +128,7 @@ def test_a_budget_is_met_exactly_with_every_row_used_about_equally_often(root, t
     assert set(used.values()) <= {budget // 10, budget // 10 + 1}
 
 
-def test_repeats_are_chosen_by_the_seed_and_the_cap_comes_before_the_budget(root, tmp_path):
+def test_repeats_depend_on_seed_and_cap_precedes_budget(root, tmp_path):
     def ids(**rules) -> list[str]:
         write(rows_about(*["a.png"] * 100), root, tmp_path / "out.jsonl", **rules)
         return [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")]
@@ -138,7 +138,7 @@ def test_repeats_are_chosen_by_the_seed_and_the_cap_comes_before_the_budget(root
     assert len(capped) == 30 and len({identifier.split("#")[0] for identifier in capped}) == 20
 
 
-def test_caption_rows_say_the_caption_and_ask_their_own_question_or_the_one_for_all():
+def test_converted_pairs_have_caption_and_question():
     pair = {"id": "1", "text": build_dj_text("a red circle"), "images": ["a.png"]}
     for own, for_all, asked in (
         ({}, "", ""),
@@ -152,7 +152,7 @@ def test_caption_rows_say_the_caption_and_ask_their_own_question_or_the_one_for_
 
 @pytest.fixture
 def run(root, tmp_path, monkeypatch):
-    """Runs the script on two images held out, one pair or those given, and instructions; returns its output folder."""
+    """Return a function that runs the script on pairs and instructions, and returns its output folder."""
     pair = {"id": "p", "text": build_dj_text("a red circle"), "images": ["a.png"]}
 
     def run(instructions: list[dict], *flags: str, pairs=(pair,), held_out=("e.png", "f.png"), **changes):
@@ -193,7 +193,7 @@ def test_the_script_writes_both_files_and_a_summary_that_adds_up(run, tmp_path):
     assert summary["inputs"]["evaluation"] == compute_sha256(tmp_path / "evaluation.jsonl")
 
 
-def test_the_script_writes_as_many_samples_of_each_as_another_experiment_trains_on(run, tmp_path):
+def test_numbers_of_samples_match_another_experiment(run, tmp_path):
     budgets = {"pretrain": {"rows_out": 3}, "finetune": {"rows_out": 2}}
     (tmp_path / "summary.json").write_text(json.dumps(budgets))
     out = run(rows_about("a.png"), "--same-samples-as", str(tmp_path / "summary.json"))
@@ -212,7 +212,7 @@ def test_images_of_both_files_are_verified_once(run, monkeypatch):
     assert summary["pretrain"]["rows_out"] == summary["finetune"]["rows_out"] == 2
 
 
-def test_rows_about_leaked_images_are_left_out_and_counted_whatever_bad_rows_do(run, tmp_path):
+def test_rows_about_leaked_images_are_dropped_and_counted(run, tmp_path):
     path = str((tmp_path / "Bilder von heute é/b.png").resolve())
     leak = {"image": "b.png", "path": path, "of": "textvqa", "ids": ["7"], "bits": 0}
     write_rows(tmp_path / "leaks.jsonl", [leak])
@@ -224,7 +224,7 @@ def test_rows_about_leaked_images_are_left_out_and_counted_whatever_bad_rows_do(
     assert summary["pretrain"]["dropped"] == {}
 
 
-def test_the_script_ends_in_one_line_when_nothing_is_left_to_train_on(run, tmp_path, capsys):
+def test_no_usable_row_is_one_line(run, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
         run(rows_about("missing.png"), on_bad_row="drop")
     assert exit_.value.code == 2
@@ -269,7 +269,7 @@ def test_a_control_token_in_a_caption_is_a_bad_row(root, tmp_path):
         ("a.png", ["Q", "A", "<image>Q", "A"], None),
     ],
 )
-def test_an_image_that_is_not_shown_once_in_a_question_makes_a_bad_row(root, tmp_path, image, turns, found):
+def test_row_needs_one_image_token_per_image(root, tmp_path, image, turns, found):
     said = [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(turns)]
     row = {"id": "r", "conversations": said} | ({"image": image} if image else {})
     if found is None:
@@ -285,7 +285,7 @@ def row_about_both(images: list[str]) -> dict:
     return build_conversation("both", "", "<image> Which is red?", "the first") | {"image": images}
 
 
-def test_several_images_become_absolute_for_models_that_take_them_and_are_refused_for_others(root, tmp_path):
+def test_several_images_need_a_model_that_accepts_them(root, tmp_path):
     rows = [row_about_both(["b.png", "a.png"]), *rows_about("a.png")]
     assert write(rows, root, tmp_path / "out.jsonl", several_images=True)["rows_out"] == 2
     first, second = read_llava(tmp_path / "out.jsonl")
@@ -296,7 +296,7 @@ def test_several_images_become_absolute_for_models_that_take_them_and_are_refuse
     assert summary["dropped"] == {"several_images": 1} and adds_up(summary)
 
 
-def test_what_a_model_of_one_question_does_not_take_is_left_out_and_counted(root, tmp_path):
+def test_rows_unfit_for_one_question_models_are_counted(root, tmp_path):
     twice = build_conversation("twice", "a.png", "Q", "A")
     twice["conversations"] += TEXT_ONLY["conversations"]
     rows = [row_about_both(["b.png", "a.png"]), TEXT_ONLY, twice, *rows_about("a.png")]
@@ -315,7 +315,7 @@ def test_one_bad_image_of_several_makes_a_bad_row(root, tmp_path, images, reason
     assert summary["dropped"] == {reason: 1} and adds_up(summary)
 
 
-def test_a_row_about_a_held_out_image_or_a_copy_of_it_is_a_bad_row(root, tmp_path):
+def test_row_about_held_out_image_or_its_copy_is_bad(root, tmp_path):
     shutil.copy(root / "e.png", root / "copy.png")
     (root / "link.png").symlink_to("f.png")
     held_out = HeldOutImages([{"id": image, "image": image} for image in ("e.png", "f.png")], root)
@@ -343,7 +343,7 @@ def pairs_about(*images: str) -> list[dict]:
     return [row | {"question": "What is it?"} if n % 2 else row for n, row in enumerate(rows)]
 
 
-def test_without_instructions_stage_2_asks_for_the_captions_that_stage_1_trains_on(run):
+def test_stage_2_uses_captions_without_instructions(run):
     out = run([], pairs=pairs_about("a.png", "b.png", "missing.png", "a.png"), on_bad_row="drop")
     written = {name: list(read_llava(out / f"{name}.jsonl")) for name in ("pretrain", "finetune")}
     said = [[(row["id"], row["image"], row["conversations"][1]) for row in rows] for rows in written.values()]
@@ -355,7 +355,7 @@ def test_without_instructions_stage_2_asks_for_the_captions_that_stage_1_trains_
     assert summary["finetune"] == summary["pretrain"] and adds_up(summary["finetune"])
 
 
-def test_without_instructions_caps_and_budgets_choose_the_same_pairs_for_both_stages(run, tmp_path):
+def test_both_stages_use_the_same_pairs_without_instructions(run, tmp_path):
     def ids(*flags, **changes) -> dict[str, list[str]]:
         out = run([], *flags, pairs=pairs_about(*["a.png", "b.png"] * 20), **changes)
         return {name: [row["id"] for row in read_llava(out / f"{name}.jsonl")] for name in ("pretrain", "finetune")}
@@ -370,7 +370,7 @@ def test_without_instructions_caps_and_budgets_choose_the_same_pairs_for_both_st
 
 @pytest.mark.parametrize(("sizes", "repeats"), [([20, 12, 7], 0), ([20, 12], 7)])
 def test_every_row_is_used_as_often_as_any_other(sizes, repeats):
-    """On average over many seeds; five standard errors, since the variance of a row's uses is below their mean."""
+    """Averages over many seeds are within five standard errors; the variance of a row's uses is below their mean."""
     seeds, good = 1000, io.StringIO("".join(json.dumps({"id": str(n)}) + "\n" for n in range(sizes[0])))
     usable, capped, wanted = (Counter({None: n}) for n in (sizes[0], sizes[-1], sizes[-1] + repeats))
     used = Counter(
@@ -394,7 +394,7 @@ AMOUNTS = st.one_of(st.floats(0.1, 3.0), st.integers(0, 20))
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(1, 40), AMOUNTS), min_size=1), st.data())
-def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_are_scaled(sources, data):
+def test_samples_of_sources_keep_their_proportions(sources, data):
     usable = Counter({source: rows for source, (rows, _) in sources.items()})
     amounts = {source: amount for source, (_, amount) in sources.items()}
     rules = partial(SampleRules, "refuse", seed=0, amounts=amounts)
@@ -429,7 +429,7 @@ def test_samples_by_source_are_those_asked_for_and_their_shares_stay_when_they_a
         assert len(pool) <= used[source] and (not pool or max(pool) - min(pool) <= 1)
 
 
-def test_amounts_that_leave_nothing_name_the_stage_and_the_sources():
+def test_amounts_without_rows_name_stage_and_sources():
     rules = SampleRules("refuse", 1000, None, 0, {"a": 0, "b": 0.01})
     with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):
         apportion(Counter(a=12, b=8), rules, "finetune")
@@ -452,7 +452,7 @@ def test_amounts_that_may_not_be_meant_are_noted(capsys):
 
 
 @pytest.mark.parametrize("own", [{"name": "cc3m"}, ["a"], 7, "x"])
-def test_a_key_source_of_ones_own_says_nothing_where_there_are_no_sources(root, tmp_path, own):
+def test_own_key_source_is_ignored_without_sources(root, tmp_path, own):
     rows = [row | {"source": own if number else "first"} for number, row in enumerate(rows_about(*["a.png"] * 6))]
     summary = write(rows, root, tmp_path / "out.jsonl", max_samples=3)
     assert summary["rows_out"] == 3 and "sources" not in summary

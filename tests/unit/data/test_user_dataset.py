@@ -19,7 +19,7 @@ from tiny_models import save_image
 
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
-    """The kit beside a copy of config/, as the current folder."""
+    """Write the kit and a copy of config/ to a folder, and make it the current folder."""
     shutil.copytree(PROJECT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
     save_kit(tmp_path / "better_synth")
@@ -48,7 +48,7 @@ def test_a_pair_whose_question_is_not_there_is_named(kit, tmp_path):
 
 
 def pairs_with_images(folder: Path, rows: int, unreadable: set[int]) -> dict:
-    """Settings of a dataset whose rows have an image each, all different, some of them no image."""
+    """Write a dataset with a different image in each row, some of them invalid; return its settings."""
     folder.mkdir(exist_ok=True)
     for index in range(rows):
         save_image(folder / f"{index}.png", (200, index, 0), (32, 32))
@@ -60,7 +60,7 @@ def pairs_with_images(folder: Path, rows: int, unreadable: set[int]) -> dict:
 
 
 def evaluation_about(folder: Path, *images: str) -> dict:
-    """Settings of an evaluation file in the folder."""
+    """Return the settings of an evaluation file in the folder."""
     rows = [{"id": str(n), "image": image, "captions": ["a square"]} for n, image in enumerate(images)]
     write_jsonl(folder / "evaluation.jsonl", rows)
     return {"file": str(folder / "evaluation.jsonl"), "images": str(folder)}
@@ -72,7 +72,7 @@ def instructions_about(folder: Path, *images: str) -> dict:
 
 
 @pytest.mark.parametrize("rows", [7, 40])
-def test_a_tenth_that_can_be_read_is_held_out_and_the_rest_is_trained_on(tmp_path, rows):
+def test_a_readable_tenth_is_held_out(tmp_path, rows):
     unreadable = set(range(0, rows, 2))
     settings = pairs_with_images(tmp_path, rows, unreadable)
     counts = write_user_dataset(settings, tmp_path / "out")
@@ -96,7 +96,7 @@ def test_holding_out_opens_few_of_many_images(tmp_path, monkeypatch):
     assert len(opened) < 50
 
 
-def test_nothing_that_is_said_about_a_held_out_image_is_trained_on(tmp_path):
+def test_rows_about_held_out_images_are_not_trained_on(tmp_path):
     """Five captions for each image, and instructions whose paths start elsewhere."""
     settings = pairs_with_images(tmp_path / "photos", 30, set())
     rows = [row | {"id": f"{row['id']}-{n}"} for row in read_jsonl(tmp_path / "photos/pairs.jsonl") for n in range(5)]
@@ -131,7 +131,7 @@ def test_two_images_are_too_few_to_hold_out_and_train(tmp_path):
         write_user_dataset(pairs_with_images(tmp_path, 2, set()), tmp_path / "out")
 
 
-def test_of_many_captions_of_a_held_out_image_the_first_are_references(tmp_path, monkeypatch):
+def test_first_captions_of_held_out_image_are_references(tmp_path, monkeypatch):
     monkeypatch.setattr("dj2mgm.data.user_dataset.MAX_REFERENCES", 2)
     settings = pairs_with_images(tmp_path, 3, set())
     pairs = list(read_jsonl(tmp_path / "pairs.jsonl"))
@@ -151,7 +151,7 @@ def test_of_many_captions_of_a_held_out_image_the_first_are_references(tmp_path,
         (["0.png", "./0.png", "copy.png"], "has 1 different images"),
     ],
 )
-def test_an_evaluation_that_cannot_be_scored_is_refused_before_anything_is_trained(tmp_path, images, says):
+def test_unscorable_evaluation_is_refused_early(tmp_path, images, says):
     settings = pairs_with_images(tmp_path, 4, {1})
     shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
     settings["evaluation"] = evaluation_about(tmp_path, *images)
@@ -163,7 +163,7 @@ def images_of(file: Path) -> list[str]:
     return [row["image"] if "image" in row else row["images"][0] for row in map(json.loads, file.open())]
 
 
-def test_images_of_an_evaluation_file_are_not_trained_on_under_any_name(tmp_path):
+def test_evaluation_images_are_not_trained_on_under_any_name(tmp_path):
     """Another spelling, a symbolic and a hard link, and a copy are the same image."""
     settings = pairs_with_images(tmp_path, 8, set())
     (tmp_path / "link.png").symlink_to("0.png")
@@ -185,7 +185,7 @@ def test_images_of_an_evaluation_file_are_not_trained_on_under_any_name(tmp_path
     assert (tmp_path / "out/evaluation.jsonl").read_bytes().count(b"\n") == counts["evaluation"] == 4
 
 
-def test_a_copy_of_an_image_that_is_held_out_here_is_not_trained_on_and_not_held_out_twice(tmp_path):
+def test_copy_of_selected_held_out_image_is_not_trained_on(tmp_path):
     settings = pairs_with_images(tmp_path, 30, set())
     for number in range(15):
         shutil.copy(tmp_path / f"{number}.png", tmp_path / f"{number + 15}.png")
@@ -228,7 +228,7 @@ def test_instructions_about_held_out_images_only_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "content"), [("talks.json", "[]"), ("talks.jsonl", "")])
-def test_an_empty_list_of_instructions_is_refused_before_anything_is_written(tmp_path, name, content):
+def test_empty_instructions_are_refused_before_writing(tmp_path, name, content):
     settings = pairs_with_images(tmp_path, 4, set())
     (tmp_path / name).write_text(content)
     settings["finetune"] = {"file": str(tmp_path / name), "images": str(tmp_path)}
@@ -250,7 +250,7 @@ def test_spellings_of_a_path_are_one_image(tmp_path):
     assert [len(row["captions"]) for row in read_jsonl(tmp_path / "out/evaluation.jsonl")] == [3, 3]
 
 
-def test_a_file_with_a_byte_order_mark_and_lone_carriage_returns_is_read_alike_by_every_pass(tmp_path):
+def test_byte_order_mark_and_lone_carriage_returns_are_read(tmp_path):
     settings = pairs_with_images(tmp_path, 5, set())
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b", ", b",\r"))

@@ -26,7 +26,7 @@ from places import PROJECT
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """A folder with a finished page and its crate; read only."""
+    """Make a folder with a finished page and its crate, to be read only."""
     folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -69,7 +69,7 @@ def refused(path: Path) -> str:
     ],
     ids=lambda values: str(values)[:40],
 )
-def test_a_record_holds_nothing_that_fills_the_terminal_or_reaches_a_command(crate, tmp_path, values):
+def test_record_cannot_fill_the_terminal_or_reach_a_command(crate, tmp_path, values):
     record = record_of(crate)
     for key, value in values.items():
         if key == "machine":
@@ -218,7 +218,7 @@ def test_more_runs_than_can_be_resolved_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("lacking", ["config/config.yaml", "config/experiments/baseline.yaml"])
-def test_this_clones_configuration_does_not_take_the_place_of_the_crates(crate, tmp_path, lacking):
+def test_clones_configuration_does_not_replace_the_crates(crate, tmp_path, lacking):
     files = contents(crate)
     del files[lacking]
     metadata = json.loads(files["ro-crate-metadata.json"])
@@ -229,14 +229,14 @@ def test_this_clones_configuration_does_not_take_the_place_of_the_crates(crate, 
             make_project(opened, tmp_path / "made", Places(Path.cwd()))
 
 
-def test_an_experiment_that_the_record_names_and_the_configuration_lacks_is_refused(crate, tmp_path):
+def test_recorded_experiment_without_configuration_is_refused(crate, tmp_path):
     record = json.dumps(record_of(crate) | {"experiments": ["baseline", "gone"]}).encode()
     with open_crate(forged(crate, tmp_path / "x.zip", {"run.json": record})) as opened:
         with pytest.raises(InputError, match="the crate holds no config/experiments/gone.yaml"):
             make_project(opened, tmp_path / "made", Places(Path.cwd()))
 
 
-def test_what_lies_in_the_runs_folder_is_neither_followed_nor_used(crate, tmp_path):
+def test_existing_files_in_the_run_folder_are_not_used(crate, tmp_path):
     outside, made = tmp_path / "outside", tmp_path / "made"
     outside.mkdir()
     made.mkdir()
@@ -265,7 +265,7 @@ def test_a_folder_that_cannot_be_filled_is_one_sentence(crate, tmp_path, name):
 @pytest.mark.parametrize(
     ("key", "sentence"), [("images", "the images of the dataset my phötos"), ("inputs", "captions")]
 )
-def test_a_crate_without_digests_of_what_its_run_reads_is_refused(crate, tmp_path, key, sentence):
+def test_crate_without_digests_of_inputs_is_refused(crate, tmp_path, key, sentence):
     with open_crate(crate) as opened:
         runs = make_project(opened, tmp_path, Places(Path.cwd()))
     datasets = {run.dataset["name"]: run.dataset for run in runs}
@@ -277,7 +277,7 @@ def test_a_crate_without_digests_of_what_its_run_reads_is_refused(crate, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "config.yaml", "folder"])
-def test_a_crate_passes_on_nothing_that_a_link_in_the_results_leads_to(tmp_path, monkeypatch, name):
+def test_crate_contains_no_targets_of_links_in_the_results(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     settings = write_page()
     secret = tmp_path / "secret"
@@ -312,7 +312,7 @@ def test_a_table_that_does_not_add_up_is_refused(content, problem):
         read_scores(TABLE.encode("utf-16"), "x")
 
 
-def test_a_crate_without_its_table_of_scores_is_refused_before_anything_runs(crate, tmp_path, monkeypatch):
+def test_crate_without_table_of_scores_is_refused_early(crate, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "run_targets", lambda *_: pytest.fail("it ran"))
     table = {"results/baseline/report/comparison.csv": TABLE.replace("0.5,", "nan,").encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", table)) as opened:

@@ -31,7 +31,7 @@ PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """A folder with a finished page and its crate; read only."""
+    """Make a folder with a finished page and its crate, to be read only."""
     folder = tmp_path_factory.mktemp("a page ä")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -82,7 +82,7 @@ def test_weights_and_the_users_data_are_not_in_a_crate(crate):
     assert {"config/config.yaml", "config/recipes/baseline.yaml", f"results/{PAGE}/comparison.csv"} <= set(names)
 
 
-def test_a_job_has_its_times_its_script_and_what_it_read_and_wrote(crate):
+def test_job_has_times_script_inputs_and_results(crate):
     graph = graph_of(crate)
     job = graph["#results/baseline/finetune/finetune"]
     assert datetime.fromisoformat(job["endTime"]) == datetime.fromtimestamp(ENDED, UTC)
@@ -125,7 +125,7 @@ def test_the_profiles_musts_hold(crate):
     assert [uri for uri in linked - graph.keys() if not uri.startswith("http")] == []
 
 
-def test_the_digest_of_images_is_over_their_content_wherever_they_are(tmp_path, monkeypatch):
+def test_digest_of_images_does_not_depend_on_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     roots = write_page()["datasets"]["photos"]["images"]
     found = digest_images(Path("results/datasets/photos"), roots)
@@ -263,7 +263,7 @@ def test_what_differs_here_is_told(crate, tmp_path, monkeypatch):
     assert told[3].startswith("torch: 0.0.1 there, ") and told[4:] == ["gpus: none there, H100 here"]
 
 
-def test_an_input_that_is_gone_or_another_is_refused_with_where_it_was(tmp_path, monkeypatch):
+def test_missing_or_different_input_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_crate(write_page(), Path("run.crate.zip"))
     inputs, captions = record_of(Path("run.crate.zip"))["inputs"], Path("my phötos/captions.jsonl")
@@ -276,7 +276,7 @@ def test_an_input_that_is_gone_or_another_is_refused_with_where_it_was(tmp_path,
         check_inputs(inputs, Places(Path.cwd()))
 
 
-def test_the_crates_configuration_leads_to_the_same_files_from_another_folder(crate, tmp_path):
+def test_configuration_of_a_crate_leads_to_the_same_files(crate, tmp_path):
     with open_crate(crate) as opened:
         runs = make_project(opened, tmp_path, Places(Path.cwd()))
     [dataset] = {run.dataset["name"] for run in runs}
@@ -287,7 +287,7 @@ def test_the_crates_configuration_leads_to_the_same_files_from_another_folder(cr
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".yaml", ".json", ".jinja"}
 
 
-def test_code_weights_and_deepspeed_configurations_of_a_crate_are_not_taken(crate, tmp_path):
+def test_code_weights_and_deepspeed_of_a_crate_are_ignored(crate, tmp_path):
     names = [
         "config/x.py",
         "config/deepspeed/zero3.json",
@@ -375,7 +375,7 @@ def test_folders_that_the_user_names_may_be_read(crate, tmp_path, monkeypatch):
     assert runs.first_seed("baseline").config.dataset == str(photos)
 
 
-def test_a_file_that_no_run_uses_may_name_a_place_outside_and_is_left_out(crate, tmp_path):
+def test_unused_file_with_outside_path_is_left_out(crate, tmp_path):
     values = {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "/srv/decoy"}}
     changed = {"config/datasets/unused.yaml": yaml.safe_dump(values).encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
@@ -403,7 +403,7 @@ def test_inputs_of_a_crate_are_not_read_outside(crate, given, file, sentence):
         check_inputs([entry], Places(Path.cwd()))
 
 
-def test_links_of_the_users_folder_are_followed_but_not_to_the_system(tmp_path):
+def test_links_in_users_folder_are_followed_except_to_the_system(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "here/data").symlink_to(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Folders of a training stage from somebody else: only regular files of a LoRA are read, and no code is published."""
+"""Untrusted folders of a training stage: only regular files of a LoRA are read, and no code is published."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_an_adapter_that_is_no_lora_is_refused(stage, kind):
 
 
 @pytest.mark.parametrize("name", FILES[1:])
-def test_an_adapter_that_is_not_whole_is_not_looked_for_on_the_hub(stage, name):
+def test_incomplete_adapter_is_not_searched_on_the_hub(stage, name):
     (stage / name).rename(stage / "adapter/adapter_model.bin")
     assert f"is damaged (it has no {Path(name).name})" in refused(stage)
 

@@ -83,7 +83,7 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
 def drop_code(folder: Path) -> None:
     """Remove the names of code from the configurations of a published model.
 
-    A model folder from somebody else may name code in a repository of the hub.
+    An untrusted model folder may name code in a repository of the hub.
     """
     for path in sorted(folder.rglob("*config.json")):
         values = read_json(path)
