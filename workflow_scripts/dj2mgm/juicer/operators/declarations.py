@@ -113,10 +113,6 @@ def keeps_or_drops_rows(operator: OP | type[OP]) -> bool:
     return issubclass(_class(operator), Filter | Mapper | Deduplicator | Selector)
 
 
-def drops_repeats(operator: OP | type[OP]) -> bool:
-    return issubclass(_class(operator), Deduplicator)
-
-
 def holds_model(operator: OP) -> bool:
     return operator._accelerator == "cuda" or is_unforkable(operator)
 
