@@ -19,9 +19,10 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
-import dj2mgm  # noqa: E402, F401  (before torch, which reads how threads wait)
+from dj2mgm.torch_environment import set_torch_environment  # noqa: E402
 
-# isort: split
+set_torch_environment()
+
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPProcessor  # noqa: E402

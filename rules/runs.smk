@@ -22,7 +22,10 @@ from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import SWITCHES
 from dj2mgm.takeover import end_run, restart_snakemake, start_run
+from dj2mgm.torch_environment import set_torch_environment
 from dj2mgm.training.checkpoints import discard_finished
+
+set_torch_environment()  # stages inherit it
 
 
 @contextmanager

@@ -6,7 +6,9 @@ import sys
 import pytest
 from hypothesis import settings
 
-import dj2mgm  # noqa: F401  (before a test imports torch)
+from dj2mgm.torch_environment import set_torch_environment
+
+set_torch_environment()  # before a test imports torch
 
 # Hypothesis draws the same examples in every run; HYPOTHESIS_PROFILE=default draws others
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -12,11 +12,14 @@ the answer without the image.
 from io import BytesIO
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import use_cpu_threads
-from dj2mgm.evaluation.benchmarks import read_questions
-from dj2mgm.files import read_yaml, write_jsonl
-from dj2mgm.generators import open_generator
-from dj2mgm.messages import Progress
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.compute import use_cpu_threads
+    from dj2mgm.evaluation.benchmarks import read_questions
+    from dj2mgm.files import read_yaml, write_jsonl
+    from dj2mgm.generators import open_generator
+    from dj2mgm.messages import Progress
 
 
 @command_line

@@ -11,13 +11,16 @@ with the rows of questions.jsonl, each with `images` (own, shuffled, none) and `
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import use_cpu_threads
-from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
-from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl
-from dj2mgm.generators import open_generator
-from dj2mgm.messages import Progress
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.compute import use_cpu_threads
+    from dj2mgm.errors import InputError
+    from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
+    from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
+    from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl
+    from dj2mgm.generators import open_generator
+    from dj2mgm.messages import Progress
 
 
 @command_line

@@ -7,9 +7,12 @@ The parts are local folders or hub ids. Projector and mining layers are random u
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import set_seed
-from dj2mgm.files import read_yaml, replace_folder
-from dj2mgm.mgm.assemble import assemble
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.compute import set_seed
+    from dj2mgm.files import read_yaml, replace_folder
+    from dj2mgm.mgm.assemble import assemble
 
 
 @command_line

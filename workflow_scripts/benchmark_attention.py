@@ -12,9 +12,12 @@ import sys
 from dataclasses import asdict, fields
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.files import read_yaml, replace_file
-from dj2mgm.memory.attention_benchmark import Measurement, measure_all
-from dj2mgm.reporting.attention_page import write_page
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.files import read_yaml, replace_file
+    from dj2mgm.memory.attention_benchmark import Measurement, measure_all
+    from dj2mgm.reporting.attention_page import write_page
 
 
 @command_line

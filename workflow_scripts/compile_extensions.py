@@ -5,13 +5,13 @@
 Otherwise the first training stage compiles them.
 """
 
-import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
+from dj2mgm.torch_environment import torch_imports
 
-# isort: split
-from deepspeed.comm.torch import build_shm_op
-from deepspeed.ops.op_builder import CPUAdamBuilder
+with torch_imports():
+    from deepspeed.comm.torch import build_shm_op
+    from deepspeed.ops.op_builder import CPUAdamBuilder
 
-from dj2mgm.training.build_locks import remove_stale_locks
+    from dj2mgm.training.build_locks import remove_stale_locks
 
 
 def main() -> None:

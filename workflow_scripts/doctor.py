@@ -14,16 +14,19 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from dj2mgm.torch_environment import torch_imports
 
-from dj2mgm.doctor import gpu_checks, host_checks, plan_checks, project_checks
-from dj2mgm.doctor.gpu_checks import PATH, end_orphans, variables, write_environment
-from dj2mgm.doctor.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
-from dj2mgm.doctor.torch_probe import TorchProbe
-from dj2mgm.memory.prediction import read_free_memory
-from dj2mgm.training.build_locks import find_stale_locks
+with torch_imports():
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from dj2mgm.doctor import gpu_checks, host_checks, plan_checks, project_checks
+    from dj2mgm.doctor.gpu_checks import PATH, end_orphans, variables, write_environment
+    from dj2mgm.doctor.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
+    from dj2mgm.doctor.torch_probe import TorchProbe
+    from dj2mgm.memory.prediction import read_free_memory
+    from dj2mgm.training.build_locks import find_stale_locks
 
 TORCH_LIMIT_S = 180
 COMPILE_LIMIT_S = 900

@@ -16,21 +16,21 @@ import platform
 import time
 from pathlib import Path
 
-import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
-
-# isort: split
-import numpy
-import torch
-import transformers
-
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import use_cpu_threads
-from dj2mgm.data.formats import read_evaluation
-from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
-from dj2mgm.evaluation.embedder import Embedder
-from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
-from dj2mgm.evaluation.same_weights import shares_image_tower
-from dj2mgm.files import compute_sha256, read_yaml, write_json, write_jsonl
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    import numpy
+    import torch
+    import transformers
+
+    from dj2mgm.compute import use_cpu_threads
+    from dj2mgm.data.formats import read_evaluation
+    from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
+    from dj2mgm.evaluation.embedder import Embedder
+    from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
+    from dj2mgm.evaluation.same_weights import shares_image_tower
+    from dj2mgm.files import compute_sha256, read_yaml, write_json, write_jsonl
 
 
 @command_line

@@ -16,25 +16,25 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
-
-# isort: split
-import deepspeed
-import torch
-from peft import PeftModel
-from torch import nn
-
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.errors import InputError
-from dj2mgm.files import replace_folder
-from dj2mgm.mgm.lora import wrap_with_lora
-from dj2mgm.mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
-from dj2mgm.mgm.trained_weights import language_parameters, load_projector, projector_parameters
-from dj2mgm.training.library_changes import apply_library_changes
-from dj2mgm.training.saved_weights import save_projector, save_weights
-from dj2mgm.training.settings import LoraSettings, load_training_settings
-from dj2mgm.training.stage import held_out_paths, run_stage
-from dj2mgm.vision_language import Parts
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    import deepspeed
+    import torch
+    from peft import PeftModel
+    from torch import nn
+
+    from dj2mgm.errors import InputError
+    from dj2mgm.files import replace_folder
+    from dj2mgm.mgm.lora import wrap_with_lora
+    from dj2mgm.mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
+    from dj2mgm.mgm.trained_weights import language_parameters, load_projector, projector_parameters
+    from dj2mgm.training.library_changes import apply_library_changes
+    from dj2mgm.training.saved_weights import save_projector, save_weights
+    from dj2mgm.training.settings import LoraSettings, load_training_settings
+    from dj2mgm.training.stage import held_out_paths, run_stage
+    from dj2mgm.vision_language import Parts
 
 
 def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None:

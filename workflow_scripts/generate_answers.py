@@ -11,13 +11,16 @@ have the same `image_id`.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.data.formats import read_evaluation
-from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import control_paths, image_ids, image_paths
-from dj2mgm.files import read_yaml, write_jsonl
-from dj2mgm.generators import open_generator
-from dj2mgm.messages import Progress
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.data.formats import read_evaluation
+    from dj2mgm.errors import InputError
+    from dj2mgm.evaluation.groups import control_paths, image_ids, image_paths
+    from dj2mgm.files import read_yaml, write_jsonl
+    from dj2mgm.generators import open_generator
+    from dj2mgm.messages import Progress
 
 
 @command_line

@@ -9,9 +9,12 @@ The configuration contains its kind (`tiny`) and the folders of the parts (`lang
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import set_seed
-from dj2mgm.files import read_yaml, replace_folder
-from dj2mgm.foundation.tiny_vlms import make_tiny_vlm
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.compute import set_seed
+    from dj2mgm.files import read_yaml, replace_folder
+    from dj2mgm.foundation.tiny_vlms import make_tiny_vlm
 
 
 @command_line

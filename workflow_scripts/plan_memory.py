@@ -13,22 +13,22 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
-
-# isort: split
-import torch
-from rich.console import Console
-
 from dj2mgm.command_line import command_line
-from dj2mgm.config.reading import read_json_config
-from dj2mgm.config.training import deepspeed_names, read_deepspeed
-from dj2mgm.errors import InputError
-from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
-from dj2mgm.memory.prediction import Machine, read_free_memory
-from dj2mgm.memory.search import MICRO_BATCHES, list_candidates, print_plans
-from dj2mgm.memory.step import TUNINGS, Workload
-from dj2mgm.training.deepspeed_config import complete_deepspeed_config
-from dj2mgm.training.settings import LoraSettings
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    import torch
+    from rich.console import Console
+
+    from dj2mgm.config.reading import read_json_config
+    from dj2mgm.config.training import deepspeed_names, read_deepspeed
+    from dj2mgm.errors import InputError
+    from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
+    from dj2mgm.memory.prediction import Machine, read_free_memory
+    from dj2mgm.memory.search import MICRO_BATCHES, list_candidates, print_plans
+    from dj2mgm.memory.step import TUNINGS, Workload
+    from dj2mgm.training.deepspeed_config import complete_deepspeed_config
+    from dj2mgm.training.settings import LoraSettings
 
 
 @command_line

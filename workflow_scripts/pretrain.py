@@ -11,20 +11,20 @@ Writes projector.safetensors, metrics.jsonl (per logging step), scores.jsonl (pe
 from its own checkpoints. Without --evaluation and --asking, nothing is scored.
 """
 
-import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
-
-# isort: split
-import deepspeed
-from torch import nn
-
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.errors import InputError
-from dj2mgm.mgm.trained_weights import projector_parameters
-from dj2mgm.training.library_changes import apply_library_changes
-from dj2mgm.training.saved_weights import save_projector
-from dj2mgm.training.settings import load_training_settings
-from dj2mgm.training.stage import held_out_paths, run_stage
-from dj2mgm.vision_language import Parts
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    import deepspeed
+    from torch import nn
+
+    from dj2mgm.errors import InputError
+    from dj2mgm.mgm.trained_weights import projector_parameters
+    from dj2mgm.training.library_changes import apply_library_changes
+    from dj2mgm.training.saved_weights import save_projector
+    from dj2mgm.training.settings import load_training_settings
+    from dj2mgm.training.stage import held_out_paths, run_stage
+    from dj2mgm.vision_language import Parts
 
 
 def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:

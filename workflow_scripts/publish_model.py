@@ -7,12 +7,15 @@ The folder is complete or missing.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.families import load_family
-from dj2mgm.files import read_yaml, replace_folder
-from dj2mgm.publishing.card_check import check_card
-from dj2mgm.publishing.model_card import model_card
-from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
-from dj2mgm.publishing.stock_weights import drop_code, write_adapter, write_merged
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.families import load_family
+    from dj2mgm.files import read_yaml, replace_folder
+    from dj2mgm.publishing.card_check import check_card
+    from dj2mgm.publishing.model_card import model_card
+    from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
+    from dj2mgm.publishing.stock_weights import drop_code, write_adapter, write_merged
 
 
 @command_line

@@ -15,18 +15,18 @@ import argparse
 import sys
 from pathlib import Path
 
-import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
-
-# isort: split
-from transformers.utils import logging as transformers_log
-
 from dj2mgm.command_line import command_line
-from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.errors import InputError
-from dj2mgm.files import read_yaml
-from dj2mgm.juicer.data_juicer import prepare_process
-from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
-from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from transformers.utils import logging as transformers_log
+
+    from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.errors import InputError
+    from dj2mgm.files import read_yaml
+    from dj2mgm.juicer.data_juicer import prepare_process
+    from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
+    from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
 
 
 @command_line

@@ -7,9 +7,12 @@ Writes clip/ and convnext/, ordinary `from_pretrained` folders.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.files import read_yaml
-from dj2mgm.foundation.clip import ClipSpec, train_clip
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.files import read_yaml
+    from dj2mgm.foundation.clip import ClipSpec, train_clip
 
 
 @command_line

@@ -7,9 +7,12 @@ Writes the model and its tokenizer, an ordinary `from_pretrained` folder.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.files import read_yaml, replace_folder
-from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.files import read_yaml, replace_folder
+    from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
 
 
 @command_line

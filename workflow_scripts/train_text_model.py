@@ -9,27 +9,27 @@ Writes model/ (safetensors and tokenizer) and metrics.json, and resumes from its
 
 import sys
 
-import dj2mgm  # noqa: F401  (before torch, which reads how threads wait)
-
-# isort: split
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.config.training import FROZEN
-from dj2mgm.errors import InputError
-from dj2mgm.files import write_json
-from dj2mgm.memory.architecture import load_architecture
-from dj2mgm.training.arguments import build_training_arguments
-from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
-from dj2mgm.training.datasets import TextDataset
-from dj2mgm.training.deepspeed_config import describe_engine
-from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint
-from dj2mgm.training.library_changes import apply_library_changes
-from dj2mgm.training.optimizer import choose_optimizer
-from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
-from dj2mgm.training.settings import load_training_settings
-from dj2mgm.training.trainer import ResumableTrainer
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.config.training import FROZEN
+    from dj2mgm.errors import InputError
+    from dj2mgm.files import write_json
+    from dj2mgm.memory.architecture import load_architecture
+    from dj2mgm.training.arguments import build_training_arguments
+    from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
+    from dj2mgm.training.datasets import TextDataset
+    from dj2mgm.training.deepspeed_config import describe_engine
+    from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint
+    from dj2mgm.training.library_changes import apply_library_changes
+    from dj2mgm.training.optimizer import choose_optimizer
+    from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
+    from dj2mgm.training.settings import load_training_settings
+    from dj2mgm.training.trainer import ResumableTrainer
 
 
 @command_line

@@ -7,7 +7,10 @@ models and compares them with a new training.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.foundation.copying import copy_parts
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from dj2mgm.foundation.copying import copy_parts
 
 
 @command_line

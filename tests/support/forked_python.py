@@ -91,7 +91,9 @@ def end_with_input() -> None:
 
 
 def import_everything() -> None:
-    os.environ.setdefault("GOMP_SPINCOUNT", "300")  # as the project's own modules say before they import torch
+    from dj2mgm.torch_environment import set_torch_environment
+
+    set_torch_environment()
     import accelerate  # noqa: F401
     import cpuinfo
     import datasets  # noqa: F401

@@ -12,7 +12,8 @@ import torch
 from dj2mgm.code import SCRIPTS
 from dj2mgm.compute import mixed_precision, set_seed, use_cpu_threads
 
-IMPORT_TORCH = {"torch", "transformers", "deepspeed", "peft"}
+IMPORT_TORCH = {"torch", "transformers", "deepspeed", "peft", "accelerate", "torchao"}
+VARIABLES = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "PYTORCH_CUDA_ALLOC_CONF"}
 
 
 def draw() -> tuple:
@@ -46,21 +47,38 @@ def test_mixed_precision_uses_bf16_if_supported():
     assert product.dtype == (torch.bfloat16 if fast else torch.float32)
 
 
-def imported_packages(script: Path) -> list[str]:
-    """Return the top-level imports of a script in order, without submodules."""
-    names: list[str] = []
-    for node in ast.parse(script.read_text(encoding="utf-8")).body:
+def imports_torch(path: Path, done: set[Path]) -> bool:
+    """Return whether a script or module imports PyTorch at its top, directly or through modules of the project.
+
+    Imports inside `with torch_imports()` and `with project_imports()` do not count.
+    """
+    done.add(path)
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names.append(node.module or "")
-    return [name.partition(".")[0] for name in names]
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        if IMPORT_TORCH & {name.partition(".")[0] for name in names}:
+            return True
+        files = (SCRIPTS / f"{name.replace('.', '/')}{end}" for name in names for end in (".py", "/__init__.py"))
+        if any(file.is_file() and file not in done and imports_torch(file, done) for file in files):
+            return True
+    return False
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
-def test_a_script_sets_how_openmp_waits_before_it_imports_torch(script):
-    imported = [name for name in imported_packages(script) if name in IMPORT_TORCH | {"dj2mgm"}]
-    assert imported[0] == "dj2mgm"
+def test_a_script_sets_the_environment_before_it_imports_torch(script):
+    assert not imports_torch(script, set())
+
+
+def test_the_library_sets_no_variable_on_import():
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    code = f"import dj2mgm, os; print({VARIABLES} & os.environ.keys())"
+    environment |= {"PYTHONPATH": str(SCRIPTS)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +87,9 @@ def test_a_script_sets_how_openmp_waits_before_it_imports_torch(script):
     ids=["default", "own count", "own policy"],
 )
 def test_the_users_own_variables_win(own, expected):
-    others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    code = "import dj2mgm, os; print(os.getenv('GOMP_SPINCOUNT'), os.getenv('OMP_WAIT_POLICY'))"
+    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    code = "import os, dj2mgm.torch_environment as environment; environment.set_torch_environment(); "
+    code += "print(os.getenv('GOMP_SPINCOUNT'), os.getenv('OMP_WAIT_POLICY'))"
     environment = others | own | {"PYTHONPATH": str(SCRIPTS)}
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, env=environment, capture_output=True, text=True).stdout == f"{expected}\n"

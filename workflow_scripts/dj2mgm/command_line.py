@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dj2mgm.errors import InputError
+from dj2mgm.torch_environment import set_torch_environment
 
 
 @contextmanager
 def project_imports() -> Iterator[None]:
-    """Turn a missing package in the imports of a script into one line with the remedy."""
+    """Set PyTorch's environment, and turn a missing package in a script's imports into one line with the remedy."""
+    set_torch_environment()
     try:
         yield
     except ModuleNotFoundError as error:
@@ -56,6 +58,7 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        set_torch_environment()  # for scripts that import PyTorch later
         try:
             main()
         except InputError as error:
