@@ -91,9 +91,8 @@ def end_with_input() -> None:
 
 
 def import_everything() -> None:
-    from dj2mgm.torch_environment import set_torch_environment
-
-    set_torch_environment()
+    # as dj2mgm.torch_environment, which is not imported here: each fork imports its own copy of the project
+    os.environ.setdefault("GOMP_SPINCOUNT", "300")
     import accelerate  # noqa: F401
     import cpuinfo
     import datasets  # noqa: F401
