@@ -141,7 +141,7 @@ def test_withheld_answers_are_submitted_and_not_scored(monkeypatch, model, tmp_p
     assert (tmp_path / "submission.xlsx").is_file()
 
 
-def test_a_bad_row_stops_before_the_model_is_loaded_and_leaves_nothing(monkeypatch, tmp_path, capsys):
+def test_a_bad_row_stops_before_the_model_is_loaded(monkeypatch, tmp_path, capsys):
     files = write_mmbench(tmp_path / "mmbench.tsv", [mmbench_row(1), mmbench_row(1)])
     with pytest.raises(SystemExit) as stop:
         answer(monkeypatch, (tmp_path / "no model", tmp_path / "none"), "mmbench", files, tmp_path)
@@ -195,7 +195,7 @@ def test_scores_of_different_variants_are_never_put_in_one_table(monkeypatch, tm
     with pytest.raises(SystemExit):
         challenge(monkeypatch, tmp_path, runs)
     message = capsys.readouterr().err
-    assert f"{name} was asked in the variant {variant}" in message and "cannot be compared" in message
+    assert f"{name} was run in the variant {variant}" in message and "Use files of that variant" in message
     assert str(Path(runs[1]["benchmarks"][name]) / "metrics.json") in message
     assert not (tmp_path / "challenge.csv").exists()
 
@@ -206,7 +206,7 @@ def test_a_benchmark_without_a_score_is_named(monkeypatch, tmp_path, capsys):
     path.write_text(json.dumps(read_json(path) | {"estimates": {}}), encoding="utf-8")
     with pytest.raises(SystemExit):
         challenge(monkeypatch, tmp_path, runs)
-    assert "mmbench has no score, since its file holds no answers" in capsys.readouterr().err
+    assert "mmbench has no score, because its file has no answers" in capsys.readouterr().err
 
 
 # A third benchmark
@@ -279,7 +279,7 @@ def test_the_configuration_knows_the_keys_of_a_third_benchmark(yes_no):
         merge_shared_settings({"benchmarks": {"yesno": yes_no}})
 
 
-def test_a_score_of_the_challenge_needs_files_and_a_known_variant(yes_no):
+def test_a_challenge_score_needs_files_and_a_known_variant(yes_no):
     def check(variant: str, files: dict) -> None:
         merge_shared_settings(
             {"challenge": {"scores": {"yes_no": {"score": 50, "variant": variant}}}, "benchmarks": files}

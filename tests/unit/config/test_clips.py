@@ -15,7 +15,7 @@ KEY = "evaluate.judge_clip"
 
 
 @pytest.mark.parametrize("save", [save_tiny_clip, save_tiny_siglip])
-def test_all_files_of_a_clip_are_inputs_and_a_judge_has_all_parts(save, tmp_path):
+def test_all_files_of_a_clip_are_inputs(save, tmp_path):
     name = f"{save(tmp_path / 'judge')}/"
     assert clip_files(name) == sorted(str(file) for file in (tmp_path / "judge").iterdir() if file.suffix != ".vocab")
     check_judge(name, KEY)
@@ -74,7 +74,7 @@ def test_the_judge_is_the_models_clip_unless_another_is_named():
     assert named == settings | {"clip": "a/judge", "second_judge": "b/judge"}
 
 
-def test_clips_that_select_are_those_that_operators_name_or_are_given():
+def test_selecting_clips_are_those_of_operators():
     recipes = {
         "filter": {"process": [{"text_length_filter": {"min_len": 1}}, {"image_text_similarity_filter": None}]},
         "synthesize": {"process": [{"low_similarity_recaption_mapper": {"hf_clip": "another"}}]},

@@ -52,7 +52,7 @@ def test_a_path_with_braces_is_named():
 
 
 @pytest.mark.parametrize("path", [os.fsdecode(b"bad\xff.png"), "a\tb.png", "a\x7f.png"])
-def test_a_path_that_no_file_of_results_can_hold_is_named_in_printable_characters(path):
+def test_an_unprintable_path_is_refused_printably(path):
     with pytest.raises(InputError, match="must be a path without braces, tabs") as error:
         check_format(path, "path", path)
     assert escape_control(str(error.value)).isprintable()

@@ -39,7 +39,7 @@ def owners(runs: Runs, folder: str) -> dict[str, str]:
     return {stage: runs.reuse.owner(run, stage).folder for stage in run.settings}
 
 
-def test_the_first_seed_has_the_experiments_folder_and_the_others_their_own(write):
+def test_only_later_seeds_have_folders_of_their_own(write):
     runs = Runs({"seeds": [3, 5]})
     assert [run.folder for run in runs if run.experiment == "baseline"] == ["baseline", "baseline/seed-5"]
     assert (runs.by_folder("baseline").seed, runs.by_folder("baseline/seed-5").seed) == (3, 5)
@@ -65,7 +65,7 @@ def test_an_experiment_that_changes_nothing_is_the_baseline(write):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_only_what_comes_after_the_first_difference_is_an_experiments_own(write, tmp_path, change, own):
+def test_stages_before_the_first_difference_are_shared(write, tmp_path, change, own):
     (tmp_path / "pairs.jsonl").touch()
     write(**change)
     folders = owners(Runs({}), "mine")
@@ -93,7 +93,7 @@ def test_filtering_is_shared_between_seeds_and_training_is_not(write):
     assert {folder for stage, folder in folders.items() if stage != "filter"} == {"dj_synth/seed-1"}
 
 
-def test_the_captioner_is_the_baseline_of_the_same_seed_and_its_training_is_part_of_the_captions_identity(write):
+def test_captions_depend_on_the_captioner_of_the_same_seed(write):
     runs = Runs({"seeds": [0, 1]})
     run = runs.by_folder("dj_synth/seed-1")
     assert (run.captioner, runs.stage_folder(runs.get(run.captioner, run.seed), "pretrain")) == (
@@ -129,7 +129,7 @@ def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
     assert Runs({}).by_folder("mine").captioner is None
 
 
-def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
+def test_the_reference_has_the_seeds_of_all_on_a_page(write):
     write(finetune={"lora": {"r": 4}}, seeds=[0, 2])
     page = page_settings(Runs({}), ["baseline", "mine"])
     seeds = {experiment["name"]: [run["seed"] for run in experiment["runs"]] for experiment in page["experiments"]}
@@ -140,7 +140,7 @@ def test_the_page_gives_the_reference_the_seeds_of_all_that_are_compared(write):
     assert second["stages"]["finetune"] == "results/mine/seed-2/finetune"
 
 
-def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_before(write):
+def test_ablation_leaves_out_one_operator_at_a_time(write):
     runs = Runs({"ablation": {"experiment": "baseline", "operators": ["words_num_filter", "text_length_filter"]}})
     assert experiments_by_page(runs)["ablation"] == [
         "baseline",
@@ -152,7 +152,7 @@ def test_the_ablation_leaves_out_one_operator_at_a_time_and_shares_what_comes_be
     assert "words_num_filter" not in operators and "text_length_filter" in operators
 
 
-def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experiment_has(write):
+def test_a_sweep_keeps_alphas_ratio_and_shares_equal_ranks(write):
     write(finetune={"lora": {"r": 16, "alpha": 24}})
     runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8, 16]}})
     assert experiments_by_page(runs)["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
@@ -163,7 +163,7 @@ def test_a_sweep_of_ranks_keeps_alphas_ratio_and_shares_the_rank_that_the_experi
     assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
 
 
-def test_lora_is_compared_with_the_same_experiment_that_trains_the_whole_language_model(write):
+def test_lora_is_compared_with_full_fine_tuning(write):
     write()
     runs = Runs({"lora_vs_full": {"experiment": "mine", "learning_rate": 2e-5, "deepspeed": "zero2"}})
     assert experiments_by_page(runs)["lora_vs_full"] == ["mine-full", "mine"]
@@ -193,7 +193,7 @@ def test_what_makes_a_variant_comes_after_the_command_line(write):
     assert left_out == [["image_integrity_filter"], ["image_integrity_filter", "words_num_filter"]]
 
 
-def test_a_part_of_lora_on_the_command_line_is_enough_for_experiments_without_lora(write):
+def test_a_part_of_lora_completes_after_lora_null(write):
     write(finetune={"lora": None})
     runs = Runs({"finetune": {"lora": {"r": "8"}}})
     loras = [runs.by_folder(name).settings["finetune"]["lora"] for name in ("mine", "baseline")]
@@ -223,7 +223,7 @@ def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
     assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
 
 
-def test_variants_are_refused_where_an_experiment_file_has_their_name(write):
+def test_a_variant_may_not_have_the_name_of_a_file(write):
     write("baseline-full", description="mine")
     runs = Runs({})
     with pytest.raises(InputError, match="config/experiments/baseline-full.yaml: lora_vs_full uses this name"):
@@ -266,12 +266,12 @@ def test_a_mistake_names_the_experiment_and_the_key(write, values, message):
 FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"}, "mmbench": {"questions": "q.tsv"}}
 
 
-def test_the_challenge_needs_the_files_of_both_benchmarks_and_names_what_is_missing(write):
+def test_the_challenge_names_missing_files_of_benchmarks(write):
     with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
         challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
 
 
-def test_every_seed_of_the_compared_experiments_is_in_the_challenge_and_equal_models_answer_once(write):
+def test_every_seed_of_compared_experiments_is_in_the_challenge(write):
     write("mine")
     runs = Runs({"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES})
     challenge = challenge_settings(runs)
@@ -293,7 +293,7 @@ def test_a_benchmark_is_no_stage_before_its_files_are_set(write):
     assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages
 
 
-def test_comparing_or_ablating_an_unknown_experiment_lists_the_known_ones(write):
+def test_an_unknown_experiment_lists_the_known_ones(write):
     for key, values in (("report", {"experiments": ["nosuch"]}), ("ablation", {"experiment": "nosuch"})):
         with pytest.raises(
             InputError, match=f"{key}.experiment.*: there is no experiment 'nosuch'; known are baseline"
@@ -310,7 +310,7 @@ def write_text(name: str, text: str) -> Path:
 @pytest.mark.parametrize(
     "text", ["gpus: [1", "nonsense: 1", "dataset: nowhere", "gpus: 010", "recipe: nosuch", "gpus: 1\ngpus: 2"]
 )
-def test_a_bad_experiment_file_fails_its_own_target_and_the_pages_that_name_it(write, text):
+def test_a_bad_experiment_file_fails_its_own_targets(write, text):
     write_text("bad", text)
     runs = Runs({"report": {"experiments": ["baseline", "bad"]}})
     assert "bad" not in runs.experiments.names and {run.experiment for run in runs}.isdisjoint({"bad"})
@@ -324,7 +324,7 @@ def test_a_bad_experiment_file_fails_its_own_target_and_the_pages_that_name_it(w
             ask()
 
 
-def test_what_rests_on_a_bad_experiment_is_refused_with_its_sentence(write):
+def test_dependents_of_a_bad_experiment_fail_with_its_message(write):
     write_text("bad", "nonsense: 1")
     write("mine", synthesize={"recipe": "dj_synth", "mgm": {"experiment": "bad"}})
     runs = Runs({"ablation": {"experiment": "bad"}})
@@ -334,7 +334,7 @@ def test_what_rests_on_a_bad_experiment_is_refused_with_its_sentence(write):
 
 
 @pytest.mark.parametrize("spoil", ["config/config.yaml", "config/experiments/baseline.yaml"])
-def test_a_mistake_that_concerns_every_experiment_is_told_at_once(write, spoil):
+def test_a_mistake_in_the_defaults_is_raised_at_once(write, spoil):
     Path(spoil).write_text("gpus: [1", encoding="utf-8")
     with pytest.raises(InputError, match=f"{spoil}, line "):
         Runs({})
@@ -353,7 +353,7 @@ def test_a_file_whose_name_is_no_name_is_refused(write, name):
 @pytest.mark.parametrize(
     "name", ["plan", "doctor", "Report", "datasets", "captions", "filter_data", "finetune_minimal"]
 )
-def test_an_experiment_may_not_be_called_like_a_rule_or_a_folder_of_results(write, name):
+def test_an_experiment_may_not_have_a_reserved_name(write, name):
     write_text(name, "description: mine")
     assert f"config/experiments/{name}.yaml: {name} is a rule, or a folder" in str(Runs({}).experiments.errors[name])
 
@@ -411,7 +411,7 @@ FREE = ("description", "evaluate", "benchmarks", "challenge")  # texts that name
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
-def test_every_text_of_the_configuration_is_accepted_or_refused_in_a_sentence(write, monkeypatch, text):
+def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch, text):
     monkeypatch.setattr(layers, "read_config", cache_of_files(layers.read_config))
     Path("config/experiments/better_synth_10k.yaml").unlink()
     together = Layer("together", {})
@@ -451,7 +451,7 @@ def text_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
     return found + (text_keys(schema["items"], (*path, "[]")) if "items" in schema else [])
 
 
-def test_every_stage_of_the_table_has_a_rule_that_makes_its_outputs():
+def test_every_stage_has_a_rule_that_makes_its_outputs():
     texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "rules").glob("*.smk")]
     rules = {block.split(":", 1)[0]: block for text in texts for block in re.split(r"^rule ", text, flags=re.M)[1:]}
     inputs = (PROJECT / "rules/inputs/training.smk").read_text(encoding="utf-8")

@@ -33,7 +33,7 @@ def write_experiment(project, text):
     (project / "config/experiments/mine.yaml").write_text(text, encoding="utf-8")
 
 
-def test_every_experiment_in_the_repository_is_valid_and_resolves_for_every_stage(project):
+def test_every_experiment_of_the_repository_resolves(project):
     for name in experiment_names():
         config = merge_experiment(name, {})
         images = resolve_dataset(config.dataset)["images"]
@@ -42,7 +42,7 @@ def test_every_experiment_in_the_repository_is_valid_and_resolves_for_every_stag
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (PROJECT / "config/models").glob("*.yaml")))
-def test_every_model_in_the_repository_is_valid_and_resolves_for_every_stage(project, model):
+def test_every_model_of_the_repository_resolves(project, model):
     config = merge_experiment("dj_synth", {"model": model})
     images = resolve_dataset(config.dataset)["images"]
     for stage in STAGES.values():
@@ -80,7 +80,7 @@ def test_a_caption_is_asked_for_as_stage_one_was_trained(project):
         assert {"template": first, "question": question}.items() <= stages["synthesize"]["captioner"].items()
 
 
-def test_a_model_names_its_parts_or_is_a_whole_folder_but_not_both(project):
+def test_a_model_has_parts_or_is_a_whole_folder(project):
     path = project / "config/models/mine.yaml"
     whole = (project / "config/models/mgm-2b-released.yaml").read_text(encoding="utf-8")
     path.write_text(whole + "language_model: model_zoo/gemma-2b-it\n", encoding="utf-8")
@@ -91,7 +91,7 @@ def test_a_model_names_its_parts_or_is_a_whole_folder_but_not_both(project):
         merge_experiment("baseline", {"model": "mine"})
 
 
-def test_layers_win_in_the_order_defaults_model_experiment_command_line(project):
+def test_later_layers_win(project):
     assert merge_experiment("baseline", {}).pretrain.learning_rate == 3.0e-3  # the tiny model's, not the default
     write_experiment(project, "pretrain: {learning_rate: 0.25, epochs: 2}")
     merged = merge_experiment("mine", {"pretrain": {"epochs": 3}})
@@ -140,7 +140,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("a: [1", "not valid YAML"),
     ],
 )
-def test_a_mistake_in_an_experiment_is_refused_with_file_key_and_remedy(project, text, message):
+def test_a_mistake_is_refused_with_file_key_and_remedy(project, text, message):
     write_experiment(project, text)
     with pytest.raises(InputError) as error:
         merge_experiment("mine", {})
@@ -194,7 +194,7 @@ def test_dataset_files_are_checked_too(project):
         resolve_dataset("mine")
 
 
-def test_the_training_files_settings_change_when_the_project_is_moved(project, tmp_path, monkeypatch):
+def test_moving_the_project_writes_training_files_again(project, tmp_path, monkeypatch):
     config = merge_experiment("baseline", {})
     images = resolve_dataset("shapes")["images"]
     here = STAGES["jsonl"].settings(config, images)
@@ -203,7 +203,7 @@ def test_the_training_files_settings_change_when_the_project_is_moved(project, t
     assert STAGES["jsonl"].settings(config, images) != here
 
 
-def test_a_scripts_modules_are_found_through_other_modules_and_stop_at_the_stage():
+def test_modules_of_a_script_are_found_through_others():
     def names(script):
         return {path.name for path in find_modules(PROJECT / "workflow_scripts" / script)}
 
@@ -258,7 +258,7 @@ def test_every_integer_of_a_configuration_has_a_maximum(model):
         ),
     ],
 )
-def test_numbers_that_no_machine_can_serve_are_refused_with_key_and_limit(project, values, message):
+def test_numbers_beyond_limits_are_refused(project, values, message):
     with pytest.raises(InputError, match=message):
         merge_experiment("baseline", values)
 
@@ -310,7 +310,7 @@ def test_an_unknown_lora_target_is_refused_with_the_known_ones(project, model):
                 STAGES["finetune"].settings(config, images)
 
 
-def test_the_targets_of_a_model_that_is_not_here_are_left_to_the_stage(project):
+def test_targets_of_an_absent_model_are_left_to_the_stage(project):
     text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
     path = project / "config/models/mine.yaml"
     path.write_text(text.replace("model_zoo/gemma-2b-it ", "somebody/else "), encoding="utf-8")
@@ -360,7 +360,7 @@ def test_the_folder_of_a_model_is_checked_before_anything_runs(project, tmp_path
         ({"file": "rows.jsonl", "images": ".", "questions": "no.json"}, "pretrain.questions: there is no file no.json"),
     ],
 )
-def test_files_and_folders_of_a_dataset_that_are_missing_are_named(project, split, message):
+def test_missing_files_of_a_dataset_are_named(project, split, message):
     (project / "rows.jsonl").touch()
     with pytest.raises(InputError, match=message):
         check_files({"pretrain": split})
@@ -381,7 +381,7 @@ def test_folders_of_sources_that_are_missing_are_named(project, source, message)
         resolve_dataset("own")
 
 
-def test_a_modules_config_counts_where_it_differs_from_the_defaults(project):
+def test_a_modules_config_counts_where_it_differs(project):
     defaults = default_layer().values
     whole = {key: defaults[key] for key in ("seeds", "finetune", "synthesize", "recipe")}
     changed = whole | {"finetune": whole["finetune"] | {"epochs": 3}}

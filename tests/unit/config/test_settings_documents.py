@@ -75,7 +75,7 @@ def test_search_intervals_lie_within_the_limits(section):
                 validated(section, {name: round(value) if field.annotation is int else value}, "search")
 
 
-def test_a_default_of_another_type_is_stated_once_for_both_trainings():
+def test_both_training_stages_share_their_definitions():
     changed = {
         name
         for name, field in PretrainSection.model_fields.items()

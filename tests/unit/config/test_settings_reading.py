@@ -68,7 +68,7 @@ def test_what_versions_of_yaml_disagree_about_is_refused(read, text):
         read(f"a: {{b: {text}}}")
 
 
-def test_where_the_schema_wants_a_text_a_scalar_is_what_was_written(tmp_path):
+def test_a_string_is_what_was_written(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("{dataset: 007, model: 1e3, recipe: no, description: 5, without: [1_0], gpus: 2}", encoding="utf-8")
     assert read_config(path, schema_of(CONFIGURATION)) == {
@@ -164,7 +164,7 @@ def test_a_folder_in_a_files_place_and_a_missing_file_are_named(tmp_path):
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_a_deepspeed_file_that_cannot_be_read_is_refused_in_one_sentence(read, content, message):
+def test_an_unreadable_deepspeed_file_is_refused(read, content, message):
     with pytest.raises(InputError, match=message):
         read(content, read_json_config)
 
@@ -188,13 +188,13 @@ def test_a_deepspeed_file_that_cannot_be_read_is_refused_in_one_sentence(read, c
     ],
     ids=repr,
 )
-def test_what_json_cannot_hold_is_refused_on_the_command_line_and_in_its_configfile(value):
+def test_values_that_json_lacks_are_refused(value):
     with pytest.raises(InputError, match="the command line's --config: "):
         layer = command_line_layer({"pretrain": {"save_steps": value}})
         validated(CONFIGURATION, layer.values, layer.source)
 
 
-def test_numbers_on_the_command_line_are_texts_where_texts_belong():
+def test_numbers_on_the_command_line_may_be_strings():
     given = {
         "dataset": 123,
         "model": "5",
@@ -255,7 +255,7 @@ YAMLISH = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
 @example("%YAML 99999999999999999999.1\n--- a")
 @example("? \n")
 @given(content=st.one_of(YAMLISH, st.text(max_size=60), st.binary(max_size=60)))
-def test_any_file_is_read_as_json_values_or_refused_in_a_sentence_that_names_it(tmp_path, content):
+def test_any_file_is_read_or_refused_by_name(tmp_path, content):
     path = tmp_path / "file.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
     for reader in (read_config, read_json_config):
@@ -314,7 +314,7 @@ ANY = JSON | HOSTILE | st.text(max_size=6) | st.lists(st.integers(0, 2), max_siz
 
 @fuzzed()
 @given(data=st.data())
-def test_any_value_of_any_key_gives_a_valid_configuration_or_a_sentence(monkeypatch, data):
+def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
     monkeypatch.chdir(PROJECT)
     path = data.draw(st.sampled_from(_leaves(schema_of(CONFIGURATION)["properties"])))
     value = data.draw(ANY)
@@ -376,7 +376,7 @@ def test_the_home_folder_is_expanded_in_every_path(monkeypatch, model):
     assert plain_values({"description": "~/photos"}, schema_of(CONFIGURATION)) == {"description": "~/photos"}
 
 
-def test_every_setting_that_is_a_folder_or_file_is_a_path_of_the_schemas():
+def test_folders_and_files_are_paths_of_the_schemas():
     assert {path[-1] for path in _paths(schema_of(FilesDataset))} == {"file", "images", "questions"}
     parts = {"language_model", "vision_tower", "vision_tower_aux", "clip_score"}
     assert {path[-1] for path in _paths(schema_of(MgmModel))} == parts
@@ -402,7 +402,7 @@ def test_a_key_that_the_command_line_states_twice_is_refused(arguments, key):
 @pytest.mark.parametrize(
     "arguments", [["finetune={epochs: 1}", "finetune={lora: null}"], ["a={", "b=: :", "c=x: y: z", "d"]]
 )
-def test_braces_of_one_key_are_merged_and_what_is_no_yaml_is_a_text(arguments):
+def test_braces_of_one_key_are_merged(arguments):
     check_stated_once(arguments)
 
 
