@@ -229,8 +229,7 @@ def compute_sha256(*paths: str | Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

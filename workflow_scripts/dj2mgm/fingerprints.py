@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, read_json, write_json
+from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256, read_json, write_json
 
 WHOLE = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
 BLOCK, BLOCKS = 1 << 16, 64
@@ -114,17 +114,15 @@ def _state(file: str) -> list[int] | None:
 
 
 def _digest_content(file: str, state: list[int]) -> str | None:
-    size, digest = state[0], hashlib.sha256()
+    size = state[0]
     try:
+        if size <= WHOLE:
+            return compute_sha256(file)
+        digest = hashlib.sha256(json.dumps(state[:2]).encode())
         with open(file, "rb") as stream:
-            if size <= WHOLE:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-            else:
-                digest.update(json.dumps(state[:2]).encode())
-                for number in range(BLOCKS):
-                    stream.seek(number * (size - BLOCK) // (BLOCKS - 1))
-                    digest.update(stream.read(BLOCK))
+            for number in range(BLOCKS):
+                stream.seek(number * (size - BLOCK) // (BLOCKS - 1))
+                digest.update(stream.read(BLOCK))
     except OSError:  # the stage that reads it reports the reason
         return None
     return digest.hexdigest()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from dj2mgm.files import compute_sha256
+
 BLOCK = tarfile.BLOCKSIZE  # bytes of the header before a member's content
 MEMBER = re.compile(
     r"(?P<archive>.+?\.tar)/(?P<offset>\d{1,18})\+(?P<size>\d{1,18})/(?P<name>[^/].*)", re.DOTALL | re.IGNORECASE
@@ -71,8 +73,7 @@ def compute_digest(path: str | Path) -> str:
     """Return the SHA-256 of a file, or of a member of an archive."""
     if member := parse_member(path):
         return hashlib.sha256(member.read()).hexdigest()
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return compute_sha256(path)
 
 
 def file_size(path: str | Path) -> int:

@@ -11,7 +11,6 @@ from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.doctor.probes import Finding
 from dj2mgm.errors import InputError
 
-MODEL_PARTS = ("language_model", "vision_tower", "vision_tower_aux", "assembled", "transformers", "clip_score")
 NAMED = 3  # bad paths named in a message; the others are only counted
 READERS = {
     "pretrain": lambda file: (row["images"][0] for row in read_pairs(file)),

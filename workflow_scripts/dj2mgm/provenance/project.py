@@ -26,7 +26,6 @@ from dj2mgm.provenance.places import KEY, OutsideError, Places
 COMMAND_LINE = "command_line.json"
 SERVERS = ("base_url", "ray_address", "key_variable")
 TRACKERS = ["tensorboard"]  # writes only files
-SCHEMAS = {"experiments": "config", "config.yaml": "config"}  # by folder or file in config/
 
 
 NOT_USED = ("crate", KEY)  # keys of a crate's configuration that are ignored
