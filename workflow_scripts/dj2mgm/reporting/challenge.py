@@ -77,8 +77,8 @@ def _read_score(folder: Path, config: dict, name: str) -> float:
     if metrics["variant"] != variant:
         raise InputError(
             f"{path}: {name} was run in the variant {metrics['variant']}, but the score of {config['reference']} is of "
-            f"the variant {variant}. Use files of that variant, or state the reference's score for "
-            f"{metrics['variant']} in challenge.scores.{name}."
+            f"the variant {variant}, and scores of different prompts cannot be compared. Use files of that variant, or "
+            f"state the reference's score for {metrics['variant']} in challenge.scores.{name}."
         )
     if "score" not in metrics["estimates"]:
         raise InputError(f"{path}: {name} has no score, because its file has no answers. Use a split with answers.")
