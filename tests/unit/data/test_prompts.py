@@ -11,7 +11,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.mgm.mgm_family import MGMEncoder
 from dj2mgm.mgm.processing_mgm import MGMProcessor
-from dj2mgm.training.datasets import ConversationDataset
+from dj2mgm.training.training_data import ConversationDataset
 from dj2mgm.vision_language import IGNORED
 from places import PROJECT
 from tiny_models import NUM_IMAGE_TOKENS, save_image, tiny_processor, tiny_qwen_processor, tiny_qwen_tokenizer

@@ -16,9 +16,9 @@ from dj2mgm.memory.architecture import PlanningError, VLMArchitecture, load_arch
 from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
 from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
-from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.memory_plan import build_architecture
 from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.training.training_data import ConversationDataset
 from dj2mgm.vlm.vlm_family import supports_sdpa
 from tiny_families import BUILDERS, save_tiny_families
 from tiny_models import save_image

@@ -1,4 +1,4 @@
-"""Checkpoints: the one to resume from, those that are kept, damaged ones."""
+"""Checkpoints: selection for a resume, kept checkpoints, damaged checkpoints."""
 
 import json
 import shutil

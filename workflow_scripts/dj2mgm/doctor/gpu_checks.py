@@ -11,7 +11,7 @@ from dj2mgm.diagnosis.signature import StageLog
 from dj2mgm.doctor.probes import CudaProbe, DriverProbe, Finding, GpuProcess, Outcome, Toolkit
 from dj2mgm.doctor.torch_probe import TorchProbe
 from dj2mgm.files import write_text
-from dj2mgm.memory.memory_csv import gib
+from dj2mgm.memory.memory_csv import format_gib
 
 PINNED = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
 FIX = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"
@@ -21,7 +21,7 @@ COMPILE = "python workflow_scripts/compile_extensions.py"
 def check_driver(driver: DriverProbe) -> Finding:
     name = "driver"
     if driver.gpus:
-        gpus = ", ".join(f"{gpu.name} ({gib(gpu.free)} of {gib(gpu.total)} free)" for gpu in driver.gpus)
+        gpus = ", ".join(f"{gpu.name} ({format_gib(gpu.free)} of {format_gib(gpu.total)} free)" for gpu in driver.gpus)
         return Finding(name, "pass", f"{driver.version}, for CUDA up to {driver.cuda}: {gpus}")
     if not driver.cards:
         return Finding(name, "skip", "no NVIDIA GPU; everything runs on the CPU")
@@ -157,7 +157,7 @@ def check_gpu_processes(driver: DriverProbe) -> Finding:
         return Finding(name, "pass", "no other process holds GPU memory")
     holders = []
     for process in driver.processes:
-        held = gib(process.held) if process.held is not None else "memory"
+        held = format_gib(process.held) if process.held is not None else "memory"
         owner = "orphaned" if process.mine and process.orphan else "yours" if process.mine else "another user's"
         holders.append(
             f"GPU {process.gpu}: {process.pid} ({process.command[:60] or 'not visible'}, {owner}) holds {held}"

@@ -1,7 +1,7 @@
 """Checks of memory, disk and limits: enough for a stage to run."""
 
 from dj2mgm.doctor.probes import Finding, HostProbe
-from dj2mgm.memory.memory_csv import gib
+from dj2mgm.memory.memory_csv import format_gib
 
 GIB = 2**30
 # peak host memory, measured at the shape of MGM-2B with batch size 1
@@ -14,11 +14,13 @@ FILES_MIN, PROCESSES_MIN = 1024, 1024
 
 
 def check_memory(host: HostProbe, has_gpu: bool) -> Finding:
-    name, there = "memory", f"{gib(host.available)} of {gib(host.memory)} are free"
+    name, there = "memory", f"{format_gib(host.available)} of {format_gib(host.memory)} are free"
     if host.available < TINY:
-        return Finding(name, "fail", f"{there}; even the embedded default needs {gib(TINY)}", "end other programs")
+        return Finding(
+            name, "fail", f"{there}; even the embedded default needs {format_gib(TINY)}", "end other programs"
+        )
     if has_gpu and host.available < LORA:
-        reason = f"{there}; LoRA on a 2B model under ZeRO-3 with offload peaks at {gib(LORA)}"
+        reason = f"{there}; LoRA on a 2B model under ZeRO-3 with offload peaks at {format_gib(LORA)}"
         return Finding(name, "warn", reason, "end other programs, or add memory or swap")
     return Finding(name, "pass", there)
 
@@ -26,10 +28,10 @@ def check_memory(host: HostProbe, has_gpu: bool) -> Finding:
 def check_swap(host: HostProbe, has_gpu: bool) -> Finding:
     name = "swap"
     if not has_gpu or host.memory + host.swap >= FULL:
-        return Finding(name, "pass", f"{gib(host.swap)} in addition to {gib(host.memory)} of memory")
+        return Finding(name, "pass", f"{format_gib(host.swap)} in addition to {format_gib(host.memory)} of memory")
     reason = (
-        f"{gib(host.memory)} of memory and {gib(host.swap)} of swap suffice for LoRA; full fine-tuning of a 2B model "
-        f"with the optimizer offloaded needs {gib(FULL)}, and the kernel would kill it"
+        f"{format_gib(host.memory)} of memory and {format_gib(host.swap)} of swap suffice for LoRA; full fine-tuning "
+        f"of a 2B model with the optimizer offloaded needs {format_gib(FULL)}, and the kernel would kill it"
     )
     remedy = (
         "sudo fallocate -l 64G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo swapon /swapfile"
@@ -42,13 +44,13 @@ def check_cgroup(host: HostProbe) -> Finding:
     name, limits = "control group", host.cgroup
     parts = []
     if limits.memory and limits.memory < host.memory:
-        parts.append(f"memory is limited to {gib(limits.memory)} of {gib(host.memory)}")
+        parts.append(f"memory is limited to {format_gib(limits.memory)} of {format_gib(host.memory)}")
     if limits.cpus and limits.cpus < host.cores:
         parts.append(f"processor time is limited to {limits.cpus:g} of {host.cores} cores")
     reason = "; ".join(parts) or "no limits below the machine's size"
     remedy = "raise the limit: docker run --memory=…, or Slurm's --mem=…"
     if limits.memory and limits.memory < min(TINY, host.memory):
-        return Finding(name, "fail", f"{reason}; even the embedded default needs {gib(TINY)}", remedy)
+        return Finding(name, "fail", f"{reason}; even the embedded default needs {format_gib(TINY)}", remedy)
     if limits.oom_kills:
         return Finding(
             name, "warn", f"{reason}; {limits.oom_kills} process(es) were killed here for exceeding it", remedy
@@ -59,7 +61,7 @@ def check_cgroup(host: HostProbe) -> Finding:
 def check_shared_memory(host: HostProbe, loader_workers: int) -> Finding:
     name = "/dev/shm"
     if host.shared is not None and host.shared >= SHARED_MIN:
-        return Finding(name, "pass", f"{gib(host.shared)} free")
+        return Finding(name, "pass", f"{format_gib(host.shared)} free")
     there = "does not exist" if host.shared is None else f"has {host.shared // 2**20} MiB free"
     remedy = "docker run --shm-size=8g …   # or loader_workers: 0"
     if loader_workers:
@@ -68,13 +70,16 @@ def check_shared_memory(host: HostProbe, loader_workers: int) -> Finding:
 
 
 def check_disk(host: HostProbe) -> Finding:
-    name, there = "disk", f"{gib(host.disk)} free for results"
+    name, there = "disk", f"{format_gib(host.disk)} free for results"
     remedy = "du -sh results/* ~/.cache/* /tmp   # lists the largest folders"
     if host.disk < MIN_DISK:
-        return Finding(name, "fail", f"{there}; the embedded default needs {gib(MIN_DISK)}", remedy)
+        return Finding(name, "fail", f"{there}; the embedded default needs {format_gib(MIN_DISK)}", remedy)
     if host.disk < AMPLE_DISK:
         return Finding(
-            name, "warn", f"{there}; the weights of a 2B model and three checkpoints need {gib(AMPLE_DISK)}", remedy
+            name,
+            "warn",
+            f"{there}; the weights of a 2B model and three checkpoints need {format_gib(AMPLE_DISK)}",
+            remedy,
         )
     return Finding(name, "pass", there)
 
@@ -82,7 +87,7 @@ def check_disk(host: HostProbe) -> Finding:
 def check_ulimits(host: HostProbe) -> Finding:
     name = "ulimits"
     if host.address_space is not None:
-        reason = f"address space is limited to {gib(host.address_space)}; CUDA maps far more than it uses"
+        reason = f"address space is limited to {format_gib(host.address_space)}; CUDA maps far more than it uses"
         return Finding(name, "fail", reason, "ulimit -v unlimited")
     if host.open_files is not None and host.open_files < FILES_MIN:
         reason = f"{host.open_files} open files; data loaders and checkpoints need {FILES_MIN}"

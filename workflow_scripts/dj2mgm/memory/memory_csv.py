@@ -102,5 +102,5 @@ def parse_size(text: str) -> int:
     return round(float(number) * UNITS[unit])
 
 
-def gib(size: int) -> str:
+def format_gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"

@@ -27,9 +27,9 @@ from dj2mgm.messages import note
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.training.batches import MAX_CROWDING
 from dj2mgm.training.checkpoints import MARK
-from dj2mgm.training.datasets import ConversationDataset
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.training.training_data import ConversationDataset
 from dj2mgm.vision_language import Family
 from dj2mgm.vlm.encoder import BLANK
 

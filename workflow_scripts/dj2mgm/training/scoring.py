@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 
 from dj2mgm.mgm.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.training.batches import padded_width
-from dj2mgm.training.datasets import Collator
 from dj2mgm.training.held_out_questions import HeldOutQuestions
 from dj2mgm.training.processes import decide_together
 from dj2mgm.training.settings import ScoreSettings
+from dj2mgm.training.training_data import Collator
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from dj2mgm.mgm.trained_weights import full_shapes
 from dj2mgm.training.arguments import build_training_arguments
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
-from dj2mgm.training.datasets import Collator, ConversationDataset
 from dj2mgm.training.deepspeed_config import find_fixed_sizes
 from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint, run_in_background
 from dj2mgm.training.fp8 import check_fp8
@@ -51,6 +50,7 @@ from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, read_row_counts
 from dj2mgm.training.trainer import StageTrainer
+from dj2mgm.training.training_data import Collator, ConversationDataset
 from dj2mgm.vision_language import Parts
 
 
@@ -79,7 +79,7 @@ def run_stage(
         save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
         held_out: the evaluation split and the settings of the stage `generate`; the weights do not depend on them.
     """
-    stage = TrainingStage(tuning, settings, inputs, output_dir, prepare, save)
+    stage = StageRun(tuning, settings, inputs, output_dir, prepare, save)
     stage.prepare_process()
     stage.read_data(held_out)
     stage.plan_memory()
@@ -92,7 +92,7 @@ def run_stage(
     leave_process_group()
 
 
-class TrainingStage:
+class StageRun:
     """State of a training stage; `run_stage` calls its methods in their order and documents its arguments."""
 
     def __init__(

@@ -9,7 +9,7 @@ import yaml
 
 from dj2mgm.config.training import AUTO
 from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature
-from dj2mgm.memory.memory_csv import gib, parse_size
+from dj2mgm.memory.memory_csv import format_gib, parse_size
 
 SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"
 REQUEST = rf"CUDA out of memory\. Tried to allocate (?P<requested>{SIZE})(?P<rest>.*)"
@@ -50,7 +50,7 @@ def explain_fragments(evidence: Evidence) -> Explanation | None:
         return None
     return Explanation(
         f"the GPU's memory is fragmented: {evidence.match['requested']} were requested as one block, and PyTorch had "
-        f"{gib(numbers['unallocated'])} reserved but unused in smaller blocks",
+        f"{format_gib(numbers['unallocated'])} reserved but unused in smaller blocks",
         "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`python workflow_scripts/doctor.py --fix` writes "
         "it to a file), then run the same command again",
     )
@@ -60,16 +60,16 @@ def explain_out_of_memory(evidence: Evidence) -> Explanation:
     requested, numbers = _parse_request(evidence)
     cause = f"the GPU was full: {evidence.match['requested']} were requested"
     if "total" in numbers and "free" in numbers:
-        cause += f", {gib(numbers['free'])} of {gib(numbers['total'])} were free"
+        cause += f", {format_gib(numbers['free'])} of {format_gib(numbers['total'])} were free"
     if "allocated" in numbers:
-        cause += f", and this process's tensors held {gib(numbers['allocated'])}"
+        cause += f", and this process's tensors held {format_gib(numbers['allocated'])}"
     stage = read_stage(evidence)
     if tensor := name_tensor(requested, stage):
         cause += f". {evidence.match['requested']} is {tensor}"
     remedy = FEWER_ANSWERS if "greedy_search.py" in evidence.before else LESS
     others = sum(map(parse_size, re.findall(OTHERS, evidence.match["rest"])))
     if "own" in numbers and others > MUCH:
-        cause += f". Other processes held {gib(others)} of this GPU"
+        cause += f". Other processes held {format_gib(others)} of this GPU"
         remedy = f"end them, if they are yours (`python workflow_scripts/doctor.py` lists them); otherwise {remedy}"
     if stage.micro_batch_size:
         remedy += f". Now {stage.name}.micro_batch_size is {stage.micro_batch_size}, max_length {stage.max_length}"

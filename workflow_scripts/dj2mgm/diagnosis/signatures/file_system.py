@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature, fixed_explanation
-from dj2mgm.memory.memory_csv import gib
+from dj2mgm.memory.memory_csv import format_gib
 
 # Wrong paths and images that cannot be read.
 
@@ -41,7 +41,7 @@ DATA_SIGNATURES = (
 
 def explain_full(evidence: Evidence) -> Explanation:
     folder = evidence.log.path.resolve().parent
-    free = gib(shutil.disk_usage(folder).free)
+    free = format_gib(shutil.disk_usage(folder).free)
     named = f" ({evidence.match['path']})" if evidence.match["path"] else ""
     return Explanation(
         f"a file could not be written{named}, because the disk was full. The disk of this log now has {free} free",
@@ -53,7 +53,7 @@ def explain_full(evidence: Evidence) -> Explanation:
 
 def explain_shared_memory(evidence: Evidence) -> Explanation:
     folder = Path("/dev/shm")
-    size = f" ({gib(shutil.disk_usage(folder).total)})" if folder.is_dir() else ""
+    size = f" ({format_gib(shutil.disk_usage(folder).total)})" if folder.is_dir() else ""
     return Explanation(
         f"/dev/shm{size}, through which data loader processes pass batches, was full",
         "enlarge it for the container (`docker run --shm-size=8g` or `--ipc=host`), or set loader_workers: 0",

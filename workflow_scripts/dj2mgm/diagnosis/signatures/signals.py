@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dj2mgm.diagnosis.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
 from dj2mgm.memory.cgroups import CgroupLimits, read_limits, total_memory
-from dj2mgm.memory.memory_csv import gib, last_row
+from dj2mgm.memory.memory_csv import format_gib, last_row
 
 # Processes killed by the kernel's out-of-memory killer, read from the kernel log if permissions allow it.
 
@@ -94,11 +94,13 @@ def describe_kill(
     if kills:
         kill = kills[-1]
         reason = "the job's memory limit was reached" if kill.by_limit else "the machine's memory was full"
-        process = f"process {kill.pid} ({kill.name}), which held {gib(kill.held)}"
+        process = f"process {kill.pid} ({kill.name}), which held {format_gib(kill.held)}"
         return Explanation(f"{reason}; the kernel's out-of-memory killer ended {process}; {memory}", LESS)
     if limits.oom_kills and limits.memory:
         ended = f"it has ended {limits.oom_kills} process(es) here"
-        return Explanation(f"the job's memory limit of {gib(limits.memory)} was reached; {ended}; {memory}", LESS)
+        return Explanation(
+            f"the job's memory limit of {format_gib(limits.memory)} was reached; {ended}; {memory}", LESS
+        )
     record = "may not be read by this user" if kills is None else "holds no record of it"
     return Explanation(
         f"the process was ended with signal 9. The kernel does this if memory runs out, but its log {record}; {memory}",
@@ -107,8 +109,10 @@ def describe_kill(
 
 
 def describe_memory(limits: CgroupLimits, total: int) -> str:
-    usable = f", of which this job may use {gib(limits.memory)}" if limits.memory and limits.memory < total else ""
-    return f"this machine has {gib(total)}{usable}"
+    usable = (
+        f", of which this job may use {format_gib(limits.memory)}" if limits.memory and limits.memory < total else ""
+    )
+    return f"this machine has {format_gib(total)}{usable}"
 
 
 def find_kills(log: StageLog) -> list[OomKill] | None:
