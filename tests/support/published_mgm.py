@@ -1,7 +1,8 @@
-"""The published MGM, written out: its tensors' names and shapes, and its computation in plain, slow loops.
+"""Reference implementation of the published MGM: names and shapes of its tensors, and its computation in plain loops.
 
-Independent of the project's code and of transformers: names as in https://github.com/dvlab-research/MGM, the
-computation after the papers (CLIP, ConvNeXt, Gemma, arXiv:2403.18814), one image and sequence at a time, in float64.
+It is independent of the project's code and of transformers. Names are those of https://github.com/dvlab-research/MGM,
+the computation follows the papers (CLIP, ConvNeXt, Gemma, arXiv:2403.18814), for one image and sequence at a time in
+float64.
 """
 
 import math
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Sizes:
+    """Sizes of an MGM with Gemma."""
+
     vocab: int
     hidden: int
     intermediate: int
@@ -113,28 +116,29 @@ def _affine(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(shapes: dict[str, tuple[int, ...]], seed: int = 0, dtype=torch.float32) -> dict[str, torch.Tensor]:
-    """So large that every tensor moves the result."""
+    """Return random weights, large enough that every tensor changes the results."""
     generator = torch.Generator().manual_seed(seed)
     return {name: (0.3 * torch.randn(shape, generator=generator)).to(dtype) for name, shape in shapes.items()}
 
 
-class PlainMGM:
-    """The published computation on the published names.
+class PublishedMGM:
+    """The published computation with the published names.
 
     Args:
-        weights: float64 tensors.
-        image_token: id that stands at the image's positions.
+        weights: Tensors in float64.
+        sizes: Sizes of the model.
+        image_token: Token at the image's positions.
     """
 
     def __init__(self, weights: dict[str, torch.Tensor], sizes: Sizes, image_token: int):
         self.w, self.sizes, self.image_token = weights, sizes, image_token
 
     def logits(self, input_ids: list[int], image: torch.Tensor) -> torch.Tensor:
-        """input_ids of T tokens, image (3, S', S') → (T, V)."""
+        """Compute logits: input_ids of T tokens, image (3, S', S') → (T, V)."""
         visual = iter(self.visual_tokens(image))
         embeddings = self.w["model.embed_tokens.weight"]
         rows = [next(visual) if token == self.image_token else embeddings[token] for token in input_ids]
-        hidden = torch.stack(rows) * math.sqrt(self.sizes.hidden)  # Gemma scales whatever it is given
+        hidden = torch.stack(rows) * math.sqrt(self.sizes.hidden)  # Gemma scales all its input embeddings
         for layer in range(self.sizes.layers):
             at = f"model.layers.{layer}"
             hidden = hidden + self._attend(self._rms(hidden, f"{at}.input_layernorm"), f"{at}.self_attn")
@@ -145,7 +149,7 @@ class PlainMGM:
         return self._rms(hidden, "model.norm") @ embeddings.T
 
     def visual_tokens(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """One token of the language model's width for each CLIP patch."""
+        """Return one visual token (H,) for each CLIP patch."""
         patches, grid = self._clip(image), self._convnext(image)
         side = self.sizes.clip_side // self.sizes.clip_patch
         m = grid.shape[-1] // side
@@ -167,7 +171,7 @@ class PlainMGM:
         return tokens
 
     def _clip(self, image: torch.Tensor) -> torch.Tensor:
-        """(N, C): the patches after the last layer but one."""
+        """Return the patches (N, C) after the last but one layer."""
         at, sizes = "model.vision_tower.vision_tower.vision_model", self.sizes
         side = sizes.clip_side
         low = F.interpolate(image[None].float(), size=(side, side), mode="bilinear", align_corners=False)[0].double()
@@ -191,7 +195,7 @@ class PlainMGM:
         return hidden[1:]
 
     def _convnext(self, image: torch.Tensor) -> torch.Tensor:
-        """(C', h, h): all stages at the first one's resolution."""
+        """Return all stages (C', h, h) at the resolution of the first one."""
         at, stages = "model.vision_tower_aux", []
         features = F.conv2d(image[None].double(), *self._pair(f"{at}.vision_stem.0"), stride=4)
         features = self._channel_norm(features, f"{at}.vision_stem.1")
@@ -216,7 +220,7 @@ class PlainMGM:
         return (inner * self.w[f"{at}.gamma"]).movedim(-1, 1)
 
     def _attend(self, hidden: torch.Tensor, at: str) -> torch.Tensor:
-        """Grouped-query attention with rotary positions, one head and one position after the other."""
+        """Compute grouped-query attention with rotary positions, one head and one position at a time."""
         sizes, length, size = self.sizes, len(hidden), self.sizes.head_dim
         query, key, value = ((hidden @ self.w[f"{at}.{name}_proj.weight"].T).split(size, -1) for name in "qkv")
         query, key = [self._rotate(head) for head in query], [self._rotate(head) for head in key]

@@ -1,4 +1,4 @@
-"""Tiny random models and a real Gemma tokenizer that the unit tests share; nothing is downloaded."""
+"""Tiny random MGM models and tokenizers of the real classes, which the unit tests share; nothing is downloaded."""
 
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from dj2mgm.foundation.clip import ClipSpec
 from dj2mgm.foundation.tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.vision_language import IGNORED
@@ -26,8 +27,8 @@ from published_mgm import Sizes
 
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 
-IMAGE_SIDE = 64  # px that the model is given: 16 × 16 ConvNeXt features
-PATCHES = 4  # CLIP patches a side: 16 image tokens, each with 4 × 4 sub-patches
+IMAGE_SIDE = 64  # px of the model's input: 16 × 16 ConvNeXt features
+PATCHES = 4  # CLIP patches per side: 16 image tokens, each with 4 × 4 sub-patches
 NUM_IMAGE_TOKENS = PATCHES**2
 CORPUS = ["What color is the circle? a red circle at the top left", "How many objects are there? two", "user model"]
 
@@ -39,7 +40,7 @@ def tiny_tokenizer() -> GemmaTokenizer:
 
 @cache
 def tiny_qwen_tokenizer() -> Qwen2Tokenizer:
-    """Of Qwen2.5's class and control tokens: no beginning-of-sequence token, <|im_end|> ends a sequence."""
+    """Return a tokenizer like Qwen2.5's, without a beginning-of-sequence token; <|im_end|> ends a sequence."""
     trained = Qwen2Tokenizer().train_new_from_iterator([CORPUS], 320)
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>"]
     trained.add_special_tokens({"additional_special_tokens": control})
@@ -47,58 +48,7 @@ def tiny_qwen_tokenizer() -> Qwen2Tokenizer:
     return trained
 
 
-def text_config(family: str) -> GemmaConfig | MistralConfig | Qwen2Config:
-    tokenizer = tiny_tokenizer()
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-    match family:
-        case "gemma":
-            return GemmaConfig(**sizes, head_dim=8)
-        case "mistral":  # its attention slides over less than an image
-            return MistralConfig(**sizes, head_dim=8, sliding_window=12)
-    return Qwen2Config(**sizes, tie_word_embeddings=False)
-
-
-def vision_config() -> CLIPVisionConfig:
-    return CLIPVisionConfig(
-        hidden_size=24,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=8 * PATCHES,
-        patch_size=8,
-    )
-
-
-def vision_aux_config() -> ConvNextConfig:
-    return ConvNextConfig(hidden_sizes=[8, 12, 16, 24], depths=[1, 1, 1, 1])
-
-
-def mgm_config(family: str = "gemma") -> MGMConfig:
-    tokenizer = tiny_tokenizer()
-    return MGMConfig(
-        text_config=text_config(family),
-        vision_config=vision_config(),
-        vision_aux_config=vision_aux_config(),
-        image_size_aux=IMAGE_SIDE,
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-
-
-TINY_SIZES = Sizes(  # of the models above, on Gemma
+TINY_SIZES = Sizes(
     vocab=len(tiny_tokenizer()),
     hidden=32,
     intermediate=48,
@@ -117,8 +67,74 @@ TINY_SIZES = Sizes(  # of the models above, on Gemma
 )
 
 
+def special_tokens() -> dict[str, int]:
+    return {f"{name}_token_id": getattr(tiny_tokenizer(), f"{name}_token_id") for name in ("pad", "bos", "eos")}
+
+
+def text_config(family: str = "gemma", sizes: Sizes = TINY_SIZES) -> GemmaConfig | MistralConfig | Qwen2Config:
+    values = {
+        "vocab_size": sizes.vocab,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.intermediate,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "max_position_embeddings": 256,
+        **special_tokens(),
+    }
+    match family:
+        case "gemma":
+            return GemmaConfig(**values, head_dim=sizes.head_dim)
+        case "mistral":  # its attention window is shorter than an image
+            return MistralConfig(**values, head_dim=sizes.head_dim, sliding_window=12)
+    return Qwen2Config(**values, tie_word_embeddings=False)
+
+
+def vision_config(sizes: Sizes = TINY_SIZES) -> CLIPVisionConfig:
+    return CLIPVisionConfig(
+        hidden_size=sizes.clip_hidden,
+        intermediate_size=sizes.clip_intermediate,
+        num_hidden_layers=sizes.clip_layers,
+        num_attention_heads=sizes.clip_heads,
+        image_size=sizes.clip_side,
+        patch_size=sizes.clip_patch,
+    )
+
+
+def vision_aux_config(sizes: Sizes = TINY_SIZES) -> ConvNextConfig:
+    return ConvNextConfig(hidden_sizes=list(sizes.widths), depths=list(sizes.depths))
+
+
+def mgm_config(family: str = "gemma", sizes: Sizes = TINY_SIZES, image_side: int = IMAGE_SIDE) -> MGMConfig:
+    return MGMConfig(
+        text_config=text_config(family, sizes),
+        vision_config=vision_config(sizes),
+        vision_aux_config=vision_aux_config(sizes),
+        image_size_aux=image_side,
+        image_token_id=tiny_tokenizer().convert_tokens_to_ids(IMAGE_TOKEN),
+        **special_tokens(),
+    )
+
+
+def clip_spec(**settings) -> ClipSpec:
+    """Return the settings for training a tiny CLIP and ConvNeXt for a few steps."""
+    return ClipSpec(
+        seed=0,
+        pairs=16,
+        epochs=4,
+        batch_size=4,
+        image_size=TINY_SIZES.clip_side,
+        patch_size=TINY_SIZES.clip_patch,
+        hidden_size=TINY_SIZES.clip_hidden,
+        num_layers=1,
+        num_heads=TINY_SIZES.clip_heads,
+        convnext_channels=TINY_SIZES.widths,
+        **settings,
+    )
+
+
 def save_parts(root: Path, families: tuple[str, ...] = ("gemma",)) -> None:
-    """Folders as they come from a hub: language models under their family's name, `clip`, `convnext`."""
+    """Save folders as a hub provides them: language models under their family's name, `clip` and `convnext`."""
     torch.manual_seed(3)
     for family in families:
         language = AutoModelForCausalLM.from_config(text_config(family))
@@ -134,7 +150,7 @@ def save_parts(root: Path, families: tuple[str, ...] = ("gemma",)) -> None:
 
 
 def tiny_parts(root: Path, family: str = "gemma") -> dict:
-    """What a model file in config/models says about the folders of `save_parts`."""
+    """Return the keys of a file in config/models for the folders of `save_parts`."""
     return {
         "language_model": str(root / family),
         "vision_tower": str(root / "clip"),
@@ -145,7 +161,7 @@ def tiny_parts(root: Path, family: str = "gemma") -> dict:
 
 
 def randomize(module: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> None:
-    """Weights so large that every part of the model moves the result; biases and norms too."""
+    """Add noise to all parameters, large enough that every part of the model changes the results."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -171,13 +187,13 @@ def tiny_qwen_processor() -> MGMProcessor:
 
 
 def pixels(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Random images as the model is given them: (count, 3, S', S')."""
+    """Return random inputs of the model (count, 3, S', S')."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 3, IMAGE_SIDE, IMAGE_SIDE, generator=generator, dtype=dtype)
 
 
 def training_batch(model: MGMForConditionalGeneration, rows: int = 3, seed: int = 2) -> dict[str, torch.Tensor]:
-    """Image, question, and an answer of a different length in each row; right padding."""
+    """Return a right-padded batch of image, question and answer, with answers of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     config, length = model.config, NUM_IMAGE_TOKENS + 12
     input_ids = torch.randint(10, config.text_config.vocab_size, (rows, length), generator=generator)

@@ -9,9 +9,10 @@ import pytest
 from transformers import Trainer
 
 from dj2mgm.divergence import Diverged, check_end, check_finite, last_healthy_step
-from dj2mgm.foundation.clip import ClipSpec, train_clip
+from dj2mgm.foundation.clip import train_clip
 from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
 from dj2mgm.training.trainer import ResumableTrainer
+from tiny_models import clip_spec
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -65,21 +66,8 @@ def test_a_diverged_tiny_language_model_is_not_written(tmp_path):
 
 
 def test_a_diverged_tiny_clip_is_not_written(tmp_path):
-    spec = ClipSpec(
-        seed=0,
-        pairs=16,
-        epochs=4,
-        batch_size=4,
-        learning_rate=1e30,
-        image_size=32,
-        patch_size=8,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        convnext_channels=(8, 8, 8, 8),
-    )
     with pytest.raises(Diverged, match="clip: training diverged by step "):
-        train_clip(spec, tmp_path / "clip", tmp_path / "convnext")
+        train_clip(clip_spec(learning_rate=1e30), tmp_path / "clip", tmp_path / "convnext")
     assert not (tmp_path / "clip").exists() and not (tmp_path / "convnext").exists()
 
 

@@ -66,8 +66,14 @@ class Parts:
 
 
 class Family(Protocol):
-    """Vision-language model in a folder."""
+    """Vision-language model in a folder.
 
+    Attributes:
+        has_stock_class: Whether transformers has a class for the model. Otherwise its folder needs this project.
+    """
+
+    has_stock_class: bool
+    folder: Path
     config: PretrainedConfig
     processor: ProcessorMixin
 

@@ -8,23 +8,26 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import CLIPVisionConfig, ConvNextModel, GemmaConfig
+from transformers import ConvNextModel
 
 import convert_mgm_checkpoint
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
-from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
-from dj2mgm.mgm.conversion.checkpoint import LAST_NORM, from_mgm, to_mgm
+from dj2mgm.mgm import MGMForConditionalGeneration
+from dj2mgm.mgm.conversion.checkpoint import from_mgm, to_mgm
+from dj2mgm.mgm.conversion.checkpoint_shards import INDEX, Shard
 from dj2mgm.mgm.conversion.components import (
     convnext_from_openclip,
     projector_from_mgm,
     projector_to_mgm,
     to_safetensors,
 )
-from dj2mgm.mgm.conversion.tensors import INDEX, MGM, Shard, rename, reverse
+from dj2mgm.mgm.conversion.weight_names import CONVNEXT, LAST_NORM, MGM, rename, reverse
 from dj2mgm.mgm.trained_weights import load_projector
 from published_mgm import MGM_2B, convnext_shapes, published_shapes, random_weights
-from tiny_models import TINY_SIZES, pixels, save_parts, text_config, tiny_mgm, tiny_parts, tiny_processor
+from tiny_models import TINY_SIZES, mgm_config, pixels, save_parts, text_config, tiny_mgm, tiny_parts, tiny_processor
+
+UNUSED = CONVNEXT + LAST_NORM
 
 
 def write_checkpoint(folder, weights: dict[str, torch.Tensor], shards: int = 1, pickled: bool = False) -> None:
@@ -84,11 +87,11 @@ def test_our_model_comes_back_byte_for_byte_but_for_the_norm_that_is_never_appli
     to_mgm(tmp_path / "ours", tmp_path / "theirs")
     from_mgm(tmp_path / "theirs", tmp_path / "again", parts)
     before, after = load_file(tmp_path / "ours/model.safetensors"), read_checkpoint(tmp_path / "again")
-    norms = {name: after.pop(name) for name in [name for name in after if name.startswith(LAST_NORM)]}
-    assert same_bytes(after, {name: before[name] for name in before if not name.startswith(LAST_NORM)})
+    norms = {name: after.pop(name) for name in [name for name in after if name.startswith(UNUSED)]}
+    assert same_bytes(after, {name: before[name] for name in before if not name.startswith(UNUSED)})
     assert {name: tensor.unique().tolist() for name, tensor in norms.items()} == {
-        f"{LAST_NORM}weight": [1.0],
-        f"{LAST_NORM}bias": [0.0],
+        f"{UNUSED}weight": [1.0],
+        f"{UNUSED}bias": [0.0],
     }
 
 
@@ -103,32 +106,13 @@ def test_a_converted_folder_loads_whole_and_generates(weights, parts, tmp_path):
 
 def test_every_name_of_the_released_mgm_2b_has_a_place_of_the_same_shape():
     """At the real size, without memory for it; the names are written down in published_mgm.py."""
-    config = MGMConfig(
-        text_config=GemmaConfig(
-            hidden_size=2048,
-            num_hidden_layers=18,
-            num_attention_heads=8,
-            num_key_value_heads=1,
-            intermediate_size=16384,
-        ),
-        vision_config=CLIPVisionConfig(
-            hidden_size=1024,
-            intermediate_size=4096,
-            num_hidden_layers=24,
-            num_attention_heads=16,
-            image_size=336,
-            patch_size=14,
-        ),
-        vision_aux_config={"model_type": "convnext", "hidden_sizes": MGM_2B.widths, "depths": MGM_2B.depths},
-        image_size_aux=768,
-    )
     with torch.device("meta"):
-        model = MGMForConditionalGeneration(config)
+        model = MGMForConditionalGeneration(mgm_config(sizes=MGM_2B, image_side=768))
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     theirs = published_shapes(MGM_2B)
     assert len(theirs) == 911
     assert {rename(name, MGM): shape for name, shape in theirs.items()} == {
-        name: shape for name, shape in ours.items() if not name.startswith(LAST_NORM)
+        name: shape for name, shape in ours.items() if not name.startswith(UNUSED)
     }
     assert [rename(rename(name, MGM), reverse(MGM)) for name in theirs] == list(theirs)
 

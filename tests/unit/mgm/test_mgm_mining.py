@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from transformers import CLIPVisionConfig, ConvNextModel
+from transformers import ConvNextModel
 
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.mining import PatchInfoMining
+from published_mgm import MGM_2B
 from tiny_models import (
     IMAGE_SIDE,
     PATCHES,
@@ -221,11 +222,7 @@ def test_the_configuration_derives_its_grids_and_refuses_ones_that_do_not_meet()
 
 
 def test_the_sizes_of_mgm_2b_are_those_of_the_paper():
-    config = MGMConfig(
-        vision_config=CLIPVisionConfig(image_size=336, patch_size=14, hidden_size=1024, num_attention_heads=16),
-        vision_aux_config={"model_type": "convnext", "hidden_sizes": [192, 384, 768, 1536]},
-        image_size_aux=768,
-    )
+    config = mgm_config(sizes=MGM_2B, image_side=768)
     assert (config.num_image_tokens, config.sub_patches_per_side**2, config.aux_channels) == (576, 64, 2880)
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from dj2mgm.files import write_json
 from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.conversion.checkpoint import from_mgm
-from published_mgm import PlainMGM, published_shapes, random_weights
+from published_mgm import PublishedMGM, published_shapes, random_weights
 from tiny_models import NUM_IMAGE_TOKENS, TINY_SIZES, pixels, save_parts, tiny_parts
 
 TEXT = [2, 9, 30, 31]  # before the image; and after it
@@ -34,7 +34,7 @@ def model(weights, tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(weights, model):
     grown = {name: tensor.double().requires_grad_() for name, tensor in weights.items()}
-    return PlainMGM(grown, TINY_SIZES, model.config.image_token_id)
+    return PublishedMGM(grown, TINY_SIZES, model.config.image_token_id)
 
 
 def conversation(model) -> list[int]:

@@ -19,6 +19,8 @@ from dj2mgm.vision_language import IGNORED, Parts
 class MGMFamily:
     """MGM in a folder."""
 
+    has_stock_class = False
+
     def __init__(self, folder: Path):
         self.folder = folder
         self.processor = MGMProcessor.from_pretrained(folder)

@@ -16,11 +16,9 @@ from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrain
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, readable, write_json
-from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.trained_weights import ADAPTER, check_stage, projector_parameters
 from dj2mgm.plain_files import copy_plain
 from dj2mgm.vision_language import Family
-from dj2mgm.vlm.vlm_family import TransformersFamily
 from dj2mgm.vlm.vlm_generator import stop_tokens, stopping_criteria
 
 LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
@@ -41,16 +39,15 @@ def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path)
     """
     model = family.trained(stage, dtype="auto")
     family.save_processor(folder)
-    if isinstance(family, MGMFamily):
-        if (stage / "adapter").is_dir():
-            write_language_model_adapter(stage / "adapter", None, folder / LANGUAGE_MODEL)
-    else:
+    if family.has_stock_class:
         model.generation_config = generation_settings(family, model, max_new_tokens)
+    elif (stage / "adapter").is_dir():
+        write_language_model_adapter(stage / "adapter", None, folder / LANGUAGE_MODEL)
     model.save_pretrained(folder)
 
 
 def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
-    """Write an adapter in PEFT's format for a base model; for MGMFamily, an adapter of its language model.
+    """Write an adapter in PEFT's format for a base model; for MGM, an adapter of its language model.
 
     Args:
         family: the base model.
@@ -60,7 +57,7 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
         folder: the published folder.
     """
     check_stage(stage)
-    if isinstance(family, MGMFamily):
+    if not family.has_stock_class:
         write_language_model_adapter(stage / "adapter", base_model, folder)
         (folder / STAGE / "adapter").mkdir(parents=True)
         for name in (*(f"adapter/{name}" for name in ADAPTER), "projector.safetensors"):
@@ -128,7 +125,7 @@ def write_language_model_adapter(adapter: Path, base_model: str | None, folder: 
     _save_adapter(weights, config, base_model, folder)
 
 
-def generation_settings(family: TransformersFamily, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
+def generation_settings(family: Family, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
     """Return the generation settings of the workflow's own answers."""
     encoder = family.encoder("", max_length=sys.maxsize)
     return GenerationConfig(do_sample=False, **stopping_criteria(encoder, stop_tokens(model, encoder), max_new_tokens))

@@ -24,7 +24,6 @@ from dj2mgm.memory.search import (
 from dj2mgm.memory.step import Workload, count_parameters
 from dj2mgm.memory.zero import ZeroConfig
 from dj2mgm.messages import note
-from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.training.batches import MAX_CROWDING
 from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
@@ -82,7 +81,7 @@ def build_architecture(family: Family, dataset: ConversationDataset) -> Architec
 
     A batch of texts gets a blank image, which is then used instead.
     """
-    if isinstance(family, MGMFamily):
+    if not family.has_stock_class:
         return MGMArchitecture("the model", family.config)
     sizes = [image_size(image) for image in dataset.largest_images] or [BLANK]
     return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.sample(*sizes))

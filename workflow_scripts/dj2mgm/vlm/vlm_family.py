@@ -42,6 +42,8 @@ from dj2mgm.vlm.vlm_generator import TransformersGenerator
 class TransformersFamily:
     """Vision-language model of transformers in a folder."""
 
+    has_stock_class = True
+
     def __init__(self, folder: Path):
         check_folder(folder)
         self.folder = folder

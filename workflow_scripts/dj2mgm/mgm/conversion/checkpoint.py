@@ -4,7 +4,6 @@ The published layout is that of https://github.com/dvlab-research/MGM: the langu
 `model.`, CLIP under `model.vision_tower.vision_tower`, OpenCLIP's ConvNeXt under `model.vision_tower_aux`.
 """
 
-import re
 from itertools import chain
 from pathlib import Path
 
@@ -14,22 +13,21 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, replace_folder, write_json
 from dj2mgm.mgm.assemble import read_config_and_processor
 from dj2mgm.mgm.configuration_mgm import MGMConfig
-from dj2mgm.mgm.conversion.tensors import (
+from dj2mgm.mgm.conversion.checkpoint_shards import Shard, open_shards, rename_shards, write_shards
+from dj2mgm.mgm.conversion.weight_names import (
+    CONVNEXT,
+    DERIVED,
     MGM,
-    Shard,
+    UNUSED_NORM,
     check_shapes,
+    make_last_norm,
     match_names,
-    rename_shards,
     reverse,
-    shards_of,
-    write_shards,
 )
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.processing_mgm import MGMProcessor
 from dj2mgm.model_folders import check_model_folder
 
-DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|embeddings\.position_ids)")
-LAST_NORM = "model.vision_tower_aux.layernorm."
 COMPARED = (
     "mm_projector_type",
     "mm_vision_select_layer",
@@ -60,7 +58,7 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
     config, processor = read_config_and_processor(**parts)
     published = read_json(source / "config.json", remedy="download the folder again")
     _check_settings(source, published, published_config(config))
-    shards = shards_of(source)
+    shards = open_shards(source)
     names = match_names(source, shards, MGM, left_out=DERIVED)
     if config.tie_word_embeddings and "lm_head.weight" in names:
         _check_tied(source, shards)
@@ -70,7 +68,8 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
     config.architectures = [MGMForConditionalGeneration.__name__]
     config.dtype = _read(shards, "model.mm_projector.0.bias").dtype
     with replace_folder(output) as folder:
-        tensors = chain(rename_shards(shards, names), [_last_norm(config)])
+        norm = make_last_norm(config.vision_aux_config.hidden_sizes[-1], config.dtype, CONVNEXT)
+        tensors = chain(rename_shards(shards, names), [norm])
         write_shards(folder, tensors, len(shards) + 1)
         config.save_pretrained(folder)
         processor.save_pretrained(folder)
@@ -93,8 +92,8 @@ def to_mgm(source: Path, output: Path) -> int:
             f"{source}: the published code has no MGM with the language model {config.text_config.model_type}; only "
             "gemma can be converted"
         )
-    shards = shards_of(source)
-    names = match_names(source, shards, reverse(MGM), left_out=re.compile(re.escape(LAST_NORM) + ".*"))
+    shards = open_shards(source)
+    names = match_names(source, shards, reverse(MGM), left_out=UNUSED_NORM)
     shapes = {name: shape for shard in shards for name, shape in shard.shapes.items() if name in names}
     check_shapes(source, shapes, _published_shapes(config))
     with replace_folder(output) as folder:
@@ -145,7 +144,7 @@ def _published_shapes(config: MGMConfig) -> dict[str, torch.Size]:
     with torch.device("meta"):
         model = MGMForConditionalGeneration(config)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    return {name: shape for name, shape in shapes.items() if not name.startswith(LAST_NORM)}
+    return {name: shape for name, shape in shapes.items() if not UNUSED_NORM.fullmatch(name)}
 
 
 def _check_settings(where: Path, theirs: dict, ours: dict) -> None:
@@ -166,12 +165,3 @@ def _check_tied(where: Path, shards: list[Shard]) -> None:
 
 def _read(shards: list[Shard], name: str) -> torch.Tensor:
     return next(shard.tensor(name) for shard in shards if name in shard.shapes)
-
-
-def _last_norm(config: MGMConfig) -> dict[str, torch.Tensor]:
-    """Return ConvNextModel's last norm, which MGM never applies, as an identity."""
-    channels = config.vision_aux_config.hidden_sizes[-1]
-    return {
-        f"{LAST_NORM}weight": torch.ones(channels, dtype=config.dtype),
-        f"{LAST_NORM}bias": torch.zeros(channels, dtype=config.dtype),
-    }

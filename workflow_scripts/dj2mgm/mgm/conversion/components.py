@@ -9,38 +9,30 @@ from transformers import ConvNextConfig, ConvNextModel
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_file, replace_folder
-from dj2mgm.mgm.conversion.tensors import (
-    OPEN_CLIP,
+from dj2mgm.mgm.conversion.checkpoint_shards import OPEN_CLIP, Shard, open_shards, rename_shards, write_shards
+from dj2mgm.mgm.conversion.weight_names import (
+    FROZEN_TOWERS,
+    LAST_NORM,
+    NOT_CONVNEXT,
     OPEN_CLIP_CONVNEXT,
     PROJECTOR,
-    Shard,
     check_names,
     check_shapes,
+    make_last_norm,
     match_names,
     rename,
-    rename_shards,
     reverse,
-    shards_of,
-    write_shards,
 )
 from dj2mgm.mgm.modeling_mgm import MGMProjector, PatchInfoMining
 from dj2mgm.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
 
 MODEL = "model."  # prefix of the names in a whole model; projector.safetensors has no prefix
-# the frozen towers, which the published code also stores in a file of stage 1
-TOWERS = re.compile(r"model\.vision_tower(_aux)?\..*")
-# all tensors of an OpenCLIP checkpoint except the ConvNeXt's stem and stages
-NOT_CONVNEXT = re.compile(
-    r"visual\.trunk\.(head|norm_pre)\..*|visual\.head\..*|(text|transformer|token_embedding|ln_final)\..*"
-    r"|positional_embedding|text_projection|logit_scale|logit_bias"
-)
-LAST_NORM = {"layernorm.weight": torch.ones, "layernorm.bias": torch.zeros}  # in ConvNextModel; MGM never applies it
 
 
 def projector_from_mgm(source: Path, output: Path) -> int:
     """Convert a published stage 1 (mm_projector.bin) to output/projector.safetensors; return the number of tensors."""
     shard = Shard(source)
-    names = match_names(source, [shard], PROJECTOR, left_out=TOWERS)
+    names = match_names(source, [shard], PROJECTOR, left_out=FROZEN_TOWERS)
     weights = {new.removeprefix(MODEL): shard.tensor(name) for name, new in names.items()}
     check_names(source, weights, _projector_names())
     with replace_file(output / "projector.safetensors", "wb") as file:
@@ -61,16 +53,17 @@ def projector_to_mgm(source: Path, output: Path) -> int:
 
 def convnext_from_openclip(source: Path, output: Path) -> int:
     """Convert the ConvNeXt of an OpenCLIP folder to a folder for `ConvNextModel`; return the number of tensors."""
-    shards = shards_of(source, OPEN_CLIP)
+    shards = open_shards(source, OPEN_CLIP)
     names = match_names(source, shards, OPEN_CLIP_CONVNEXT, left_out=NOT_CONVNEXT)
     shapes = {names[name]: shape for shard in shards for name, shape in shard.shapes.items() if name in names}
     config = _convnext_config(source, shapes)
     with torch.device("meta"):
-        expected = {name: p.shape for name, p in ConvNextModel(config).named_parameters() if name not in LAST_NORM}
+        parameters = dict(ConvNextModel(config).named_parameters())
+    expected = {name: p.shape for name, p in parameters.items() if not name.startswith(LAST_NORM)}
     check_shapes(source, shapes, expected)
     with replace_folder(output) as folder:
         [tensors] = rename_shards(shards, names)  # OpenCLIP writes one file
-        tensors |= {name: fill(config.hidden_sizes[-1]) for name, fill in LAST_NORM.items()}
+        tensors |= make_last_norm(config.hidden_sizes[-1], torch.float32)
         write_shards(folder, [tensors], 1)
         config.save_pretrained(folder)
     return len(names)
@@ -79,7 +72,7 @@ def convnext_from_openclip(source: Path, output: Path) -> int:
 def to_safetensors(source: Path, output: Path) -> int:
     """Convert a transformers folder with pickled weights to safetensors; return the number of tensors."""
     check_model_folder(source)
-    shards = shards_of(source)
+    shards = open_shards(source)
     names = {name: name for shard in shards for name in shard.shapes}
     with replace_folder(output) as folder:
         write_shards(folder, rename_shards(shards, names), len(shards))

@@ -1,18 +1,16 @@
-"""Names, shards and completeness checks for the tensors of published checkpoints."""
+"""Table of weight names: each tensor's name in published checkpoints and in this project.
+
+In a template `{stage}` and `{block}` match numbers and `{rest}` the rest of a name, which are equal on both sides.
+"""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from zipfile import is_zipfile
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, write_json
-
-# The table of weight names. `{stage}` and `{block}` match numbers, `{rest}` the rest of a name, equal on both sides.
+from dj2mgm.mgm.conversion.checkpoint_shards import Shard
 
 Pairs = tuple[tuple[str, str], ...]  # (their template, our template)
 
@@ -60,6 +58,26 @@ MGM: Pairs = PROJECTOR + TOWERS + LANGUAGE_MODEL
 
 OPEN_CLIP_CONVNEXT: Pairs = convnext_pairs("visual.trunk.stem", "visual.trunk.stages")
 
+# Tensors without a counterpart.
+
+DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|embeddings\.position_ids)")  # old versions stored computed values
+# the frozen towers, which the published code also stores in a file of stage 1
+FROZEN_TOWERS = re.compile(r"model\.vision_tower(_aux)?\..*")
+# all tensors of an OpenCLIP checkpoint except the ConvNeXt's stem and stages
+NOT_CONVNEXT = re.compile(
+    r"visual\.trunk\.(head|norm_pre)\..*|visual\.head\..*|(text|transformer|token_embedding|ln_final)\..*"
+    r"|positional_embedding|text_projection|logit_scale|logit_bias"
+)
+CONVNEXT = "model.vision_tower_aux."  # prefix of the `ConvNextModel` in an MGM
+LAST_NORM = "layernorm."  # prefix of the last norm of a `ConvNextModel`, which MGM never applies
+UNUSED_NORM = re.compile(re.escape(CONVNEXT + LAST_NORM) + ".*")
+
+
+def make_last_norm(channels: int, dtype: torch.dtype, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Return the unused norm of a `ConvNextModel` as an identity."""
+    name = prefix + LAST_NORM
+    return {f"{name}weight": torch.ones(channels, dtype=dtype), f"{name}bias": torch.zeros(channels, dtype=dtype)}
+
 
 def reverse(pairs: Pairs) -> Pairs:
     return tuple((ours, theirs) for theirs, ours in pairs)
@@ -78,89 +96,6 @@ def _pattern(template: str) -> re.Pattern:
     for place, text in (("stage", r"\d+"), ("block", r"\d+"), ("rest", ".+")):
         pattern = pattern.replace(rf"\{{{place}\}}", f"(?P<{place}>{text})")
     return re.compile(pattern)
-
-
-# Checkpoints are read and written shard by shard, so that host memory holds one shard instead of the model.
-
-INDEX = "model.safetensors.index.json"
-TRANSFORMERS = ("model.safetensors", "pytorch_model.bin")
-OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-
-
-class Shard:
-    """File of weights, `.safetensors` or pickled by PyTorch, whose tensors are read one at a time.
-
-    Args:
-        path: The file. Only tensors and containers of a pickle are loaded, and no code is run.
-
-    Raises:
-        InputError: The file cannot be read or contains anything except tensors.
-    """
-
-    shapes: dict[str, torch.Size]
-    tensor: Callable[[str], torch.Tensor]
-
-    def __init__(self, path: Path):
-        try:
-            if path.suffix == ".safetensors":
-                file = safe_open(path, framework="pt")
-                self.shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-                self.tensor = file.get_tensor
-            else:
-                tensors = torch.load(path, map_location="cpu", mmap=is_zipfile(path), weights_only=True)
-                self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
-                # copied because two names of a pickle may share one storage, which safetensors rejects
-                self.tensor = lambda name: tensors[name].clone(memory_format=torch.contiguous_format)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} cannot be read as weights ({error}); download it again") from None
-        except Exception:  # torch.load raises many types for damaged files, and advises to turn off its check
-            raise InputError(
-                f"{path} cannot be read as weights: it is damaged, or contains objects other than tensors, which are "
-                "never loaded; download it again, or use its publisher's safetensors"
-            ) from None
-
-
-def shards_of(folder: Path, names: tuple[str, ...] = TRANSFORMERS) -> list[Shard]:
-    """Return the shards of a checkpoint folder.
-
-    Args:
-        folder: The folder.
-        names: Possible names of the file with all weights; the first that exists, whole or in shards, is used.
-
-    Raises:
-        InputError: There are no weights, or a file that the index names is missing.
-    """
-    for name in names:
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            files = sorted(set(read_json(index, remedy="download the folder again")["weight_map"].values()))
-            if missing := [file for file in files if not (folder / file).is_file()]:
-                raise InputError(f"{index} names {missing[0]}, which is missing; download the folder again")
-            return [Shard(folder / file) for file in files]
-        if (folder / name).is_file():
-            return [Shard(folder / name)]
-    raise InputError(
-        f"{folder} contains neither {' nor '.join(names)}; name the folder of a downloaded model with its weights"
-    )
-
-
-def write_shards(folder: Path, shards: Iterable[dict[str, torch.Tensor]], count: int) -> None:
-    """Write `count` shards one after another, and the index of their tensors."""
-    weight_map, total, number = {}, 0, 0
-    for tensors in shards:  # enumerate would keep the last shard while the next one is read
-        number += 1
-        name = f"model-{number:05d}-of-{count:05d}.safetensors"
-        save_file(tensors, folder / name, {"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, name)
-        total += sum(tensor.nbytes for tensor in tensors.values())
-        del tensors
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
-
-
-def rename_shards(shards: list[Shard], names: dict[str, str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the tensors of each shard under their new names; leave out tensors that `names` lacks."""
-    for shard in shards:
-        yield {names[name]: shard.tensor(name) for name in shard.shapes if name in names}
 
 
 # Completeness: every tensor of a checkpoint gets a new name, none is missing, none is left over.
