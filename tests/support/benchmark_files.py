@@ -1,4 +1,4 @@
-"""Small benchmark files in their real formats, and answers to them, for the tests."""
+"""Small benchmark files in their real formats, and answers to them."""
 
 import base64
 import csv
@@ -15,7 +15,7 @@ INSTRUCTION = "Answer the question using a single word or phrase."
 
 
 def textvqa_question(image: str, question: str, ocr: str | None = "red, TWO") -> dict:
-    """A row as LLaVA writes it: the question capitalised, the image's id in place of the question's."""
+    """Return a row of LLaVA's file, with a capitalized question and the image's id as question id."""
     lines = [question.capitalize(), *([] if ocr is None else [f"Reference OCR token: {ocr}"]), INSTRUCTION]
     return {"question_id": image, "image": f"{image}.png", "text": "\n".join(lines), "category": "default"}
 
@@ -25,7 +25,7 @@ def textvqa_truth(number: int, image: str, question: str, answers: list[str]) ->
 
 
 def write_textvqa(folder: Path, ocr: str | None = "red, TWO") -> dict[str, str]:
-    """Three questions about two images; the configuration's `files`."""
+    """Write three questions about two images, and return the configuration's `files`."""
     asked = [("im1", "what color is the circle?"), ("im1", "how many objects are there?"), ("im2", "what color?")]
     answers = [["red"] * 10, ["two"] * 2 + ["2"] + ["three"] * 7, ["blue"] + ["teal"] * 9]
     for image, color in (("im1", (200, 30, 30)), ("im2", (30, 40, 200))):
@@ -62,7 +62,7 @@ def mmbench_row(index: int, answer: str = "B", **changes: str) -> dict[str, str]
 
 
 def write_mmbench(path: Path, rows: list[dict[str, str]]) -> dict[str, str]:
-    """The configuration's `files`."""
+    """Write a table, and return the configuration's `files`."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, MMBENCH_COLUMNS, dialect="excel-tab", lineterminator="\n")
         table.writeheader()
@@ -71,7 +71,7 @@ def write_mmbench(path: Path, rows: list[dict[str, str]]) -> dict[str, str]:
 
 
 def circular_rows() -> list[dict[str, str]]:
-    """Two questions, each once more with its options rotated; the rotated ones refer to the first one's image."""
+    """Return two questions and their rotations, which refer to the first one's image."""
     rotated = {"A": "red", "B": "blue", "answer": "A"}
     return [
         mmbench_row(241, hint="Look at the\nmiddle."),

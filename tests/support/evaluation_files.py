@@ -1,4 +1,4 @@
-"""Data of lmms-eval's tasks in the columns that they read, for the tests: a folder for each task, as from the hub."""
+"""Data of lmms-eval's tasks for the tests, one folder per task with the columns of the hub."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from PIL import Image as Pictures
 
 COLORS = {"red": (200, 30, 30), "blue": (30, 40, 200), "green": (20, 160, 40), "gray": (90, 90, 90)}
 TEXT = Value("string")
-TASKS = {"mmstar": "val", "ai2d": "test", "ocrbench": "test", "pope": "test"}  # and the split that they ask
+TASKS = {"mmstar": "val", "ai2d": "test", "ocrbench": "test", "pope": "test"}  # and the split with their questions
 
 
 def picture(number: int) -> Pictures.Image:
-    """Each number another one; its color is that of `color`."""
+    """Return a different image for each number, with the color of `color`."""
     image = Pictures.new("RGB", (40, 30), COLORS[color(number)])
     image.putpixel((number % 40, number // 40), (255, 255, 255))
     return image
@@ -22,7 +22,7 @@ def color(number: int) -> str:
 
 
 def write_evaluations(root: Path, images: int = 4) -> Path:
-    """The folder in which each task's data is."""
+    """Write each task's data and return their folder."""
     for task, split in TASKS.items():
         rows, features = globals()[f"_{task}"](images)
         write_task(root / task, split, rows, features)
@@ -30,14 +30,14 @@ def write_evaluations(root: Path, images: int = 4) -> Path:
 
 
 def write_task(folder: Path, split: str, rows: list[dict], features: dict) -> None:
-    """`features` are those of all columns but `image`."""
+    """Write a task's data; `features` are those of all columns except `image`."""
     (folder / "data").mkdir(parents=True)
     table = Dataset.from_list(rows, Features(features | {"image": Image()}))
     table.to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
 
 
 def _pope(images: int) -> tuple[list[dict], dict]:
-    """Two questions about each image: what is on it, and what is not."""
+    """Return two questions per image, about an object on it and one not on it."""
     asked = [(number, thing) for number in range(images) for thing in (color(number), color(number + 1))]
     rows = [
         {

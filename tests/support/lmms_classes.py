@@ -1,4 +1,4 @@
-"""Print what lmms-eval's own classes return for an answer that their model gives, with nothing but the model replaced.
+"""Print the results of lmms-eval's own classes for a given answer, with only the model replaced.
 
     PYTHONPATH=.lmms_eval python tests/support/lmms_classes.py <answer> <until as JSON>
 
@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 
 import torch
 
-for name in ("decord", "av", "qwen_vl_utils", "loguru"):  # they read videos, and write logs
+for name in ("decord", "av", "qwen_vl_utils", "loguru"):  # packages for videos and logs
     sys.modules[name] = MagicMock()
 
 import lmms_eval.models.simple.llava  # noqa: E402
@@ -36,11 +36,11 @@ CLASSES = {  # of the families in tests/support/tiny_families.py, and of others 
     "llama4": "llama4_scout",
     "gemma4": "gemma4",
 }
-OF_LLAVA = dict.fromkeys(("process_images", "conv_templates", "IMAGE_TOKEN_INDEX"), MagicMock())  # its own package's
+OF_LLAVA = dict.fromkeys(("process_images", "conv_templates", "IMAGE_TOKEN_INDEX"), MagicMock())  # from its own package
 OF_LLAVA["tokenizer_image_token"] = lambda *args, **kwargs: torch.zeros(2, dtype=torch.long)
 IMAGE = Image.new("RGB", (8, 8))
 vars(lmms_eval.models.simple.llava).update(OF_LLAVA)
-if importlib.util.find_spec("torchvision") is None:  # after transformers has looked
+if importlib.util.find_spec("torchvision") is None:  # after transformers has checked for it
     for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional"):
         sys.modules[name] = MagicMock()
 sys.modules["qwen_vl_utils"].process_vision_info = lambda messages, return_video_kwargs=False, **kwargs: (
@@ -49,7 +49,7 @@ sys.modules["qwen_vl_utils"].process_vision_info = lambda messages, return_video
 
 
 class Tokens(dict):
-    """Output of a processor: tokens under every name, on every device."""
+    """Output of a processor with tokens under every name and on every device."""
 
     def __init__(self):
         super().__init__(input_ids=torch.zeros(1, 2, dtype=torch.long))
@@ -60,7 +60,7 @@ class Tokens(dict):
 
 
 def stand_in(cls: type, answer: str):
-    """Return an object of the class without its model: every text that is decoded is the answer."""
+    """Return an object of the class without its model, whose every decoded text is the answer."""
 
     reader = MagicMock(side_effect=lambda *args, **kwargs: Tokens())
     reader.batch_decode.return_value = [answer]

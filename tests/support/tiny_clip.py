@@ -1,4 +1,4 @@
-"""A random CLIP and a random SigLIP, for tests that need one but not what it sees; nothing is downloaded."""
+"""Random CLIP and SigLIP for tests that need no trained one; nothing is downloaded."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ WORDS = "a red green blue yellow circle square star at the top bottom left right
 
 
 def save_tiny_clip(folder: Path, seed: int = 0) -> Path:
-    """A random CLIP, as `save_pretrained` leaves it, whose tokens are single characters."""
+    """Save a random CLIP whose tokens are single characters."""
     characters = [chr(code) for code in range(33, 127)]
     tokens = ["<|startoftext|>", "<|endoftext|>", *characters, *(f"{character}</w>" for character in characters)]
     tokenizer = CLIPTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=[])
@@ -39,7 +39,7 @@ def save_tiny_clip(folder: Path, seed: int = 0) -> Path:
 
 
 def save_tiny_siglip(folder: Path) -> Path:
-    """A random SigLIP, as `save_pretrained` leaves it, with the tokenizer of its class."""
+    """Save a random SigLIP with the tokenizer of its class."""
     folder.mkdir(parents=True, exist_ok=True)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([WORDS] * 20),
@@ -58,7 +58,7 @@ def save_tiny_siglip(folder: Path) -> Path:
     model = SiglipModel(
         SiglipConfig(text_config=TOWER | text, vision_config=TOWER | {"image_size": 32, "patch_size": 8})
     )
-    for parameter in model.parameters():  # what it starts from makes all texts alike
+    for parameter in model.parameters():  # with the initial values all texts have the same features
         torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
     pixels = SiglipImageProcessorPil(size={"height": 32, "width": 32})

@@ -1,4 +1,4 @@
-"""Tiny random vision-language models of transformers' own classes, with processors as on the hub; no downloads."""
+"""Tiny random vision-language models of transformers' classes, with the hub's processors; nothing is downloaded."""
 
 import inspect
 import json
@@ -18,16 +18,16 @@ CORPUS = [
     "What is shown in the picture? user assistant system model",
     "USER: ASSISTANT: User: Assistant: You are a helpful assistant. Yes. No. two green triangles and one dog",
     "How many shapes are there? Which color is it? The first image shows a yellow star; the second one none.\n",
-    "Assistant: 3 ASSISTANT: 3 3 3 5 5 5 35 35 35",  # would be learned as one token each if digits were not split
+    "Assistant: 3 ASSISTANT: 3 3 3 5 5 5 35 35 35",  # each would become one token if digits were not split
 ] * 4
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
 VIT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL = {"image_size": 28, "patch_size": 7}
 
-DIGITS = pre_tokenizers.Digits(individual_digits=True)  # as the tokenizers of all these families split them
+DIGITS = pre_tokenizers.Digits(individual_digits=True)  # all these families' tokenizers split them
 
-# Short chat templates that write what the hub's write. LLaVA's puts nothing behind an answer that would end it.
+# Short chat templates with the output of the hub's. LLaVA's writes no end token after an answer.
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for c in message['content'] %}"
     "{% if c['type'] == 'image' %}IMAGE{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
@@ -67,7 +67,7 @@ def save_tiny_family(family: str, folder: Path) -> None:
     config, images, tokenizer, given = BUILDERS[family]()
     torch.manual_seed(0)
     model = T.AutoModelForImageTextToText.from_config(config)
-    for parameter in model.parameters():  # Gemma 3 would see nothing
+    for parameter in model.parameters():  # otherwise Gemma 3 would ignore images
         if parameter.dim() > 1 and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
@@ -80,7 +80,7 @@ def save_tiny_family(family: str, folder: Path) -> None:
 
 
 def save_tiny_families(root: Path) -> dict[str, Path]:
-    """A folder of each."""
+    """Save a folder of each family."""
     for family in BUILDERS:
         save_tiny_family(family, root / family)
     return {family: root / family for family in BUILDERS}

@@ -79,7 +79,7 @@ def test_image_paths_keep_their_order_and_refuse_missing_ones(tmp_path):
         image_paths(tmp_path, [{"id": "7", "image": "c.png"}])
 
 
-def test_rows_that_share_an_image_have_another_one_as_their_control():
+def test_rows_with_one_image_share_its_control():
     paths = [Path(f"{number % 4}.png") for number in range(20)]
     control = control_paths(paths, seed=0)
     assert all(path != other for path, other in zip(paths, control, strict=True))
@@ -89,7 +89,7 @@ def test_rows_that_share_an_image_have_another_one_as_their_control():
 
 
 def test_the_control_is_never_a_copy_of_the_rows_own_image(tmp_path):
-    """Copies under another name, behind a link, and in a tar file; what has no copy keeps its control."""
+    """Images are copied under another name, behind a link and in a tar file; other images keep their control."""
     for red in range(4):
         save_image(tmp_path / f"{red}.png", (60 * red, 0, 0))
     shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
@@ -119,7 +119,7 @@ def test_an_archive_that_has_changed_names_the_row(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A base model, and what the two stages would have saved of it: folders, and the wrapped model of stage 2."""
+    """Return folders of a base model and of both stages, and the wrapped model of stage 2."""
     root = tmp_path_factory.mktemp("trained")
     base = tiny_mgm()
     base.save_pretrained(root / "base")
@@ -183,11 +183,11 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
     )
     images = color_images(tmp_path, 3)
     arguments = {"template": "gemma", "max_new_tokens": 4, "batch_size": 4}
-    asked = [image for _ in range(3) for image in images]  # one after another, not next to each other
+    asked = [image for _ in range(3) for image in images]  # in turn, so that equal images are not adjacent
     questions = [question for question in ("How many?", "Where?", "How many?") for _ in images]
     answers = list(generator.answer(asked, questions, **arguments))
     assert encoded == [2, 1] and len(generator._kept) == 3
-    assert answers[:3] == answers[6:]  # asked twice, answered once
+    assert answers[:3] == answers[6:]  # repeated questions are answered once
 
     monkeypatch.setattr(mgm_generator, "VISUAL_BYTES", 2 * next(iter(generator._kept.values())).nbytes)
     assert list(generator.answer(images, ["How many?"] * 3, **arguments)) == answers[:3]
@@ -197,8 +197,8 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
     assert sum(encoded) == 4 and len(generator._kept) == 2
 
 
-def test_batches_to_caption_are_encoded_as_given_without_gradients(trained, tmp_path, monkeypatch):
-    """A repeated image fills a batch: the batch's size moves the last bits of what is said about the others."""
+def test_captioned_batches_are_encoded_without_gradients(trained, tmp_path, monkeypatch):
+    """A repeated image stays in a batch, because the batch's size changes the last bits of other captions."""
     generator, encoded = MGMGenerator(trained[0] / "base", trained[0] / "pretrain"), []
     encode = generator.model.model.get_image_features
 
@@ -214,8 +214,8 @@ def test_batches_to_caption_are_encoded_as_given_without_gradients(trained, tmp_
     assert len(said) == 6 and [text for text, _ in said[3]] == [text for text, _ in said[2]]
 
 
-def test_without_an_image_the_language_model_answers_the_text_alone(trained):
-    """As it reads a conversation without an image in training; batches of any size say the same."""
+def test_answers_without_an_image_use_the_text_only(trained):
+    """The prompt is that of training without an image; batches of any size give the same answers."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "finetune")
     asked = ["How many?", "What color is it?", "two"]
     chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
@@ -252,7 +252,7 @@ def color_images(folder, count: int) -> list:
 
 @pytest.fixture
 def asked(trained, tmp_path):
-    """A model, six images and their prompts, and stop tokens that the model does say: its second and third."""
+    """Return a model, six images with prompts, and stop tokens that the model generates: its second and third."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor = generator.processor
     inputs = processor.prompts([ChatTemplate.load("plain", processor.tokenizer).prompt("")] * 6)
@@ -271,10 +271,10 @@ def visual_tokens(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 )
 @pytest.mark.parametrize("template", ["plain", "gemma"])
 def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, at_once, recorded, monkeypatch):
-    """Prompts as a whole, padded on the left, and the image encoded for each; here once for all questions about it."""
+    """Compare with transformers, which reads left-padded whole prompts and encodes an image for each question."""
     monkeypatch.setattr(greedy_search, "TOKENS_AT_ONCE", at_once)
     monkeypatch.setattr(greedy_search, "RECORDED", 1)
-    monkeypatch.setattr(greedy_search, "_can_be_recorded", lambda model, cache: recorded)  # as on a GPU
+    monkeypatch.setattr(greedy_search, "_can_be_recorded", lambda model, cache: recorded)  # the value on a GPU
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor, chat = generator.processor, ChatTemplate.load(template, generator.processor.tokenizer)
     about = [0, 1, 1, 2, 0, 3]
@@ -296,13 +296,13 @@ def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, a
     )
     expected = processor.tokenizer.batch_decode(said[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     found = list(generator.answer(images, asked, template, max_new_tokens=9, batch_size=5))
-    last = processor.tokenizer.decode([first[0, -1].item()])  # generate leaves the token that ends an answer in it
+    last = processor.tokenizer.decode([first[0, -1].item()])  # generate keeps the token that ends an answer
     assert found == [text.split(last)[0].strip() for text in expected]
     assert len(set(map(len, found))) > 1, "some must end before the others"
 
 
-def test_where_attention_slides_answers_do_not_depend_on_their_batch(tmp_path):
-    """Padding would take places in a window that is shorter than a prompt."""
+def test_sliding_attention_answers_do_not_depend_on_batches(tmp_path):
+    """Padding would take up positions of a window that is shorter than a prompt."""
     model = tiny_mgm("mistral")
     assert model.config.text_config.sliding_window < NUM_IMAGE_TOKENS + 8
     model.save_pretrained(tmp_path / "mgm")
@@ -318,13 +318,13 @@ def test_where_attention_slides_answers_do_not_depend_on_their_batch(tmp_path):
     ("free", "size"), [(-0.5, 1), (0.25, 1), (2.1, 2), (3.0, 32), (8.0, 128), (20.0, 256), (70.0, 256)]
 )
 def test_batches_are_as_large_as_the_gpu_has_memory_for(free, size, trained, monkeypatch):
-    """At the shape of MGM-2B; of what is free, 2 GiB are for visual tokens, and half of the rest for a batch."""
+    """Of MGM-2B's free memory, 2 GiB are for visual tokens and half of the rest for a batch."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     shape = {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256_000}
     text = SimpleNamespace(**shape)
     generator.model = SimpleNamespace(dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: text))
     generator.processor, generator.device = SimpleNamespace(num_image_tokens=576), torch.device("cuda")
-    reserved = 2**30  # by PyTorch's allocator, and not in use: the driver does not count it as free
+    reserved = 2**30  # reserved by PyTorch's allocator but not in use; the driver does not count it as free
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * 2**30) - reserved, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * reserved)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * reserved)
@@ -332,7 +332,7 @@ def test_batches_are_as_large_as_the_gpu_has_memory_for(free, size, trained, mon
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
-def test_batches_keep_questions_about_an_image_together_and_lose_none(size):
+def test_batches_keep_questions_about_an_image_together(size):
     rng = random.Random(size)
     images = [f"{rng.randrange(6)}.png" for _ in range(20)]
     questions = ["?" * rng.randrange(4) for _ in images]
@@ -351,7 +351,7 @@ def test_batches_keep_questions_about_an_image_together_and_lose_none(size):
 
 @pytest.mark.parametrize(("num_beams", "max_new_tokens"), [(2, 3), (4, 9), (5, 1)])
 def test_the_beams_are_those_of_transformers(asked, num_beams, max_new_tokens):
-    """Tokens, order and log-likelihood; its score is the log-likelihood over the number of tokens."""
+    """Compare tokens, order and log-likelihood; transformers' score is the log-likelihood per token."""
     model, inputs, stops = asked
     found = model.generate(
         **inputs,
@@ -367,7 +367,7 @@ def test_the_beams_are_those_of_transformers(asked, num_beams, max_new_tokens):
     expected: list[list] = [[] for _ in inputs["input_ids"]]
     tokens = found.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     for place, (row, score) in enumerate(zip(tokens, found.sequences_scores.tolist(), strict=True)):
-        if score > -1e8:  # below: a place that no continuation has taken
+        if score > -1e8:  # lower scores mark a free slot
             end = next((i for i, token in enumerate(row) if token in stops), len(row))
             expected[place // num_beams].append((row[:end], score * min(end + 1, max_new_tokens)))
     rows = beam_search(model, inputs["input_ids"], visual_tokens(model, inputs), num_beams, stops, max_new_tokens)
@@ -379,7 +379,7 @@ def test_the_beams_are_those_of_transformers(asked, num_beams, max_new_tokens):
 
 
 def test_a_log_likelihood_is_the_sum_over_tokens_and_their_end(asked):
-    """Computed again in one pass over prompt and found tokens, without beams and without a cache."""
+    """Compare with one pass over prompt and found tokens, without beams and cache."""
     model, inputs, stops = asked
     longest = 7
     rows = beam_search(model, inputs["input_ids"], visual_tokens(model, inputs), 3, stops, longest)
@@ -391,7 +391,7 @@ def test_a_log_likelihood_is_the_sum_over_tokens_and_their_end(asked):
                 logits = model(input_ids=ids, pixel_values=inputs["pixel_values"][image : image + 1]).logits
             log_probs = logits[0, -len(tokens) - 1 :].log_softmax(-1)
             said = sum(log_probs[place, token].item() for place, token in enumerate(tokens))
-            # one that is cut at its longest has no end; which of the stop tokens ended another is not told
+            # a cut caption has no end; which stop token ended another one is unknown
             ends = [0.0] if len(tokens) == longest else log_probs[-1, stops].tolist()
             assert any(log_likelihood == pytest.approx(said + end, abs=1e-4) for end in ends)
 
@@ -493,7 +493,7 @@ def test_qwen_is_assembled_with_its_own_tokenizer_and_format(tmp_path):
     save_parts(tmp_path)
     tokenizer = tiny_qwen_tokenizer()
     config = text_config("qwen2")
-    config.vocab_size = len(tokenizer) + 8  # Qwen's is padded
+    config.vocab_size = len(tokenizer) + 8  # Qwen's vocabulary is padded
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "qwen2.5")
     tokenizer.save_pretrained(tmp_path / "qwen2.5")
     parts = tiny_parts(tmp_path, "qwen2.5") | {"image_token": "<|image_pad|>", "dtype": "float32"}
@@ -520,7 +520,7 @@ def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
         save_image(image, (30 * index, 60, 200 - 20 * index))
     questions = ["what is it?", "where?", "how many of them are there?", "why?", "who?", "", "which colour is it?"]
     answers = []
-    for processes in (1, 2):  # batches of three: 3 batches, which 2 processes cannot share evenly
+    for processes in (1, 2):  # 3 batches, which 2 processes cannot share evenly
         with open_generator(tmp_path / "mgm", tmp_path / "stage", processes) as generator:
             answers.append(list(generator.answer(images, questions, "gemma", max_new_tokens=6, batch_size=3)))
     assert answers[0] == answers[1] and len(answers[0]) == 7
@@ -533,7 +533,7 @@ def test_two_processes_answer_no_question_with_nothing(tmp_path):
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_processes_end_when_what_started_them_is_killed(tmp_path, method):
-    """Each holds a model on a GPU, and nobody else knows of them."""
+    """Each process occupies a GPU, and no other process can end it."""
     script = tmp_path / "parent.py"
     script.write_text(
         "import multiprocessing, threading, time\n"

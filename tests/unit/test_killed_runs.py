@@ -1,4 +1,4 @@
-"""Which commands take over from a killed Snakemake, and from which jobs; what they then do is in tests/workflow."""
+"""Tests of the takeover from a killed Snakemake; tests/workflow tests the commands that follow."""
 
 import errno
 import json
@@ -23,14 +23,14 @@ def folder(tmp_path, monkeypatch):
 
 
 def _let_go() -> None:
-    """As the end of the process does."""
+    """Release the lock like the end of the process."""
     if takeover._lock:
         takeover._lock.close()
 
 
 @pytest.fixture
 def squeue(tmp_path, monkeypatch):
-    """Puts a stand-in for `squeue` on the PATH."""
+    """Put a stand-in for `squeue` on the PATH."""
 
     def write(script: str) -> None:
         (tmp_path / "squeue").write_text(f"#!/bin/sh\n{script}\n")
@@ -87,7 +87,7 @@ RUN = "import sys; from dj2mgm.takeover import *; start_run(False); print('runni
 
 @pytest.fixture
 def other_run(folder):
-    """A run of another process, which is at work when this returns."""
+    """Start a run in another process."""
     environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", RUN], env=environment, **pipes) as process:
@@ -125,7 +125,7 @@ def test_a_run_that_ended_is_nothing_to_take_over(folder, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_that_was_killed_on_another_host_is_left_to_its_user(folder):
+def test_run_killed_on_another_host_is_not_taken_over(folder):
     OWNER.parent.mkdir()
     OWNER.write_text(json.dumps({"host": "elsewhere", "pid": 1, "started": 1.0}))
     with pytest.raises(InputError, match="on elsewhere, was killed.*delete .snakemake/owner.json"):

@@ -1,4 +1,4 @@
-"""Nothing that is done to every row holds every row."""
+"""Tests of the tools for more rows than fit in memory."""
 
 import os
 import random
@@ -27,11 +27,11 @@ from tiny_models import save_image
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_results_come_in_order_and_only_a_few_items_are_drawn_ahead_of_them(processes):
+def test_results_are_ordered_and_few_items_are_drawn_ahead(processes):
     drawn = []
 
     def items():
-        for number in count():  # without end: whoever collected them first would never return
+        for number in count():  # infinite, so that collecting all items first would never end
             drawn.append(number)
             yield number
 
@@ -48,7 +48,7 @@ def test_what_a_process_raises_is_raised_here():
 
 
 def test_processes_end_with_the_one_that_they_work_for(tmp_path):
-    """Killed alone, as when memory runs out: its workers would wait for ever, and `tee` for them."""
+    """If only the parent is killed, its workers would wait forever, and `tee` for them."""
     program = (
         "from dj2mgm.streaming import map_in_order; import itertools; list(map_in_order(abs, itertools.count(), 2))"
     )
@@ -56,13 +56,13 @@ def test_processes_end_with_the_one_that_they_work_for(tmp_path):
     while len(workers := psutil.Process(parent.pid).children()) < 2:
         time.sleep(0.05)
     parent.kill()
-    assert parent.stdout.read() == b""  # until nobody has it open
+    assert parent.stdout.read() == b""  # until no process has it open
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
 
 
 def test_a_process_whose_parent_is_dead_already_ends():
-    status = os.waitpid(_forked(lambda: end_with_parent(parent=os.getpid())), 0)[1]  # not its own parent
+    status = os.waitpid(_forked(lambda: end_with_parent(parent=os.getpid())), 0)[1]  # the process is not its own parent
     assert os.waitstatus_to_exitcode(status) == 1
     parent = os.getpid()
     assert os.waitstatus_to_exitcode(os.waitpid(_forked(lambda: end_with_parent(parent)), 0)[1]) == 0
@@ -126,14 +126,14 @@ def made(data: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", [made, filtered, written])
-def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path, stage, monkeypatch):
+def test_memory_of_a_stage_does_not_grow_with_rows(tmp_path, stage, monkeypatch):
     monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION", BATCH)
     monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 10_000)
     highest = {}
     for partitions in (1, 4):
         data = write_pairs(tmp_path / str(partitions), partitions * BATCH)
         if partitions == 1:
-            stage(data)  # what is imported and cached once counts for neither
+            stage(data)  # imports and caches are counted for neither
         tracemalloc.start()
         stage(data)
         highest[partitions] = tracemalloc.get_traced_memory()[1]
@@ -141,7 +141,7 @@ def test_the_memory_that_a_stage_allocates_does_not_grow_with_the_rows(tmp_path,
     assert highest[4] < 1.2 * highest[1]
 
 
-def test_the_benchmark_by_rows_runs_the_stages_with_the_settings_of_the_baseline(monkeypatch, tmp_path, capsys):
+def test_benchmark_by_rows_uses_baseline_settings(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(PROJECT / "benchmarks")
     monkeypatch.chdir(PROJECT)
     import data_scale

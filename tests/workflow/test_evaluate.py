@@ -1,4 +1,4 @@
-"""`snakemake evaluate`: its jobs, what it says where something is missing, and one task on a finished run."""
+"""Tests of `snakemake evaluate`: its jobs, its messages about missing inputs, and one task on a finished run."""
 
 import shutil
 
@@ -13,7 +13,7 @@ ALONE = "report={experiments: [baseline]}"
 
 
 def with_data(project: Project, *tasks: str) -> tuple[str, ...]:
-    """The settings that name data; lmms-eval seems to be installed."""
+    """Return the settings that name data, and fake an installed lmms-eval."""
     (project.folder / ".lmms_eval/lmms_eval").mkdir(parents=True)
     for task in tasks:
         (project.folder / "data" / task).mkdir(parents=True)
@@ -29,7 +29,7 @@ def with_data(project: Project, *tasks: str) -> tuple[str, ...]:
         (("evaluations=[pope]", "evaluation_data=config"), "lmms-eval is not installed: run `make lmms_eval`"),
     ],
 )
-def test_what_is_missing_is_said_in_a_sentence_before_anything_runs(fresh, config, sentence):
+def test_missing_inputs_are_reported_before_anything_runs(fresh, config, sentence):
     if "evaluation_data=config" in config:
         (fresh.folder / "config/pope").mkdir()
     assert sentence in " ".join(fresh.run("evaluate", "--dry-run", ok=False, config=config).split())
@@ -45,7 +45,7 @@ def test_each_task_is_read_once_and_put_to_every_run(fresh):
 @pytest.mark.skipif(not (BESIDE / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` does it")
 def test_a_finished_run_gets_its_scores_in_the_report(finished, tmp_path):
     project = Project(shutil.copytree(finished.folder, tmp_path / "copy"))
-    project.run("baseline", "--touch")  # its training files name the folder that it was copied from
+    project.run("baseline", "--touch")  # its training files contain the path of the original folder
     (project.folder / ".lmms_eval").symlink_to(BESIDE)
     write_evaluations(project.folder / "data")
     config = ("evaluations=[pope]", "evaluation_data=data", ALONE)

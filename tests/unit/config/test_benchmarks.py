@@ -1,4 +1,4 @@
-"""From benchmark files to the challenge's table: the entry points, on a tiny model with random weights."""
+"""Tests from benchmark files to the challenge's table with a tiny random model."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ from tiny_models import save_image, tiny_mgm, tiny_processor
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> tuple[Path, Path]:
-    """Folders of an assembled model and of a trained stage."""
+    """Return the folders of an assembled model and of a trained stage."""
     root, model = tmp_path_factory.mktemp("model"), tiny_mgm()
     model.save_pretrained(root / "mgm")
     tiny_processor().save_pretrained(root / "mgm")
@@ -73,7 +73,7 @@ def test_textvqa_from_files_to_score(monkeypatch, model, tmp_path):
     metrics = score(monkeypatch, tmp_path / "out")
     assert (metrics["benchmark"], metrics["variant"], metrics["counts"]["answers"]) == ("textvqa", "ocr_tokens", 3)
 
-    said = ["Red", "two", "blue."]  # 10, 2 + 1 (as "2") and 1 of ten agree
+    said = ["Red", "two", "blue."]  # 10, 2 + 1 (written "2") and 1 of ten agree
     rows = [row | {"prediction": text, "blind_prediction": "red"} for row, text in zip(rows, said, strict=True)]
     write_jsonl(tmp_path / "out/answers.jsonl", rows)
     metrics = score(monkeypatch, tmp_path / "out")
@@ -156,7 +156,7 @@ REFERENCE = {
 
 
 def scored_run(folder: Path, experiment: str, seed: int, *scores: float, **variants: str) -> dict:
-    """An entry of the challenge's configuration, with the metrics that it names."""
+    """Return an entry of the challenge's configuration, and write its metrics."""
     for name, value in zip(("textvqa", "mmbench"), scores, strict=True):
         variant = variants.get(name, REFERENCE["scores"][name]["variant"])
         metrics = {"benchmark": name, "variant": variant, "estimates": {"score": {"mean": value}}}
@@ -214,7 +214,7 @@ def test_a_benchmark_without_a_score_is_named(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture
 def yes_no(tmp_path, monkeypatch) -> dict[str, str]:
-    """The documented example as a file beside the others; the configuration's `files`."""
+    """Install the documented example as a benchmark and return its `files`."""
     folder = tmp_path / "benchmarks"
     shutil.copytree(declared.FOLDER, folder)
     shutil.copy(PROJECT / "docs/examples/benchmark.py", folder / "yes_no.py")
@@ -227,7 +227,7 @@ def yes_no(tmp_path, monkeypatch) -> dict[str, str]:
 
 
 def forget_schemas() -> None:
-    """What was read before the folder of benchmarks changed."""
+    """Clear the caches of the folder of benchmarks."""
     configuration_model.cache_clear()
     experiment_model.cache_clear()
 
@@ -301,7 +301,7 @@ def test_a_stage_hands_on_the_files_of_a_third_benchmark(yes_no):
 
 @pytest.mark.parametrize("script", ["answer_benchmark.py", "score_benchmark.py", "write_submission.py"])
 def test_every_benchmark_is_a_module_of_whatever_uses_one(script):
-    """They are imported by name, and a changed one must run its rules again."""
+    """Benchmarks are imported by name, and a changed one must run its rules again."""
     assert set(declared.FOLDER.glob("*.py")) < set(find_modules(PROJECT / "workflow_scripts" / script))
 
 

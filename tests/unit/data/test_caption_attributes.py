@@ -80,7 +80,7 @@ def test_metrics_weigh_attributes_and_skip_rows_without_objects():
 
 def test_accuracy_is_the_mean_of_its_three_kinds():
     rows = [{"image_id": str(i), "objects": attributes(scene), "captions": ["-"]} for i, scene in enumerate(SCENES)]
-    captions = [describe(scene) for scene in SCENES[1:] + SCENES[:1]]  # each one about the next scene
+    captions = [describe(scene) for scene in SCENES[1:] + SCENES[:1]]  # each describes the next scene
     means = {name: measured.values.mean() for name, measured in attribute_metrics(captions, rows).items()}
     kinds = [means[f"{kind}_accuracy"] for kind in ("color", "shape", "position")]
     assert means["attribute_accuracy"] == pytest.approx(np.mean(kinds))
@@ -91,7 +91,7 @@ def test_accuracy_is_the_mean_of_its_three_kinds():
     ("caption", "expected"),
     [
         ("a red circle at the top left and a blue star at the bottom right", True),
-        ("a blue star at the bottom right", True),  # it need not say everything
+        ("a blue star at the bottom right", True),  # it may be incomplete
         ("a red circle at the top right", False),
         ("a red circle at the top left and a green star at the bottom right", False),
         ("a picture", False),

@@ -1,4 +1,4 @@
-"""The language model's lessons: every example shows the board, and only answers carry loss."""
+"""Tests of the language model's training texts: the board in every example, and loss on answers only."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""VQA accuracy against its definition, options read from answers, and CircularEval."""
+"""Tests of VQA accuracy against its definition, of options in answers, and of CircularEval."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from dj2mgm.evaluation.groups import estimate_metrics
 
 
 def by_definition(prediction: str, answers: list[str]) -> float:
-    """The mean, over each nine of the ten answers, of min(1, how many of them agree / 3)."""
+    """Return the mean of min(1, agreeing answers / 3) over all nine of the ten answers."""
     nines = list(itertools.combinations(answers, 9))
     return sum(min(1.0, nine.count(prediction) / 3) for nine in nines) / len(nines)
 
@@ -53,10 +53,10 @@ def test_answers_are_normalized_as_the_server_does(raw, expected):
     assert normalize(raw) == expected
 
 
-def test_each_contraction_is_repaired_where_one_apostrophe_is_missing():
+def test_contractions_without_one_apostrophe_are_repaired():
     assert len(CONTRACTIONS) == len(set(CONTRACTIONS))
     for word in CONTRACTIONS:
-        if "'s" not in word:  # these are parted: she's → she 's
+        if "'s" not in word:  # these are split: she's → she 's
             assert normalize(word) == word
             for place, letter in enumerate(word):
                 if letter == "'":

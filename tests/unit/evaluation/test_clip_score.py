@@ -1,4 +1,4 @@
-"""CLIPScore against a computation by hand, with a random CLIP small enough to build in a second."""
+"""Tests of CLIPScore against a plain computation, with a small random CLIP."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ CAPTIONS = {"1": "a red circle at the top left", "2": "a blue star at the top ri
 
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory):
-    """A random CLIP, saved as `save_pretrained` leaves it, whose tokens are single letters."""
+    """Save a random CLIP whose tokens are single letters."""
     return save_tiny_clip(tmp_path_factory.mktemp("clip"))
 
 
@@ -35,7 +35,7 @@ def siglip_folder(tmp_path_factory):
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Three evaluation rows (the third with two references and no objects) and their images of different sizes."""
+    """Return three evaluation rows with images of different sizes; the third has two references and no objects."""
     rng = np.random.default_rng(0)
     rows = []
     for identifier, caption in CAPTIONS.items():
@@ -75,7 +75,7 @@ def evaluate(dataset, clip, rows, monkeypatch, at_once: int = 2, **changes) -> d
 
 
 def by_hand(clip_folder, image_path, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Image (D) and text (n, D) features, one at a time, from the towers and projections themselves."""
+    """Compute image features (D,) and text features (n, D) one at a time from towers and projections."""
     model, tokenizer = CLIPModel.from_pretrained(clip_folder).eval(), AutoTokenizer.from_pretrained(clip_folder)
     processor = CLIPImageProcessorPil.from_pretrained(clip_folder)
     with torch.no_grad():
@@ -106,13 +106,13 @@ def test_scores_equal_a_computation_by_hand(clip_folder, dataset, monkeypatch):
         assert found["clip_score"]["mean"] == pytest.approx(np.mean(scores), abs=1e-5)
         assert found["ref_clip_score"]["mean"] == pytest.approx(np.mean(ref_scores), abs=1e-5)
     assert any(score > 0 for score in scores)
-    # "a red circle at the top left" alone has more letters than the tower has places
+    # "a red circle at the top left" alone has more letters than the tower has positions
     counts = {name: value["truncated"] for name, value in metrics["counts"].items()}
     assert counts == {"finetune/own": 1, "finetune/shuffled": 1, "reference": 2}
 
 
 def transformers_cosines(siglip_folder, image_path, captions: list[str]) -> np.ndarray:
-    """Of one image and each text, from transformers' own forward pass, in which logit = scale · cos + bias."""
+    """Compute cosines of one image and each text from transformers' logits, scale · cos + bias."""
     model, processor = SiglipModel.from_pretrained(siglip_folder).eval(), SiglipProcessor.from_pretrained(siglip_folder)
     with torch.no_grad(), Image.open(image_path) as image:
         limits = {"padding": "max_length", "truncation": True, "max_length": TOKEN_LIMIT}
@@ -156,9 +156,7 @@ def test_two_judges_score_as_each_does_alone(clip_folder, siglip_folder, dataset
             assert both["counts"][group]["second_truncated"] == second["counts"][group]["truncated"]
 
 
-def test_a_judge_that_selects_or_that_the_model_sees_with_is_known_by_its_weights(
-    clip_folder, dataset, monkeypatch, tmp_path
-):
+def test_selecting_and_seeing_judges_are_known_by_weights(clip_folder, dataset, monkeypatch, tmp_path):
     rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
     copy = shutil.copytree(clip_folder, tmp_path / "copy")
     other = save_tiny_clip(tmp_path / "other", seed=5)
@@ -180,7 +178,7 @@ def test_scores_of_images_add_up_to_the_metrics(clip_folder, dataset, monkeypatc
     rows = list(read_jsonl(dataset / "scores.jsonl"))
     kinds = [("finetune", "own"), ("finetune", "shuffled"), ("reference", "own")]
     assert [(row["model"], row["images"], row["id"]) for row in rows] == [(*kind, i) for kind in kinds for i in "123"]
-    assert "attribute_accuracy" not in rows[2]["values"]  # the third image's objects are not known
+    assert "attribute_accuracy" not in rows[2]["values"]  # the third image's objects are unknown
     for (model, images), group in zip(kinds, ("finetune/own", "finetune/shuffled", "reference"), strict=True):
         chosen = [row["values"] for row in rows if (row["model"], row["images"]) == (model, images)]
         for metric, estimate in metrics["groups"][group].items():
@@ -189,7 +187,7 @@ def test_scores_of_images_add_up_to_the_metrics(clip_folder, dataset, monkeypatc
 
 
 def test_captions_of_one_image_are_one_image_of_the_intervals(clip_folder, dataset, monkeypatch):
-    """Rows 1 and 2 are about one image: their values are added up, and it alone is left out of the mean."""
+    """Rows 1 and 2 have the same image, so their values are added up and left out together."""
     rows = caption_rows(["red", "a star", "cats"], ["a", "b", "c"])
     apart = evaluate(dataset, clip_folder, rows, monkeypatch)
     scores = list(read_jsonl(dataset / "scores.jsonl"))

@@ -1,4 +1,4 @@
-"""Rows of an evaluation file that are about one image are one image, by whatever name: intervals are over images."""
+"""Tests of evaluation rows with one image under several names, which intervals count as one image."""
 
 import shutil
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ DECODING = {"batch_size": 1, "max_new_tokens": 5}
 
 
 class Fake:
-    """Says yes or no as the numbers of the image and the question say."""
+    """Fake generator whose answers depend on the numbers of image and question."""
 
     def answer(self, images, questions, template, **decoding):
         pairs = zip(images, questions, strict=True)
@@ -26,7 +26,7 @@ class Fake:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Images, of which each has a copy under another name."""
+    """Save images with a copy of each under another name."""
 
     @contextmanager
     def fake(*_):
@@ -55,7 +55,7 @@ def generated(folder, rows: list[dict], capsys) -> Outcome:
 
 
 def evaluated(folder, rows: list[dict], capsys, *flags: str) -> dict:
-    """What the two scripts make of an evaluation file."""
+    """Return the outputs of the two scripts for an evaluation file."""
     done = generated(folder, rows, capsys)
     assert done.status == 0, done.stderr
     scored = ["--answers", str(folder / "answers.jsonl"), "--output-dir", str(folder), *flags]
@@ -82,7 +82,7 @@ def by_question() -> list[dict]:
     ]
 
 
-def test_a_row_for_each_question_says_what_a_row_for_each_image_does(folder, capsys):
+def test_rows_by_question_and_by_image_give_equal_results(folder, capsys):
     wanted = evaluated(folder, by_image(), capsys)
     scores = list(read_jsonl(folder / "scores.jsonl"))
     found = evaluated(folder, by_question(), capsys)
@@ -103,7 +103,7 @@ def test_a_row_for_each_image_is_an_image_of_its_id(folder, capsys):
 
 
 def test_what_leaks_is_left_out_of_the_report_as_of_the_metrics(folder, capsys):
-    leaked = {row["id"] for row in by_question() if row["id"].startswith("e2")}  # all rows about an image
+    leaked = {row["id"] for row in by_question() if row["id"].startswith("e2")}  # all rows of an image
     write_jsonl(folder / "leaks.jsonl", [{"of": "held_out", "ids": sorted(leaked)}])
     metrics = evaluated(folder, by_question(), capsys, "--leaks", str(folder / "leaks.jsonl"))
     rest = metrics["without_leaked"]

@@ -1,6 +1,6 @@
-"""Tasks of lmms-eval from local files: what they ask, what tiny models answer, and what its own metrics say.
+"""Tests of lmms-eval's tasks from local files: questions, answers of tiny models, and metrics.
 
-lmms-eval runs in a process of its own: it changes how Pillow reads images.
+lmms-eval runs in a separate process, because it changes how Pillow reads images.
 """
 
 import json
@@ -33,7 +33,7 @@ from tiny_models import save_image, tiny_mgm, tiny_processor
 QUESTIONS = 200
 IMAGES = 6
 RIGHT = {"own": 4, "shuffled": 2, "none": 0}  # answers to OCRBench
-REFUSED = [  # task, data, and what is said
+REFUSED = [  # task, data and message
     ("popes", "pope", "lmms-eval has no task 'popes'; did you mean"),
     ("mmbench_en", "pope", "mmbench_en is a group of lmms-eval's tasks; name its tasks instead"),
     ("mmstar", "pope", "pope is not the data of the task mmstar with the split val"),
@@ -46,7 +46,7 @@ needs_lmms_eval = pytest.mark.skipif(
 )
 
 
-def test_images_of_16_bits_are_asked_about_in_the_shades_that_training_sees(tmp_path):
+def test_16_bit_images_have_the_shades_of_training(tmp_path):
     gray = Image.fromarray(np.full((4, 4), 2**15, dtype=np.uint16))
     shown = np.asarray(Image.open(save_once(gray, tmp_path)))
     assert shown.shape == (4, 4, 3) and np.unique(shown).tolist() == [128]
@@ -67,12 +67,12 @@ def run_scripts(commands: list[list], folder: Path, *program: str, ok: bool = Tr
 
 
 def say_again(word: str, rng: random.Random) -> str:
-    """What normalizing takes back."""
+    """Return an answer that normalization changes back."""
     return rng.choice([word, word.upper(), f"the {word}", f"{word}.", f" {word} ", word.replace("two", "2")])
 
 
 def write_textvqa_twice(folder: Path, data: Path, rng: random.Random) -> tuple[dict, list[str]]:
-    """The same questions in the files that this workflow reads and in the columns that lmms-eval reads; and answers."""
+    """Write questions in this workflow's files and in lmms-eval's columns, and answers to them."""
     rows, asked, truth, predictions = [], [], [], []
     for number in range(QUESTIONS):
         image, question = f"im{number % 20}", f"what is number {number}?"
@@ -111,7 +111,7 @@ def write_mmbench_twice(folder: Path, data: Path, rng: random.Random) -> tuple[d
 
 
 def partly_right(right: dict[str, int]) -> list[dict]:
-    """Answers to OCRBench's questions, of which the first are right."""
+    """Return answers to OCRBench's questions, the first of which are right."""
     return [
         {"id": str(n), "image": f"{n}.png", "images": images, "prediction": color(n) if n < count else "nothing"}
         for images, count in right.items()
@@ -125,7 +125,7 @@ def answers_of(questions: list[dict], predictions: list[str]) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory) -> Path:
-    """Four tasks answered by a tiny MGM; and two benchmarks that this workflow scores itself, with given answers."""
+    """Run four tasks with a tiny MGM, and two benchmarks of this workflow with given answers."""
     root = tmp_path_factory.mktemp("evaluated")
     data, commands, rng = write_evaluations(root / "data", IMAGES), [], random.Random(7)
     model = tiny_mgm()
@@ -173,7 +173,7 @@ def evaluated(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("task", "metric", "unit"), [("textvqa_val", "exact_match", 100), ("mmbench_en_dev", "gpt_eval_score", 1)]
 )
-def test_lmms_eval_and_this_workflow_score_the_same_answers_alike(evaluated, task, metric, unit):
+def test_lmms_eval_and_this_workflow_give_equal_scores(evaluated, task, metric, unit):
     theirs = read_json(evaluated / task / "metrics.json")["groups"]["finetune/own"][f"{task}/{metric}"]
     own = read_json(evaluated / task / "ours.json")
     assert 20 < own["mean"] < 80
@@ -182,7 +182,7 @@ def test_lmms_eval_and_this_workflow_score_the_same_answers_alike(evaluated, tas
 
 @needs_lmms_eval
 @pytest.mark.parametrize("task", TASKS)
-def test_every_question_is_asked_about_its_image_about_another_one_and_without_an_image(evaluated, task):
+def test_questions_are_asked_with_own_other_and_no_image(evaluated, task):
     questions = list(read_jsonl(evaluated / task / "questions.jsonl"))
     answers = list(read_jsonl(evaluated / task / "answers.jsonl"))
     for images in ("own", "shuffled", "none"):
@@ -200,9 +200,9 @@ def test_every_question_is_asked_about_its_image_about_another_one_and_without_a
 
 @needs_lmms_eval
 def test_metrics_are_those_of_their_definition(evaluated):
-    """POPE's by hand, from the answers."""
+    """Compute POPE's metrics from the answers."""
     data = evaluated / "data/pope"
-    truth = ["yes" if number % 2 == 0 else "no" for number in range(2 * IMAGES)]  # as the data was written
+    truth = ["yes" if number % 2 == 0 else "no" for number in range(2 * IMAGES)]  # in the order of the data
     groups = read_json(evaluated / "pope/metrics.json")["groups"]
     for images in ("own", "shuffled", "none"):
         rows = [row for row in read_jsonl(evaluated / "pope/answers.jsonl") if row["images"] == images]
@@ -212,8 +212,8 @@ def test_metrics_are_those_of_their_definition(evaluated):
 
 
 @needs_lmms_eval
-def test_a_metric_that_adds_up_in_its_module_is_computed_anew_for_each_group(evaluated):
-    """OCRBench's: of its 1000 questions so many are right, whatever was computed before."""
+def test_metric_with_module_state_is_computed_per_group(evaluated):
+    """OCRBench counts right answers in a module variable, which must not carry over."""
     groups = read_json(evaluated / "partly/metrics.json")["groups"]
     for images, count in RIGHT.items():
         assert groups[f"finetune/{images}"]["ocrbench/ocrbench_accuracy"]["mean"] == pytest.approx(count / 1000)
@@ -221,7 +221,7 @@ def test_a_metric_that_adds_up_in_its_module_is_computed_anew_for_each_group(eva
 
 @needs_lmms_eval
 def test_lmms_evals_own_command_gives_our_figures_for_our_model(evaluated, tmp_path):
-    """`--model dj2mgm` is found by its entry point, and its answers are those of the rule."""
+    """lmms-eval finds `--model dj2mgm` by its entry point, with the same answers as the rule."""
     source = BESIDE / "lmms_eval/tasks/pope/pope.yaml"
     text = f"include: {source}\ntask: pope_here\ndataset_path: {evaluated}/data/pope\ndataset_kwargs: {{}}\n"
     (tmp_path / "tasks").mkdir()
@@ -251,7 +251,7 @@ def returned_by_classes() -> dict[str, str]:
 
 @needs_lmms_eval
 @pytest.mark.parametrize("kind", [*BUILDERS, "mgm", "qwen2_vl", "glm4v", "llama4", "gemma4"])
-def test_answers_end_where_lmms_evals_own_class_of_the_model_ends_them(returned_by_classes, tmp_path, kind):
+def test_answers_are_cut_like_lmms_evals_own_classes(returned_by_classes, tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     ends = find_stop_texts(tmp_path, ["\n\n", "ASSISTANT:"])
     assert cut_answer(TWO_PARAGRAPHS, ends) == returned_by_classes[kind].strip()
@@ -270,7 +270,7 @@ def test_a_second_paragraph_of_an_answer_is_scored(evaluated, tmp_path):
 
 
 @needs_lmms_eval
-def test_what_cannot_be_asked_is_refused_in_a_sentence(evaluated):
+def test_invalid_questions_are_refused_in_a_sentence(evaluated):
     printed = [line for line in (evaluated / "refused.txt").read_text().splitlines() if line.startswith("error")]
     for line, (_, _, message) in zip(printed, REFUSED, strict=True):
         assert message in line
@@ -288,7 +288,7 @@ def test_of_a_mean_the_values_by_image_are_the_values(counts):
     }
 
 
-def test_of_any_figure_the_values_by_image_have_it_as_their_mean_and_its_jackknife_as_their_spread():
+def test_values_by_image_have_the_figures_mean_and_jackknife():
     rng, counts = random.Random(4), [1, 2, 3, 2, 1, 4, 2, 2]
     images = [f"{image}" for image, count in enumerate(counts) for _ in range(count)]
     items = [(rng.random() < 0.5, rng.random() < 0.5) for _ in images]

@@ -33,7 +33,7 @@ def test_an_index_in_place_of_an_image_means_that_rows_image(tmp_path):
     assert load_image(io.BytesIO(rows[3]["image"])).getpixel((0, 0)) == (9, 9, 200)
 
 
-def test_rows_that_refer_to_an_image_or_repeat_its_bytes_are_about_one_image(tmp_path):
+def test_references_and_equal_bytes_are_one_image(tmp_path):
     other = png_in_base64((1, 2, 3))
     rows = [mmbench_row(7, image="9"), mmbench_row(8, image=other), mmbench_row(9), mmbench_row(10), mmbench_row(11)]
     rows[-1]["image"] = other

@@ -26,7 +26,7 @@ def change_answers(files: dict[str, str], change) -> None:
     Path(files["answers"]).write_text(json.dumps(content), encoding="utf-8")
 
 
-def test_questions_meet_their_answers_whatever_the_case_and_order(files):
+def test_questions_match_answers_in_any_case_and_order(files):
     change_answers(files, list.reverse)
     rows = list(read_textvqa(**files))
     assert [(row["id"], row["image_id"], row["answers"][0]) for row in rows] == [

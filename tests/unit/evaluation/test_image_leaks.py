@@ -1,4 +1,4 @@
-"""Training images that are copies of images that models are evaluated on: all are found, and no others."""
+"""Tests of the search for evaluation images in the training data."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def picture(number: int, side: int = 96) -> Image.Image:
 
 @pytest.fixture
 def found(tmp_path, capsys):
-    """Twelve training images, of which some are evaluated on; what the script finds."""
+    """Run the script on twelve training images, some of which are evaluation images."""
     images, others = tmp_path / "images", tmp_path / "others"
     images.mkdir()
     others.mkdir()
@@ -63,7 +63,7 @@ def found(tmp_path, capsys):
     return tmp_path / "leaks"
 
 
-def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
+def test_copies_in_other_formats_and_sizes_are_found(found):
     leaks = list(read_jsonl(found / "leaks.jsonl"))
     folder = str(found.parent / "others")
     assert [(leak["split"], leak["image"], leak["of"], leak["ids"]) for leak in leaks] == [
@@ -72,7 +72,7 @@ def test_copies_in_other_formats_and_sizes_are_found_and_nothing_else(found):
         ("finetune", "0.png", "held_out", ["e0"]),
     ]
     summary = read_json(found / "summary.json")
-    counts = {"references": 2, "leaked": 1, "training_images": 1, "training_rows": 2}  # two pairs are about 1.png
+    counts = {"references": 2, "leaked": 1, "training_images": 1, "training_rows": 2}  # two pairs have 1.png
     assert summary["held_out"] == counts | {"questions": 3}
     assert summary[folder] == counts | {"questions": 0}
     assert read_leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and read_leaked_ids(None, "held_out") == set()

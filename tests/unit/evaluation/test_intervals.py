@@ -1,4 +1,4 @@
-"""How often intervals hold the true mean, over simulated studies, and what they are by formulas of textbooks."""
+"""Tests of intervals: their coverage in simulated studies, and textbook formulas."""
 
 import math
 from pathlib import Path
@@ -18,24 +18,24 @@ NORMAL = {"images": (1, 0, 0.3), "noise": (0, 0, 1), "mixed": (1, 1, 0.5), "seed
 
 
 def coverage(truth: float, sums: np.ndarray, counts: np.ndarray) -> float:
-    """The share of studies (studies, S, U) whose interval holds the truth."""
+    """Return the share of studies (studies, S, U) whose interval contains the true mean."""
     mean, half = mean_and_half(sums, counts)
     return float(np.mean(np.abs(mean - truth) <= half))
 
 
 def of(values, units) -> dict:
-    """The estimate of one run's values."""
+    """Return the estimate of one run's values."""
     _, sums, counts = Measurements.of(values, units).per_unit()
     return estimate(sums[None], counts)
 
 
 def draw(rng, *shape: int) -> np.ndarray:
-    """Standard normal; single precision is fast."""
+    """Draw standard normal values, in single precision for speed."""
     return rng.standard_normal(shape, dtype=np.float32)
 
 
 def latent(rng, seeds: int, images: int, studies: int, seed_noise: float) -> np.ndarray:
-    """Standard normal values that are alike on an image and, less, of a seed; one seed is the truth about itself."""
+    """Draw standard normal values that correlate by image and, less, by seed; a single seed has no seed effect."""
     seed_noise = seed_noise if seeds > 1 else 0
     values = np.float32(np.sqrt(0.5 - seed_noise**2)) * draw(rng, studies, seeds, images)
     values += np.float32(np.sqrt(0.5)) * draw(rng, studies, 1, images)
@@ -43,7 +43,7 @@ def latent(rng, seeds: int, images: int, studies: int, seed_noise: float) -> np.
 
 
 def answers(rng, share: float, seeds: int, counts: np.ndarray, studies: int, seed_noise: float = 0.1) -> np.ndarray:
-    """Number of right answers (studies, S, U) to `counts` (U,) questions, of which a `share` is answered right."""
+    """Draw the number of right answers (studies, S, U) to `counts` (U,) questions, right with probability `share`."""
     easy = latent(rng, seeds, len(counts), studies, seed_noise)
     threshold, right = NormalDist(0, np.sqrt(1.5)).inv_cdf(share), np.zeros(easy.shape)
     for question in range(counts.max()):
@@ -54,7 +54,7 @@ def answers(rng, share: float, seeds: int, counts: np.ndarray, studies: int, see
 
 
 def answer_coverage(rng, share, seeds, images, most=1, paired=False) -> float:
-    """Of the share of right answers to 1 to `most` questions an image, or of the paired difference of two models."""
+    """Return the coverage for accuracies with 1 to `most` questions per image, or for differences of two models."""
     found = []
     for _ in range(BATCHES):
         counts, studies = rng.integers(1, most + 1, size=images), (2 * STUDIES if seeds == 1 else 1000) // BATCHES
@@ -66,8 +66,8 @@ def answer_coverage(rng, share, seeds, images, most=1, paired=False) -> float:
 
 @pytest.mark.parametrize("images", ALL_IMAGES)
 @pytest.mark.parametrize("seeds", ALL_SEEDS)
-def test_normal_scores_are_covered_whether_images_or_seeds_vary_more(seeds, images):
-    """With one seed, seeds do not vary: the claim is about images only."""
+def test_intervals_cover_normal_scores(seeds, images):
+    """With one seed, the interval covers images only."""
     held = {kind: [] for kind in NORMAL}
     rng = np.random.default_rng([seeds, images])
     for _ in range(BATCHES):
@@ -83,15 +83,15 @@ def test_normal_scores_are_covered_whether_images_or_seeds_vary_more(seeds, imag
 
 @pytest.mark.parametrize("images", ALL_IMAGES)
 @pytest.mark.parametrize(("share", "most", "paired"), [(0.5, 1, True), (0.1, 1, True), (0.5, 5, False)])
-def test_shares_of_right_answers_and_their_paired_differences_are_covered(share, most, paired, images):
+def test_intervals_cover_accuracies_and_paired_differences(share, most, paired, images):
     rng = np.random.default_rng([images, most])
     found = {seeds: answer_coverage(rng, share, seeds, images, most, paired) for seeds in ALL_SEEDS}
-    least = {1: 0.93 if images == 10 and most > 1 else 0.94}  # ten images with unequally many questions
+    least = {1: 0.93 if images == 10 and most > 1 else 0.94}  # ten images with different numbers of questions
     assert {seeds: held for seeds, held in found.items() if held < least.get(seeds, 0.94)} == {}
 
 
 @pytest.mark.parametrize("images", ALL_IMAGES)
-def test_one_seed_that_answers_half_of_the_questions_is_covered_by_exact_enumeration(images):
+def test_one_seed_is_covered_by_exact_enumeration(images):
     right = np.arange(images + 1)
     answered = (np.arange(images) < right[:, None]).astype(float)[:, None]  # (images + 1, 1, images)
     probability = [math.comb(images, k) / 2**images for k in right]
@@ -124,8 +124,8 @@ def test_coverage_that_page_and_docs_state_is_what_is_measured(row):
         assert 100 * found == pytest.approx(per_cent, abs=2), seeds
 
 
-def test_how_often_one_seed_shows_a_difference_that_the_data_does_not_make_is_as_the_docs_say():
-    """`training` is by how much seeds move a difference, in standard errors of the choice of images."""
+def test_false_differences_of_one_seed_are_as_documented():
+    """`training` is the effect of seeds on a difference, in standard errors of the choice of images."""
     rng = np.random.default_rng(0)
     for training, share in ((1, 0.17), (3, 0.54)):
         images = draw(rng, 4000, 1, 400)
@@ -141,7 +141,7 @@ def test_one_seed_has_students_interval_over_images(count, quantile):
     assert [found["low"], found["high"]] == pytest.approx([values.mean() - half, values.mean() + half], rel=1e-5)
 
 
-def test_variance_over_images_is_that_of_leaving_out_each_with_all_its_values():
+def test_variance_over_images_equals_the_jackknife():
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 6, size=12)
     sums = rng.random((1, 12)) * counts
@@ -182,7 +182,7 @@ def test_one_image_has_no_interval(seeds):
     assert (found["mean"], found["low"], found["high"]) == ((seeds - 1) / 8, None, None)
 
 
-def test_two_images_one_of_which_has_nearly_all_values_have_one_degree_of_freedom():
+def test_dominant_image_leaves_one_degree_of_freedom():
     found = estimate(np.array([[90.0, 0.0]]), np.array([100, 1]))
     assert found["low"] < 0 and found["high"] > 1
 

@@ -1,4 +1,4 @@
-"""Runs over seeds and paired differences: what is measured, what can be paired, and that their intervals hold."""
+"""Tests of means over seeds and paired differences, with their errors and the coverage of their intervals."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ IMAGES = [f"e{number:03d}" for number in range(120)]
 
 
 def run(values, seed: int = 0, experiment: str = "baseline", ids=None, counts=None, file="scores.jsonl") -> Scores:
-    """Scores of one metric, from values per image (U,)."""
+    """Return scores of one metric from the values of each image (U,)."""
     values = np.asarray(values, dtype=np.float64)
     counts = np.ones(len(values)) if counts is None else np.asarray(counts, dtype=np.float64)
     ids = np.array(IMAGES[: len(values)] if ids is None else ids)
@@ -22,7 +22,7 @@ def run(values, seed: int = 0, experiment: str = "baseline", ids=None, counts=No
 
 
 def runs(values, **options) -> list[Scores]:
-    """One run for each row of values (S, U)."""
+    """Return one run for each row of values (S, U)."""
     return [run(row, seed=seed, **options) for seed, row in enumerate(values)]
 
 
@@ -31,7 +31,7 @@ def score(estimates) -> dict:
 
 
 def measured(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
-    """Metrics of both kinds of images: one value an image, and several for only some images."""
+    """Return metrics on own and shuffled images: one value per image, and several for some images."""
     ids = IMAGES[:images]
     several = np.repeat(ids[::2], rng.integers(1, 5, size=len(ids[::2])))
     return {
@@ -82,7 +82,7 @@ def test_estimate_is_the_mean_of_the_seeds_micro_averages():
 
 
 @pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.30265), (5, 2.77645)])  # from a printed table
-def test_images_that_do_not_differ_leave_students_interval_over_the_seeds(count, quantile):
+def test_equal_images_leave_students_interval_over_seeds(count, quantile):
     means = np.random.default_rng(count).normal(size=count)
     found = score(aggregate(runs(np.repeat(means[:, None], 50, axis=1))))
     half = quantile * means.std(ddof=1) / np.sqrt(count)
@@ -97,8 +97,8 @@ def test_seeds_that_do_not_differ_leave_the_interval_over_images():
     )
 
 
-def test_interval_covers_the_true_mean_where_images_alone_would_not():
-    """Images and seeds are drawn again in every trial; the seeds' share of the variance is the larger one."""
+def test_interval_covers_the_mean_if_seeds_vary():
+    """Every trial draws new images and seeds; most of the variance comes from seeds."""
     rng, covered, covered_by_images = np.random.default_rng(2), [], []
     for _ in range(400):
         noise = rng.normal(scale=0.5, size=(3, 60))
@@ -112,7 +112,7 @@ def test_interval_covers_the_true_mean_where_images_alone_would_not():
 
 
 def test_interval_of_a_difference_covers_it():
-    """What both experiments share on an image cancels, so the interval is much narrower than the images' spread."""
+    """An image's difficulty cancels, so the interval is much narrower than the images' spread."""
     rng, covered, widths = np.random.default_rng(3), [], []
     for _ in range(300):
         hardness = rng.normal(scale=5, size=60)

@@ -1,4 +1,4 @@
-"""Benchmarks' questions in training conversations: those that say what they ask are found, generic ones are not."""
+"""Tests of the search for specific questions of benchmarks in training conversations."""
 
 import json
 
@@ -22,7 +22,7 @@ INSTRUCTION = "Answer the question using a single word or phrase."
 
 @pytest.fixture
 def ask(monkeypatch):
-    """From a benchmark's questions (id, image, question, answers) and conversations' turns to the ids that leak."""
+    """Return a function from questions (id, image, question, answers) and turns to the leaked ids."""
     monkeypatch.setattr(text_leaks, "read_text", lambda name, row: (row["question"], row["answers"]))
 
     def found(questions, *turns) -> list[str]:
@@ -68,7 +68,7 @@ def test_case_punctuation_and_space_are_no_difference(words, random):
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Two pairs and four instructions, of which a benchmark asks two; none of its images is among theirs."""
+    """Write two pairs and four instructions, two of which a benchmark asks about other images."""
     for at, color in enumerate(("red", "blue")):
         Image.new("RGB", (32, 32), color).save(tmp_path / f"{at}.png")
     Image.radial_gradient("L").convert("RGB").save(tmp_path / "asked.jpg")

@@ -1,7 +1,7 @@
-"""A model of this workflow in VLMEvalKit: registered, started with its run.py, asked with and without an image.
+"""Tests of this workflow's models in VLMEvalKit, with and without an image.
 
-VLMEvalKit is not in the package index. A stand-in has what the adapter touches; VLMEVALKIT names a checkout, whose own
-modules then take its place.
+VLMEvalKit is not in the package index. A stand-in has the parts that the adapter uses; a checkout named by VLMEVALKIT
+replaces the stand-in.
 """
 
 import json

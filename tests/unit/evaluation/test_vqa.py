@@ -53,7 +53,7 @@ def test_accuracy_overall_is_micro_and_per_type_is_its_own(tmp_path, monkeypatch
     assert metrics["questions"] == 4
 
 
-def test_questions_about_leaked_images_are_left_out_of_figures_of_their_own(tmp_path, monkeypatch):
+def test_leaked_questions_are_left_out_of_separate_figures(tmp_path, monkeypatch):
     own = [answer("1", "color", "red"), answer("2", "color", "blue"), answer("2", "count", "two", truth="three")]
     rows = own + [row | {"images": "shuffled"} for row in own]
     leaks = tmp_path / "leaks.jsonl"
@@ -66,7 +66,7 @@ def test_questions_about_leaked_images_are_left_out_of_figures_of_their_own(tmp_
     assert run(tmp_path, monkeypatch, rows, "--leaks", leaks) == plain
 
 
-def test_scores_have_each_images_sum_and_count_in_the_order_of_the_metrics(tmp_path, monkeypatch):
+def test_scores_have_sum_and_count_of_each_image(tmp_path, monkeypatch):
     own = [answer("2", "color", "red"), answer("1", "color", "red"), answer("1", "count", "two", truth="three")]
     shuffled = [row | {"images": "shuffled", "prediction": "blue"} for row in own]
     metrics = run(tmp_path, monkeypatch, shuffled + own)
@@ -83,7 +83,7 @@ def test_scores_have_each_images_sum_and_count_in_the_order_of_the_metrics(tmp_p
 
 
 def test_difference_is_paired_whatever_the_order_of_rows(tmp_path):
-    """Own and shuffled are right on the same questions, so every resample of the difference is 0."""
+    """Own and shuffled answers are right for the same questions, so the difference is exactly 0."""
     own = [answer(str(i), "color", "red" if i % 3 else "blue") for i in range(30)]
     shuffled = [row | {"images": "shuffled"} for row in reversed(own)]
     write_jsonl(tmp_path / "answers.jsonl", shuffled + own)

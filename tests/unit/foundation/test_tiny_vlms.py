@@ -1,4 +1,4 @@
-"""The tiny models of transformers' classes that are made from the embedded default's parts."""
+"""Tests of the tiny models of transformers' classes that are made from the embedded default's parts."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_their_language_model_says_what_the_trained_gemma_says(made, parts):
     torch.testing.assert_close(tiny, gemma, atol=1e-4, rtol=1e-4)
 
 
-def test_an_image_takes_as_many_tokens_as_words_were_read_for_one(made, tmp_path):
+def test_images_have_as_many_tokens_as_a_board_has_words(made, tmp_path):
     family = load_family(made)
     encoder, path = family.encoder("", 256), save_image(tmp_path / "a.png", (9, 9, 9), (128, 128))
     turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a red circle"}]
@@ -82,7 +82,7 @@ def test_parts_of_a_model_that_is_not_trained_here_are_refused(name, monkeypatch
         merge_experiment("baseline", {"model": "tiny-smolvlm"})
 
 
-def test_special_tokens_of_a_models_own_tokenizer_may_not_stand_in_a_text(tmp_path, monkeypatch):
+def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
     save_tiny_family("smolvlm", tmp_path / "vlm")
     model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
     monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model.named(name), Layer("", {})))

@@ -1,4 +1,4 @@
-"""Published checkpoints into this project's layout and back: every tensor, byte for byte, or an error that names it."""
+"""Tests of the conversion of published checkpoints and back, byte for byte."""
 
 import io
 import sys
@@ -31,7 +31,7 @@ UNUSED = CONVNEXT + LAST_NORM
 
 
 def write_checkpoint(folder, weights: dict[str, torch.Tensor], shards: int = 1, pickled: bool = False) -> None:
-    """As transformers writes it: in shards with an index."""
+    """Write weights like transformers, in shards with an index."""
     folder.mkdir()
     stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
     files = {}
@@ -74,13 +74,13 @@ def parts(tmp_path):
 def test_a_published_checkpoint_comes_back_byte_for_byte(weights, parts, tmp_path, shards, pickled):
     write_checkpoint(tmp_path / "theirs", weights, shards, pickled)
     assert from_mgm(tmp_path / "theirs", tmp_path / "ours", parts) == len(weights)
-    assert len(list((tmp_path / "ours").glob("*.safetensors"))) == shards + 1  # and the norm that is never applied
+    assert len(list((tmp_path / "ours").glob("*.safetensors"))) == shards + 1  # one for the unused norm
     assert to_mgm(tmp_path / "ours", tmp_path / "again") == len(weights)
     assert same_bytes(read_checkpoint(tmp_path / "again"), weights)
     assert not list(tmp_path.glob("ours/*.bin"))
 
 
-def test_our_model_comes_back_byte_for_byte_but_for_the_norm_that_is_never_applied(parts, tmp_path):
+def test_round_trip_keeps_all_bytes_except_the_unused_norm(parts, tmp_path):
     model = tiny_mgm(dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "ours")
     tiny_processor().save_pretrained(tmp_path / "ours")
@@ -104,8 +104,8 @@ def test_a_converted_folder_loads_whole_and_generates(weights, parts, tmp_path):
     assert model.generate(**inputs, pixel_values=pixels(1), max_new_tokens=3, do_sample=False).shape[0] == 1
 
 
-def test_every_name_of_the_released_mgm_2b_has_a_place_of_the_same_shape():
-    """At the real size, without memory for it; the names are written down in published_mgm.py."""
+def test_all_names_of_the_released_mgm_2b_are_known():
+    """The model has the real size on the meta device; published_mgm.py lists the names."""
     with torch.device("meta"):
         model = MGMForConditionalGeneration(mgm_config(sizes=MGM_2B, image_side=768))
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -117,7 +117,7 @@ def test_every_name_of_the_released_mgm_2b_has_a_place_of_the_same_shape():
     assert [rename(rename(name, MGM), reverse(MGM)) for name in theirs] == list(theirs)
 
 
-def test_what_old_versions_stored_beside_the_weights_is_left_out(weights, parts, tmp_path):
+def test_derived_tensors_of_old_versions_are_left_out(weights, parts, tmp_path):
     more = {
         "lm_head.weight": weights["model.embed_tokens.weight"].clone(),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
@@ -139,7 +139,7 @@ def test_what_old_versions_stored_beside_the_weights_is_left_out(weights, parts,
         ({"lm_head.weight": torch.ones(412, 32)}, "lm_head.weight differs from the embeddings"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_written(weights, parts, tmp_path, change, message):
+def test_unfit_tensors_are_named_and_nothing_is_written(weights, parts, tmp_path, change, message):
     changed = {name: tensor for name, tensor in (weights | change).items() if tensor is not None}
     write_checkpoint(tmp_path / "theirs", changed, shards=2)
     with pytest.raises(InputError, match=f"theirs: .*{message}"):
@@ -148,14 +148,14 @@ def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_written(weights, par
 
 
 @pytest.mark.parametrize(("key", "value"), [("image_grid", 2), ("image_size_aux", 1536), ("rms_norm_eps", 1e-5)])
-def test_a_checkpoint_that_computes_otherwise_is_refused_by_its_key(weights, parts, tmp_path, key, value):
+def test_checkpoints_with_other_settings_are_refused(weights, parts, tmp_path, key, value):
     write_checkpoint(tmp_path / "theirs", weights)
     write_json(tmp_path / "theirs/config.json", {key: value})
     with pytest.raises(InputError, match=f"config.json: {key} is {value}"):
         from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
 
 
-def test_what_cannot_be_read_is_named(weights, parts, tmp_path):
+def test_unreadable_files_are_named(weights, parts, tmp_path):
     write_checkpoint(tmp_path / "theirs", weights, shards=2)
     second = tmp_path / "theirs/model-00002-of-00002.safetensors"
     second.write_bytes(second.read_bytes()[:1000])
@@ -181,8 +181,8 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([True, False]), st.floats(0, 1, exclude_max=True), st.none() | st.integers(0, 255))
-def test_a_damaged_pickle_is_one_sentence_that_never_turns_the_check_off(tmp_path, zipped, place, value):
-    """Cut off at a place, or with another byte there."""
+def test_damaged_pickle_message_does_not_disable_the_check(tmp_path, zipped, place, value):
+    """The pickle is cut off, or has another byte."""
     whole = io.BytesIO()
     torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, whole, _use_new_zipfile_serialization=zipped)
     contents = whole.getvalue()
@@ -195,13 +195,13 @@ def test_a_damaged_pickle_is_one_sentence_that_never_turns_the_check_off(tmp_pat
         assert "use its publisher's safetensors" in str(refused) and "weights_only" not in str(refused)
 
 
-def test_only_an_mgm_that_the_published_code_knows_goes_back(tmp_path):
+def test_only_gemma_is_converted_to_the_published_layout(tmp_path):
     tiny_mgm("qwen2").save_pretrained(tmp_path / "ours")
     with pytest.raises(InputError, match="no MGM with the language model qwen2"):
         to_mgm(tmp_path / "ours", tmp_path / "theirs")
 
 
-def test_a_published_stage_one_comes_back_byte_for_byte_and_loads(weights, tmp_path):
+def test_published_stage_1_round_trip_keeps_all_bytes(weights, tmp_path):
     trained = {name: tensor for name, tensor in weights.items() if "mm_projector" in name or "vlm_uni" in name}
     towers = {name: tensor for name, tensor in weights.items() if "vision_tower" in name}
     torch.save(trained | towers, tmp_path / "mm_projector.bin")
@@ -218,7 +218,7 @@ def test_a_published_stage_one_comes_back_byte_for_byte_and_loads(weights, tmp_p
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-def test_the_convnext_of_an_openclip_folder_becomes_a_convnext_model(tmp_path, pickled):
+def test_convnext_of_openclip_becomes_a_convnext_model(tmp_path, pickled):
     convnext = random_weights(convnext_shapes(TINY_SIZES, "visual.trunk.stem", "visual.trunk.stages"))
     beside = {"visual.trunk.head.norm.weight", "visual.head.mlp.fc1.weight", "logit_scale", "text_projection"}
     beside |= {"transformer.resblocks.0.ln_1.weight", "token_embedding.weight", "positional_embedding"}
@@ -236,7 +236,7 @@ def test_the_convnext_of_an_openclip_folder_becomes_a_convnext_model(tmp_path, p
     assert torch.equal(block.layer_scale_parameter, convnext["visual.trunk.stages.2.blocks.0.gamma"])
 
 
-def test_a_folder_with_pickled_weights_becomes_one_with_safetensors(tmp_path):
+def test_pickled_weights_become_safetensors(tmp_path):
     model = ConvNextModel.from_pretrained(save_and_name_convnext(tmp_path))
     pickled = tmp_path / "pickled"
     pickled.mkdir()

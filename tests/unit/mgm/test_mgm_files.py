@@ -1,4 +1,4 @@
-"""Saving, loading and assembling: the same model comes back, from safetensors only."""
+"""Tests of saving, loading and assembling, from safetensors only."""
 
 import json
 import socket
@@ -46,21 +46,19 @@ def logits(model, images: int = 1) -> torch.Tensor:
 
 
 def assert_same_weights(one, other) -> None:
-    """Bit for bit, buffers included."""
+    """Assert that weights and buffers are equal bit for bit."""
     found, wanted = one.state_dict(), other.state_dict()
     assert found.keys() == wanted.keys()
     assert all(found[name].dtype == wanted[name].dtype and torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
-def test_a_saved_model_comes_back_through_the_auto_classes_with_the_same_logits(tmp_path, family):
+def test_auto_classes_load_a_saved_model_with_equal_logits(tmp_path, family):
     model = tiny_mgm(family)
     model.save_pretrained(tmp_path)
     again = AutoModelForImageTextToText.from_pretrained(tmp_path)
     assert type(again) is MGMForConditionalGeneration and type(AutoConfig.from_pretrained(tmp_path)) is MGMConfig
-    torch.testing.assert_close(
-        logits(again.eval()), logits(model), rtol=1e-5, atol=1e-5
-    )  # weights lie elsewhere in memory
+    torch.testing.assert_close(logits(again.eval()), logits(model), rtol=1e-5, atol=1e-5)  # the weights are copies
     assert_same_weights(again, model)
 
 
@@ -132,7 +130,7 @@ def test_an_assembled_model_is_made_of_its_parts(parts, family):
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
-def test_an_assembled_model_survives_saving_and_reads_text_as_the_language_model_does(parts, family, tmp_path):
+def test_assembled_model_reads_text_like_its_language_model(parts, family, tmp_path):
     model, processor = assembled(parts, family)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
@@ -179,7 +177,7 @@ def test_an_image_token_that_the_tokenizer_lacks_is_refused(parts):
             assembled(parts, image_token=token)
 
 
-def test_a_whole_clip_with_its_text_tower_serves_as_the_vision_tower(parts, tmp_path):
+def test_whole_clip_can_be_the_vision_tower(parts, tmp_path):
     text = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     whole = CLIPModel(CLIPConfig(vision_config=vision_config().to_dict(), text_config=text, projection_dim=8))
     randomize(whole)
@@ -194,7 +192,7 @@ def test_a_whole_clip_with_its_text_tower_serves_as_the_vision_tower(parts, tmp_
         )
 
 
-def test_pickled_weights_are_refused_and_their_conversion_is_named(parts, tmp_path):
+def test_pickled_weights_are_refused_with_the_conversion(parts, tmp_path):
     source = ConvNextModel.from_pretrained(parts / "convnext")
     source.config.save_pretrained(tmp_path)
     torch.save(source.state_dict(), tmp_path / "pytorch_model.bin")
@@ -222,8 +220,8 @@ def test_with_local_folders_nothing_is_asked_of_the_network(parts, monkeypatch):
 
 
 @pytest.mark.parametrize("stated", ["gelu", "gelu_pytorch_tanh"])
-def test_gemma_computes_the_tanh_gelu_it_was_trained_with_whatever_its_config_says(stated):
-    """Gemma 1's own config.json says "gelu"; see huggingface/transformers#29402."""
+def test_gemma_uses_tanh_gelu_for_any_config(stated):
+    """Gemma 1's own config.json contains "gelu"; see huggingface/transformers#29402."""
     values = text_config("gemma").to_dict() | {"hidden_act": stated, "hidden_activation": None}
     mlp = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values)).model.layers[0].mlp
     x = torch.linspace(-4, 4, 201)

@@ -36,7 +36,7 @@ def generate(model, inputs: dict, images: torch.Tensor, **options) -> torch.Tens
 
 
 def greedy(model, input_ids: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """One row without padding; the whole sequence is read again for each token."""
+    """Decode one row without padding and without a cache."""
     start = input_ids.shape[1]
     with torch.inference_mode():
         for _ in range(STEPS):
@@ -45,7 +45,7 @@ def greedy(model, input_ids: torch.Tensor, images: torch.Tensor) -> torch.Tensor
     return input_ids[:, start:]
 
 
-def test_generation_with_and_without_cache_equals_the_argmax_of_full_passes(model):
+def test_generation_equals_the_argmax_of_full_passes(model):
     inputs, images = prompts(1), pixels(1, dtype=torch.float64)
     expected = greedy(model, inputs["input_ids"], images)
     assert generate(model, inputs, images).tolist() == expected.tolist()
@@ -92,7 +92,7 @@ def test_logits_to_keep_keeps_the_last_ones(model):
     torch.testing.assert_close(last, full[:, -1:])
 
 
-HARD = ["3", "5", '"a"', "(b)"]  # of these no tokenizer makes one token with a blank before them
+HARD = ["3", "5", '"a"', "(b)"]  # no tokenizer joins these with a blank before them
 BLANK = {
     "name": "mine",
     "chat_template": (

@@ -1,4 +1,4 @@
-"""The model that is trained gives the losses of MGM written down plainly, step after step."""
+"""Tests of the trained model's losses against a plain MGM, step by step."""
 
 import sys
 from functools import partial
@@ -24,7 +24,7 @@ def plain_twin(model) -> PlainMGM:
 
 
 def losses_of_training(model, steps: int) -> list[float]:
-    """Every step on other images and words, with AdamW as in stage 1 and the language model trained along."""
+    """Return the losses of steps on different batches with stage 1's AdamW, also training the language model."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     losses = []
     for step in range(steps):
@@ -53,7 +53,7 @@ def test_twenty_steps_have_the_losses_of_the_plain_model(family, stage_1):
     model = tiny_mgm(family, torch.float64)
     plain = losses_of_training(trainable(plain_twin(model), stage_1), steps=20)
     own = losses_of_training(trainable(model, stage_1), steps=20)
-    assert own == pytest.approx(plain, rel=1e-6)  # the loss itself is float32
+    assert own == pytest.approx(plain, rel=1e-6)  # the loss is float32
     assert min(plain) < plain[0] - 0.05, "nothing was learnt, so that nothing was compared"
 
 
@@ -64,12 +64,12 @@ def test_gradients_are_those_of_the_plain_model():
     wanted = torch.autograd.grad(plain(**batch).loss, [plain.get_parameter(name) for name in names])
     found = torch.autograd.grad(model(**batch).loss, [model.get_parameter(name) for name in names])
     for name, a, b in zip(names, found, wanted, strict=True):
-        assert (a - b).norm() <= 1e-5 * b.norm() + 1e-9, name  # what the head computes is float32
+        assert (a - b).norm() <= 1e-5 * b.norm() + 1e-9, name  # the head computes in float32
 
 
 @pytest.mark.parametrize("every_n_layers", [1, 2])
-def test_recomputed_and_compiled_layers_have_the_losses_of_the_plain_model(every_n_layers, monkeypatch):
-    # traced and differentiated ahead of time as on a GPU, but no C++ is compiled, which would take a minute
+def test_compiled_layers_have_the_losses_of_the_plain_model(every_n_layers, monkeypatch):
+    # traced and differentiated ahead of time as on a GPU, without compiling C++, which takes a minute
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     model = tiny_mgm()
     plain = losses_of_training(trainable(plain_twin(model), stage_1=True), steps=4)

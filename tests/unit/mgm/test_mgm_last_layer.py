@@ -1,4 +1,4 @@
-"""The last decoder layer computes its MLP where a loss reads, and nowhere else."""
+"""Tests of the last decoder layer, which computes its MLP only at positions that predict an answer."""
 
 import copy
 
@@ -10,7 +10,7 @@ from tiny_models import tiny_mgm, training_batch
 
 
 def rows_computed(model) -> list[int]:
-    """Numbers of rows of each call of the last MLP's own layers, filled as the model runs."""
+    """Record the number of rows in each call of the last MLP's layers."""
     rows = []
     last = model.model.language_model.layers[-1].mlp
     last.gate_proj.register_forward_hook(lambda module, args, output: rows.append(output[..., 0].numel()))
@@ -18,7 +18,7 @@ def rows_computed(model) -> list[int]:
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
-def test_with_labels_the_last_mlp_sees_the_answers_alone_and_afterwards_everything_again(family):
+def test_last_mlp_computes_answers_only_if_labels_are_given(family):
     model = tiny_mgm(family)
     batch = training_batch(model)
     rows = rows_computed(model)
@@ -38,7 +38,7 @@ def test_hidden_states_are_the_full_models_where_they_are_read():
     assert not torch.allclose(found, wanted), "nothing was left out"
 
 
-def test_a_layer_that_is_recomputed_leaves_out_the_same_positions():
+def test_checkpointed_layer_leaves_out_the_same_positions():
     model = tiny_mgm().train()
     model.activation_checkpointing_enable({"use_reentrant": False})
     rows = rows_computed(model)
@@ -46,7 +46,7 @@ def test_a_layer_that_is_recomputed_leaves_out_the_same_positions():
     assert len(rows) == 2 and rows[0] == rows[1]
 
 
-def test_a_copy_of_a_model_that_has_trained_computes_with_its_own_weights():
+def test_copied_model_uses_its_own_weights():
     model = tiny_mgm()
     batch = training_batch(model)
     loss = model(**batch).loss.item()

@@ -1,4 +1,4 @@
-"""The loss at supervised positions only equals the usual one over all logits."""
+"""Tests of the loss at supervised positions against the loss over all logits."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 
 
 def full_logits_loss(model, inputs: dict) -> torch.Tensor:
-    """transformers' own causal language model on the same embeddings, with its own loss over all logits."""
+    """Return the loss over all logits of transformers' causal language model on the same embeddings."""
     captured = {}
     hook = model.model.language_model.register_forward_pre_hook(
         lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True
@@ -25,7 +25,7 @@ def full_logits_loss(model, inputs: dict) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
-def test_the_loss_and_its_gradients_equal_the_full_logits_cross_entropy(family):
+def test_loss_and_gradients_equal_full_cross_entropy(family):
     model = tiny_mgm(family)
     inputs = training_batch(model)
     loss, reference = model(**inputs).loss, full_logits_loss(model, inputs)
@@ -48,7 +48,7 @@ def test_the_loss_is_the_cross_entropy_of_the_models_own_logits():
     torch.testing.assert_close(loss, torch.stack(picked).mean())
 
 
-def test_micro_batches_with_the_batchs_token_count_add_up_to_the_whole_batch():
+def test_micro_batches_add_up_to_the_batch():
     model = tiny_mgm()
     inputs = training_batch(model, rows=4)
     items = (inputs["labels"] != IGNORED).sum()
@@ -83,7 +83,7 @@ def test_padding_carries_no_loss_and_changes_none():
         torch.testing.assert_close(model(**wider).loss, model(**inputs).loss)
 
 
-def test_logits_exist_for_supervised_positions_only_and_some_rows_at_a_time(monkeypatch):
+def test_logits_exist_for_chunks_of_supervised_positions(monkeypatch):
     monkeypatch.setattr("dj2mgm.mgm.loss.ROWS_AT_ONCE", 7)
     model = tiny_mgm()
     inputs = training_batch(model)
@@ -100,7 +100,7 @@ def test_logits_exist_for_supervised_positions_only_and_some_rows_at_a_time(monk
 
 
 @pytest.mark.parametrize("frozen", ["neither", "hidden", "weight"])
-def test_the_heads_loss_and_its_scaled_gradients_are_pytorchs_cross_entropy(frozen, monkeypatch):
+def test_head_loss_equals_pytorchs_cross_entropy(frozen, monkeypatch):
     monkeypatch.setattr("dj2mgm.mgm.loss.ROWS_AT_ONCE", 4)
     torch.manual_seed(0)
     head = LanguageModelHead(6, 11).double()
@@ -116,7 +116,7 @@ def test_the_heads_loss_and_its_scaled_gradients_are_pytorchs_cross_entropy(froz
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 
 
-def test_a_batch_without_supervised_positions_has_no_loss_and_no_gradient():
+def test_batch_without_labels_has_no_loss_and_no_gradient():
     model = tiny_mgm()
     inputs = training_batch(model)
     loss = model(**{**inputs, "labels": torch.full_like(inputs["labels"], IGNORED)}).loss
@@ -126,7 +126,7 @@ def test_a_batch_without_supervised_positions_has_no_loss_and_no_gradient():
 
 
 @pytest.mark.parametrize("change", [-1, 1, -NUM_IMAGE_TOKENS])
-def test_a_wrong_number_of_image_tokens_is_refused_with_both_numbers(change):
+def test_wrong_number_of_image_tokens_is_refused(change):
     model = tiny_mgm()
     inputs = training_batch(model, rows=2)
     ids = inputs["input_ids"]
@@ -160,7 +160,7 @@ def test_each_image_goes_into_its_own_row():
             torch.testing.assert_close(together[row][valid], alone[0][valid], rtol=1e-4, atol=1e-4)
 
 
-def test_activation_checkpointing_changes_neither_loss_nor_gradients():
+def test_activation_checkpointing_keeps_loss_and_gradients():
     model = tiny_mgm().train()
     inputs = training_batch(model)
     trained = list(model.model.projector.parameters())
@@ -180,7 +180,7 @@ def test_what_is_looked_up_is_in_the_models_own_logits():
     labels = inputs["labels"]
     with torch.no_grad():
         logits = model(**{**inputs, "labels": None}).logits
-    # one of the answers' tokens is what the model finds likeliest itself
+    # one of the answers' tokens is the likeliest
     [(row, place), *_] = (labels != IGNORED).nonzero().tolist()
     labels[row, place] = logits[row, place - 1].argmax()
     with recording_likelihoods(model.lm_head) as found:

@@ -1,4 +1,4 @@
-"""Patch info mining and the visual features, against slow computations that go patch by patch."""
+"""Tests of patch info mining and visual features against slow computations, patch by patch."""
 
 import math
 
@@ -23,7 +23,7 @@ from tiny_models import (
 
 
 def normalised_linear(sequential, vector: torch.Tensor) -> torch.Tensor:
-    """LayerNorm and linear layer of one vector, written out."""
+    """Compute LayerNorm and linear layer of one vector."""
     norm, linear = sequential
     centred = vector - vector.mean()
     scaled = centred / torch.sqrt((centred**2).mean() + norm.eps)
@@ -45,7 +45,7 @@ def mined_patch_by_patch(mining, patches: torch.Tensor, sub_patches: torch.Tenso
 
 
 def bilinear(stage: torch.Tensor, size: int, row: int, column: int) -> torch.Tensor:
-    """(B, C, h, h) → (B, C): the value at a pixel of the (size, size) image, between pixel centres."""
+    """Interpolate the value at a pixel of the (size, size) image: (B, C, h, h) → (B, C)."""
     side = stage.shape[-1]
 
     def neighbours(index: int) -> list[tuple[int, float]]:
@@ -57,7 +57,7 @@ def bilinear(stage: torch.Tensor, size: int, row: int, column: int) -> torch.Ten
 
 
 def sub_patches_one_by_one(stages, patches_per_side: int) -> torch.Tensor:
-    """[(B, C_s, h_s, h_s)] → (B, N, M², C'): all stages at the first one's resolution, grouped by patch."""
+    """Group all stages at the first one's resolution by patch: [(B, C_s, h_s, h_s)] → (B, N, M², C')."""
     size = stages[0].shape[-1]
     m = size // patches_per_side
 
@@ -76,7 +76,7 @@ def mined_one_by_one(mining, patches: torch.Tensor, stages) -> torch.Tensor:
 
 @pytest.fixture
 def mining():
-    """Four patches under stages of 8, 4, 3 and 1 cells a side: even parts, odd ones, fewer than there are patches."""
+    """Return mining of four patches with stages of 8, 4, 3 and 1 cells per side: even, odd, and fewer than patches."""
     torch.manual_seed(1)
     module = PatchInfoMining(6, 14).double()
     randomize(module)
@@ -100,10 +100,10 @@ def test_minings_gradients_equal_those_of_the_loop(mining):
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
     reached = [gradient.abs().max() > 1e-3 for gradient in fast]
-    assert sum(reached) == len(sources) - 2  # what is added to every key alike cancels in the softmax: its two biases
+    assert sum(reached) == len(sources) - 2  # the softmax cancels the two biases of the key
 
 
-def test_a_patch_sees_only_the_cells_that_its_own_sub_patches_lie_in(mining):
+def test_patch_attends_to_its_own_cells_only(mining):
     module, patches, stages = mining
     before = module(patches, *stages)
     finest = stages[0].detach().clone()
@@ -112,7 +112,7 @@ def test_a_patch_sees_only_the_cells_that_its_own_sub_patches_lie_in(mining):
     assert changed.nonzero().tolist() == [[0, 2]]
 
 
-def test_in_bf16_mining_differs_from_the_loop_by_no_more_than_joined_and_normalised_bf16_features_do(mining):
+def test_bf16_mining_is_as_precise_as_concatenated_features(mining):
     module, patches, stages = mining
     exact = mined_one_by_one(module, patches, stages)
     subs = sub_patches_one_by_one(stages, 2)
@@ -130,8 +130,8 @@ def test_in_bf16_mining_differs_from_the_loop_by_no_more_than_joined_and_normali
 
 @pytest.mark.parametrize("mean", [0, 3, 10, 30])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.02)])
-def test_features_far_from_zero_are_mined_as_precisely_as_others(mining, mean, dtype, most):
-    """`mean` is in standard deviations. The loop is given the same features, rounded to the same dtype."""
+def test_features_far_from_zero_are_mined_precisely(mining, mean, dtype, most):
+    """`mean` is in standard deviations. The loop gets the same features in the same dtype."""
     module, patches, stages = mining
     rounded = [(stage.detach() + mean).to(dtype) for stage in stages]
     exact = mined_one_by_one(module, patches, [stage.double() for stage in rounded])
@@ -139,9 +139,9 @@ def test_features_far_from_zero_are_mined_as_precisely_as_others(mining, mean, d
     assert (found - exact).norm() < most * exact.norm()
 
 
-def test_mining_computed_in_inference_first_can_be_trained_afterwards(mining):
+def test_mining_can_be_trained_after_inference(mining):
     module, patches, stages = mining
-    wide = [stage.detach().repeat(1, 1, 3, 3) for stage in stages]  # sizes that nothing has met before
+    wide = [stage.detach().repeat(1, 1, 3, 3) for stage in stages]  # sizes without cached windows
     many = torch.randn(2, 36, 6, dtype=torch.float64)
     with torch.inference_mode():
         module(many, *wide)
@@ -154,7 +154,7 @@ def model():
     return tiny_mgm(dtype=torch.float64).model
 
 
-def test_the_stages_are_those_of_transformers_convnext_finest_first(model):
+def test_stages_equal_transformers_convnext(model):
     images = pixels(2, dtype=torch.float64)
     with torch.inference_mode():
         ours = model.stage_features(images)
@@ -167,7 +167,7 @@ def test_the_stages_are_those_of_transformers_convnext_finest_first(model):
 
 
 def test_clip_sees_the_small_image_and_gives_one_feature_a_patch(model):
-    flat = torch.full((1, 3, IMAGE_SIDE, IMAGE_SIDE), 0.7, dtype=torch.float64)  # the same at any resolution
+    flat = torch.full((1, 3, IMAGE_SIDE, IMAGE_SIDE), 0.7, dtype=torch.float64)  # equal at any resolution
     small = torch.full((1, 3, 8 * PATCHES, 8 * PATCHES), 0.7, dtype=torch.float64)
     with torch.inference_mode():
         features = model.clip_features(flat)
@@ -176,7 +176,7 @@ def test_clip_sees_the_small_image_and_gives_one_feature_a_patch(model):
     torch.testing.assert_close(features, layers[len(layers) - 2][:, 1:], rtol=1e-5, atol=1e-6)
 
 
-def test_the_image_is_scaled_down_in_float32_before_it_gets_the_towers_dtype():
+def test_images_are_scaled_down_in_float32():
     model, images = tiny_mgm(dtype=torch.bfloat16).model, pixels(2)
     low = torch.nn.functional.interpolate(images, size=8 * PATCHES, mode="bilinear", align_corners=False)
     with torch.inference_mode():
@@ -186,7 +186,7 @@ def test_the_image_is_scaled_down_in_float32_before_it_gets_the_towers_dtype():
         assert model.get_image_features(images).dtype == torch.bfloat16
 
 
-def test_visual_tokens_are_the_projected_sum_of_patch_and_mined_features(model):
+def test_visual_tokens_are_projected_sums_of_features(model):
     images = pixels(2, dtype=torch.float64)
     with torch.inference_mode():
         tokens = model.get_image_features(images)
@@ -197,8 +197,8 @@ def test_visual_tokens_are_the_projected_sum_of_patch_and_mined_features(model):
         torch.testing.assert_close(tokens, gelu @ second.weight.T + second.bias, rtol=1e-8, atol=1e-8)
 
 
-def test_high_resolution_detail_that_clip_cannot_see_moves_the_tokens(model):
-    """A checkerboard of single pixels averages out at CLIP's half resolution."""
+def test_fine_details_change_the_visual_tokens(model):
+    """A checkerboard of single pixels disappears at CLIP's half resolution."""
     flat = torch.zeros(1, 3, IMAGE_SIDE, IMAGE_SIDE, dtype=torch.float64)
     index = torch.arange(IMAGE_SIDE)
     checkers = flat + ((index[:, None] + index) % 2 * 2 - 1)
@@ -207,7 +207,7 @@ def test_high_resolution_detail_that_clip_cannot_see_moves_the_tokens(model):
         assert (model.get_image_features(checkers) - model.get_image_features(flat)).abs().max() > 1e-3
 
 
-def test_the_configuration_derives_its_grids_and_refuses_ones_that_do_not_meet():
+def test_configuration_refuses_grids_that_do_not_fit():
     config = mgm_config()
     assert (config.patches_per_side, config.num_image_tokens, config.sub_patches_per_side) == (4, 16, 4)
     assert config.aux_channels == 60
@@ -216,7 +216,7 @@ def test_the_configuration_derives_its_grids_and_refuses_ones_that_do_not_meet()
         "vision_config": vision_config(),
         "vision_aux_config": vision_aux_config(),
     }
-    for side in (66, 72):  # not a multiple of ConvNeXt's patch; 18 features a side for 4 patches
+    for side in (66, 72):  # not a multiple of ConvNeXt's patch; 18 features per side for 4 patches
         with pytest.raises(ValueError, match=f"image_size_aux {side}.*multiple"):
             MGMConfig(**parts, image_size_aux=side)
 

@@ -12,8 +12,8 @@ def processor():
 
 
 @pytest.mark.parametrize("size", [(64, 64), (128, 32), (30, 90), (1, 1), (200, 3), (1000, 64)])
-def test_images_of_any_shape_become_squares_that_show_all_of_them(processor, size):
-    """Red left and green right, or top and bottom, are both still there at the ends of the longer side."""
+def test_images_of_any_shape_are_padded_to_squares(processor, size):
+    """Red and green must remain at the ends of the longer side."""
     image = Image.new("RGB", size, (255, 0, 0))
     across = size[0] >= size[1]
     half = (size[0] // 2, 0) if across else (0, size[1] // 2)
@@ -37,7 +37,7 @@ def test_an_image_token_stands_for_every_visual_token(processor):
     )
 
 
-def test_segments_are_tokenized_apart_so_that_no_token_spans_prompt_and_answer(processor):
+def test_no_token_spans_prompt_and_answer(processor):
     whole = processor.encode([("How many?", False), ("two", True)])
     prompt = processor.encode([("How many?", False)])["input_ids"]
     answer = processor.tokenizer("two", add_special_tokens=False).input_ids

@@ -1,4 +1,4 @@
-"""Converted weights compute what the published model computes, by an oracle in plain float64 loops."""
+"""Tests of converted weights against a reference implementation in plain float64 loops."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from dj2mgm.mgm.conversion.checkpoint import from_mgm
 from published_mgm import PublishedMGM, published_shapes, random_weights
 from tiny_models import NUM_IMAGE_TOKENS, TINY_SIZES, pixels, save_parts, tiny_parts
 
-TEXT = [2, 9, 30, 31]  # before the image; and after it
+TEXT = [2, 9, 30, 31]  # before and after the image
 QUESTION, ANSWER = [40, 41, 42], [50, 51, 52, 53]
 
 
@@ -56,7 +56,7 @@ def test_the_logits_in_float32_are_those_of_the_published_model(model, plain, se
     assert relative < 1e-4
 
 
-def test_the_gradients_of_what_is_trained_are_those_of_the_published_model(model, plain):
+def test_gradients_equal_the_published_model(model, plain):
     ids, image = conversation(model), pixels(1, 2)
     labels = torch.tensor([-100] * (len(ids) - len(ANSWER)) + ANSWER)
     loss = model(input_ids=torch.tensor([ids]), pixel_values=image, labels=labels[None]).loss
@@ -78,7 +78,7 @@ def test_the_gradients_of_what_is_trained_are_those_of_the_published_model(model
     parameters = dict(model.named_parameters())
     found = torch.autograd.grad(loss, [parameters[name] for name in names])
     theirs = torch.autograd.grad(expected, [plain.w[name] for name in names.values()])
-    # one key bias moves all scores of a patch alike, which the softmax cancels: its gradients are 0
+    # a key bias adds the same to all scores of a patch, which the softmax cancels, so its gradients are 0
     moved = [index for index, gradient in enumerate(theirs) if gradient.norm() > 1e-9]
     assert len(moved) == 14
     relative = max(difference(found[index], theirs[index]) for index in moved)
@@ -86,8 +86,8 @@ def test_the_gradients_of_what_is_trained_are_those_of_the_published_model(model
     assert relative < 1e-4
 
 
-def test_every_published_tensor_moves_the_logits_but_those_behind_the_features_that_are_read(model, plain):
-    """Otherwise a tensor could land in the wrong place unseen."""
+def test_every_used_published_tensor_changes_the_logits(model, plain):
+    """Otherwise a tensor in the wrong place would not be noticed."""
     ids, image = conversation(model), pixels(1)
     gradients = torch.autograd.grad(
         plain.logits(ids, image[0]).square().sum(), list(plain.w.values()), allow_unused=True

@@ -1,4 +1,4 @@
-"""Towers that take the patches of all images as one sequence: the loader computes their arguments, not the GPU."""
+"""Tests of towers that take the patches of all images as one sequence, with arguments from the loader."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture
 def batch(folder, tmp_path):
-    """Conversations about images of several sizes, padded."""
+    """Return a padded batch of conversations about images of several sizes."""
     encoder, items = load_family(folder).encoder("", 512), []
     for number, size in enumerate(SIZES):
         path = tmp_path / f"{number}.png"
@@ -50,7 +50,7 @@ def test_losses_and_gradients_are_those_of_the_stock_model(folder, batch):
 
 
 def test_the_tower_computes_nothing_from_the_grid_of_patches(folder, batch):
-    """Otherwise the host would wait for the GPU; a grid without values fails every computation."""
+    """A computation would make the host wait for the GPU; with a grid without values it fails."""
     found = load_family(folder)
     model = found.load(torch.float32, "sdpa")
     tower = model.get_encoder(modality="image")

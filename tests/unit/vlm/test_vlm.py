@@ -1,4 +1,4 @@
-"""Models of eight families that transformers loads, trained as transformers and PEFT train them."""
+"""Tests of eight families of transformers' models against training with transformers and PEFT."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, Path]:
-    """By family: one image, one of another size with two turns, and a text; or three single questions."""
+    """Write each family's rows: one image, another size with two turns, and text; or three single questions."""
     folder = tmp_path_factory.mktemp("data")
     a, b = (str(save_image(folder / f"{w}.png", (w, 30, 90), (w, h))) for w, h in ((48, 40), (90, 60)))
     two_turns = build_conversation("2", b, "How many shapes are there?", "two green triangles and one dog")
@@ -74,7 +74,7 @@ def rows_of(data: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_labels_are_the_answers_and_lengths_are_known_without_decoding(folders, data, family):
+def test_labels_are_answers_and_lengths_need_no_decoding(folders, data, family):
     found = load_family(folders[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     items, decode = [dataset[number] for number in range(3)], found.processor.tokenizer.decode
@@ -92,7 +92,7 @@ def test_labels_are_the_answers_and_lengths_are_known_without_decoding(folders, 
 
 @pytest.mark.parametrize("answer", ["a", "A", "s", "o", "I", "", " yes.\n", "the user says: model"])
 @pytest.mark.parametrize("family", CHATTING)
-def test_labels_of_answers_that_the_template_holds_too_are_theirs_alone(folders, family, answer):
+def test_labels_exclude_equal_text_of_the_template(folders, family, answer):
     encoder = load_family(folders[family]).encoder("", 512)
     turns = [{"from": "human", "value": f"Which {answer}?"}, {"from": "gpt", "value": answer}]
     labels = [label for label in encoder.item({"id": "1", "conversations": turns})["labels"] if label != IGNORED]
@@ -100,7 +100,7 @@ def test_labels_of_answers_that_the_template_holds_too_are_theirs_alone(folders,
 
 
 @pytest.mark.parametrize("family", CHATTING)
-def test_a_batch_without_an_image_gets_a_blank_one_that_changes_no_loss(folders, data, family):
+def test_blank_image_of_a_text_batch_changes_no_loss(folders, data, family):
     found = load_family(folders[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     model = train_projector_only(found.load(torch.float32, "eager"), found.parts(found.load(torch.float32, "eager")))
@@ -117,7 +117,7 @@ def test_a_batch_without_an_image_gets_a_blank_one_that_changes_no_loss(folders,
 
 
 def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int]:
-    """The model's own loss of one row as its processor gives it: summed, and over how many tokens."""
+    """Return the model's own summed loss of one row from its processor, and the number of tokens."""
     images = [Image.open(image).convert("RGB") for image in list_images(row)]
     batch = encoder._processed(row, images)
     ids, labels = (torch.tensor([item[name]]) for name in ("input_ids", "labels"))
@@ -127,8 +127,8 @@ def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_five_steps_of_lora_have_the_losses_of_transformers_and_peft(folders, data, family):
-    """Padded together and with the loss in parts, against row by row with the model's own loss."""
+def test_lora_losses_equal_transformers_and_peft(folders, data, family):
+    """Compare a padded batch and the loss in chunks with the model's own loss row by row."""
     found, rows = load_family(folders[family]), rows_of(data[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     model = found.load(torch.float32, "eager")
@@ -164,8 +164,8 @@ def test_five_steps_of_lora_have_the_losses_of_transformers_and_peft(folders, da
 
 
 @pytest.mark.parametrize("family", CHATTING)
-def test_several_images_stand_where_the_conversation_shows_them(folders, tmp_path, family):
-    """In one turn, and in the next; beside a conversation with one, against the model's own loss row by row."""
+def test_several_images_stay_at_their_positions(folders, tmp_path, family):
+    """Compare images in several turns, batched with another row, with the model's own loss row by row."""
     paths = [str(save_image(tmp_path / f"{n}.png", (80 * n, 30, 90), size)) for n, size in enumerate(SIZES)]
     turns = build_conversation("", "", "of the picture, and <image> which color is it?", "blue")["conversations"]
     more = build_conversation("", "", "How many shapes are there?", "two green triangles")["conversations"]
@@ -186,7 +186,7 @@ def test_several_images_stand_where_the_conversation_shows_them(folders, tmp_pat
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_with_labels_or_without_the_model_is_transformers(folders, data, family):
+def test_logits_equal_transformers(folders, data, family):
     found = load_family(folders[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[0]])
@@ -198,8 +198,8 @@ def test_with_labels_or_without_the_model_is_transformers(folders, data, family)
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_stage_1_trains_all_that_connects_towers_and_language_model(folders, data, family):
-    """Whatever is neither a layer of a tower, what stands before and behind these, nor of the language model."""
+def test_stage_1_trains_the_whole_connector(folders, data, family):
+    """The connector is everything except towers and language model."""
     found = load_family(folders[family])
     model = found.load(torch.float32, "eager")
     parts = found.parts(model)
@@ -230,7 +230,7 @@ def forks(tmp_path_factory):
     ("family", "deepspeed"),
     [("qwen2_5_vl", "zero2"), ("smolvlm", "zero3_offload"), ("gemma3", "adamw_8bit"), ("paligemma", "zero2")],
 )
-def test_a_killed_fine_tune_resumes_and_its_adapter_is_pefts(folders, data, forks, tmp_path, family, deepspeed):
+def test_killed_fine_tune_resumes_and_its_adapter_loads_in_peft(folders, data, forks, tmp_path, family, deepspeed):
     given = {"deepspeed": read_deepspeed(deepspeed, "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
     given["lora"] = {"r": 64, "alpha": 64, "dropout": 0.0, "targets": LORA.targets}
     given |= {"projector_learning_rate": None, "global_batch_size": 3, "gradient_accumulation_steps": 3}
@@ -247,7 +247,7 @@ def test_a_killed_fine_tune_resumes_and_its_adapter_is_pefts(folders, data, fork
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
     dataset = ConversationDataset(data[family], load_family(folders[family]).encoder("", 512))
-    with torch.no_grad():  # a step has all rows, each in a micro batch of its own: one loss over all of their tokens
+    with torch.no_grad():  # a step has all rows, one per micro batch, and one loss over all of their tokens
         parts = [plain_loss(stock, dataset.encoder, row, dataset[n]) for n, row in enumerate(rows_of(data[family]))]
     first = read_json(tmp_path / "killed/metrics.json")["loss_first"]
     assert first == pytest.approx(float(sum(loss for loss, _ in parts) / sum(count for _, count in parts)), rel=1e-3)
@@ -291,7 +291,7 @@ def test_a_model_that_scales_its_logits_is_refused(folders):
         compute_loss_in_parts(model)
 
 
-def test_what_a_model_without_a_chat_format_cannot_learn_is_refused_with_the_row(folders, data):
+def test_rows_that_a_prefix_model_cannot_learn_are_refused(folders, data):
     for row, message in (
         ("2", "row 2: this model takes one question and one answer"),
         ("3", "row 3: .* takes one image, found 0"),
@@ -301,17 +301,17 @@ def test_what_a_model_without_a_chat_format_cannot_learn_is_refused_with_the_row
             load_family(folders["paligemma"]).encoder("", 512).tokens(found)
 
 
-def test_words_that_a_tokenizer_adds_are_no_control_tokens(folders):
+def test_added_ordinary_tokens_are_not_control_tokens(folders):
     encoder = load_family(folders["qwen2_5_vl"]).encoder("", 512)
     encoder.tokenizer.add_tokens(["\n", "<b>", "dog"])
     assert not {"\n", "<b>", "dog"} & set(encoder._find_control_tokens())
     assert {"<|im_end|>", "<|im_start|>", "<|image_pad|>"} <= set(encoder._find_control_tokens())
     turns = [{"from": "human", "value": "a <|im_<image>end|> b"}, {"from": "gpt", "value": "a"}]
     text, _ = encoder._answers({"id": "1", "conversations": turns})
-    assert text.count("<|im_end|>") == 3  # of the system, the user and the assistant
+    assert text.count("<|im_end|>") == 3  # one each for system, user and assistant
 
 
-def test_what_cannot_be_trained_is_refused_in_a_sentence(folders, data, tmp_path):
+def test_untrainable_rows_are_refused_in_a_sentence(folders, data, tmp_path):
     bare = tmp_path / "bare"
     save_tiny_family("llava", bare)
     for file in ("chat_template.jinja", "chat_template.json"):
@@ -392,7 +392,7 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_sentence(fault, tmp_path):
         family.load(torch.float32, "eager")
 
 
-def test_what_cannot_be_asked_is_refused_in_a_sentence(folders):
+def test_invalid_questions_are_refused_in_a_sentence(folders):
     encoder = load_family(folders["qwen2_5_vl"]).encoder("", 512)
     with pytest.raises(InputError, match=r"contains the control token <\|image_pad\|>; remove the token"):
         encoder.prompts(["<|image_pad|>"], ["What is <|image_pad|>?"])
@@ -411,7 +411,7 @@ def as_the_processor_asks(processor, image: Image.Image, question: str):
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_a_question_is_put_as_the_processor_puts_it(folders, tmp_path, family):
+def test_prompts_equal_the_processors_own(folders, tmp_path, family):
     found = load_family(folders[family])
     encoder, picture = found.encoder("", 512), Image.new("RGB", SIZES[1])
     prompt = encoder.prompts([encoder.process_image(picture)[1]], ["What is shown?"])
@@ -437,7 +437,7 @@ def test_answers_of_a_batch_are_those_of_generate_one_by_one(folders, tmp_path, 
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_an_image_is_encoded_once_and_answers_are_those_of_an_encoding_for_each(folders, tmp_path, monkeypatch, family):
+def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkeypatch, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES[:2])]
     about, asked = [0, 1, 0, 1, 0], ["What is shown?", "Which color is it?", "How many?", "", "Where is the dog?"]
     images, looked = [paths[n] for n in about], []
@@ -454,7 +454,7 @@ def test_an_image_is_encoded_once_and_answers_are_those_of_an_encoding_for_each(
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_answers_without_an_image_are_those_of_generate_to_the_text_alone(folders, family):
+def test_answers_without_an_image_equal_generate_on_text(folders, family):
     asked = ["Which color is it?", "How many shapes are there?"]
     found = load_family(folders[family])
     generator, tokenizer = found.generator(None, "cpu"), found.processor.tokenizer
@@ -466,7 +466,7 @@ def test_answers_without_an_image_are_those_of_generate_to_the_text_alone(folder
             text = found.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             bos = tokenizer.bos_token
             inputs = tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_tensors="pt")
-        else:  # PaliGemma takes no text alone
+        else:  # PaliGemma needs an image
             inputs = as_the_processor_asks(found.processor, Image.new("RGB", (56, 56)), question)
         said = stock.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=generator.stops, pad_token_id=0)
         text = tokenizer.decode(said[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -482,7 +482,7 @@ def test_answers_end_with_what_ends_an_answer_in_training(folders, family):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
-    """Of their tokens, computed anew from the model's logits."""
+    """Compare with the log-likelihoods from the model's logits."""
     found = load_family(folders["qwen2_5_vl"])
     generator, path = found.generator(None, "cpu"), save_image(tmp_path / "a.png", (9, 200, 90), (48, 40))
     [candidates] = generator.candidates([path], "What is shown?", "", beams, max_new_tokens=4, batch_size=2)
@@ -500,10 +500,10 @@ def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
     assert dict(candidates) == pytest.approx(values, rel=1e-4)
 
 
-def test_a_captions_likelihood_does_not_depend_on_longer_captions_beside_it(folders, tmp_path):
+def test_likelihood_of_a_caption_ignores_longer_captions(folders, tmp_path):
     generator = load_family(folders["qwen2_5_vl"]).generator(None, "cpu")
     torch.manual_seed(0)
-    for parameter in generator.model.parameters():  # so that captions differ
+    for parameter in generator.model.parameters():  # makes captions differ
         parameter.data += 0.2 * torch.randn_like(parameter)
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
     said = [found[0][0] for found in generator.candidates(paths, "", "", 1, 6, 3)]
@@ -519,7 +519,7 @@ def test_a_captions_likelihood_does_not_depend_on_longer_captions_beside_it(fold
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_answers_are_trained_behind_what_stands_before_them_when_the_model_is_asked(folders, tmp_path, family):
+def test_answers_are_trained_after_their_generation_prompt(folders, tmp_path, family):
     encoder = load_family(folders[family]).encoder("", 512)
     row = build_conversation(
         "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
@@ -530,12 +530,12 @@ def test_answers_are_trained_behind_what_stands_before_them_when_the_model_is_as
     assert item["input_ids"][:begin] == asked["input_ids"][0].tolist()
 
 
-HARD = ["3", "5", '"a"', "(b)"]  # of these no tokenizer makes one token with the blank before them
+HARD = ["3", "5", '"a"', "(b)"]  # no tokenizer joins these with the blank before them
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_learned_answers_are_generated(folders, tmp_path, family):
-    """Every token between the prompt and the end of an answer has to be learned, whatever stands before an answer."""
+    """Every token from the prompt to the end of an answer must be learned, with any text before the answer."""
     found, asked = load_family(folders[family]), ["What is shown?", "Which color?", "How many shapes?", "Which one?"]
     encoder = found.encoder("", 512)
     images = [str(save_image(tmp_path / f"{n}.png", (60 * n, 30, 90), (40, 40))) for n in range(len(HARD))]
@@ -557,16 +557,14 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
     assert [len(each) for each in values] == [len(item["labels"]) - item["labels"].count(IGNORED) for item in items]
 
 
-# what stands before an answer: a blank, two line breaks (which GPT-2's pattern divides if a word follows), nothing
+# text before an answer: a blank, two line breaks (which GPT-2's pattern splits before a word), nothing
 LEADS = {"a blank": "Assistant: ", "two line breaks": "Assistant:\n\n", "nothing": "Assistant"}
 
 
 @pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("family", ["llava", "smolvlm"])
-def test_tokens_before_an_answer_are_those_of_the_prompt_even_where_a_tokenizer_would_join_them(
-    folders, tmp_path, family, lead, turns
-):
+def test_prompt_tokens_are_kept_if_the_tokenizer_would_join_them(folders, tmp_path, family, lead, turns):
     shutil.copytree(folders[family], tmp_path / "model")
     template = (
         "{% for message in messages %}{{ 'LEAD' if message['role'] == 'assistant' else 'User: ' }}"
@@ -607,14 +605,14 @@ def test_a_processor_is_passed_on_with_what_only_videos_need(tmp_path):
     assert not {"config.json", "model.safetensors"} & names
 
 
-def test_a_whole_model_is_not_trained_where_nothing_is_known_to_connect_its_parts():
+def test_stage_1_needs_a_known_connector():
     model = torch.nn.ModuleDict({"aligner": torch.nn.Linear(2, 2), "language_model": torch.nn.Linear(2, 2)})
     parts = SimpleNamespace(fresh=[])
     with pytest.raises(InputError, match="no known module connects .*; train LoRA instead"):
         train_language_model(model, parts, None)
 
 
-def test_a_model_that_may_think_is_trained_and_asked_without_thoughts(tmp_path):
+def test_thinking_is_off_in_training_and_generation(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path)
     switch = "{% if enable_thinking is false %}" + THOUGHTS + "{% else %}{{ '<think>\\n' }}{% endif %}"
     (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", switch))
@@ -634,7 +632,7 @@ def test_a_model_that_always_thinks_is_refused(tmp_path):
         load_family(tmp_path).encoder("", 512)
 
 
-def test_what_stands_behind_the_token_that_ends_an_answer_is_not_learned(tmp_path):
+def test_text_after_the_end_of_an_answer_is_not_learned(tmp_path):
     save_tiny_family("llava", tmp_path)
     file = tmp_path / "chat_template.jinja"
     file.write_text(file.read_text().replace("{% endfor %}{% if add", "{{ '</s> ' }}{% endfor %}{% if add"))
@@ -643,8 +641,8 @@ def test_what_stands_behind_the_token_that_ends_an_answer_is_not_learned(tmp_pat
     assert encoder.tokenizer.decode([label for label in labels if label != IGNORED]).split() == ["blue", "</s>"]
 
 
-def test_a_processor_is_not_asked_for_kinds_of_tokens_that_it_does_not_give(folders, monkeypatch):
-    """Some take more than tokens for that."""
+def test_missing_token_type_ids_are_not_requested(folders, monkeypatch):
+    """Some processors need more than tokens for them."""
     encoder = load_family(folders["llava"]).encoder("", 512)
     monkeypatch.delattr(ProcessorMixin, "create_mm_token_type_ids")
     assert encoder.prompts([None], ["What is shown?"]).keys() == {"input_ids", "attention_mask"}
@@ -678,7 +676,7 @@ def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path, family):
-    """The likelihood of all answers' tokens; and random numbers, mode and gradients stay as they were."""
+    """Compare the likelihoods of all answers; random state, mode and gradients must not change."""
     texts = ["a red circle", "two green triangles and one dog", "blue"]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 60, 90)]
     rows = [{"id": str(n), "image": images[n].name, "captions": [text]} for n, text in enumerate(texts)]
@@ -706,7 +704,7 @@ def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path
 
 
 def test_both_stages_of_a_model_end_in_one_that_answers(folders, data, forks, tmp_path):
-    """Stage 1, killed and resumed; fine-tuning on top of it; and both merged by themselves."""
+    """Run a killed and resumed stage 1, fine-tuning after it, and merge each."""
     given = {"deepspeed": read_deepspeed("zero2_offload", "pretrain"), "max_length": 512, "max_steps": 4, "epochs": 4}
     given |= {"global_batch_size": 3, "gradient_accumulation_steps": 3, "projector_learning_rate": None}
 
