@@ -203,11 +203,11 @@ def test_control_tokens_of_every_format_are_refused_in_data():
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("asks: true", "unknown key 'asks'; the nearest known one is 'asks_question'"),
-        ("asks_question: maybe", "'asks_question' must be true or false, found 'maybe'"),
-        ("asks_question: true\nchat_template: ''", "'chat_template' must be a Jinja template"),
-        ("asks_question: true\nchat_template: x\nstop_tokens: a", "'stop_tokens' must be a list of strings, found 'a'"),
-        ("asks_question: true\nchat_template: x\nstop_tokens: []", "'control_tokens' must be a list of strings"),
+        ("asks: true", "asks: unknown key; known are asks_question, chat_template"),
+        ("asks_question: maybe", "asks_question: expected true or false, found 'maybe'"),
+        ("asks_question: true\nchat_template: ''", "chat_template: expected a string that is not empty, found ''"),
+        ("asks_question: true\nchat_template: x\nstop_tokens: a", "stop_tokens: expected a list, found 'a'"),
+        ("asks_question: true\nchat_template: x\nstop_tokens: []", "control_tokens: the key is missing"),
     ],
 )
 def test_a_mistake_in_a_formats_file_names_the_key(tmp_path, monkeypatch, line, problem):

@@ -1,25 +1,32 @@
 """Chat formats by name: the files in config/chat_templates, and `tokenizer` for the model's own.
 
-    asks_question: false             # whether the format has a place for a question, as stage 2 needs
-    chat_template: "{{- '<image>' …" # Jinja, as transformers renders it; `{% generation %}` marks the answer
-    stop_tokens: ["\\n"]             # end an answer, in addition to the tokenizer's end-of-sequence token
-    control_tokens: []               # no question and no answer may contain one
-
 A stage receives the content of the file, so that a change re-runs the stage, and a comment does not.
 """
 
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from dj2mgm.config.reading import config_file, names_in, read_config, shown, suggestion
-from dj2mgm.config.recipe_parsing import check_keys
+from dj2mgm.config.settings.base import Section, setting
+from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 
 OF_THE_TOKENIZER = "tokenizer"
+Text = Annotated[str, Field(min_length=1)]
 WITHOUT_CHAT = ("paligemma",)  # types of models that take one question about one image, without a chat format
-TYPES = {"asks_question": bool, "chat_template": str, "stop_tokens": list, "control_tokens": list}
-# so that a stop token such as `0` is a string
-SCHEMA = {"properties": {key: {"items": {"type": "string"}} for key in ("stop_tokens", "control_tokens")}}
+
+
+class ChatTemplate(Section):
+    """A file in config/chat_templates."""
+
+    asks_question: bool = setting(..., "whether the format has a place for a question, as stage 2 needs")
+    chat_template: Text = setting(..., "Jinja, as transformers renders it; `{% generation %}` marks the answer")
+    stop_tokens: list[Text] = setting(..., "end an answer, in addition to the tokenizer's end-of-sequence token")
+    control_tokens: list[Text] = setting(..., "no question and no answer may contain one")
 
 
 def chat_template_names() -> list[str]:
@@ -63,12 +70,4 @@ def check_chat_templates(source: str, model: dict) -> None:
 
 @cache  # every stage of every run needs it
 def _content(path: Path) -> dict:
-    content = read_config(path, SCHEMA)
-    check_keys(path, content, set(TYPES))
-    for key, kind in TYPES.items():
-        value = content.get(key)
-        texts = isinstance(value, list) and all(isinstance(item, str) and item for item in value)
-        if not isinstance(value, kind) or (kind is list and not texts) or value == "":
-            wanted = {bool: "true or false", str: "a Jinja template", list: "a list of strings"}[kind]
-            raise InputError(f"{path}: {key!r} must be {wanted}, found {shown(value)}")
-    return content
+    return validated(ChatTemplate, read_config(path, schema_of(ChatTemplate)), str(path)).model_dump()
