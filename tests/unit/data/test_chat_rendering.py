@@ -172,7 +172,7 @@ def test_killed_renderer_with_unread_request_is_restarted():
     render("x", [])
     renderer = chat_rendering._renderer
     os.kill(renderer.process.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, renderer.process.pid, os.WEXITED | os.WNOWAIT)  # nobody reads the pipe from now on
+    os.waitid(os.P_PID, renderer.process.pid, os.WEXITED | os.WNOWAIT)  # no process reads the pipe from now on
     with pytest.raises(InputError, match="of memory"):
         render("x", [])
     assert render("x", []) == ("x", [])

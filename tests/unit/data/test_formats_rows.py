@@ -103,7 +103,7 @@ class TestEveryJsonl:
 
     def test_what_is_no_file_is_named(self, reader, row, tmp_path):
         (tmp_path / "folder.jsonl").mkdir()
-        os.mkfifo(tmp_path / "pipe.jsonl")  # whoever opens it waits for ever
+        os.mkfifo(tmp_path / "pipe.jsonl")  # opening it would block
         (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
         assert "is a folder; check the paths" in message(reader, tmp_path / "folder.jsonl")
         assert "is not a regular file" in message(reader, tmp_path / "pipe.jsonl")

@@ -80,7 +80,7 @@ def test_a_readable_tenth_is_held_out(tmp_path, rows):
     ids = {name: {int(row["id"]) for row in found} for name, found in rows_of.items()}
     assert (counts.pop("left_out"), counts.pop("left_out_copies")) == ({"pretrain": len(ids["evaluation"])}, {})
     assert counts == {name: len(found) for name, found in ids.items()} | {"finetune": 0}
-    assert read_json(tmp_path / "out/finetune.json", list) == []  # stage 2 asks for what is left of the captions
+    assert read_json(tmp_path / "out/finetune.json", list) == []  # stage 2 trains on the remaining captions
     assert len(ids["evaluation"]) == max(2, rows // 10) and not ids["evaluation"] & unreadable
     assert ids["pretrain"] == set(range(rows)) - ids["evaluation"]
     again = write_user_dataset(settings, tmp_path / "again")
