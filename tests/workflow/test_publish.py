@@ -61,7 +61,7 @@ def test_a_finished_run_is_published_without_training_anything_again(licensed):
     folder = licensed.folder / "results/published/baseline"
     with HubServer() as hub:
         status, printed = publish(licensed, hub)
-        assert status != 0 and "there is no token to push it with" in " ".join(printed.split())
+        assert status != 0 and "no token was found to push it with" in " ".join(printed.split())
         assert (folder / "model/README.md").is_file() and (folder / "dataset/README.md").is_file()
         status, printed = publish(licensed, hub, HF_TOKEN=TOKEN)
         assert status == 0, printed[-3000:]
