@@ -1,6 +1,6 @@
 r"""Write the provenance of a page as a Workflow Run RO-Crate: code, configuration, inputs, jobs, results.
 
-    python workflow_scripts/write_crate.py --config results/baseline/report/crate/config.yaml \\
+    python workflow_scripts/write_crate.py --config results/baseline/report/crate/config.yaml \
         --output results/baseline/report/crate/run.crate.zip
 
 Of weights, images and large files it contains only the digests.
