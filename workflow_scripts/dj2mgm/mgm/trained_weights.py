@@ -85,10 +85,10 @@ def language_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_stage(stage: Path) -> None:
-    """Check what a stage has trained before a library reads it: the folder may be somebody else's.
+    """Check the files of a training stage, which may be untrusted, before a library reads them.
 
     Raises:
-        InputError: A file is a link out of the folder or no regular file, or the adapter is not a whole LoRA.
+        InputError: A file is a link out of the folder or not a regular file, or the adapter is not a complete LoRA.
     """
     adapter = stage / "adapter"
     names = [f"adapter/{name}" for name in ADAPTER] if adapter.is_dir() else []
