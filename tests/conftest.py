@@ -31,14 +31,14 @@ function_changes = pytest.fixture(change_data_juicer, autouse=True)
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for `--dist loadgroup`: tests on a finished run, which comes first; otherwise those of a file."""
+    """Group tests for `--dist loadgroup`: all tests on a finished run, or else the tests of one file."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group("finished" if on_finished_run(item) else item.path.stem))
     items.sort(key=place)
 
 
 def place(item: pytest.Item) -> tuple[bool, int, bool]:
-    """What it is sorted by: the longest groups come first, and tests that kill a finished run last in theirs."""
+    """Return the sort key: the longest groups first, and tests that kill a finished run last in their group."""
     long = LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG)
     return not on_finished_run(item), long, item.path.stem == "test_kill_and_resume"
 

@@ -1,6 +1,6 @@
-"""Counts the words of the training captions.
+r"""Count the words of the training captions.
 
-    python workflow_scripts/count_words.py --data results/baseline/jsonl/pretrain.jsonl \\
+    python workflow_scripts/count_words.py --data results/baseline/jsonl/pretrain.jsonl \
         --output-dir results/baseline/count_words
 
 Writes words.json, {word: count}, the most frequent first.

@@ -55,7 +55,7 @@ class Page:
         return json.loads(message)
 
     def open(self, page: Path | str, width: int, height: int = 900, dark: bool = False) -> None:
-        """Load a file, or an address, in a window of so many CSS pixels and wait until everything in it is loaded."""
+        """Load a file or an address in a window of that size in CSS pixels, and wait until all is loaded."""
         self.events.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -64,7 +64,7 @@ class Page:
         self.wait_for("Page.loadEventFired")
 
     def evaluate(self, expression: str):
-        """The value of a JavaScript expression, as JSON has it."""
+        """Return the value of a JavaScript expression, as JSON has it."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -75,7 +75,7 @@ class Page:
 
 @contextmanager
 def open_browser(executable: str, profile: Path) -> Iterator[Page]:
-    """A tab of a browser with an empty profile, which ends with the block."""
+    """Open a tab in a browser with an empty profile; both close at the end of the block."""
     command_end, commands = os.pipe()
     answers, answer_end = os.pipe()
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"]

@@ -49,7 +49,7 @@ class ClusterRun:
         self.process.wait()
 
     def close(self) -> None:
-        """For `contextlib.closing`: no Snakemake stays behind, whatever happened."""
+        """End Snakemake, for `contextlib.closing`."""
         if self.process.poll() is None:
             self.kill()
 
@@ -63,7 +63,7 @@ class ClusterRun:
         assert self.process.wait(timeout_s) == 0, self.printed()[-4000:]
 
     def wait_for_checkpoint(self, stage: str, experiment: str) -> str:
-        """The number of the job that trains a stage, when it has written a checkpoint."""
+        """Wait for a stage's first checkpoint and return the number of the job that trains it."""
         checkpoints = self.project.result(stage, experiment) / "checkpoints"
 
         def written() -> bool:
@@ -74,7 +74,7 @@ class ClusterRun:
         return self.running_job(stage)
 
     def running_job(self, rule: str) -> str:
-        """The number of the only job of a rule that is running."""
+        """Return the number of the only running job of a rule."""
         [job] = [job for job in self.all_jobs() if job["JobState"] == "RUNNING" and rule_of(job) == rule]
         return job["JobId"]
 
@@ -87,13 +87,13 @@ class ClusterRun:
         return sorted(own, key=lambda job: int(job["JobId"]))
 
     def logs(self, rule: str, wildcards: str) -> str:
-        """What the jobs of a rule printed, all attempts one after another."""
+        """Return the output of a rule's jobs, all attempts one after another."""
         folder = self.project.folder / ".snakemake/slurm_logs" / f"rule_{rule}" / wildcards
         return "".join(path.read_text() for path in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)))
 
 
 def completed(jobs: list[dict[str, str]]) -> Counter:
-    """How many jobs of each rule came to their end."""
+    """Count the completed jobs of each rule."""
     return Counter(rule_of(job) for job in jobs if job["JobState"] == "COMPLETED")
 
 
@@ -102,7 +102,7 @@ def rule_of(job: dict[str, str]) -> str:
 
 
 def fail_node() -> None:
-    """The node is drained, fails with what runs on it, and comes back."""
+    """Drain a node, let it fail together with its jobs, and bring it back."""
     update("nodename", NODE, state="drain", reason="test")
     assert jobs_on_the_node("running"), "a drained node lets its jobs run"
     update("nodename", NODE, state="down", reason="test")
@@ -116,7 +116,7 @@ def jobs_on_the_node(states: str) -> str:
 
 
 def end_at_time_limit(job: str) -> None:
-    """The job reaches its limit; until then it is stopped, since what is left of a small stage takes a second."""
+    """Let a job reach its time limit; it is suspended until then, because a small stage ends within a second."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get("SLURM_JOB_ID") == job:

@@ -1,4 +1,4 @@
-"""A finished page as rules leave it, made by hand: what a crate is written from; and crates that somebody changed."""
+"""A finished page as the rules leave it, made by hand, and manipulated crates."""
 
 import hashlib
 import io
@@ -23,7 +23,7 @@ TABLE = "experiment,seeds,group,metric,value,low,high,n\nbaseline,1,finetune/own
 
 
 def write_log(folder: Path, rule: str) -> None:
-    """What Snakemake leaves of a job beside its results."""
+    """Write a job's log and benchmark file, as Snakemake does."""
     write_text(folder / f"{rule}.log", "done\n")
     write_text(folder / f"{rule}.benchmark.tsv", f"s\th:m:s\tmax_rss\tcpu_time\n{SECONDS}.2\t0:00:30\t100.5\t-\n")
     os.utime(folder / f"{rule}.benchmark.tsv", (ENDED, ENDED))
@@ -36,7 +36,7 @@ def png(shade: int) -> bytes:
 
 
 def write_page() -> dict:
-    """A finished page on someone's photos, in the current folder; returns what its crate is made from."""
+    """Make a finished page on a user's photos in the current folder, and return the inputs of its crate."""
     photos, dataset = Path("my phötos"), Path("results/datasets/photos")
     (photos / "images").mkdir(parents=True)
     for number in range(3):
@@ -71,7 +71,7 @@ def write_page() -> dict:
 
 
 def graph_of(crate: Path) -> dict[str, dict]:
-    """The entities of a crate by their address."""
+    """Return the entities of a crate by their address."""
     with zipfile.ZipFile(crate) as archive:
         return {entity["@id"]: entity for entity in json.loads(archive.read("ro-crate-metadata.json"))["@graph"]}
 
@@ -89,7 +89,7 @@ def write_zip(path: Path, files: dict[str, bytes]) -> Path:
 
 
 def forged(crate: Path, path: Path, changes: dict[str, bytes]) -> Path:
-    """A crate with other files, whose metadata says that they are right."""
+    """Change files of a crate, with metadata that matches the changed files."""
     files = contents(crate) | changes
     metadata = json.loads(files["ro-crate-metadata.json"])
     known = {entity["@id"]: entity for entity in metadata["@graph"]}

@@ -57,7 +57,7 @@ def forked_python() -> str:
 
 @cache
 def programs() -> str:
-    """A folder with a `python`, and the parent started, which ends with this process."""
+    """Make a folder with a `python`, and start its parent process, which ends with this process."""
     folder = tempfile.mkdtemp(prefix="python-")
     address = f"{folder}/socket"
     client = Path(folder) / "python"
@@ -73,7 +73,7 @@ def programs() -> str:
 def serve(address: str) -> None:
     import_everything()
     threading.Thread(target=end_with_input, daemon=True).start()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a process ended but its `python`
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # only its `python` waits for a process
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{address}.new")
         listener.listen()
@@ -110,7 +110,7 @@ def import_everything() -> None:
 
 
 def run(asker: socket.socket) -> None:
-    """In the new process: the script in another one, its exit status to who asked."""
+    """Run the script in a child of the new process, and send its exit status to the caller."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
     request, streams = receive(asker)
@@ -127,7 +127,7 @@ def run(asker: socket.socket) -> None:
 
 
 def run_script(request: dict, streams: list[int]) -> None:
-    """With the streams, the folder and the environment of who asked."""
+    """Run a script with the streams, folder and environment of the caller."""
     status = 1
     try:
         for stream, descriptor in enumerate(streams):
@@ -172,7 +172,7 @@ def receive(asker: socket.socket) -> tuple[dict, list[int]]:
 
 
 def end_with_asker(asker: socket.socket) -> None:
-    """The `python` that asked was killed."""
+    """Kill this process group if the calling `python` is killed."""
     poller = select.poll()
     poller.register(asker, select.POLLHUP)
     poller.poll()

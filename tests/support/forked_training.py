@@ -26,7 +26,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run of one or several processes ended: exit statuses (negative: the signal), and what the first printed."""
+    """Exit statuses of one or several processes (negative: the signal), and the output of the first."""
 
     statuses: list[int]
     printed: str

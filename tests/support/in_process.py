@@ -9,7 +9,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a run: its exit status and what it printed."""
+    """Exit status and output of a run."""
 
     status: int
     stdout: str

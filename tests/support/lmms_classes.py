@@ -61,7 +61,6 @@ class Tokens(dict):
 
 def stand_in(cls: type, answer: str):
     """Return an object of the class without its model, whose every decoded text is the answer."""
-
     reader = MagicMock(side_effect=lambda *args, **kwargs: Tokens())
     reader.batch_decode.return_value = [answer]
     reader.decode.return_value = "</s>"

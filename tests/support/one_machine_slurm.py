@@ -97,7 +97,7 @@ def running_slurm(folder: Path) -> Iterator[None]:
     finally:
         if len(daemons) == 4:
             slurm("scancel", "--me")
-            with suppress(AssertionError):  # whatever still hangs is ended below
+            with suppress(AssertionError):  # the loop below ends processes that still hang
                 wait_until(lambda: not slurm("squeue", "--noheader"), "scancel")
         for daemon in reversed(daemons):
             end(daemon)
@@ -107,8 +107,7 @@ def running_slurm(folder: Path) -> Iterator[None]:
 
 
 def kill_job_processes(*nodes: str) -> None:
-    """End all that runs in jobs on the nodes, also what outlives its job: without cgroups, Slurm loses sight of
-    orphans."""
+    """End all processes of jobs on the nodes, also orphans, which Slurm does not find without cgroups."""
     while processes := [process for process in psutil.process_iter() if in_a_job(process, nodes)]:
         for process in processes:
             with suppress(psutil.Error):
@@ -148,7 +147,7 @@ def wait_until(condition, what: str, timeout_s: float = START_TIMEOUT_S) -> None
 
 
 def slurm(*command: str) -> str:
-    """What one of Slurm's commands printed; nothing where it failed."""
+    """Return the output of one of Slurm's commands; empty if it failed."""
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 

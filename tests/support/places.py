@@ -1,4 +1,4 @@
-"""Where the project is; importable by every test."""
+"""Path of the project."""
 
 from pathlib import Path
 

@@ -95,7 +95,7 @@ def published_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 def convnext_shapes(sizes: Sizes, stem: str, stages: str) -> dict[str, tuple[int, ...]]:
-    """timm's names, below the prefixes that OpenCLIP and MGM give them."""
+    """Return shapes by timm's names, below the prefixes that OpenCLIP and MGM add."""
     shapes = _affine(f"{stem}.0", sizes.widths[0], 3, 4, 4) | _affine(f"{stem}.1", sizes.widths[0])
     for stage, (width, depth) in enumerate(zip(sizes.widths, sizes.depths, strict=True)):
         if stage:

@@ -73,7 +73,7 @@ class Recorder:
 
 
 def give_up_rights(*folders: Path) -> None:
-    """Become the user `nobody`, who owns the folders and may read everything; do nothing for an ordinary user."""
+    """Become a user without rights, who owns the folders and may read everything; do nothing for an ordinary user."""
     if os.getuid() != 0:
         return
     for folder in folders:

@@ -1,5 +1,6 @@
-"""Runs several scripts one after another in a process of their own, which imports lmms-eval once. It fails if one of
-them does, after the last.
+"""Run several scripts one after another in one process, which imports lmms-eval once.
+
+The process fails after the last script if one of them failed.
 
 python tests/support/scripts_in_one_process.py '[["read_evaluation.py", "--config", "…"], …]'
 """

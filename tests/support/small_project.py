@@ -23,11 +23,11 @@ class Project:
     folder: Path
 
     def command(self, *arguments: str, config: tuple[str, ...] = ()) -> list[str]:
-        """The command line of a Snakemake in a process of its own."""
+        """Return the command line that runs Snakemake in a process of its own."""
         return [sys.executable, "-m", "snakemake", *self.arguments(*arguments, config=config)]
 
     def arguments(self, *arguments: str, config: tuple[str, ...] = ()) -> list[str]:
-        """Snakemake's arguments; `config` comes after the small project's own settings."""
+        """Return Snakemake's arguments; `config` comes after the small project's own settings."""
         keys = [value.split("=")[0] for value in config]
         small = [value for value in SMALL if value.split("=")[0] not in keys]
         return ["--cores", "1", *arguments, "--config", *small, *config]
@@ -49,7 +49,7 @@ class Project:
         return printed
 
     def job_counts(self, target: str, *arguments: str, config: tuple[str, ...] = ()) -> dict[str, int]:
-        """How often a dry run would run each rule; the target itself and config files are left out."""
+        """Count the jobs of each rule in a dry run, without the target and rules of config files."""
         return count_jobs(self.run(target, "--dry-run", *arguments, config=config), target)
 
     def jobs(self, *arguments: str) -> set[str]:
@@ -76,7 +76,7 @@ def copy_project(folder: Path) -> Project:
 
 
 def count_jobs(printed: str, target: str) -> dict[str, int]:
-    """How often the dry run that printed this would run each rule, without the target and rules of config files."""
+    """Count the jobs of each rule in the output of a dry run, without the target and rules of config files."""
     if "Nothing to be done" in printed:
         return {}
     table = printed.split("Job stats:")[1].split("\ntotal")[0]

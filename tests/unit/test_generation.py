@@ -318,7 +318,7 @@ def test_sliding_attention_answers_do_not_depend_on_batches(tmp_path):
     ("free", "size"), [(-0.5, 1), (0.25, 1), (2.1, 2), (3.0, 32), (8.0, 128), (20.0, 256), (70.0, 256)]
 )
 def test_batches_are_as_large_as_the_gpu_has_memory_for(free, size, trained, monkeypatch):
-    """Of MGM-2B's free memory, 2 GiB are for visual tokens and half of the rest for a batch."""
+    """2 GiB of MGM-2B's free memory are for visual tokens and half of the rest for a batch."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     shape = {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256_000}
     text = SimpleNamespace(**shape)
@@ -343,7 +343,7 @@ def test_batches_keep_questions_about_an_image_together(size):
     ]
     assert list(restore_order(numbers, answers)) == [f"{i} {q}" for i, q in zip(images, questions, strict=True)]
     said = [answer for batch in answers for answer in batch]
-    assert len(said) == len(set(said)), "what is asked twice is answered once"
+    assert len(said) == len(set(said)), "a repeated question is answered once"
     assert all(len(batch.questions) == size for batch in batches[:-1]) and len(batches[-1].questions) <= size
     order = [image for batch in batches for image in (batch.images[place] for place in batch.about)]
     assert sum(a != b for a, b in zip(order, order[1:], strict=False)) == len(set(images)) - 1

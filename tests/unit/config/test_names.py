@@ -1,4 +1,4 @@
-"""Which names of experiments, datasets and models Snakemake can carry to a job, also on a cluster."""
+"""Names of experiments, datasets and models that reach a job unchanged, also on a cluster."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ from dj2mgm.config.settings.strings import check_format, has_format
 from dj2mgm.errors import InputError
 
 
-# half of all texts are no names
+# half of all strings are not names
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from(string.punctuation + " \n"), min_size=1, max_size=8))
 def test_a_name_that_passes_reaches_a_job_on_a_cluster_whole(name):

@@ -24,7 +24,7 @@ from places import PROJECT
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes experiment `mine` into a copy of config/, which is in the current folder."""
+    """Return a function that writes experiment `mine` into a copy of config/ in the current folder."""
     shutil.copytree(PROJECT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
 

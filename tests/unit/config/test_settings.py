@@ -23,7 +23,7 @@ from places import PROJECT
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A copy of config/ in a folder of its own, as the current folder."""
+    """Copy config/ into a new current folder."""
     shutil.copytree(PROJECT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -216,7 +216,7 @@ def test_modules_of_a_script_are_found_through_others():
     "script", ["filter_data.py", "synthesize_captions.py", "analyze_data.py", "dj2mgm/juicer/engine.py"]
 )
 def test_every_operator_is_a_module_of_whatever_runs_recipes(script):
-    """Operators import each other relatively, as Data-Juicer asks for it."""
+    """Operators import each other relatively, as Data-Juicer requires."""
     scripts = PROJECT / "workflow_scripts"
     assert set((scripts / "dj2mgm/juicer/operators").rglob("*.py")) < set(find_modules(scripts / script))
 

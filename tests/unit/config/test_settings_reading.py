@@ -27,7 +27,7 @@ fuzzed = partial(settings, max_examples=2000, deadline=None, suppress_health_che
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads a text or bytes as a file; the names of files are the same in all messages."""
+    """Return a function that reads a string or bytes as a file, with one file name for all messages."""
 
     def read(content: str | bytes, reader=read_config) -> dict:
         path = tmp_path / "file.yaml"

@@ -67,7 +67,7 @@ def answer_coverage(rng, share, seeds, images, most=1, paired=False) -> float:
 @pytest.mark.parametrize("images", ALL_IMAGES)
 @pytest.mark.parametrize("seeds", ALL_SEEDS)
 def test_intervals_cover_normal_scores(seeds, images):
-    """With one seed, the interval covers images only."""
+    """The interval of one seed covers images only."""
     held = {kind: [] for kind in NORMAL}
     rng = np.random.default_rng([seeds, images])
     for _ in range(BATCHES):

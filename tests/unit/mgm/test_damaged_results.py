@@ -100,7 +100,7 @@ def test_scores_that_were_emptied_are_not_taken_for_none(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A base model and a fine-tuned stage with an adapter."""
+    """Save a base model and a fine-tuned stage with an adapter."""
     folder = tmp_path_factory.mktemp("models")
     model = tiny_mgm()
     model.save_pretrained(folder / "base")

@@ -32,7 +32,7 @@ def load(path: Path) -> tuple[list[str], dict[str, str], list[str]]:
 
 
 def pins(lines: list[str]) -> dict[str, str]:
-    """Version by canonical name; refuses whatever is not one exact version of one package."""
+    """Return versions by canonical name; refuse a line that is not one exact version of one package."""
     versions: dict[str, str] = {}
     for line in lines:
         requirement = Requirement(line)
@@ -82,7 +82,7 @@ def imported_packages(module: Path) -> set[str]:
 
 
 def resolve(requirements: list[str], *options: str) -> subprocess.CompletedProcess:
-    """uv's resolution; it reads metadata and downloads neither wheels nor interpreters."""
+    """Return the resolution of uv, which reads metadata and downloads neither wheels nor interpreters."""
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     uv += ["--python", sys.executable, "--no-python-downloads", *options, "-"]
     return subprocess.run(uv, input="\n".join(requirements), capture_output=True, text=True)
@@ -147,7 +147,7 @@ def test_a_script_for_the_hand_runs_where_models_are_trained(script):
 
 
 def unlisted_imports(script: Path, listed: dict[str, str]) -> list[str]:
-    """What the script's modules import and an environment lacks."""
+    """List the packages that a script's modules import and an environment lacks."""
     distributions = importlib.metadata.packages_distributions()
     return [
         f"{module.name} imports {package}"

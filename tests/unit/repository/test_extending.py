@@ -147,7 +147,7 @@ def test_the_model_file_has_known_keys_and_values():
 
 @pytest.fixture
 def project(tmp_path) -> Path:
-    """A copy of the project with the example's stage: script, rule, include and entry."""
+    """Copy the project and add the example's stage: script, rule, include and entry."""
     for part in ("Snakefile", "rules", "envs", "config", "profiles", "report", "workflow_scripts"):
         source = PROJECT / part
         copy = shutil.copytree if source.is_dir() else shutil.copy

@@ -13,7 +13,7 @@ CHINESE = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
 
 
 def code(fence: Token) -> list:
-    """A block's lines; a shell's as words without the comments, which are translated."""
+    """Return a block's lines; shell lines as words without comments, which are translated."""
     lines = fence.content.splitlines()
     return [shlex.split(line, comments=True) for line in lines] if fence.info == "bash" else lines
 
@@ -28,7 +28,7 @@ def links(text: str) -> list[str]:
 
 
 def untranslated(text: str) -> dict:
-    """What does not depend on the language, but for the link to the other one, which is the first."""
+    """Return the parts that both languages share; the first link, to the other language, is left out."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     first_cells = [tokens[row + 2] for row, token in enumerate(tokens) if token.type == "tr_open"]
     return {

@@ -169,7 +169,7 @@ class VlmModel(ModelFile):
 
     @property
     def has_stage_1(self) -> bool:
-        """Whether stage 1 trains the connection of towers and language model."""
+        """True if stage 1 trains the connector of towers and language model."""
         return self.pretrain is not None
 
 

@@ -1,0 +1,65 @@
+"""The language of docstrings and messages: complete sentences, standard terms."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from places import PROJECT
+
+# first words of fragments that need the code to be understood
+FRAGMENT = re.compile(
+    r"(Of|What|Where|Which|Whether|Who|As|In|At|With|From|How|By|To|On|So|Beside|Behind|Until|Than|Because|Since|That|"
+    r"Those)\b"
+)
+DIALECT = re.compile(
+    r"\b(whoever|whatever|so many|as good as|naught|nobody|somebody|everybody|told apart|stands? apart|"
+    r"what is (?:asked|kept|read|written|said)|"
+    r"(?<!there )is no (?:name|file|share|number|folder|text|list|table|image|row))\b",
+    re.IGNORECASE,
+)
+SOURCES = sorted([*(PROJECT / "workflow_scripts").rglob("*.py"), *(PROJECT / "benchmarks").glob("*.py")])
+MESSAGES = {"InputError", "warn", "note", "progress", "Finding", "RuntimeError", "ValueError"}
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and summary of each docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if text := ast.get_docstring(node):
+                yield getattr(node, "lineno", 1), text.split("\n\n")[0].replace("\n", " ")
+
+
+def message_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each literal in a call that makes a message."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", None)) in MESSAGES:
+            for node in ast.walk(call):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.lineno, node.value
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {str(path.relative_to(PROJECT)): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+
+def test_docstrings_begin_with_a_sentence_or_a_noun_phrase(trees):
+    wrong = [
+        f"{path}:{line}: {summary}"
+        for path, tree in trees.items()
+        for line, summary in docstrings(tree)
+        if FRAGMENT.match(summary) or not re.search(r"[.?!:]$|\.\)$", summary)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_docstrings_and_messages_use_standard_terms(trees):
+    wrong = [
+        f"{path}:{line}: {text[:100]}"
+        for path, tree in trees.items()
+        for line, text in [*docstrings(tree), *message_texts(tree)]
+        if DIALECT.search(text)
+    ]
+    assert not wrong, "\n".join(wrong)
