@@ -268,7 +268,7 @@ def test_a_training_that_diverges_is_stopped_and_leaves_nothing(
         [error] = [line for line in ended.printed.splitlines() if line.startswith("error: ")]
         assert error == (
             f"error: {stage}: training diverged by step 3: the gradient's norm is inf. The learning rate of 1e+12 is "
-            f"probably too high: set learning_rate of {stage} to a third of it or less. Nothing was written; the "
+            f"probably too high; set learning_rate of {stage} to a third of it or less. Nothing was written; the "
             "same command goes on from checkpoint-1"
         )
         left = {path.name for path in (tmp_path / stage).iterdir()}
