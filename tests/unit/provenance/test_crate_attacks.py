@@ -81,6 +81,14 @@ def test_record_cannot_fill_the_terminal_or_reach_a_command(crate, tmp_path, val
     assert "run.json" in said
 
 
+def test_crate_of_a_large_folder_of_images_is_read(crate, tmp_path):
+    record = record_of(crate)
+    record["inputs"] = [record["inputs"][0] | {"given": f"/data/{number}.jpg"} for number in range(100_000)]
+    changed = forged(crate, tmp_path / "large.zip", {"run.json": json.dumps(record, indent=2).encode()})
+    with open_crate(changed) as opened:
+        assert len(opened.record["inputs"]) == 100_000
+
+
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "x", "ä" * 130])
 def test_a_name_that_no_file_system_takes_is_refused(crate, tmp_path, name):
     said = refused(forged(crate, tmp_path / "x.zip", {f"config/{name}.yaml": b"{}"}))
@@ -96,7 +104,7 @@ def test_a_configuration_of_too_many_files_or_bytes_is_refused(crate, tmp_path, 
 
 
 def test_metadata_larger_than_any_is_not_parsed(crate, tmp_path):
-    large = {"ro-crate-metadata.json": b'{"a": [' + b"[]," * 6_000_000 + b"1]}"}
+    large = {"ro-crate-metadata.json": b'{"a": [' + b"[]," * (crate_reader.LARGEST_JSON // 3) + b"1]}"}
     assert "ro-crate-metadata.json is larger" in refused(write_zip(tmp_path / "x.zip", contents(crate) | large))
 
 
@@ -247,7 +255,7 @@ def test_existing_files_in_the_run_folder_are_not_used(crate, tmp_path):
         assert [path.name for path in outside.iterdir()] == ["config.yaml"]
         assert (outside / "config.yaml").read_text() == "decoy"
         (made / "config/experiments/more.yaml").write_text("seeds: [7]")
-        assert "more" not in make_project(opened, made, Places(Path.cwd())).names
+        assert "more" not in make_project(opened, made, Places(Path.cwd())).experiments.names
 
 
 @pytest.mark.parametrize("name", ["", "command_line.json/x"])

@@ -61,5 +61,5 @@ class CrateRecord(Section):
         ..., "of packages, as jobs recorded them", max_length=1000
     )
     machine: CrateMachine
-    inputs: list[CrateInput] = setting(max_length=20_000)
+    inputs: list[CrateInput] = setting(max_length=200_000)  # all images and captions of a folder
     images: list[CrateImages] = setting(max_length=1000)
