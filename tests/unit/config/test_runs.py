@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dj2mgm.config import layers
+from dj2mgm.config import layers, recipes
 from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.layers import Layer
 from dj2mgm.config.pages import challenge_settings, experiments_by_page, page_files, page_settings
@@ -475,3 +475,17 @@ def test_a_run_notes_whose_stages_it_shares(write, tmp_path):
     write(finetune={"lora": {"r": 4}}, pretrain={"epochs": 2})
     Runs({}).reuse.write_notes()
     assert not (tmp_path / "results/mine/pretrain/stage.yaml").exists()
+
+
+def test_seeds_share_checked_recipes_but_not_their_settings(write, monkeypatch):
+    calls = []
+    parse = recipes.parse_recipe
+    monkeypatch.setattr(recipes, "parse_recipe", lambda *args, **kwargs: calls.append(args) or parse(*args, **kwargs))
+    recipes._check.cache_clear()
+    Runs({"seeds": [1]})
+    once = len(calls)
+    recipes._check.cache_clear()
+    first, second = (run for run in Runs({"seeds": [1, 2]}) if run.experiment == "baseline")
+    assert len(calls) == 2 * once
+    assert first.settings["filter"]["recipe"] == second.settings["filter"]["recipe"]
+    assert first.settings["filter"]["recipe"] is not second.settings["filter"]["recipe"]

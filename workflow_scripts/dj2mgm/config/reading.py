@@ -252,7 +252,7 @@ def shown(value: Any) -> str:
 
 
 def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
-    text = _text_of(path)
+    text = read_text(path)
     try:
         values = plain_values(parse(text), schema, Plain)
     except yaml.MarkedYAMLError as error:
@@ -278,7 +278,8 @@ def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
     return values
 
 
-def _text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file; raises InputError if it cannot be read."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:

@@ -1,9 +1,11 @@
 """The Data-Juicer recipes of an experiment, for the filter stage and optionally for the synthesize stage."""
 
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 
 from dj2mgm.config.layers import named_file
-from dj2mgm.config.reading import read_config
+from dj2mgm.config.reading import read_config, read_text
 from dj2mgm.config.recipe_parsing import WITH_CAPTIONER, WITH_CLIP, parse_recipe
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.errors import InputError
@@ -59,8 +61,15 @@ def model_folders(config: Experiment) -> list[str]:
 
 
 def _read(path: Path, config: Experiment) -> dict:
+    # a copy, because YAML files would name equal parts of several settings by aliases
+    return deepcopy(_check(path, read_text(path), tuple(model_folders(config)), config.trusted_recipes))
+
+
+@lru_cache(maxsize=64)  # all seeds of an experiment have the same recipes, and several stages read each
+def _check(path: Path, text: str, folders: tuple[str, ...], trusted: bool) -> dict:
+    """Return a checked recipe; `text` is the content of its file, so that a changed file is read again."""
     recipe = read_config(path)
-    parsed = parse_recipe(path, recipe, folders=model_folders(config), trusted=config.trusted_recipes)
+    parsed = parse_recipe(path, recipe, folders=folders, trusted=trusted)
     return recipe | {"process": [step.as_dict() for step in parsed.steps]}
 
 
