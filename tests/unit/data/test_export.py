@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 import yaml
@@ -87,6 +88,7 @@ def test_card_lists_sources_and_processing(export, kind):
     card = (export(kind) / "README.md").read_text(encoding="utf-8")
     _, head, text = card.split("---\n", 2)
     assert yaml.safe_load(head)["license"] == "cc-by-4.0" and yaml.safe_load(head)["size_categories"] == ["n<1K"]
+    assert re.search(r"^# `[^`]+`, `[^`]+`$", text, re.M)  # names of folders may have Markdown marks
     assert "| web | table | CC-BY-4.0 | 12 |" in text and "| held out for evaluation | 12 | 3 | 9 |" in text
     assert "A model wrote 1 of the captions." in text and ("about" in text) == (kind in ("dj", "llava"))
     assert text.count("| `words_filter` | 9 | 4 | 5 |") == 2

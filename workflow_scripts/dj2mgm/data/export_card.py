@@ -14,6 +14,7 @@ COLUMNS = {
     "llava": "Keys of a row's `about`",
     "dj": "Keys of a row's `about`",
 }
+MARKS = str.maketrans({"|": "\\|", "`": "'"})
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 
 
@@ -40,7 +41,7 @@ def export_card(
     if kind == "parquet":
         head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
-    lines += [f"# {settings['dataset']}, {settings['experiment']}", ""]
+    lines += [f"# {code(settings['dataset'])}, {code(settings['experiment'])}", ""]
     synthesized = f" A model wrote {rewritten} of the captions." if rewritten else ""
     lines += [f"{count} image–caption pairs, filtered by dj2mgm.{synthesized}", ""]
     lines += ["```python", USE[kind], "```", "", "## Sources", ""]
@@ -74,6 +75,11 @@ def export_card(
         if recipe:
             lines += [f"{stage}:", "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```", ""]
     return "\n".join(lines)
+
+
+def code(text: str) -> str:
+    """Return a name as inline code; names are untrusted and may contain digits and Markdown marks."""
+    return f"`{' '.join(text.split()).translate(MARKS)}`"
 
 
 def _cell(text: str) -> str:

@@ -5,9 +5,8 @@ Numbers are figures of the run's record (run_record.py).
 
 import yaml
 
+from dj2mgm.data.export_card import code
 from dj2mgm.publishing.run_record import RunRecord
-
-MARKS = str.maketrans({"|": "\\|", "`": "'"})
 
 
 def sources(records: RunRecord, licenses: dict[str, str | None], dataset: str) -> list[str]:
@@ -75,11 +74,6 @@ def command(settings: dict) -> list[str]:
         f"dataset='{settings['dataset']}'",
         "```",
     ]
-
-
-def code(text: str) -> str:
-    """Return a name as inline code; names are untrusted and may contain digits and Markdown marks."""
-    return f"`{' '.join(text.split()).translate(MARKS)}`"
 
 
 def section(title: str, *parts: list[str]) -> list[str]:
