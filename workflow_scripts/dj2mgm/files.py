@@ -29,6 +29,7 @@ IMAGE_SUFFIXES = (
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
 WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
+APPLE_DOUBLE = "._"  # prefix of the files that macOS adds on other file systems; they hold no content
 MOST_DEPTHS = 2  # most `**` in a file pattern
 SOURCES = "sources.json"  # file of a dataset of several sources: their folders by name
 
@@ -245,13 +246,16 @@ def can_be_path(text: str) -> bool:
 def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the file, the files below the folder with one of the suffixes, or the files that match the pattern.
 
+    The files `._*` that macOS adds to a folder are left out.
+
     Raises:
         InputError: a file is a broken link, a pipe or a device, the folder has a link to a folder outside, or the
             search of the pattern may not end.
     """
     path = Path(path)
     if path.is_dir():
-        found = [file for file in list_files(path) if file.suffix.lower() in suffixes]
+        files = (file for file in list_files(path) if not file.name.startswith(APPLE_DOUBLE))
+        found = [file for file in files if file.suffix.lower() in suffixes]
     elif path.is_file():
         found = [path]
     else:

@@ -794,6 +794,30 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_not_read(make, tmp_path, kin
         make(one={"format": kind, "path": str(folder)})
 
 
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+def test_the_target_of_a_link_out_of_a_folder_is_read_as_the_message_says(make, tmp_path, kind):
+    (tmp_path / "links").mkdir()
+    for file in WRITERS[kind](tmp_path / "data").iterdir():
+        (tmp_path / "links" / file.name).symlink_to(file)
+    with pytest.raises(InputError, match="If the link is yours, name its target") as error:
+        make(one={"format": kind, "path": str(tmp_path / "links")})
+    pattern = str(error.value).split("path: ")[-1].strip()
+    output = make(one={"format": kind, "path": pattern})
+    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    assert rows and all(load_image(locate_image(output / "sources.json", row["images"][0])) for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet", "folder", "table", "data_juicer"])
+def test_files_that_macos_adds_are_not_read(make, tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "data")
+    folder = path if path.is_dir() else path.parent
+    for file in list(folder.iterdir()):
+        (folder / f"._{file.name}").write_bytes(b"\0\5\x16\7")
+    assert make(one={"format": kind, "path": str(folder)})
+    if kind == "data_juicer":
+        assert resolve_dataset(str(folder))["settings"]["pretrain"]["file"] == str(path)
+
+
 def test_a_folder_inside_a_hub_snapshot_is_read(make, tmp_path):
     repository = tmp_path / "hub/datasets--me--photos"
     blob = next(parquet(repository / "blobs").iterdir()).rename(repository / f"blobs/{0:040d}")
@@ -875,6 +899,9 @@ def test_a_misspelt_folder_is_answered_with_the_one_beside_it(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     for folder in ("my_photos", "below/my_photos"):
         (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "shape").mkdir()
+    with pytest.raises(InputError, match="did you mean 'shapes'"):  # nearer than the folder
+        resolve_dataset("shapess")
     value = value.format(tmp=tmp_path)
     with pytest.raises(InputError, match=f"did you mean the folder '{value.replace('fotos', 'photos')}'"):
         resolve_dataset(value)

@@ -11,7 +11,7 @@ from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.strings import check_format, has_format
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, find_files
+from dj2mgm.files import APPLE_DOUBLE, IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, find_files
 from dj2mgm.plain_files import resolve_inside
 
 RESULTS = "results/datasets"
@@ -41,8 +41,9 @@ def resolve_dataset(value: str) -> dict:
     elif os.path.isdir(value):
         settings, name = _describe_folder(Path(value)), _name_of(Path(value))
     else:
-        near = difflib.get_close_matches(value, _folders_beside(value), n=1)
-        hint = f"did you mean the folder {near[0]!r}?" if near else suggestion(value, known)
+        near = difflib.get_close_matches(value, [*known, *_folders_beside(value)], n=1)
+        is_folder = near and near[0] not in known
+        hint = f"did you mean the folder {near[0]!r}?" if is_folder else suggestion(value, known)
         raise InputError(f"dataset: {value!r} is neither a folder nor a file in config/datasets; {hint}")
     splits = ("pretrain", "finetune", "evaluation")
     if settings.get("generator"):
@@ -146,14 +147,24 @@ def _source(where: str, name: str, values: dict) -> dict:
         hub = "" if names_folder(values["path"]) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
         raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
     if path.is_dir() and values["format"] != "folder":  # images of a folder are checked one by one
-        for file in files:
-            resolve_inside(file, path)
+        _check_links(where, path, files)
     if folder is None:
         folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if "images" in values and values["format"] in WITH_IMAGES:
         raise InputError(f"{where}: images: {values['format']} has its images with it; take the key out")
     defaults = {"split": "pretrain", "images": str(folder)}
     return defaults | values | {"path": str(path), "suffixes": list(suffixes)}
+
+
+def _check_links(where: str, folder: Path, files: list[Path]) -> None:
+    """Raise InputError for a link out of the folder: a downloaded folder may contain links to the user's own files."""
+    for file in files:
+        try:
+            resolve_inside(file, folder)
+        except InputError as error:
+            raise InputError(
+                f"{where}: {error}. If the link is yours, name its target: path: {file.resolve().parent}/*{file.suffix}"
+            ) from None
 
 
 def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
@@ -182,8 +193,9 @@ def _name_of(folder: Path) -> str:
 
 def _describe_folder(folder: Path) -> dict:
     """Describe a folder with one Data-Juicer .jsonl, and optionally a LLaVA .json and an evaluation.jsonl."""
-    captions = sorted(p for p in folder.glob("*.jsonl") if p.name != "evaluation.jsonl")
-    instructions = sorted(folder.glob("*.json"))
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith(APPLE_DOUBLE))
+    captions = [path for path in files if path.suffix == ".jsonl" and path.name != "evaluation.jsonl"]
+    instructions = [path for path in files if path.suffix == ".json"]
     if len(captions) != 1 or len(instructions) > 1:
         names = ", ".join(p.name for p in [*captions, *instructions]) or "none"
         raise InputError(

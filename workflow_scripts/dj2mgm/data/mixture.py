@@ -83,9 +83,10 @@ def _find_unread(source: Source, values: dict) -> None:
     """Count the files in an image source's folder that are neither read nor captions of its images."""
     if values["format"] not in WITH_IMAGES or not Path(values["path"]).is_dir():
         return
-    captions = {file.with_suffix(".txt") for file in source.files} if values["format"] == "folder" else set()
+    captions = [file.with_suffix(".txt") for file in source.files] if values["format"] == "folder" else []
+    read = {*source.files, *captions}
     for file in list_files(values["path"]):
-        if file.suffix.lower() not in values["suffixes"] and file not in captions:
+        if file not in read:
             source.unread.add(str(file))
 
 
