@@ -70,7 +70,7 @@ def test_snakemakes_report_holds_the_page_and_its_caption(finished, tmp_path):
     with zipfile.ZipFile(tmp_path / "report.zip") as report:
         names = report.namelist()
         texts = b"".join(report.read(name) for name in names if name.endswith((".html", ".js")))
-    assert any(name.endswith("report.html") for name in names) and b"Experiments side by side" in texts
+    assert any(name.endswith("report.html") for name in names) and b"Comparison of experiments trained on" in texts
 
 
 def test_one_version_is_stated_everywhere():
