@@ -3,7 +3,7 @@ import shlex
 
 from dj2mgm.config.stages import gpus_on_one_node
 
-# A stage uses this machine's first GPUs, so it claims all cores: one such stage runs at a time, whatever --cores is. On a
+# A stage uses this machine's first GPUs, so it claims all cores: one such stage runs at a time for any --cores. On a
 # cluster each job has its own GPUs, and cpus_per_task in the profile sets its cores.
 GPU_STAGE_THREADS = max(8, workflow.resource_settings.cores or 1)
 with user_errors():

@@ -34,7 +34,7 @@ def analyzed_settings(wildcards):
 
 
 def publishing_settings(wildcards):
-    """Return the settings of what is published of a run."""
+    """Return the settings of a published run."""
     with user_errors():
         return publish_settings(RUNS, RUNS.by_folder(wildcards.run))
 

@@ -1,4 +1,4 @@
-"""One Slurm for all these tests; they are skipped, with the reason, where it cannot be started."""
+"""One Slurm for all these tests, which are skipped with the reason if it cannot be started."""
 
 import os
 

@@ -18,14 +18,14 @@ def finished(tmp_path_factory) -> Project:
 
 @pytest.fixture(scope="session")
 def synthesized(finished) -> Project:
-    """The finished project, with `snakemake dj_synth` finished too."""
+    """Return the finished project, with `snakemake dj_synth` finished too."""
     finished.run("dj_synth")
     return finished
 
 
 @pytest.fixture
 def fresh(tmp_path) -> Project:
-    """A project in which nothing has run."""
+    """Return a project in which nothing has run."""
     return copy_project(tmp_path)
 
 

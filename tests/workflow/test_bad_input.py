@@ -17,7 +17,7 @@ DROP = "jsonl={on_bad_row: drop}"
 
 @pytest.fixture
 def own_data(tmp_path):
-    """A user's folder of twelve pairs, in a place with a space and an umlaut in its name."""
+    """Make a user's folder of twelve pairs; its path has a space and an umlaut."""
     folder = tmp_path / "meine Bilder ü"
     (folder / "images").mkdir(parents=True)
     rows = []
@@ -38,7 +38,7 @@ def read(folder):
 
 
 def refusal(project, until, dataset, *more) -> str:
-    """What the stage printed before it failed; the last `--config` values win."""
+    """Return the output of a failing stage; the last `--config` values win."""
     printed = project.run("baseline", "--until", until, ok=False, config=(f"dataset={dataset}", *more))
     assert "Traceback" not in printed
     return re.sub(r"\s+", " ", printed)
@@ -140,7 +140,7 @@ def test_a_line_that_is_no_json_is_named(fresh, own_data):
 
 
 def test_own_data_is_filtered_its_broken_images_named_and_written(fresh, own_data):
-    """In a folder with a space and an umlaut."""
+    """Run in a folder with a space and an umlaut."""
     shutil.copy(own_data / "images/0.png", own_data.parent / "outside.png")
     rows = read(own_data)
     for index, image in enumerate(("../outside.png", "images/gone.png", "images/zero.png", "images/page.png")):

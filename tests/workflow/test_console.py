@@ -1,4 +1,4 @@
-"""What `snakemake` prints while it works: the stages and how far they are; all the rest is in logs."""
+"""Console output of `snakemake`: the stages and their progress; everything else is in logs."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""What the Snakemake catalog, GitHub and `snakemake --report` read from the repository names things that exist."""
+"""Files for the Snakemake catalog, GitHub and `snakemake --report` name things that exist."""
 
 import re
 import tomllib

@@ -14,7 +14,7 @@ from small_project import copy_project
 
 @pytest.fixture
 def crate(finished) -> Iterator[Path]:
-    """Of the finished run, which it leaves as it was."""
+    """Write a crate of the finished run, which stays unchanged."""
     assert finished.job_counts("crate") == {"write_crate": 1}
     finished.run("crate")
     yield finished.result("report/crate/run.crate.zip")

@@ -1,4 +1,4 @@
-"""dj_synth beside the baseline: what is shared, what adds up, and that nothing is captioned twice."""
+"""dj_synth compared with the baseline: shared stages, sums of counts, and each image captioned once."""
 
 import pandas
 import pytest

@@ -29,7 +29,7 @@ def commands_of(name: str) -> list[str]:
 
 
 def arguments_of(command: str) -> list[str]:
-    """As a program gets them, without what a rule adds to keep the log; `--flag=value` and `--flag value` are one."""
+    """Return the arguments without a rule's logging; `--flag=value` and `--flag value` count as equal."""
     words = shlex.split(command.replace("\\\n", " ").split(" 2> ")[0].split(" 2>&1")[0])
     return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
 
@@ -51,7 +51,7 @@ def test_a_command_in_help_is_whole_and_its_flags_exist(name):
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory) -> set[tuple[str, ...]]:
-    """What the rules run for the default configuration, as arguments."""
+    """Return the commands that the rules run for the default configuration, as arguments."""
     project = copy_project(tmp_path_factory.mktemp("project"))
     file = project.folder / "config/config.yaml"
     config = yaml.safe_load(file.read_text(encoding="utf-8"))

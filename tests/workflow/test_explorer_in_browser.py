@@ -91,7 +91,7 @@ def test_markup_in_a_caption_is_shown_as_text(page):
 
 
 def test_moved_limits_drop_the_same_rows_as_numpy(page, results):
-    """For random limits, also by share, the page and NumPy agree row by row."""
+    """The page and NumPy agree row by row for random limits, also by share."""
     pairs, rng = results.tables[0], np.random.default_rng(0)
     for _ in range(12):
         chosen = [

@@ -50,7 +50,7 @@ def kill_midway(
 
 
 def running_for(script: str, folder, seconds: float) -> Callable[[], bool]:
-    """Whether a process that runs `script` in this project has been at work for some time."""
+    """Return True if a process has been running `script` in this project for some time."""
 
     def check() -> bool:
         for process in psutil.process_iter(["cmdline", "cwd", "create_time"]):
@@ -69,7 +69,7 @@ def training_processes(folder) -> list[psutil.Process]:
 
 
 def leave_build_lock() -> None:
-    """What a process leaves behind that is killed while it loads DeepSpeed's optimizer."""
+    """Leave a build lock, as a process does that is killed while it loads DeepSpeed's optimizer."""
     folders = list(build_root().glob("**/cpu_adam"))
     assert folders
     for folder in folders:

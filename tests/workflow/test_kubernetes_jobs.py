@@ -1,4 +1,4 @@
-"""What profiles/kubernetes asks a cluster for, and that the workflow runs through it.
+"""Jobs that profiles/kubernetes submits, and a run of the workflow through it.
 
 There is no Kubernetes here: tests/support/kubectl.py takes the place of `kubectl` and runs the commands of manifests
 as processes.
@@ -18,10 +18,10 @@ PROFILE = ("--profile", "profiles/kubernetes", "--seconds-between-status-checks"
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """The folder where the stand-in, now first on the path, notes Jobs."""
+    """Put the stand-in first on the path, and return the folder in which it notes Jobs."""
     notes = tmp_path / "bin"
     notes.mkdir()
-    (notes / "kubectl").write_text(f'#!/bin/sh\nexec {sys.executable} "{PROJECT}/tests/kubectl.py" "$@"\n')
+    (notes / "kubectl").write_text(f'#!/bin/sh\nexec {sys.executable} "{PROJECT}/tests/support/kubectl.py" "$@"\n')
     (notes / "kubectl").chmod(0o755)
     monkeypatch.setenv("KUBECTL_NOTES", str(notes))
     monkeypatch.setenv("PATH", f"{notes}{os.pathsep}{os.environ['PATH']}")

@@ -19,7 +19,7 @@ UNTIL = ("baseline", "--until", "filter_data")
 
 @pytest.fixture(scope="module")
 def filtered(tmp_path_factory):
-    """A project whose own data has been filtered. Whoever changes it must put it back."""
+    """Return a project whose own data has been filtered; a test that changes it must restore it."""
     project = copy_project(tmp_path_factory.mktemp("older"))
     (project.folder / "photos").mkdir()
     rows = []

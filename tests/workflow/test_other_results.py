@@ -16,7 +16,7 @@ def copied(tmp_path_factory):
 
 @pytest.fixture
 def fresh(copied):
-    """The same project for all tests here, without results."""
+    """Return one project for all tests here, without results."""
     shutil.rmtree(copied.folder / "results", ignore_errors=True)
     return copied
 

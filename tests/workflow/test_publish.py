@@ -15,7 +15,7 @@ OWN = {"export_data": 1, "push_model": 1, "push_dataset": 1}  # and those whose 
 
 @pytest.fixture
 def licensed(finished):
-    """The finished project, whose model and dataset state their licenses; as it was afterwards."""
+    """Add licenses to model and dataset of the finished project, and remove them afterwards."""
     files = [finished.folder / "config" / kind / "small.yaml" for kind in ("models", "datasets")]
     before = [file.read_bytes() for file in files]
     for file, content in zip(files, before, strict=True):

@@ -1,4 +1,4 @@
-"""What a change re-runs: the stage it belongs to and all after it, nothing before."""
+"""A change re-runs its stage and all later stages, and no earlier one."""
 
 import shutil
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ FILTER = {"filter_data"} | JSONL
 
 @contextmanager
 def edited(path, old, new):
-    """The file with one replacement in it; afterwards as it was, to the time stamp."""
+    """Replace one string in the file, and restore content and time stamp afterwards."""
     backup = path.with_name(path.name + ".backup")
     shutil.copy2(path, backup)
     text = path.read_text(encoding="utf-8")

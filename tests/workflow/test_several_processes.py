@@ -29,7 +29,7 @@ TEMPLATES = {"pretrain": "plain", "finetune": "gemma"}
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """A random tiny model with a stage-1 projector, conversations, and the settings of both stages."""
+    """Make a random tiny model with a stage-1 projector, conversations, and the settings of both stages."""
     folder = tmp_path_factory.mktemp("inputs")
     image_tokens = make_random_mgm("tiny", folder)
     write_conversations(folder / "conversations.jsonl", [(8, TEXT_TOKENS)] * SAMPLES)
@@ -74,7 +74,7 @@ def shared_memory() -> set[Path]:
 
 
 def stays(left: set[Path]) -> bool:
-    """Whether any of it does: what another run on this machine has there is gone within seconds."""
+    """Return True if one of the files stays; files of other runs on this machine are gone within seconds."""
     deadline = time.monotonic() + 60
     while left & shared_memory() and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -89,7 +89,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(inputs, forks):
-    """The losses of one process, as a function of the stage."""
+    """Return a function from the stage to the losses of one process."""
 
     @cache
     def train_alone(stage: str) -> list[float]:
@@ -110,8 +110,10 @@ def test_two_launched_processes_have_the_losses_of_one(inputs, alone, tmp_path):
 
 
 def test_micro_batches_without_an_image_change_nothing(inputs, forks, tmp_path):
-    """DeepSpeed takes the gradient of the step before for what a micro-batch gives none. Every second row is a text: so
-    is many a micro-batch of one."""
+    """Train on micro batches without an image, for which DeepSpeed would reuse the last step's gradient.
+
+    Every second row is text only, and a micro batch has one row.
+    """
     rows = list(read_jsonl(inputs / "conversations.jsonl"))[:12]
     for row in rows[::2]:
         row["conversations"][0]["value"] = row["conversations"][0]["value"].replace("<image>\n", "")

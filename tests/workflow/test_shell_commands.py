@@ -33,7 +33,7 @@ NAMES = {"dataset", "model", "without", "targets"}
 
 
 class Hostile:
-    """Makes values that can be told apart: each begins and ends with its own mark."""
+    """Maker of distinct values: each begins and ends with its own mark."""
 
     def __init__(self):
         self.values: dict[str, str] = {}
@@ -45,13 +45,13 @@ class Hostile:
         return self.values[mark]
 
     def name(self) -> str:
-        """What a file in config/ may be called."""
+        """Return a valid name of a file in config/."""
         mark = f"h{next(self._numbers)}h"
         self.values[mark] = f"{mark}.x-y_{mark}"
         return self.values[mark]
 
     def of_schema(self, schema: dict) -> object:
-        """A value for each text that the schema lets through; None where there is no text."""
+        """Return a value for each string that the schema accepts; None if it accepts no string."""
         kinds = schema.get("type", [])
         if "string" in kinds and "enum" not in schema:
             text = TEXTS[schema["format"]] if "format" in schema else VALUE
@@ -205,7 +205,7 @@ def commands(hostile) -> dict:
 
 
 def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
-    """The arguments of every program that bash starts for these commands; all programs are stand-ins."""
+    """Return the arguments of every program that bash starts for these commands; all programs are stand-ins."""
     programs, here = folder / "programs", folder / "here"
     for made in (programs, here, *(here / "results" / rule for rule in ("doctor", "plan"))):
         made.mkdir(parents=True)
@@ -224,12 +224,12 @@ def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
 
 
 def texts_in_settings(document: str) -> list[str]:
-    """The strings in a file of settings."""
+    """Return the strings in a file of settings."""
     return texts_in(json.dumps(yaml.safe_load(document)))
 
 
 def texts_in(argument: str) -> list[str]:
-    """The argument, or all texts in it where it is JSON."""
+    """Return the argument, or all strings in it if it is JSON."""
     if not argument.startswith("{"):
         return [argument]
     found, left = [], [json.loads(argument)]

@@ -180,7 +180,7 @@ class Experiment(Configuration):
 
 
 class _ByBenchmark(Section):
-    """Entries by benchmark, without those that are not stated."""
+    """Settings of the benchmarks that the configuration states."""
 
     @model_serializer(mode="wrap")
     def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:

@@ -35,7 +35,7 @@ class FilesDataset(Section):
     """The user's own data: files and the folders that their image paths are relative to."""
 
     pretrain: PretrainSplit = setting(..., "Data-Juicer jsonl")
-    finetune: LicensedSplit = setting(None, "LLaVA json or jsonl; without it, stage 2 asks for the captions")
+    finetune: LicensedSplit = setting(None, "LLaVA json or jsonl; without it, stage 2 trains on the captions")
     evaluation: Split = setting(None, "evaluation jsonl; without it, part of the pairs is held out")
 
 

@@ -11,7 +11,7 @@ class EvaluateSection(Section):
     """Generation and CLIPScore."""
 
     batch_size: BatchSize | Literal["auto"] = setting(
-        "auto", "questions that are answered together; auto: as many as the GPU has memory for"
+        "auto", "questions that are answered together; auto: the number that fits the GPU's memory"
     )
     max_new_tokens: Tokens = setting(64, "maximum length of an answer")
     caption_question: Question = setting(

@@ -36,7 +36,9 @@ class TrainingSection(Section):
         "auto", "micro batches of a step", retrains=False
     )
     epochs: Number = setting(1, "passes over the data", gt=0, le=100_000)
-    max_steps: Steps | None = setting(None, "optimizer steps, which replace epochs; null: as many as the epochs have")
+    max_steps: Steps | None = setting(
+        None, "optimizer steps, which replace epochs; null: the number that the epochs need"
+    )
     learning_rate: LearningRate = setting(1.0e-3, "peak of the schedule", search=Search(1e-5, 1e-2, log=True))
     lr_scheduler: Literal["cosine", "linear", "constant", "constant_with_warmup"] = setting(
         "cosine", "schedule of the learning rate after the warmup"
