@@ -286,7 +286,7 @@ def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, a
     inputs["pixel_values"] = processor.pixels([load_image(path) for path in images])
     first = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)
     stops = [processor.tokenizer.eos_token_id, first[0, -1].item()]
-    monkeypatch.setattr(ChatTemplate, "stops", lambda chat, tokenizer: stops)
+    monkeypatch.setattr(ChatTemplate, "stop_ids", lambda chat, tokenizer: stops)
     said = generator.model.generate(
         **inputs,
         max_new_tokens=9,
