@@ -51,12 +51,6 @@ def test_a_path_with_braces_is_named():
         check_format("a/{b}.jsonl", "path", "a/{b}.jsonl")
 
 
-def test_a_path_is_never_an_option_of_a_command():
-    check_format("x", "path", "./-x")
-    with pytest.raises(InputError, match="not begin with a hyphen"):
-        check_format("x", "path", "--help/x")
-
-
 @pytest.mark.parametrize("path", [os.fsdecode(b"bad\xff.png"), "a\tb.png", "a\x7f.png"])
 def test_an_unprintable_path_is_refused_printably(path):
     with pytest.raises(InputError, match="must be a path without braces, tabs") as error:

@@ -44,9 +44,9 @@ FORMATS = {
     ),
     "path": Format(
         # Python reads a byte that is not UTF-8 as half a surrogate pair, which no file in results/ can hold.
-        lambda text: re.fullmatch(r"(?!-)[^{}\x00-\x1f\x7f\ud800-\udfff]+", text) and can_be_path(text),
+        lambda text: re.fullmatch(r"[^{}\x00-\x1f\x7f\ud800-\udfff]+", text) and can_be_path(text),
         "be a path without braces, tabs, line breaks and other control characters, in UTF-8, of names of up to 255 "
-        "bytes, and not begin with a hyphen (./-x is possible); rename the file or folder",
+        "bytes; rename the file or folder",
     ),
     "repository": Format(
         re.compile(r"(?!.*(--|\.\.))[\w](?:[\w.-]{0,94}\w)?/[\w](?:[\w.-]{0,94}\w)?", re.ASCII).fullmatch,
