@@ -1,5 +1,6 @@
 """A finished page as the rules leave it, made by hand, and manipulated crates."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ from PIL import Image
 from dj2mgm.config.stages import STAGES
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.files import write_json, write_jsonl, write_text
+from dj2mgm.provenance.crate_writer import write_crate
 from evaluated_runs import entry, write_run
 
 PAGE = "baseline/report"
@@ -68,6 +70,13 @@ def write_page() -> dict:
         "command_line": {"dataset": str(photos)},
         "snakemake": "9.27.1",
     }
+
+
+def write_page_with_crate(folder: Path) -> Path:
+    """Write a finished page and its crate, run.crate.zip, into a folder, and return the folder."""
+    with contextlib.chdir(folder):
+        write_crate(write_page(), Path("run.crate.zip"))
+    return folder
 
 
 def graph_of(crate: Path) -> dict[str, dict]:

@@ -20,6 +20,7 @@ from transformers import (
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.files import write_jsonl
 from dj2mgm.training.saved_weights import gather_weights, save_projector
+from tiny_clip import save_tiny_clip
 from tiny_models import tiny_mgm, tiny_processor
 
 BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into any model that it has loaded
@@ -85,3 +86,11 @@ def save_tiny_mgm(folder: Path) -> tuple[Path, Path]:
     trained = {name: tensor for name, tensor in model.named_parameters() if any(part in name for part in parts)}
     save_projector(model, gather_weights(trained), folder / "pretrain")
     return folder / "base", folder / "pretrain"
+
+
+def save_project(folder: Path, captions: list[str]) -> Path:
+    """Save pairs in `data/`, a CLIP in `clip/`, and a captioner in `base/` and `pretrain/`, all random."""
+    write_pairs(folder / "data", captions)
+    save_tiny_clip(folder / "clip")
+    save_tiny_mgm(folder)
+    return folder

@@ -21,8 +21,7 @@ from dj2mgm.juicer.recipe_settings import read_synthesize_settings
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from places import PROJECT
-from tiny_captioners import save_tiny_mgm, write_pairs
-from tiny_clip import save_tiny_clip
+from tiny_captioners import save_project
 
 NAME = "likelihood_gain_filter"
 
@@ -30,11 +29,7 @@ NAME = "likelihood_gain_filter"
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
     """Write twenty pairs in `data/`, a CLIP in `clip/`, and a model in `base/` and `pretrain/`, all random."""
-    folder = tmp_path_factory.mktemp("project")
-    write_pairs(folder / "data", CAPTIONS)
-    save_tiny_clip(folder / "clip")
-    save_tiny_mgm(folder)
-    return folder
+    return save_project(tmp_path_factory.mktemp("project"), CAPTIONS)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from forked_python import forked_python
 from places import PROJECT
 from synthesis import OUTPUTS, run_synthesis, synthesis_command, synthesis_settings
-from tiny_captioners import save_tiny_mgm, write_pairs
+from tiny_captioners import save_project
 from tiny_clip import save_tiny_clip
 
 RECIPE = PROJECT / "config/recipes/dj_synth.yaml"
@@ -32,11 +32,7 @@ CAPTIONS = [f"picture {number} of a {word}" for number, word in enumerate(["cat"
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
     """Write twenty pairs in `data/`, a CLIP in `clip/`, and a captioner in `base/` and `pretrain/`, all random."""
-    folder = tmp_path_factory.mktemp("project")
-    write_pairs(folder / "data", CAPTIONS)
-    save_tiny_clip(folder / "clip")
-    save_tiny_mgm(folder)
-    return folder
+    return save_project(tmp_path_factory.mktemp("project"), CAPTIONS)
 
 
 @pytest.fixture(scope="module")

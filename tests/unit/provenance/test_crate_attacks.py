@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import reproduce
-from crates import TABLE, contents, forged, write_page, write_zip
+from crates import TABLE, contents, forged, write_page, write_page_with_crate, write_zip
 from dj2mgm.config import runs as config_runs
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
@@ -27,11 +27,7 @@ from places import PROJECT
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
     """Make a folder with a finished page and its crate, to be read only."""
-    folder = tmp_path_factory.mktemp("page")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_crate(write_page(), Path("run.crate.zip"))
-    return folder
+    return write_page_with_crate(tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture

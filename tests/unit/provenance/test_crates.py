@@ -14,7 +14,19 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 
-from crates import ENDED, PAGE, SECONDS, TABLE, contents, forged, graph_of, png, write_page, write_zip
+from crates import (
+    ENDED,
+    PAGE,
+    SECONDS,
+    TABLE,
+    contents,
+    forged,
+    graph_of,
+    png,
+    write_page,
+    write_page_with_crate,
+    write_zip,
+)
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.provenance import differences
@@ -32,11 +44,7 @@ PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
     """Make a folder with a finished page and its crate, to be read only."""
-    folder = tmp_path_factory.mktemp("a page ä")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_crate(write_page(), Path("run.crate.zip"))
-    return folder
+    return write_page_with_crate(tmp_path_factory.mktemp("a page ä"))
 
 
 @pytest.fixture
