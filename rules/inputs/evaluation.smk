@@ -51,7 +51,7 @@ def challenge_files(names, file):
 
 
 def evaluation_data(wildcards):
-    """Input function: the files of a task's data, without those that a download leaves next to them."""
+    """Input function: the files of a task's data, without leftover files of downloads."""
     with user_errors():
         if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
             check_lmms_eval()

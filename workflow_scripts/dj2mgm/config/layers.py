@@ -105,7 +105,7 @@ def command_line_layer(values: dict) -> Layer:
 
 
 def without_defaults(values: dict, stated: dict) -> dict:
-    """Return `values` without those that only repeat config/config.yaml.
+    """Return `values` without the entries that only repeat config/config.yaml.
 
     Args:
         values: a configuration, such as another workflow's.

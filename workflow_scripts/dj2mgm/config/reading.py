@@ -317,7 +317,7 @@ class _Tree:
         return self.known[id(node)]
 
     def _mapping(self, node: yaml.MappingNode) -> dict:
-        """Return the keys and values of a mapping; its own win over those that `<<` brings."""
+        """Return the keys and values of a mapping; its own keys override keys merged by `<<`."""
         own: dict[str, Any] = {}
         brought: list[Any] = []
         for key_node, value_node in node.value:

@@ -48,7 +48,7 @@ class SampleRules:
         seed: seed of all random choices.
         amounts: amount of each source: an integer is a number of rows, a decimal number a weight per row.
         leaked: absolute paths of images that duplicate evaluation images; their rows are dropped.
-        control_tokens: control tokens of the chat formats in use, in addition to those that no text may contain.
+        control_tokens: control tokens of the chat formats in use, in addition to the tokens of all formats.
         several_images: whether the model accepts several images in a conversation.
         one_question: whether the model accepts only conversations of one question about one image.
         leaked_rows: ids of rows that ask evaluation questions; they are dropped.
