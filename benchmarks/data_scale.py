@@ -29,7 +29,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from dj2mgm.config.runs import Runs  # noqa: E402
 from dj2mgm.data.formats import (  # noqa: E402
-    build_conversation,  # noqa: E402
+    build_conversation,
     build_dj_text,
     extract_caption,
 )

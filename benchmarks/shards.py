@@ -57,7 +57,7 @@ def write_inputs(folder: Path, rows: int, side: int) -> None:
             content = pictures[number % len(pictures)] + number.to_bytes(4, "big")  # no two have the same bytes
             (folder / "loose" / path).write_bytes(content)
             if number % per_shard == 0:
-                pairs.tar = tarfile.open(folder / f"tar/{number // per_shard:05d}.tar", "w")  # noqa: SIM115
+                pairs.tar = tarfile.open(folder / f"tar/{number // per_shard:05d}.tar", "w")
             for suffix, part in ((".jpg", content), (".txt", f"caption {number}".encode())):
                 info = tarfile.TarInfo(f"{number:07d}{suffix}")
                 info.size = len(part)

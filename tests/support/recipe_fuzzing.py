@@ -18,11 +18,11 @@ from places import PROJECT
 
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
-from dj2mgm.config.recipe_operators import allowed_operators  # noqa: E402
-from dj2mgm.config.recipe_parsing import parse_recipe  # noqa: E402
-from dj2mgm.data.formats import build_dj_text  # noqa: E402
-from dj2mgm.errors import InputError  # noqa: E402
-from dj2mgm.files import write_jsonl  # noqa: E402
+from dj2mgm.config.recipe_operators import allowed_operators
+from dj2mgm.config.recipe_parsing import parse_recipe
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_jsonl
 
 SANDBOX = PROJECT / "tests/support/recipe_sandbox.py"
 # arguments without which an operator does nothing, and that take part in every case; folders are those of `prepare`

@@ -14,7 +14,7 @@ from places import PROJECT
 from tiny_models import mgm_config, randomize, save_image, tiny_processor
 
 sys.path.append(str(PROJECT / "benchmarks"))
-from chain import training_settings  # noqa: E402
+from chain import training_settings
 
 STEPS, SAVED_AT, KILLED_AT, SAMPLES, MANY = 4, 2, 3, 5, 83
 TUNINGS = {"stage 1": "pretrain", "LoRA": "finetune", "full": "finetune"}

@@ -18,8 +18,8 @@ from places import PROJECT
 from small_project import Project, copy_project
 
 sys.path.append(str(PROJECT / "benchmarks"))
-from chain import training_settings  # noqa: E402
-from random_mgm import make_random_mgm, write_conversations  # noqa: E402
+from chain import training_settings
+from random_mgm import make_random_mgm, write_conversations
 
 SAMPLES, TEXT_TOKENS, TIMEOUT_S = 80, 40, 300
 KILL_AT = 3  # steps: after the first checkpoint, before the second

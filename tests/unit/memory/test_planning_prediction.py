@@ -16,8 +16,8 @@ from dj2mgm.training.settings import LoraSettings
 from places import PROJECT
 
 sys.path.append(str(PROJECT / "benchmarks"))
-from memory_plan import CONFIGURATIONS  # noqa: E402
-from plain_mgm import PlainArchitecture  # noqa: E402
+from memory_plan import CONFIGURATIONS
+from plain_mgm import PlainArchitecture
 
 LORA = LoraSettings(r=16, alpha=32, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
 STORY = Machine(gpus=1, gpu_gib=23.63, host_gib=62.6)

@@ -10,11 +10,11 @@ from places import PROJECT
 from tiny_models import pixels, tiny_mgm, training_batch
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
-from plain_mgm import PlainMGM  # noqa: E402
+from plain_mgm import PlainMGM
 
-from dj2mgm.mgm.mgm_family import MGMFamily  # noqa: E402
-from dj2mgm.training.model import compile_layers  # noqa: E402
-from pretrain import train_projector_only  # noqa: E402
+from dj2mgm.mgm.mgm_family import MGMFamily
+from dj2mgm.training.model import compile_layers
+from pretrain import train_projector_only
 
 
 def plain_twin(model) -> PlainMGM:

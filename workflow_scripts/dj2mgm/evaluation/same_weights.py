@@ -37,6 +37,6 @@ def _first_layers(name: str) -> list[torch.Tensor]:
     layers = []
     for file in sorted(Path(folder).glob("*.safetensors")) if folder else ():
         with safe_open(file, framework="pt") as tensors:
-            named = [key for key in tensors.keys() if key.endswith(FIRST_LAYER)]  # noqa: SIM118  (no mapping)
+            named = [key for key in tensors.keys() if key.endswith(FIRST_LAYER)]
             layers += [tensors.get_tensor(key).float() for key in named]
     return layers

@@ -129,18 +129,18 @@ class MgmModel(ModelFile):
     is_mgm: ClassVar[bool] = True
 
     @property
-    def made_here(self) -> bool:  # noqa: D102  (as in ModelFile)
+    def made_here(self) -> bool:
         return self.foundation is not None
 
     @property
-    def made_type(self) -> str | None:  # noqa: D102
+    def made_type(self) -> str | None:
         return "gemma" if self.made_here else None  # foundation/language_model.py
 
     @property
-    def trained_parts(self) -> "MgmModel | None":  # noqa: D102
+    def trained_parts(self) -> "MgmModel | None":
         return self if self.made_here else None
 
-    def assembly(self) -> dict:  # noqa: D102
+    def assembly(self) -> dict:
         return self.parts | {key: getattr(self, key) for key in ("image_size_aux", "image_token", "dtype")}
 
 
@@ -153,10 +153,10 @@ class AssembledModel(ModelFile):
     is_mgm: ClassVar[bool] = True
 
     @property
-    def given(self) -> str:  # noqa: D102
+    def given(self) -> str:
         return self.assembled
 
-    def assembly(self) -> dict:  # noqa: D102
+    def assembly(self) -> dict:
         return {"assembled": self.assembled}
 
 
@@ -179,10 +179,10 @@ class TransformersModel(VlmModel):
     transformers: FilePath = setting()
 
     @property
-    def given(self) -> str:  # noqa: D102
+    def given(self) -> str:
         return self.transformers
 
-    def assembly(self) -> dict:  # noqa: D102
+    def assembly(self) -> dict:
         return {"transformers": self.transformers}
 
 
@@ -202,7 +202,7 @@ class TinyModel(VlmModel):
         return made
 
     @property
-    def trained_parts(self) -> MgmModel | None:  # noqa: D102
+    def trained_parts(self) -> MgmModel | None:
         return self._trained_parts
 
     @property
@@ -215,7 +215,7 @@ class TinyModel(VlmModel):
         """Folder of the vision tower."""
         return self._trained_parts.vision_tower
 
-    def assembly(self) -> dict:  # noqa: D102
+    def assembly(self) -> dict:
         return {"tiny": self.tiny} | self.parts
 
     @model_serializer(mode="wrap")

@@ -33,7 +33,7 @@ class Shard:
         try:
             if path.suffix == ".safetensors":
                 file = safe_open(path, framework="pt")
-                self.shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+                self.shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}
                 self.tensor = file.get_tensor
             else:
                 tensors = torch.load(path, map_location="cpu", mmap=is_zipfile(path), weights_only=True)
